@@ -1,0 +1,73 @@
+"""Offload managers for the KV cache of LLM engines: which block stays, which leaves, and when.
+
+``IMPLEMENTATION`` is ``"compiled"`` or ``"python"``; the environment variable
+``KVOFFLOAD_PURE_PYTHON`` chooses (see the reference).
+"""
+
+from importlib import metadata as _metadata
+
+from ._impl import (
+    IMPLEMENTATION,
+    ARCCachePolicy,
+    ARCOffloadingManager,
+    CPUBackend,
+    CPUOffloadingManager,
+    LRUCachePolicy,
+    LRUOffloadingManager,
+)
+from .backends.base import Backend
+from .errors import (
+    BackendError,
+    BlockNotFoundError,
+    BlockNotPinnedError,
+    BlockNotReadyError,
+    OffloadError,
+    PolicyError,
+    RefCountOverflowError,
+)
+from .managers.base import OffloadingManager
+from .policies.base import CachePolicy
+from .types import (
+    BlockHash,
+    BlockIDsLoadStoreSpec,
+    BlockStatus,
+    CPULoadStoreSpec,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingEvent,
+    PrepareStoreOutput,
+)
+
+try:
+    __version__ = _metadata.version("kvoffload")
+except _metadata.PackageNotFoundError:  # imported from a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "IMPLEMENTATION",
+    "ARCCachePolicy",
+    "ARCOffloadingManager",
+    "Backend",
+    "BackendError",
+    "BlockHash",
+    "BlockIDsLoadStoreSpec",
+    "BlockNotFoundError",
+    "BlockNotPinnedError",
+    "BlockNotReadyError",
+    "BlockStatus",
+    "CPUBackend",
+    "CPULoadStoreSpec",
+    "CPUOffloadingManager",
+    "CachePolicy",
+    "GPULoadStoreSpec",
+    "LRUCachePolicy",
+    "LRUOffloadingManager",
+    "LoadStoreSpec",
+    "OffloadError",
+    "OffloadingEvent",
+    "OffloadingManager",
+    "PolicyError",
+    "PrepareStoreOutput",
+    "RefCountOverflowError",
+    "__version__",
+]

@@ -1,0 +1,135 @@
+"""Checks of arguments: one text for one rule, in every implementation.
+
+A message names the argument, the rule and the value.
+"""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Iterable
+from typing import Any
+
+from .types import BlockHash, BlockStatus
+
+# Slots are counted in an int32 by the engines that use them.
+MAX_NUM_BLOCKS = 2**31 - 1
+MAX_REF_CNT = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+_SHOWN_INT_BITS = 256
+
+_BYTES_ONLY = frozenset({bytes})
+
+
+def describe(value: object) -> str:
+    """Return a short text of `value` for a message, whatever `value` is."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_INT_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    return reprlib.repr(value)
+
+
+def check_int(
+    name: str, value: Any, minimum: int | None = None, maximum: int | None = _INT64_MAX
+) -> int:
+    """Return `value` as an int within bounds.
+
+    Raises
+    ------
+    TypeError
+        If `value` is a bool or has no ``__index__``.
+    ValueError
+        If `value` is out of bounds.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {describe(value)}") from None
+    if minimum is not None and number < minimum:
+        raise ValueError(f"{name} must be >= {minimum}, got {describe(number)}")
+    if maximum is not None and number > maximum:
+        raise ValueError(f"{name} must be <= {maximum}, got {describe(number)}")
+    return number
+
+
+def check_block_size(block_size: Any) -> int:
+    """Return `block_size`, tokens a block, as an int >= 1."""
+    return check_int("block_size", block_size, 1)
+
+
+def check_num_blocks(num_blocks: Any) -> int:
+    """Return `num_blocks` as an int in ``0 ... 2**31 - 1``."""
+    return check_int("num_blocks", num_blocks, 0, MAX_NUM_BLOCKS)
+
+
+def check_cache_capacity(cache_capacity: Any) -> int:
+    """Return `cache_capacity`, in blocks, as an int in ``0 ... 2**31 - 1``."""
+    return check_int("cache_capacity", cache_capacity, 0, MAX_NUM_BLOCKS)
+
+
+def check_hash(block_hash: Any) -> BlockHash:
+    """Return `block_hash` if it is exactly ``bytes`` and not empty.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not.
+    """
+    if type(block_hash) is not bytes:
+        raise TypeError(f"block_hash must be bytes, got {type(block_hash).__name__}")
+    if not block_hash:
+        raise ValueError("block_hash must not be empty, got b''")
+    return BlockHash(block_hash)
+
+
+def check_status(status: Any) -> BlockStatus:
+    """Return `status` if it is a ``BlockStatus``.
+
+    Raises
+    ------
+    TypeError
+        If it is not.
+    """
+    if not isinstance(status, BlockStatus):
+        raise TypeError(f"status must be a BlockStatus, got {type(status).__name__}")
+    return status
+
+
+def _iterate(name: str, hashes: Any) -> Iterable[Any]:
+    try:
+        iterator: Iterable[Any] = iter(hashes)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be an iterable of block hashes, got {describe(hashes)}"
+        ) from None
+    return iterator
+
+
+def as_batch(hashes: Iterable[BlockHash], name: str = "hashes") -> list[BlockHash]:
+    """Consume an iterable of block hashes whole and return it as a list of checked elements.
+
+    A list is returned as it is, not copied.
+
+    Raises
+    ------
+    TypeError
+        If an element is not exactly ``bytes``; the message gives its position.
+    ValueError
+        If an element is empty; likewise.
+    """
+    batch = hashes if type(hashes) is list else list(_iterate(name, hashes))
+    # Both tests run at C speed; the position is looked for only when one of them fails.
+    if not (_BYTES_ONLY.issuperset(map(type, batch)) and all(batch)):
+        raise batch_error(batch, name)
+    return batch
+
+
+def batch_error(batch: list[Any], name: str = "hashes") -> TypeError | ValueError:
+    """Build the error of the first element of `batch` that is not a block hash."""
+    for position, block_hash in enumerate(batch):
+        if type(block_hash) is not bytes:
+            return TypeError(f"{name}[{position}] must be bytes, got {type(block_hash).__name__}")
+        if not block_hash:
+            return ValueError(f"{name}[{position}] must not be empty, got b''")
+    return ValueError(f"{name} changed while it was read")

@@ -1,0 +1,78 @@
+"""The contract of every backend, which answers: where do blocks live."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from kvoffload._checks import check_block_size
+from kvoffload.types import BlockHash, BlockStatus, LoadStoreSpec
+
+__all__ = ["Backend"]
+
+
+class Backend(ABC):
+    """Hand out and take back the slots of an offload medium.
+
+    Write your own by subclassing: implement the three abstract methods, and `get_load_store_spec`
+    for a medium of your own. A manager keeps the status objects that `allocate_blocks` returned
+    and hands the same ones to `free` and `get_load_store_spec`.
+
+    Parameters
+    ----------
+    block_size : int
+        Tokens a block, >= 1.
+    medium : str
+        Name of the medium, as events carry it.
+
+    Attributes
+    ----------
+    block_size : int
+        Tokens a block.
+    medium : str
+        Name of the medium.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `block_size` is not such an integer, or `medium` not a string.
+
+    Notes
+    -----
+    Thread-safety: callers serialise.
+    """
+
+    def __init__(self, block_size: int, medium: str) -> None:
+        self.block_size = check_block_size(block_size)
+        if not isinstance(medium, str):
+            raise TypeError(f"medium must be a string, got {type(medium).__name__}")
+        self.medium = medium
+
+    @abstractmethod
+    def get_num_free_blocks(self) -> int:
+        """Return how many blocks `allocate_blocks` can give now."""
+
+    @abstractmethod
+    def allocate_blocks(self, hashes: list[BlockHash]) -> list[BlockStatus]:
+        """Give each hash a slot.
+
+        Parameters
+        ----------
+        hashes : list of BlockHash
+            Blocks that will be stored, at most `get_num_free_blocks` of them.
+
+        Returns
+        -------
+        list of BlockStatus
+            One new pending status a hash, in the same order, no object twice.
+        """
+
+    @abstractmethod
+    def free(self, block: BlockStatus) -> None:
+        """Take back the slot of a block that `allocate_blocks` gave."""
+
+    def get_load_store_spec(
+        self, hashes: Iterable[BlockHash], blocks: Iterable[BlockStatus]
+    ) -> LoadStoreSpec:
+        """Describe where `blocks` lie, in their order. Not implemented by default."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_load_store_spec()")

@@ -1,0 +1,95 @@
+"""The exceptions, and the one place where their texts are written, for both twins."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "BlockNotFoundError",
+    "BlockNotPinnedError",
+    "BlockNotReadyError",
+    "OffloadError",
+    "PolicyError",
+    "RefCountOverflowError",
+]
+
+# Hashes are shown in hex up to this many bytes: a 32-byte digest is shown whole.
+_SHOWN_HASH_BYTES = 32
+
+
+class OffloadError(Exception):
+    """Be the root of the package's own exceptions; ``str()`` is the bare message."""
+
+    def __str__(self) -> str:
+        # KeyError would show the repr of its argument.
+        return str(self.args[0]) if self.args else ""
+
+
+class BlockNotFoundError(OffloadError, KeyError):
+    """Say that a block is not resident."""
+
+
+class BlockNotReadyError(OffloadError, RuntimeError):
+    """Say that a block is still being stored and cannot be read."""
+
+
+class BlockNotPinnedError(OffloadError, RuntimeError):
+    """Say that a load is completed that was never prepared."""
+
+
+class RefCountOverflowError(OffloadError, OverflowError):
+    """Say that a block cannot be pinned once more: its ``ref_cnt`` is an int32."""
+
+
+class BackendError(OffloadError, RuntimeError):
+    """Say that a user's ``Backend`` broke its contract."""
+
+
+class PolicyError(OffloadError, RuntimeError):
+    """Say that a user's ``CachePolicy`` broke its contract."""
+
+
+def describe_hash(block_hash: bytes) -> str:
+    """Return the hash in hex, cut after 32 bytes with its length."""
+    if len(block_hash) <= _SHOWN_HASH_BYTES:
+        return block_hash.hex()
+    return f"{block_hash[:_SHOWN_HASH_BYTES].hex()}... ({len(block_hash)} bytes)"
+
+
+def block_not_found(call: str, block_hash: bytes) -> BlockNotFoundError:
+    """Build the error of `call` on a block that is not resident."""
+    return BlockNotFoundError(f"{call}: block {describe_hash(block_hash)} is not resident")
+
+
+def block_not_ready(call: str, block_hash: bytes) -> BlockNotReadyError:
+    """Build the error of `call` on a pending block."""
+    return BlockNotReadyError(
+        f"{call}: block {describe_hash(block_hash)} is not ready, its store is pending"
+    )
+
+
+def block_not_pinned(call: str, block_hash: bytes) -> BlockNotPinnedError:
+    """Build the error of `call` on a block with no pin left to release."""
+    return BlockNotPinnedError(f"{call}: block {describe_hash(block_hash)} is not pinned")
+
+
+def ref_count_overflow(call: str, block_hash: bytes) -> RefCountOverflowError:
+    """Build the error of `call` on a block that has all the pins that an int32 can count."""
+    return RefCountOverflowError(
+        f"{call}: block {describe_hash(block_hash)} is pinned 2**31 - 1 times and cannot be "
+        "pinned again"
+    )
+
+
+def block_already_resident(call: str, block_hash: bytes) -> ValueError:
+    """Build the error of `call`, an insert, on a block that is resident."""
+    return ValueError(f"{call}: block_hash must not be resident, got {describe_hash(block_hash)}")
+
+
+def manager_not_initialised() -> RuntimeError:
+    """Build the error of a call on a manager whose ``__init__`` has not run."""
+    return RuntimeError("the manager is not initialised: call super().__init__() first")
+
+
+def policy_not_initialised() -> RuntimeError:
+    """Build the error of a call on a policy whose ``__init__`` has not run."""
+    return RuntimeError("the policy is not initialised: call super().__init__() first")

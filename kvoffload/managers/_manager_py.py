@@ -1,0 +1,335 @@
+"""The manager skeleton in Python: the lifecycle of a block, over a policy and a backend.
+
+Structure
+    The policy's ``_resident`` maps hashes to live statuses; ``ref_cnt`` is changed here and
+    nowhere else. Parts of a user are driven through the adapters of ``_user_parts``.
+Invariants
+    Every resident block owns one slot of the backend, and every slot that this manager was given
+    belongs to one resident block.
+Cost
+    O(1) a block, and the victim search of the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload._checks import MAX_REF_CNT, as_batch
+from kvoffload.backends._cpu_py import CPUBackend
+from kvoffload.backends.base import Backend
+from kvoffload.errors import (
+    OffloadError,
+    block_not_found,
+    block_not_pinned,
+    block_not_ready,
+    manager_not_initialised,
+    ref_count_overflow,
+)
+from kvoffload.policies import registry
+from kvoffload.policies._twin_py import PythonPolicy, block_table
+from kvoffload.policies.base import CachePolicy
+from kvoffload.types import (
+    BlockHash,
+    BlockStatus,
+    LoadStoreSpec,
+    OffloadingEvent,
+    PrepareStoreOutput,
+)
+
+from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
+from .base import OffloadingManager
+
+_COUNTERS = (
+    "lookups",
+    "lookup_blocks",
+    "hit_blocks",
+    "stored_blocks",
+    "failed_blocks",
+    "evicted_blocks",
+    "refused_stores",
+    "not_admitted",
+    "loaded_blocks",
+)
+
+
+class Manager(OffloadingManager):
+    """Hold what every manager does, whichever policy and backend it is built from."""
+
+    twin: Literal["py", "c"] = "py"
+    backend_class: type[Backend] = CPUBackend
+
+    _policy_object: CachePolicy
+    _backend_object: Backend
+    _rebuild: Callable[[], CachePolicy] | None
+    _policy: PythonPolicy | UserPolicy
+    _backend: CPUBackend | UserBackend
+    _find: Callable[[BlockHash], BlockStatus | None]
+    _events: list[OffloadingEvent] | None
+    _counters: dict[str, int]
+
+    def _setup(
+        self,
+        policy: CachePolicy,
+        backend: Backend,
+        enable_events: bool,
+        rebuild: Callable[[], CachePolicy] | None = None,
+    ) -> None:
+        """Join the parts; `rebuild` makes the policy anew where it cannot be cleared."""
+        self._policy_object = policy
+        self._backend_object = backend
+        self._rebuild = rebuild
+        self._policy = _trusted_policy(policy)
+        self._backend = backend if type(backend) is CPUBackend else UserBackend(backend)
+        self._find = self._policy._resident.get
+        self._events = [] if enable_events else None
+        self._counters = dict.fromkeys(_COUNTERS, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only where an attribute is missing: before __init__ has run, or unknown at all.
+        if name in Manager.__annotations__:
+            raise manager_not_initialised()
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # -- the life of a block -----------------------------------------------------------------
+
+    def lookup(self, hashes: Iterable[BlockHash]) -> int:
+        """Count the leading blocks that are ready."""
+        find = self._find
+        batch = as_batch(hashes)
+        num_hits = 0
+        for block_hash in batch:
+            status = find(block_hash)
+            if status is None or status.ref_cnt < 0:
+                break
+            num_hits += 1
+        counters = self._counters
+        counters["lookups"] += 1
+        counters["lookup_blocks"] += len(batch)
+        counters["hit_blocks"] += num_hits
+        return num_hits
+
+    def touch(self, hashes: Iterable[BlockHash]) -> None:
+        """Mark blocks as recently used, last hash first."""
+        self._policy._touch(as_batch(hashes))
+
+    def prepare_load(self, hashes: Iterable[BlockHash]) -> LoadStoreSpec:
+        """Pin every block for reading and say where they lie."""
+        find = self._find
+        batch = as_batch(hashes)
+        pinned: list[BlockStatus] = []
+        try:
+            for block_hash in batch:
+                status = find(block_hash)
+                if status is None:
+                    raise block_not_found("prepare_load", block_hash)
+                ref_cnt = status.ref_cnt
+                if ref_cnt < 0:
+                    raise block_not_ready("prepare_load", block_hash)
+                if ref_cnt == MAX_REF_CNT:
+                    raise ref_count_overflow("prepare_load", block_hash)
+                status.ref_cnt = ref_cnt + 1
+                pinned.append(status)
+            spec = self._backend._load_store_spec(batch, pinned)
+        except BaseException:
+            for status in pinned:
+                status.ref_cnt -= 1
+            raise
+        self._counters["loaded_blocks"] += len(pinned)
+        return spec
+
+    def complete_load(self, hashes: Iterable[BlockHash]) -> None:
+        """Release one pin for each occurrence of each block."""
+        find = self._find
+        released: list[BlockStatus] = []
+        try:
+            for block_hash in as_batch(hashes):
+                status = find(block_hash)
+                if status is None:
+                    raise block_not_found("complete_load", block_hash)
+                ref_cnt = status.ref_cnt
+                if ref_cnt <= 0:
+                    raise block_not_pinned("complete_load", block_hash)
+                status.ref_cnt = ref_cnt - 1
+                released.append(status)
+        except OffloadError:
+            for status in released:
+                status.ref_cnt += 1
+            raise
+
+    def prepare_store(self, hashes: Iterable[BlockHash]) -> PrepareStoreOutput | None:
+        """Make room for the blocks that are not resident, and make them pending."""
+        resident = self._policy._resident
+        distinct = dict.fromkeys(as_batch(hashes))
+        missing = [block_hash for block_hash in distinct if block_hash not in resident]
+        counters = self._counters
+        if not missing:
+            return PrepareStoreOutput([], self._backend._load_store_spec([], []), [])
+        try:
+            room = self._policy._make_room(missing, self._backend._num_free(), distinct.keys())
+        except EvictionFaultError as fault:
+            self._release(fault.victims)
+            raise fault.error from None
+        if room is None:
+            counters["refused_stores"] += 1
+            return None
+        num_admitted, victims = room
+        to_store = missing[:num_admitted]
+        evicted = self._release(victims)
+        spec = self._place(to_store)
+        counters["stored_blocks"] += num_admitted
+        counters["not_admitted"] += len(missing) - num_admitted
+        return PrepareStoreOutput(to_store, spec, evicted)
+
+    def complete_store(self, hashes: Iterable[BlockHash], success: bool = True) -> None:
+        """Make pending blocks readable, or drop them."""
+        success = bool(success)
+        find = self._find
+        stored: list[BlockHash] = []
+        for block_hash in as_batch(hashes):
+            status = find(block_hash)
+            if status is None or status.ref_cnt >= 0:
+                continue
+            if success:
+                status.ref_cnt = 0
+                stored.append(block_hash)
+            else:
+                self._policy._remove(block_hash)
+                self._counters["failed_blocks"] += 1
+                self._backend._free(status)
+        self._emit(stored, removed=False)
+
+    def take_events(self) -> Iterator[OffloadingEvent]:
+        """Return the events since the last call, oldest first."""
+        events = self._events
+        if events is None:
+            return iter(())
+        self._events = []
+        return iter(events)
+
+    def reset_cache(self) -> None:
+        """Drop everything, ghosts and adaptive state included, without events."""
+        statuses = list(self._policy._in_eviction_order())
+        if self._rebuild is not None:
+            self._policy_object = self._rebuild()
+            self._policy = UserPolicy(self._policy_object)
+            self._find = self._policy._resident.get
+        else:
+            self._policy._clear()
+        self._backend._release_all(statuses)
+
+    # -- parts of prepare_store --------------------------------------------------------------
+
+    def _release(self, victims: list[tuple[BlockHash, BlockStatus]]) -> list[BlockHash]:
+        """Free the slots of victims, count them, emit their event; return their hashes."""
+        evicted = [block_hash for block_hash, _ in victims]
+        self._counters["evicted_blocks"] += len(evicted)
+        self._emit(evicted, removed=True)
+        free = self._backend._free
+        for _, status in victims:
+            free(status)
+        return evicted
+
+    def _place(self, to_store: list[BlockHash]) -> LoadStoreSpec:
+        """Give each hash a slot and make it pending; on failure free the slots again."""
+        backend, policy = self._backend, self._policy
+        if not to_store:
+            return backend._load_store_spec([], [])
+        statuses = backend._allocate(to_store)
+        num_inserted = 0
+        try:
+            spec = backend._load_store_spec(to_store, statuses)
+            for block_hash, status in zip(to_store, statuses, strict=True):
+                policy._insert(block_hash, status)
+                num_inserted += 1
+        except BaseException:
+            for block_hash in to_store[:num_inserted]:
+                policy._remove(block_hash)
+            for status in statuses:
+                backend._free(status)
+            raise
+        return spec
+
+    def _emit(self, block_hashes: list[BlockHash], *, removed: bool) -> None:
+        if self._events is not None and block_hashes:
+            self._events.append(
+                OffloadingEvent(list(block_hashes), self.block_size, self.medium, removed)
+            )
+
+    # -- what can be seen --------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters since construction, and the present numbers of blocks.
+
+        Returns
+        -------
+        dict of str to int
+            ``lookups`` (calls), ``lookup_blocks``, ``hit_blocks``, ``stored_blocks`` (given a
+            slot), ``failed_blocks``, ``evicted_blocks``, ``refused_stores`` (calls),
+            ``not_admitted``, ``loaded_blocks``; and now: ``resident``, ``pending``, ``pinned``,
+            ``free``, ``ghosts``.
+        """
+        ref_cnts = [status.ref_cnt for status in self._policy._resident.values()]
+        return {
+            **self._counters,
+            "resident": len(ref_cnts),
+            "pending": sum(ref_cnt < 0 for ref_cnt in ref_cnts),
+            "pinned": sum(ref_cnt > 0 for ref_cnt in ref_cnts),
+            "free": self._backend._num_free(),
+            "ghosts": self._policy.num_ghosts,
+        }
+
+    def __len__(self) -> int:
+        """Return the number of resident blocks."""
+        return len(self._policy._resident)
+
+    def __bool__(self) -> bool:
+        """Be true, empty or not."""
+        return True
+
+    def __contains__(self, block_hash: object) -> bool:
+        """Tell whether a block is resident."""
+        return type(block_hash) is bytes and block_hash in self._policy._resident
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._backend_object.block_size
+
+    @property
+    def medium(self) -> str:
+        """Name of the medium, as events carry it."""
+        return self._backend_object.medium
+
+    @property
+    def policy(self) -> CachePolicy:
+        """The policy that decides which block leaves."""
+        return self._policy_object
+
+    @property
+    def events(self) -> list[OffloadingEvent] | None:
+        """Copy of the events not yet taken; None when events are off."""
+        return None if self._events is None else list(self._events)
+
+    @property
+    def block_table(self) -> npt.NDArray[np.void]:
+        """Statuses as a read-only structured array, rows in no order, ``block_id`` -1 if empty."""
+        return block_table(self._policy._resident.values())
+
+    def _check(self) -> None:
+        """Verify every invariant; raise AssertionError with the broken one."""
+        self._policy._check()
+        self._backend._check()
+        block_ids = [status.block_id for status in self._policy._resident.values()]
+        if len(set(block_ids)) != len(block_ids):
+            raise AssertionError("every resident block owns a slot of its own")
+
+
+def _trusted_policy(policy: CachePolicy) -> PythonPolicy | UserPolicy:
+    """Return a built-in Python policy as it is, every other behind an adapter."""
+    if isinstance(policy, PythonPolicy) and registry.is_builtin(type(policy), "py"):
+        return policy
+    return UserPolicy(policy)

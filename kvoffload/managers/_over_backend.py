@@ -1,0 +1,39 @@
+"""Construction and views shared by the two managers over a pluggable backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+from kvoffload.backends.base import Backend
+from kvoffload.policies import registry
+
+
+class OverBackend:
+    """Build a manager over a ``Backend``, in both twins.
+
+    A user's own backend keeps its status objects, which only the Python policy can hold: over one,
+    the policy is the Python twin, whichever twin the manager is.
+    """
+
+    __slots__ = ()
+
+    policy_name: ClassVar[str]
+    twin: Literal["py", "c"]
+    backend_class: type[Backend]
+    _setup: Callable[..., None]
+    _backend_object: Backend
+    policy: Any
+
+    def __init__(self, backend: Backend, enable_events: bool = False) -> None:
+        if not isinstance(backend, Backend):
+            raise TypeError(f"backend must be a Backend, got {type(backend).__name__}")
+        twin = self.twin if type(backend) is self.backend_class else "py"
+        policy_class = registry.load(registry.entry(self.policy_name), twin)
+        policy = policy_class(cache_capacity=backend.get_num_free_blocks())
+        self._setup(policy, backend, bool(enable_events))
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that holds the blocks."""
+        return self._backend_object

@@ -1,0 +1,203 @@
+"""A user's own policy or backend behind the trusted protocol of the Python skeleton.
+
+The skeleton speaks to built-in parts without checks. These adapters give the parts of strangers
+the same face, check what they answer, and clean up when they break their contract.
+
+Invariants
+    The policy adapter's ledger ``_resident`` holds the live status of every block that the manager
+    has made resident, whatever the policy says, so that a faulty policy loses no slot.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from kvoffload._checks import describe
+from kvoffload.backends.base import Backend
+from kvoffload.errors import BackendError, PolicyError, describe_hash
+from kvoffload.policies.base import CachePolicy
+from kvoffload.types import BlockHash, BlockStatus, LoadStoreSpec
+
+_Victims = list[tuple[BlockHash, BlockStatus]]
+
+
+class EvictionFaultError(Exception):
+    """Carry victims that left before a policy's fault was found, and the fault itself."""
+
+    def __init__(self, victims: _Victims, error: PolicyError) -> None:
+        super().__init__(error)
+        self.victims = victims
+        self.error = error
+
+
+class UserPolicy:
+    """Drive a user's ``CachePolicy`` and keep the ledger of what is resident.
+
+    Parameters
+    ----------
+    policy : CachePolicy
+        The user's policy, empty.
+    """
+
+    def __init__(self, policy: CachePolicy) -> None:
+        self.policy = policy
+        self._resident: dict[BlockHash, BlockStatus] = {}
+
+    @property
+    def num_ghosts(self) -> int:
+        """Number of ghosts, if the policy tells, else 0."""
+        num_ghosts = getattr(self.policy, "num_ghosts", 0)
+        return num_ghosts if isinstance(num_ghosts, int) else 0
+
+    def _touch(self, batch: list[BlockHash]) -> None:
+        self.policy.touch(list(batch))
+
+    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+        self.policy.insert(block_hash, status)
+        live = self.policy.get(block_hash)
+        if not isinstance(live, BlockStatus):
+            raise PolicyError(
+                f"{type(self.policy).__name__}.get must return the status of block "
+                f"{describe_hash(block_hash)} after insert, got {describe(live)}"
+            )
+        self._resident[block_hash] = live
+
+    def _remove(self, block_hash: BlockHash) -> None:
+        self.policy.remove(block_hash)
+        del self._resident[block_hash]
+
+    def _make_room(
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
+    ) -> tuple[int, _Victims] | None:
+        name = type(self.policy).__name__
+        room = self.policy.make_room(list(hashes), num_free, frozenset(protected))
+        if room is None:
+            return None
+        count, victims = _unpack(name, room)
+        left: _Victims = []
+        fault = None
+        for block_hash, _ in victims:
+            own = self._resident.get(block_hash)
+            if own is None:
+                fault = fault or f"evicted a block that is not resident: {describe(block_hash)}"
+            elif own.ref_cnt != 0 or block_hash in protected:
+                fault = fault or (
+                    f"must evict idle blocks that are not protected, "
+                    f"got {describe_hash(block_hash)}"
+                )
+                # The manager still needs the block: give it back to the policy.
+                if self.policy.get(block_hash) is None:
+                    self._insert(block_hash, own)
+            else:
+                del self._resident[block_hash]
+                left.append((block_hash, own))
+        if fault is None:
+            shortfall = max(0, count - num_free)
+            if not 0 <= count <= len(hashes):
+                fault = f"must store 0 ... {len(hashes)} blocks, got {count}"
+            elif len(left) != shortfall:
+                fault = f"must evict exactly {shortfall} blocks, got {len(left)}"
+        if fault is not None:
+            raise EvictionFaultError(left, PolicyError(f"{name} {fault}"))
+        return count, left
+
+    def _clear(self) -> None:
+        self.policy.clear()
+        self._resident.clear()
+
+    def _in_eviction_order(self) -> Iterable[BlockStatus]:
+        """Yield the live statuses: in the policy's order where it shows one, else as inserted."""
+        order: Any = getattr(self.policy, "blocks", None)
+        known = [h for h in order if h in self._resident] if isinstance(order, Iterable) else []
+        if len(known) == len(self._resident):
+            return [self._resident[block_hash] for block_hash in known]
+        return self._resident.values()
+
+    def _check(self) -> None:
+        for block_hash, status in self._resident.items():
+            live = self.policy.get(block_hash)
+            if live is None or (live.ref_cnt, live.block_id) != (status.ref_cnt, status.block_id):
+                raise AssertionError(f"the policy holds block {describe_hash(block_hash)}")
+
+
+def _unpack(name: str, room: Any) -> tuple[int, list[tuple[Any, Any]]]:
+    """Return the two parts of what ``make_room`` answered; PolicyError if it has no such form."""
+    try:
+        count, victims = room
+        return operator.index(count), [(block_hash, status) for block_hash, status in victims]
+    except (TypeError, ValueError):
+        raise PolicyError(
+            f"{name}.make_room must return (number, list of (hash, status)) or None, "
+            f"got {describe(room)}"
+        ) from None
+
+
+class UserBackend:
+    """Drive a user's ``Backend`` and check what it hands out.
+
+    Parameters
+    ----------
+    backend : Backend
+        The user's backend.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._owned: set[int] = set()
+
+    def _num_free(self) -> int:
+        num_free = self.backend.get_num_free_blocks()
+        try:
+            count = operator.index(num_free)
+        except TypeError:
+            count = -1
+        if count < 0:
+            raise BackendError(
+                f"{type(self.backend).__name__}.get_num_free_blocks must return an integer >= 0, "
+                f"got {describe(num_free)}"
+            )
+        return count
+
+    def _allocate(self, batch: list[BlockHash]) -> list[BlockStatus]:
+        given: Any = self.backend.allocate_blocks(list(batch))
+        statuses: list[Any] = list(given) if isinstance(given, Iterable) else []
+        fault = self._fault(len(batch), statuses)
+        if fault is None:
+            self._owned.update(map(id, statuses))
+            return statuses
+        handed_out = {id(s): s for s in statuses if isinstance(s, BlockStatus)}
+        for key, status in handed_out.items():
+            if key not in self._owned:
+                self.backend.free(status)
+        raise BackendError(f"{type(self.backend).__name__}.allocate_blocks must return {fault}")
+
+    def _fault(self, wanted: int, statuses: list[Any]) -> str | None:
+        if len(statuses) != wanted:
+            return f"{wanted} statuses, got {len(statuses)}"
+        for status in statuses:
+            if not isinstance(status, BlockStatus):
+                return f"BlockStatus objects, got {type(status).__name__}"
+            if status.ref_cnt != -1:
+                return f"pending statuses, got ref_cnt {status.ref_cnt}"
+        keys = set(map(id, statuses))
+        if len(keys) < wanted or not keys.isdisjoint(self._owned):
+            return "a new status object for each hash, got the same one twice"
+        return None
+
+    def _free(self, status: BlockStatus) -> None:
+        self._owned.discard(id(status))
+        self.backend.free(status)
+
+    def _load_store_spec(
+        self, batch: list[BlockHash], statuses: list[BlockStatus]
+    ) -> LoadStoreSpec:
+        return self.backend.get_load_store_spec(list(batch), list(statuses))
+
+    def _release_all(self, statuses: Iterable[BlockStatus]) -> None:
+        for status in list(statuses):
+            self._free(status)
+
+    def _check(self) -> None:
+        """Know nothing of a user's backend that could be verified."""

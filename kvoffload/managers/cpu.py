@@ -1,0 +1,63 @@
+"""The manager over the built-in pool of host memory, with a policy to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from kvoffload._checks import check_block_size, check_num_blocks, describe
+from kvoffload.policies import registry
+from kvoffload.policies.base import CachePolicy
+
+
+class CPUConstruction:
+    """Build ``CPUOffloadingManager`` from its arguments, in both twins."""
+
+    __slots__ = ()
+
+    twin: Literal["py", "c"]
+    backend_class: Any
+    _setup: Callable[..., None]
+
+    def __init__(
+        self,
+        block_size: int,
+        num_blocks: int,
+        cache_policy: str | type[CachePolicy] | CachePolicy = "lru",
+        enable_events: bool = False,
+    ) -> None:
+        block_size = check_block_size(block_size)
+        num_blocks = check_num_blocks(num_blocks)
+        policy, rebuild = _resolve(cache_policy, num_blocks, self.twin)
+        backend = self.backend_class(block_size, num_blocks)
+        self._setup(policy, backend, bool(enable_events), rebuild)
+
+
+def _resolve(
+    cache_policy: Any, num_blocks: int, twin: Literal["py", "c"]
+) -> tuple[CachePolicy, Callable[[], CachePolicy] | None]:
+    """Return the policy, and how to build it anew where it cannot be cleared."""
+    if isinstance(cache_policy, str):
+        spec = registry.parse(cache_policy)
+        policy_class: Any = registry.load(spec.entry, twin)
+        return policy_class(cache_capacity=num_blocks, **spec.options), None
+    if isinstance(cache_policy, type) and issubclass(cache_policy, CachePolicy):
+        policy_class = cache_policy
+
+        def build() -> CachePolicy:
+            built: CachePolicy = policy_class(cache_capacity=num_blocks)
+            return built
+
+        return build(), build if policy_class.clear is CachePolicy.clear else None
+    if isinstance(cache_policy, CachePolicy):
+        try:
+            num_resident = len(cache_policy)
+        except NotImplementedError:
+            num_resident = 0
+        if num_resident:
+            raise ValueError(f"cache_policy must be empty, got {num_resident} blocks")
+        return cache_policy, None
+    raise TypeError(
+        "cache_policy must be a name, a CachePolicy subclass or an instance, "
+        f"got {describe(cache_policy)}"
+    )

@@ -1,0 +1,23 @@
+"""The LRU manager over a pluggable backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvoffload.types import BlockHash, BlockStatus
+
+from ._over_backend import OverBackend
+
+
+class LRUConstruction(OverBackend):
+    """Build ``LRUOffloadingManager`` and show its policy's order, in both twins."""
+
+    __slots__ = ()
+
+    policy_name = "lru"
+
+    @property
+    def blocks(self) -> Mapping[BlockHash, BlockStatus]:
+        """Resident blocks and their live statuses, least recent first; read-only."""
+        blocks: Mapping[BlockHash, BlockStatus] = self.policy.blocks
+        return blocks

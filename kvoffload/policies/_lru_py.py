@@ -1,0 +1,76 @@
+"""LRU: the least recently used idle block leaves first.
+
+Structure
+    One ordered dict, least recent first.
+Invariants
+    Pinned and pending blocks keep their place; a victim scan passes over them.
+Cost
+    insert, remove, get O(1); touch O(n); evict O(n + blocks passed over).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
+from types import MappingProxyType
+
+from kvoffload.types import BlockHash, BlockStatus
+
+from ._twin_py import PythonPolicy
+
+
+class LRUCachePolicy(PythonPolicy):
+    """Evict the least recently used idle block.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        Number of blocks that the manager has room for. LRU keeps it for the reader only.
+    """
+
+    __slots__ = ()
+
+    _resident: OrderedDict[BlockHash, BlockStatus]
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self._resident = OrderedDict()
+
+    @property
+    def blocks(self) -> Mapping[BlockHash, BlockStatus]:
+        """Resident blocks and their live statuses, least recent first; read-only."""
+        return MappingProxyType(self._resident)
+
+    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+        self._resident[block_hash] = status
+
+    def _remove(self, block_hash: BlockHash) -> None:
+        del self._resident[block_hash]
+
+    def _touch(self, batch: list[BlockHash]) -> None:
+        blocks = self._resident
+        for block_hash in reversed(batch):
+            if block_hash in blocks:
+                blocks.move_to_end(block_hash)
+
+    def _evict(
+        self, n: int, protected: Collection[BlockHash]
+    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+        idle = (
+            (block_hash, status)
+            for block_hash, status in self._resident.items()
+            if status.ref_cnt == 0 and block_hash not in protected
+        )
+        victims = list(islice(idle, n))
+        if len(victims) < n:
+            return None
+        for block_hash, _ in victims:
+            del self._resident[block_hash]
+        return victims
+
+    def _clear(self) -> None:
+        self._resident.clear()
+
+    def _in_eviction_order(self) -> Iterable[BlockStatus]:
+        return self._resident.values()

@@ -1,0 +1,147 @@
+"""What every Python policy shares: the public methods, as checks before the trusted ones.
+
+Invariants
+    ``_resident`` maps the hash of every resident block to its live status, and is the object that
+    the manager skeleton looks hashes up in; it is emptied, never replaced.
+Trusted protocol
+    Methods with a leading underscore take what is already checked: a list of hashes that are
+    ``bytes``, ``protected`` as a set. The Python manager skeleton calls these.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload._checks import as_batch, check_hash, check_int, check_status
+from kvoffload.errors import block_already_resident, block_not_found
+from kvoffload.types import BlockHash, BlockStatus
+
+from .base import CachePolicy, Room
+
+#: Rows of ``block_table``, laid out as ``BlockStatus``.
+BLOCK_DTYPE = np.dtype(
+    {"names": ["ref_cnt", "block_id"], "formats": [np.int32, np.int64], "offsets": [0, 8]}
+)
+
+
+def block_table(statuses: Iterable[BlockStatus]) -> npt.NDArray[np.void]:
+    """Copy statuses into a read-only structured array, rows in no order."""
+    table = np.array([(s.ref_cnt, s.block_id) for s in statuses], dtype=BLOCK_DTYPE)
+    table.flags.writeable = False
+    return table
+
+
+class PythonPolicy(CachePolicy):
+    """Turn the trusted methods of a Python twin into the public contract."""
+
+    __slots__ = ("_resident", "cache_capacity")
+
+    _resident: dict[BlockHash, BlockStatus]
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self._resident = {}
+
+    # -- the public contract ---------------------------------------------------------------
+
+    def get(self, block_hash: BlockHash) -> BlockStatus | None:
+        """Return the live status of a resident block, or None."""
+        return self._resident.get(check_hash(block_hash))
+
+    def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+        """Make a block resident, as the most recent of those inserted."""
+        check_hash(block_hash)
+        live = BlockStatus(check_status(status).block_id)
+        live.ref_cnt = status.ref_cnt
+        if block_hash in self._resident:
+            raise block_already_resident("insert", block_hash)
+        self._insert(block_hash, live)
+
+    def remove(self, block_hash: BlockHash) -> None:
+        """Drop a resident block without remembering it."""
+        if check_hash(block_hash) not in self._resident:
+            raise block_not_found("remove", block_hash)
+        self._remove(block_hash)
+
+    def touch(self, hashes: Iterable[BlockHash]) -> None:
+        """Mark blocks as recently used, last hash first."""
+        self._touch(as_batch(hashes))
+
+    def evict(
+        self, n: int, protected: Iterable[BlockHash]
+    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+        """Evict exactly `n` idle blocks that are not protected, or none."""
+        n = check_int("n", n, 0)
+        return self._evict(n, set(as_batch(protected, "protected")))
+
+    def clear(self) -> None:
+        """Drop every block, ghost and adaptive state."""
+        self._clear()
+
+    def __len__(self) -> int:
+        """Return the number of resident blocks."""
+        return len(self._resident)
+
+    @property
+    def block_table(self) -> npt.NDArray[np.void]:
+        """Copy of all statuses: read-only structured array, rows in no order."""
+        return block_table(self._resident.values())
+
+    # -- the trusted protocol --------------------------------------------------------------
+
+    @property
+    def num_ghosts(self) -> int:
+        """Number of hashes remembered after eviction."""
+        return 0
+
+    @abstractmethod
+    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+        """Make an absent block resident, keeping the status object itself."""
+
+    @abstractmethod
+    def _remove(self, block_hash: BlockHash) -> None:
+        """Drop a resident block."""
+
+    @abstractmethod
+    def _touch(self, batch: list[BlockHash]) -> None:
+        """Mark blocks as recently used, last hash first."""
+
+    @abstractmethod
+    def _evict(
+        self, n: int, protected: Collection[BlockHash]
+    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+        """Evict `n` idle blocks or none."""
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Forget everything."""
+
+    @abstractmethod
+    def _in_eviction_order(self) -> Iterable[BlockStatus]:
+        """Yield every resident status in the order in which a reset frees them."""
+
+    def _make_room(
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
+    ) -> Room | None:
+        """Decide how many of `hashes` to store, and evict for them."""
+        shortfall = len(hashes) - num_free
+        if shortfall <= 0:
+            return len(hashes), []
+        victims = self._evict(shortfall, protected)
+        return None if victims is None else (len(hashes), victims)
+
+    def _check(self) -> None:
+        """Verify every invariant; raise AssertionError with the broken one."""
+        for block_hash, status in self._resident.items():
+            require(type(block_hash) is bytes and len(block_hash) > 0, "hashes are bytes")
+            require(status.ref_cnt >= -1, f"ref_cnt of {block_hash!r} is {status.ref_cnt}")
+
+
+def require(holds: bool, invariant: str) -> None:
+    """Raise AssertionError naming the invariant unless it holds; for ``_check`` alone."""
+    if not holds:
+        raise AssertionError(invariant)

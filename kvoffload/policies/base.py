@@ -1,0 +1,164 @@
+"""The contract of every eviction policy, which answers: which block leaves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+
+from kvoffload._checks import check_cache_capacity
+from kvoffload.types import BlockHash, BlockStatus
+
+__all__ = ["CachePolicy", "Room"]
+
+#: What ``make_room`` answers: how many of the hashes to store, and who leaves for them.
+Room = tuple[int, list[tuple[BlockHash, BlockStatus]]]
+
+
+class CachePolicy(ABC):
+    """Decide which block leaves when room is needed.
+
+    A policy holds the resident blocks and their order. A manager tells it what is inserted, used
+    and removed, changes ``ref_cnt`` of the statuses itself, and asks for victims. Used alone,
+    without a manager, a policy reads ``ref_cnt`` of each block at the call of `evict`.
+
+    Write your own by subclassing: implement the five abstract methods, and `clear` if the policy
+    can be emptied in place. After `insert`, the live status is what `get` returns; the object
+    passed in is not used again, except over a user's own ``Backend``, whose objects are kept and
+    handed back, the same ones. A status held after its block left keeps its last values and never
+    shows another block's.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        Number of blocks that the manager has room for, ``0 ... 2**31 - 1``. Inserting beyond it
+        is legal.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `cache_capacity` is not such an integer.
+
+    Notes
+    -----
+    Thread-safety: a compiled policy's calls are atomic with respect to each other; for every
+    other policy callers serialise.
+    """
+
+    __slots__ = ()
+
+    cache_capacity: int
+
+    def __init__(self, cache_capacity: int) -> None:
+        # Empty slots here let a compiled policy inherit; a subclass brings the attribute.
+        self.cache_capacity = check_cache_capacity(cache_capacity)  # type: ignore[misc]
+
+    @abstractmethod
+    def get(self, block_hash: BlockHash) -> BlockStatus | None:
+        """Return the live status of a resident block, or None. Changes no order.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `block_hash` is not ``bytes`` or is empty.
+        """
+
+    @abstractmethod
+    def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+        """Make a block resident, as the most recently used of those that were inserted.
+
+        Parameters
+        ----------
+        block_hash : BlockHash
+            A hash that is not resident.
+        status : BlockStatus
+            Its slot and state.
+
+        Raises
+        ------
+        ValueError
+            If the block is resident; nothing has changed.
+        """
+
+    @abstractmethod
+    def remove(self, block_hash: BlockHash) -> None:
+        """Drop a resident block without remembering it.
+
+        Raises
+        ------
+        BlockNotFoundError
+            If the block is not resident; nothing has changed.
+        """
+
+    @abstractmethod
+    def touch(self, hashes: Iterable[BlockHash]) -> None:
+        """Mark blocks as recently used, **last hash first**.
+
+        So the first hash of a prefix ends as the most recent, and a chain is evicted tail first.
+        Unknown hashes are not an error: a policy may learn from ghosts. A repeated hash is touched
+        at each occurrence.
+        """
+
+    @abstractmethod
+    def evict(
+        self, n: int, protected: Collection[BlockHash]
+    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+        """Evict exactly `n` idle blocks, or none.
+
+        Parameters
+        ----------
+        n : int
+            How many, >= 0; 0 gives ``[]``.
+        protected : collection of BlockHash
+            Blocks that must stay, with ``in``.
+
+        Returns
+        -------
+        list of (BlockHash, BlockStatus) or None
+            The victims in eviction order; None, with nothing changed, if fewer than `n` blocks are
+            idle and not protected.
+
+        Raises
+        ------
+        ValueError
+            If `n` is negative.
+        """
+
+    def make_room(
+        self, hashes: Sequence[BlockHash], num_free: int, protected: Collection[BlockHash]
+    ) -> Room | None:
+        """Decide how many of `hashes` to store, and evict for them.
+
+        The hook of policies that decide on admission. The default asks `evict` for room for all.
+
+        Parameters
+        ----------
+        hashes : sequence of BlockHash
+            Blocks to store, none of them resident, no repeats, in batch order.
+        num_free : int
+            Number of free slots.
+        protected : collection of BlockHash
+            Blocks that must stay.
+
+        Returns
+        -------
+        (int, list of (BlockHash, BlockStatus)) or None
+            The number ``k`` of leading hashes to store, and exactly ``max(0, k - num_free)``
+            victims in eviction order. None, with nothing changed, to refuse the store.
+        """
+        shortfall = len(hashes) - num_free
+        if shortfall <= 0:
+            return len(hashes), []
+        victims = self.evict(shortfall, protected)
+        return None if victims is None else (len(hashes), victims)
+
+    def clear(self) -> None:
+        """Drop every block, ghost and adaptive state. Not implemented by default."""
+        raise NotImplementedError(f"{type(self).__name__} has no clear()")
+
+    def __len__(self) -> int:
+        """Return the number of resident blocks. Not implemented by default."""
+        raise NotImplementedError(f"{type(self).__name__} has no __len__()")
+
+    def __bool__(self) -> bool:
+        """Be true, empty or not: a policy is a part, not only a container."""
+        return True

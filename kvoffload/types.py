@@ -1,0 +1,182 @@
+"""What passes between the policies, the managers, the backends and the engine.
+
+This module imports nothing else of the package, and its types have no twins: the Python and the
+compiled implementation hand out the same classes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "BlockHash",
+    "BlockIDsLoadStoreSpec",
+    "BlockStatus",
+    "CPULoadStoreSpec",
+    "GPULoadStoreSpec",
+    "LoadStoreSpec",
+    "OffloadingEvent",
+    "PrepareStoreOutput",
+]
+
+BlockHash = NewType("BlockHash", bytes)
+BlockHash.__doc__ = """Name a block by its content and its whole prefix: ``bytes``, not empty.
+
+In practice a 32-byte digest, or 36 bytes with a group suffix. Equal hashes mean equal content *and*
+equal prefix.
+"""
+
+
+class BlockStatus(ctypes.Structure):
+    """Hold the state of one resident block: 16 bytes, ``ref_cnt`` at offset 0, ``block_id`` at 8.
+
+    A new status is *pending*: a store is writing the block and it cannot be read yet.
+
+    Parameters
+    ----------
+    block_id : int
+        Slot of the block in the offload medium, int64.
+
+    Attributes
+    ----------
+    ref_cnt : int
+        int32: -1 pending, 0 idle (readable and evictable), n > 0 pinned by n loads.
+    block_id : int
+        int64: the slot index.
+    """
+
+    _fields_ = (("ref_cnt", ctypes.c_int32), ("block_id", ctypes.c_int64))
+
+    ref_cnt: int
+    block_id: int
+
+    def __init__(self, block_id: int) -> None:
+        super().__init__(-1, block_id)
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether the block can be read: idle or pinned, not pending."""
+        return self.ref_cnt >= 0
+
+    def __repr__(self) -> str:
+        return f"BlockStatus(ref_cnt={self.ref_cnt}, block_id={self.block_id})"
+
+
+class LoadStoreSpec(ABC):
+    """Say where the blocks of one transfer lie, in the words of their medium."""
+
+    __slots__ = ()
+
+    @staticmethod
+    @abstractmethod
+    def medium() -> str:
+        """Return the name of the medium, such as ``"CPU"``."""
+
+
+class BlockIDsLoadStoreSpec(LoadStoreSpec):
+    """Say where blocks lie by their slot indices.
+
+    Parameters
+    ----------
+    block_ids : sequence of int or numpy.ndarray
+        ``(n,)`` slot indices; copied. The empty one is legal.
+
+    Attributes
+    ----------
+    block_ids : numpy.ndarray
+        ``(n,)`` int64, slot indices in the order of the blocks.
+
+    Raises
+    ------
+    TypeError
+        If an element is not an integer.
+    ValueError
+        If `block_ids` does not have one dimension.
+    """
+
+    __slots__ = ("block_ids",)
+
+    block_ids: npt.NDArray[np.int64]
+
+    def __init__(self, block_ids: Sequence[int] | npt.NDArray[np.integer]) -> None:
+        array = np.array(block_ids)
+        if array.ndim != 1:
+            raise ValueError(f"block_ids must have one dimension, got {array.ndim}")
+        if array.size and array.dtype.kind not in "iu":
+            raise TypeError(f"block_ids must hold integers, got {array.dtype}")
+        if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
+            raise ValueError(f"block_ids must be < 2**63, got {array.max()}")
+        self.block_ids = array.astype(np.int64, copy=False)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(block_ids={self.block_ids.tolist()})"
+
+
+class CPULoadStoreSpec(BlockIDsLoadStoreSpec):
+    """Say where blocks lie in host memory."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def medium() -> str:
+        """Return ``"CPU"``."""
+        return "CPU"
+
+
+class GPULoadStoreSpec(BlockIDsLoadStoreSpec):
+    """Say where blocks lie in accelerator memory."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def medium() -> str:
+        """Return ``"GPU"``."""
+        return "GPU"
+
+
+@dataclass(slots=True)
+class PrepareStoreOutput:
+    """Carry what a store has to do.
+
+    Attributes
+    ----------
+    block_hashes_to_store : list of BlockHash
+        The blocks to write, in batch order.
+    store_spec : LoadStoreSpec
+        Where to write them, in the same order.
+    block_hashes_evicted : list of BlockHash
+        The blocks that left to make room, in eviction order.
+    """
+
+    block_hashes_to_store: list[BlockHash]
+    store_spec: LoadStoreSpec
+    block_hashes_evicted: list[BlockHash]
+
+
+@dataclass(slots=True)
+class OffloadingEvent:
+    """Report blocks that became readable in the medium, or that left it.
+
+    Attributes
+    ----------
+    block_hashes : list of BlockHash
+        The blocks: in batch order when stored, in eviction order when removed.
+    block_size : int
+        Tokens a block.
+    medium : str
+        Name of the medium.
+    removed : bool
+        True: evicted. False: stored.
+    """
+
+    block_hashes: list[BlockHash]
+    block_size: int
+    medium: str
+    removed: bool
