@@ -1,0 +1,38 @@
+# What the steps share. Sourced by them: `. .ci/lib.sh`
+#
+# KVO_PYTHON  the interpreter that makes the virtual environments
+# KVO_WORK    a folder for what a step leaves to a later one
+# KVO_TREE    the clean clone, the working directory of every step; built in place by 00-environment
+# KVO_VENV    the environment with every extra, in which KVO_TREE is installed
+# A line `result: …` in a step's output goes into the summary.
+set -euo pipefail
+export PATH="$KVO_VENV/bin:$PATH"
+
+# fresh_clone NAME: a clean clone of what is checked, for a step that builds it another way; prints its path.
+fresh_clone() {
+  rm -rf "${KVO_WORK:?}/$1"
+  git clone --quiet "$KVO_SOURCE" "$KVO_WORK/$1"
+  echo "$KVO_WORK/$1"
+}
+
+# fresh_venv NAME: an empty virtual environment; prints its path.
+fresh_venv() {
+  rm -rf "${KVO_WORK:?}/$1"
+  "$KVO_PYTHON" -m venv "$KVO_WORK/$1"
+  echo "$KVO_WORK/$1"
+}
+
+# quick_start N: line N of README's quick start.
+quick_start() {
+  sed -n '/^## Quick start$/,/^## [^Q]/p' README.md | sed -n '/^```sh$/,/^```$/p' | grep -v '^```' | sed -n "$1p"
+}
+
+# pytest_result LOG: pytest's last line, for the summary.
+pytest_result() {
+  sed -n 's/^=* *\([0-9].* in [0-9.]*s\).*/result: \1/p' "$1" | tail -1
+}
+
+# compiled_choice: the value that KVOFFLOAD_PURE_PYTHON has in a compiled run, so that no fallback passes unseen.
+compiled_choice() {
+  if [ -n "$(git ls-files 'kvoffload/*.pyx')" ]; then echo 0; fi
+}

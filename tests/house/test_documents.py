@@ -1,0 +1,105 @@
+"""Every code block of the documents is run, and README's quick start keeps its form.
+
+``python`` blocks share one namespace a document, doctest blocks compare their output.
+``sh`` blocks must succeed; ``console`` blocks must print what stands below each ``$`` line, where
+``...`` stands for anything. A block is left out only by ``<!--- skip: next "the reason" --->``.
+"""
+
+import contextlib
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest import SkipTest
+
+import pytest
+from sybil import Document, Example
+from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParser
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if "_build" not in path.parts
+)
+OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+LANGUAGES = {"python", "sh", "console", "text", "json", "toml", "cython", "c", "bibtex"}
+
+if not (ROOT / "docs").is_dir():
+    pytest.skip("the documents are not beside the tests", allow_module_level=True)
+
+
+def shell(command: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command as a reader with this environment activated would, 100 columns wide."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        env={**os.environ, "PATH": path, "COLUMNS": "100", "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def run_script(example: Example) -> str | None:
+    done = shell(example.parsed)
+    if done.returncode:
+        return f"{example.parsed}\nexit status {done.returncode}\n{done.stdout}{done.stderr}"
+    return None
+
+
+def run_console(example: Example) -> str | None:
+    for part in re.split(r"^\$ ", str(example.parsed), flags=re.MULTILINE)[1:]:
+        lines = part.splitlines(keepends=True)
+        length = 1
+        while lines[length - 1].endswith("\\\n"):
+            length += 1
+        command, expected = "".join(lines[:length]), "".join(lines[length:])
+        done = shell(command)
+        printed = done.stdout + done.stderr
+        if not doctest.OutputChecker().check_output(expected, printed, OUTPUT):
+            return f"$ {command}expected:\n{expected}\nprinted:\n{printed}"
+    return None
+
+
+PARSERS = [
+    SkipParser(),
+    PythonCodeBlockParser(doctest_optionflags=OUTPUT),
+    CodeBlockParser("sh", run_script),
+    CodeBlockParser("console", run_console),
+]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_blocks_run(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for example in Document.parse(str(path), *PARSERS):
+        with contextlib.suppress(SkipTest):  # a block left out, with its reason
+            example.evaluate()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_blocks_name_a_language_that_is_run_or_is_no_program(path: Path) -> None:
+    fences = re.findall(r"^ *(```+)([^`\n]*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    languages = {info for position, (_, info) in enumerate(fences) if position % 2 == 0}
+    assert len(fences) % 2 == 0
+    unknown = {info for info in languages if info not in LANGUAGES and not info.startswith("{")}
+    assert not unknown, f"neither run nor known as text: {unknown}"
+
+
+def test_quick_start_is_one_block_of_two_lines() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = re.search(r"^## Quick start\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", section[1], re.MULTILINE | re.DOTALL)
+    assert [language for language, _ in blocks] == ["sh"]
+    lines = blocks[0][1].splitlines()
+    assert len(lines) == 2
+    assert "kvoffload replay" in lines[0]
+    assert "pytest" in lines[1]
