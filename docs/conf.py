@@ -1,0 +1,56 @@
+"""How the documentation is built: ``sphinx-build -W -n -b html docs docs/_build/html``."""
+
+from importlib.metadata import version as installed_version
+
+project = "kvoffload"
+author = "The kvoffload developers"
+copyright = "2026, the kvoffload developers"
+release = installed_version("kvoffload")
+version = release
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+nitpicky = True
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+numpydoc_show_class_members = False
+# Names of other projects: their inventories are not fetched, so that the build needs no network.
+nitpick_ignore_regex = [
+    (
+        "py:.*",
+        r"(collections|ctypes|np|npt|numpy|pathlib|typing)(\..*)?|(Any|Callable|Collection|Iterable"
+        r"|Iterator|KeysView|Literal|Mapping|NDArray|Path|Sequence|abc\.ABC|ABC|ImportError|Structure)",
+    ),
+]
+
+html_theme = "furo"
+html_title = "kvoffload"
+html_static_path = ["_static"]
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
+
+
+def resolve_public_name(app, env, node, contnode):
+    """Find what annotations name by its defining module under its public name."""
+    target = node.get("reftarget", "")
+    if not target.startswith("kvoffload."):
+        return None
+    name = f"kvoffload.{target.rpartition('.')[2]}"
+    domain = env.get_domain("py")
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", name, node, contnode)
+
+
+def setup(app):
+    """Register what this file adds to Sphinx."""
+    app.connect("missing-reference", resolve_public_name)
