@@ -1,0 +1,1 @@
+"""Tests of kvoffload; helpers that several groups share stand beside this file."""

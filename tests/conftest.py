@@ -1,0 +1,101 @@
+"""What every group of tests shares: the twins, the budget of generated tests, printed seeds.
+
+``KVOFFLOAD_TEST_BUDGET`` multiplies the number of generated examples (``0.2`` for sanitizer
+builds, ``20`` for a soak).  ``--hypothesis-profile`` picks ``default``, ``ci`` or ``soak``.  Every run
+draws one seed, prints it in the header and repeats exactly with ``--hypothesis-seed``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+TWINS = ("python", "compiled")
+BUDGET_VARIABLE = "KVOFFLOAD_TEST_BUDGET"
+PROFILES = {"default": (40, 40), "ci": (120, 60), "soak": (2000, 100)}
+"""Profile -> examples a test, steps a state machine, before the budget is applied."""
+
+SEED_KEY = pytest.StashKey[int]()
+
+
+def read_budget() -> float:
+    """Return the factor that the environment puts on generated tests."""
+    text = os.environ.get(BUDGET_VARIABLE, "") or "1"
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor <= 10_000:
+        raise pytest.UsageError(f"{BUDGET_VARIABLE} must be a number in (0, 10000], got {text!r}")
+    return factor
+
+
+def register_profiles(factor: float) -> None:
+    """Tell hypothesis how much work each profile is."""
+    for name, (examples, steps) in PROFILES.items():
+        settings.register_profile(
+            name,
+            max_examples=max(1, round(examples * factor)),
+            stateful_step_count=steps,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        )
+    settings.load_profile("default")
+
+
+register_profiles(read_budget())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the seed of this run unless the command line gives one."""
+    given = config.getoption("--hypothesis-seed", default=None)
+    if given is None:
+        seed = random.SystemRandom().randrange(2**32)
+        config.option.hypothesis_seed = str(seed)
+    else:
+        seed = random.randrange(2**32) if given == "random" else int(given)
+    config.stash[SEED_KEY] = seed
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Print what it takes to repeat this run."""
+    return f"generated tests: --hypothesis-seed={config.stash[SEED_KEY]} {BUDGET_VARIABLE}={read_budget():g}"
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int:
+    """Return the seed of this run, for workloads drawn without hypothesis."""
+    return request.config.stash[SEED_KEY]
+
+
+def load_twin(name: str) -> ModuleType:
+    """Return ``kvoffload._python`` or ``kvoffload._compiled``.
+
+    Where the compiled twins were not built, their tests are skipped; under
+    ``KVOFFLOAD_PURE_PYTHON=0``, which demands them, they fail instead.
+    """
+    try:
+        return importlib.import_module(f"kvoffload._{name}")
+    except ImportError as error:
+        if name == "python" or os.environ.get("KVOFFLOAD_PURE_PYTHON") == "0":
+            raise
+        pytest.skip(f"no compiled twins: {error}")
+
+
+@pytest.fixture(scope="session", params=TWINS)
+def twin(request: pytest.FixtureRequest) -> ModuleType:
+    """Return one of the two twins; a test that asks for it runs on both."""
+    return load_twin(request.param)
+
+
+@pytest.fixture(scope="session")
+def twins() -> tuple[ModuleType, ModuleType]:
+    """Return the Python and the compiled twin, for tests that compare them."""
+    return load_twin("python"), load_twin("compiled")

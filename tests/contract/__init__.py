@@ -1,0 +1,1 @@
+"""The contract, sentence by sentence; each test runs on both twins."""

@@ -1,0 +1,121 @@
+"""The three contracts as a user's subclass meets them: what is abstract, what has a default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from kvoffload import (
+    Backend,
+    BlockStatus,
+    CachePolicy,
+    CPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingManager,
+    PrepareStoreOutput,
+)
+from tests.blocks import A
+
+
+class SmallestManager(OffloadingManager):
+    def lookup(self, block_hashes: Iterable[bytes]) -> int:
+        return 0
+
+    def prepare_load(self, block_hashes: Iterable[bytes]) -> LoadStoreSpec:
+        return CPULoadStoreSpec([])
+
+    def prepare_store(self, block_hashes: Iterable[bytes]) -> PrepareStoreOutput | None:
+        return None
+
+
+class SmallestPolicy(CachePolicy):
+    def get(self, block_hash: bytes) -> BlockStatus | None:
+        return None
+
+    def insert(self, block_hash: bytes, block: BlockStatus) -> None:
+        raise NotImplementedError
+
+    def remove(self, block_hash: bytes) -> None:
+        raise NotImplementedError
+
+    def touch(self, block_hashes: Iterable[bytes]) -> None:
+        raise NotImplementedError
+
+    def evict(self, n: int, protected: Any) -> list[tuple[bytes, BlockStatus]] | None:
+        return [(b"victim", BlockStatus(0))] * n if n < 3 else None
+
+
+class SmallestBackend(Backend):
+    def get_num_free_blocks(self) -> int:
+        return 0
+
+    def allocate_blocks(self, block_hashes: list[bytes]) -> list[BlockStatus]:
+        return []
+
+    def free(self, block: BlockStatus) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("abstraction", "methods"),
+    [
+        (OffloadingManager, {"lookup", "prepare_load", "prepare_store"}),
+        (CachePolicy, {"get", "insert", "remove", "touch", "evict"}),
+        (Backend, {"get_num_free_blocks", "allocate_blocks", "free"}),
+    ],
+)
+def test_what_must_be_overridden(abstraction: Any, methods: set[str]) -> None:
+    assert abstraction.__abstractmethods__ == methods
+
+
+@pytest.mark.parametrize("abstraction", [OffloadingManager, CachePolicy, Backend])
+def test_the_abstractions_take_no_room_in_a_subclass(abstraction: Any) -> None:
+    assert abstraction.__slots__ == ()
+
+
+def test_a_manager_may_leave_the_rest_alone() -> None:
+    manager = SmallestManager()
+    assert manager.touch([A]) is None  # type: ignore[func-returns-value]
+    assert manager.complete_load([A]) is None  # type: ignore[func-returns-value]
+    assert manager.complete_store([A]) is None  # type: ignore[func-returns-value]
+    assert manager.complete_store([A], success=False) is None  # type: ignore[func-returns-value]
+    assert list(manager.take_events()) == []
+
+
+def test_a_policy_may_leave_clear_and_len_alone() -> None:
+    policy = SmallestPolicy(cache_capacity=4)
+    with pytest.raises(NotImplementedError):
+        policy.clear()
+    with pytest.raises(NotImplementedError):
+        len(policy)
+
+
+def test_the_default_admission_asks_evict_for_room_for_all() -> None:
+    policy = SmallestPolicy(4)
+    admitted = policy.make_room([b"1", b"2", b"3"], 1, set())
+    assert admitted is not None
+    number, victims = admitted
+    assert number == 3
+    assert [block_hash for block_hash, _ in victims] == [b"victim", b"victim"]
+
+
+def test_the_default_admission_asks_for_nothing_where_there_is_room() -> None:
+    admitted = SmallestPolicy(4).make_room([b"1", b"2"], 5, set())
+    assert admitted is not None
+    assert (admitted[0], list(admitted[1])) == (2, [])
+
+
+def test_the_default_admission_gives_up_where_evict_does() -> None:
+    assert SmallestPolicy(4).make_room([b"1", b"2", b"3"], 0, set()) is None
+
+
+def test_a_backend_says_where_and_how_large() -> None:
+    backend = SmallestBackend(16, "SHELF")
+    assert (backend.block_size, backend.medium) == (16, "SHELF")
+
+
+def test_a_backend_may_leave_its_spec_alone() -> None:
+    with pytest.raises(NotImplementedError):
+        SmallestBackend(16, "SHELF").get_load_store_spec([A], [BlockStatus(0)])

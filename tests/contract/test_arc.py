@@ -1,0 +1,368 @@
+"""ARC, rule by rule; the notation is that of figure 4 of Megiddo & Modha (FAST'03)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvoffload import BlockStatus
+from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, store
+from tests.contract.conftest import Build
+
+
+def idle(block_id: int) -> BlockStatus:
+    status = BlockStatus(block_id)
+    status.ref_cnt = 0
+    return status
+
+
+def arc(twin: ModuleType, capacity: int, blocks: Iterable[bytes] = ()) -> Any:
+    """Return a policy with `blocks` idle in T1, the first the least recent."""
+    policy = twin.ARCCachePolicy(cache_capacity=capacity)
+    for block_id, block in enumerate(blocks):
+        policy.insert(block, idle(block_id))
+    return policy
+
+
+def lists(policy: Any) -> tuple[str, str, str, str]:
+    """Return T1, T2, B1, B2, least recent first."""
+    return names(policy.t1), names(policy.t2), names(policy.b1), names(policy.b2)
+
+
+def victims(policy: Any, n: int, *protected: bytes) -> str | None:
+    evicted = policy.evict(n, set(protected))
+    return None if evicted is None else names(block for block, _ in evicted)
+
+
+def test_the_target_starts_at_zero_and_is_a_float(twin: ModuleType) -> None:
+    policy = arc(twin, 4)
+    assert policy.target_t1_size == 0.0
+    assert type(policy.target_t1_size) is float
+    assert policy.cache_capacity == 4
+
+
+def test_insert_goes_to_the_most_recent_end_of_t1(twin: ModuleType) -> None:
+    policy = arc(twin, 4, [A, B])
+    policy.touch([A])
+    policy.insert(C, idle(2))
+    assert lists(policy) == ("BC", "A", "", "")
+
+
+def test_insert_takes_the_hash_out_of_the_ghosts_and_still_into_t1(twin: ModuleType) -> None:
+    policy = arc(twin, 4, [A, B])
+    policy.touch([B])
+    assert victims(policy, 2) == "AB"
+    assert lists(policy) == ("", "", "A", "B")
+    policy.insert(A, idle(0))
+    policy.insert(B, idle(1))
+    assert lists(policy) == ("AB", "", "", "")
+
+
+def test_touch_of_a_ready_block_in_t1_moves_it_to_t2(twin: ModuleType) -> None:
+    policy = arc(twin, 4, [A, B, C])
+    policy.touch([A, C])
+    assert lists(policy) == ("B", "CA", "", "")
+
+
+def test_touch_of_a_pending_block_in_t1_keeps_it_there_most_recent(twin: ModuleType) -> None:
+    policy = arc(twin, 4, [A, B])
+    policy.get(A).ref_cnt = -1
+    policy.touch([A])
+    assert lists(policy) == ("BA", "", "", "")
+    policy.touch([A, A])
+    assert lists(policy) == ("BA", "", "", "")
+
+
+def test_touch_of_a_pinned_block_promotes_it_like_any_ready_one(twin: ModuleType) -> None:
+    policy = arc(twin, 4, [A, B])
+    policy.get(A).ref_cnt = 2
+    policy.touch([A])
+    assert lists(policy) == ("B", "A", "", "")
+
+
+def test_touch_of_a_block_in_t2_makes_it_the_most_recent(twin: ModuleType) -> None:
+    policy = arc(twin, 4, [A, B, C])
+    policy.touch([C, B, A])
+    assert lists(policy) == ("", "ABC", "", "")
+    policy.touch([A])
+    assert lists(policy) == ("", "BCA", "", "")
+    policy.get(B).ref_cnt = -1
+    policy.touch([B])
+    assert lists(policy) == ("", "CAB", "", "")
+
+
+def test_touch_takes_the_last_hash_first(twin: ModuleType) -> None:
+    policy = arc(twin, 4, [A, B, C])
+    policy.touch([A, B, C])
+    assert names(policy.t2) == "CBA"
+
+
+def test_a_repetition_is_a_second_sight(twin: ModuleType) -> None:
+    policy = arc(twin, 4, [A, B])
+    policy.touch([A, B, A])
+    assert lists(policy) == ("", "BA", "", "")
+
+
+def with_ghosts(twin: ModuleType, capacity: int, b1: list[bytes], b2: list[bytes]) -> Any:
+    """Return a policy whose only content is these ghosts, oldest first."""
+    policy = arc(twin, capacity, b2)
+    policy.touch(list(reversed(b2)))
+    assert victims(policy, len(b2)) == names(b2)
+    for block_id, block in enumerate(b1):
+        policy.insert(block, idle(block_id))
+    assert victims(policy, len(b1)) == names(b1)
+    assert lists(policy) == ("", "", names(b1), names(b2))
+    return policy
+
+
+def test_touch_of_a_ghost_in_b1_raises_the_target(twin: ModuleType) -> None:
+    policy = with_ghosts(twin, 8, [A, B], [C])
+    policy.touch([A])
+    assert policy.target_t1_size == 1.0
+    assert lists(policy) == ("", "", "BA", "C")
+
+
+def test_the_target_rises_by_the_ratio_of_the_ghosts(twin: ModuleType) -> None:
+    policy = with_ghosts(twin, 8, [A, B], [C, D, E])
+    policy.touch([B])
+    assert policy.target_t1_size == 1.5
+    policy.touch([B, A])
+    assert policy.target_t1_size == 4.5
+
+
+def test_the_target_rises_to_the_capacity_at_most(twin: ModuleType) -> None:
+    policy = with_ghosts(twin, 3, [A, B], [C, D, E])
+    policy.touch([A, A, A])
+    assert policy.target_t1_size == 3.0
+    assert type(policy.target_t1_size) is float
+
+
+def test_touch_of_a_ghost_in_b2_lowers_the_target(twin: ModuleType) -> None:
+    policy = with_ghosts(twin, 8, [A, B, C], [D, E])
+    policy.touch([A, A, A, A])
+    assert policy.target_t1_size == 4.0
+    policy.touch([D])
+    assert policy.target_t1_size == 2.5
+    assert lists(policy) == ("", "", "BCA", "ED")
+
+
+def test_the_target_falls_by_one_at_least(twin: ModuleType) -> None:
+    policy = with_ghosts(twin, 8, [A], [B, C, D])
+    policy.touch([A])
+    assert policy.target_t1_size == 3.0
+    policy.touch([B])
+    assert policy.target_t1_size == 2.0
+
+
+def test_the_target_falls_to_zero_at_least(twin: ModuleType) -> None:
+    policy = with_ghosts(twin, 8, [A, B, C], [D])
+    policy.touch([A])
+    policy.touch([D])
+    assert policy.target_t1_size == 0.0
+    assert type(policy.target_t1_size) is float
+
+
+def test_a_ghost_hit_alone_brings_no_block_back(twin: ModuleType) -> None:
+    policy = with_ghosts(twin, 8, [A], [B])
+    policy.touch([A, B])
+    assert (len(policy), policy.get(A), policy.get(B)) == (0, None, None)
+
+
+def with_target(twin: ModuleType, capacity: int, target: int) -> Any:
+    """Return an empty policy with the target and one ghost, H, in B1."""
+    policy = with_ghosts(twin, capacity, [H], [])
+    policy.touch([H] * target)
+    assert policy.target_t1_size == float(target)
+    return policy
+
+
+def fill(policy: Any, t1: Iterable[bytes], t2: Iterable[bytes]) -> Any:
+    """Insert blocks so that T1 and T2 hold these, least recent first."""
+    second = list(t2)
+    for block_id, block in enumerate([*second, *t1]):
+        policy.insert(block, idle(block_id))
+    policy.touch(list(reversed(second)))
+    return policy
+
+
+def test_t1_gives_while_it_has_its_target_size(twin: ModuleType) -> None:
+    policy = fill(with_target(twin, 8, 2), [A, B, C], [D, E])
+    assert victims(policy, 4) == "ABDE"
+    assert lists(policy) == ("C", "", "HAB", "DE")
+
+
+def test_sizes_are_those_after_the_victims_so_far(twin: ModuleType) -> None:
+    policy = fill(with_target(twin, 8, 2), [A, B, C], [D, E])
+    assert victims(policy, 2) == "AB"
+    assert victims(policy, 1) == "D"
+
+
+def test_the_target_is_compared_as_an_integer(twin: ModuleType) -> None:
+    policy = with_ghosts(twin, 8, [A, B], [C, D, E])
+    policy.touch([A])
+    assert policy.target_t1_size == 1.5
+    fill(policy, [F], [G])
+    assert victims(policy, 1) == "F"
+
+
+def test_t2_gives_when_t1_is_below_its_target(twin: ModuleType) -> None:
+    policy = fill(with_target(twin, 8, 3), [A, B], [C, D])
+    assert victims(policy, 1) == "C"
+    assert lists(policy) == ("AB", "D", "H", "C")
+
+
+def test_t2_gives_when_t1_has_no_block_that_may_leave(twin: ModuleType) -> None:
+    policy = fill(with_target(twin, 8, 1), [A, B], [C, D])
+    policy.get(A).ref_cnt = 1
+    assert victims(policy, 1, B) == "C"
+
+
+def test_t1_gives_after_all_when_t2_has_none(twin: ModuleType) -> None:
+    policy = fill(with_target(twin, 8, 5), [A, B], [C])
+    policy.get(C).ref_cnt = 1
+    assert victims(policy, 2) == "AB"
+    empty_t2 = fill(with_target(twin, 8, 5), [A, B], [])
+    assert victims(empty_t2, 1) == "A"
+
+
+def test_if_neither_gives_nothing_has_changed(twin: ModuleType) -> None:
+    policy = fill(with_target(twin, 8, 1), [A, B], [C, D])
+    policy.get(D).ref_cnt = -1
+    assert victims(policy, 3, B) is None
+    assert lists(policy) == ("AB", "CD", "H", "")
+    assert policy.target_t1_size == 1.0
+    assert [policy.get(block).block_id for block in (C, D, A, B)] == [0, 1, 2, 3]
+    assert victims(policy, 2, B) == "AC"
+
+
+@pytest.mark.parametrize("ref_cnt", [-1, 1])
+def test_pinned_and_pending_blocks_count_in_the_size_of_t1(
+    twin: ModuleType, ref_cnt: int
+) -> None:
+    policy = fill(with_target(twin, 8, 3), [A, B, C], [D])
+    policy.get(A).ref_cnt = ref_cnt
+    assert victims(policy, 1) == "B"
+    assert victims(policy, 1) == "D"
+
+
+def test_skipped_blocks_keep_their_place(twin: ModuleType) -> None:
+    policy = fill(arc(twin, 8), [A, B, C], [D, E])
+    policy.get(A).ref_cnt = 1
+    policy.get(D).ref_cnt = 1
+    assert victims(policy, 1, B) == "C"
+    assert victims(policy, 1, B) == "E"
+    assert lists(policy)[:2] == ("AB", "D")
+    policy.get(A).ref_cnt = 0
+    policy.get(D).ref_cnt = 0
+    assert victims(policy, 3) == "ABD"
+
+
+def test_a_victim_becomes_the_most_recent_ghost_of_its_list(twin: ModuleType) -> None:
+    policy = fill(arc(twin, 8), [A, B], [C, D])
+    assert victims(policy, 3) == "ABC"
+    assert victims(policy, 1) == "D"
+    assert lists(policy) == ("", "", "AB", "CD")
+
+
+def test_each_ghost_list_is_trimmed_to_the_capacity_oldest_first(twin: ModuleType) -> None:
+    policy = arc(twin, 2, [A, B, C])
+    assert victims(policy, 1) == "A"
+    assert victims(policy, 2) == "BC"
+    assert lists(policy) == ("", "", "BC", "")
+    fill(policy, [], [D, E, F])
+    assert victims(policy, 3) == "DEF"
+    assert lists(policy) == ("", "", "BC", "EF")
+
+
+def test_one_large_eviction_trims_after_it(twin: ModuleType) -> None:
+    policy = arc(twin, 2, [A, B, C, D, E])
+    assert victims(policy, 5) == "ABCDE"
+    assert lists(policy) == ("", "", "DE", "")
+
+
+def test_with_capacity_zero_there_are_no_ghosts(twin: ModuleType) -> None:
+    policy = arc(twin, 0, [A])
+    assert victims(policy, 1) == "A"
+    policy.touch([A])
+    assert lists(policy) == ("", "", "", "")
+    assert policy.target_t1_size == 0.0
+
+
+def test_remove_leaves_no_ghost(twin: ModuleType) -> None:
+    policy = fill(arc(twin, 4), [A], [B])
+    policy.remove(A)
+    policy.remove(B)
+    assert lists(policy) == ("", "", "", "")
+
+
+def test_clear_forgets_everything(twin: ModuleType) -> None:
+    policy = fill(with_target(twin, 8, 3), [A, B], [C, D])
+    victims(policy, 2)
+    policy.clear()
+    assert (len(policy), lists(policy), policy.target_t1_size) == (0, ("", "", "", ""), 0.0)
+    assert policy.cache_capacity == 8
+
+
+def test_the_capacity_is_the_number_of_free_blocks_at_construction(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 5)
+    backend.allocate_blocks([G, H])
+    manager = twin.ARCOffloadingManager(backend)
+    assert manager.cache_capacity == manager.policy.cache_capacity == 3
+    store(manager, [A])
+    assert manager.cache_capacity == 3
+    assert twin.CPUOffloadingManager(16, 7, "arc").policy.cache_capacity == 7
+
+
+def test_a_store_that_fails_forgets_the_former_ghost(build_arc: Build) -> None:
+    manager = build_arc(2)
+    store(manager, [A, B])
+    store(manager, [C])
+    assert names(manager.policy.b1) == "A"
+    manager.prepare_store([A])
+    assert names(manager.policy.b1) == "B"
+    manager.complete_store([A], success=False)
+    assert names(manager.policy.b1) == "B"
+    assert manager.stats()["ghosts"] == 1
+
+
+def test_a_store_puts_a_former_ghost_into_t1(build_arc: Build) -> None:
+    manager = build_arc(2)
+    store(manager, [A, B])
+    manager.touch([A])
+    store(manager, [C, D])
+    assert lists(manager.policy) == ("CD", "", "B", "A")
+    store(manager, [A])
+    assert lists(manager.policy) == ("DA", "", "BC", "")
+
+
+def test_a_refused_store_leaves_every_list(build_arc: Build) -> None:
+    manager = build_arc(4)
+    store(manager, [A, B, C, D])
+    manager.touch([C, D])
+    manager.prepare_load([A])
+    store(manager, [E])
+    before = lists(manager.policy)
+    assert before == ("AE", "DC", "B", "")
+    assert manager.prepare_store([F, G, H, B]) is None
+    assert lists(manager.policy) == before
+    manager.touch([B])
+    assert manager.policy.target_t1_size == 1.0
+
+
+def test_a_large_cache_adapts_as_the_rules_say(twin: ModuleType) -> None:
+    capacity = 50
+    manager = twin.CPUOffloadingManager(16, capacity, "arc")
+    first = block_hashes(*range(capacity))
+    store(manager, first)
+    manager.touch(first)
+    second = block_hashes(*range(100, 100 + capacity))
+    assert store(manager, second).block_hashes_evicted == first[::-1]
+    third = block_hashes(*range(200, 220))
+    assert store(manager, third).block_hashes_evicted == second[:20]
+    manager.touch(second[:20])
+    assert manager.policy.target_t1_size == 20 * (50 / 20)
+    manager.touch(first[:4])
+    assert manager.policy.target_t1_size == 46.0

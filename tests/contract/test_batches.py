@@ -1,0 +1,206 @@
+"""A batch: any iterable, read whole and checked before anything else happens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvoffload import BlockNotFoundError, BlockNotReadyError
+from tests.blocks import KEY_LENGTHS, A, B, C, D, block_hash, once, slots, store
+from tests.contract.conftest import Build
+from tests.observation import observe
+
+METHODS = (
+    "lookup",
+    "touch",
+    "prepare_load",
+    "complete_load",
+    "prepare_store",
+    "complete_store",
+)
+
+
+class BytesOfMyOwn(bytes):
+    """Equal to bytes, and not bytes."""
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def prepared(build: Build, method: str) -> Any:
+    """Return a manager on which `method` of [A, B] succeeds and changes something."""
+    manager = build(8, enable_events=True)
+    if method == "prepare_store":
+        return manager
+    if method == "complete_store":
+        manager.prepare_store([A, B])
+        return manager
+    store(manager, [A, B])
+    if method == "complete_load":
+        manager.prepare_load([A, B])
+    return manager
+
+
+@pytest.mark.parametrize("form", [list, tuple, iter, once, deque, dict.fromkeys])
+def test_any_iterable_will_do(build: Build, method: str, form: Any) -> None:
+    by_list, by_form = prepared(build, method), prepared(build, method)
+    getattr(by_list, method)([A, B])
+    getattr(by_form, method)(form([A, B]))
+    assert observe(by_form) == observe(by_list)
+
+
+def test_an_empty_batch_is_legal(build: Build, method: str) -> None:
+    for batch in ([], (), iter(())):
+        manager = prepared(build, method)
+        before = observe(manager)
+        getattr(manager, method)(batch)
+        after = observe(manager)
+        assert {**after, "stats": None} == {**before, "stats": None}
+    assert build(2).lookup([]) == 0
+    assert slots(build(2).prepare_load([])) == []
+
+
+@pytest.mark.parametrize(
+    "element", [bytearray(A), memoryview(A), A.hex(), 5, None, BytesOfMyOwn(A), (A,)]
+)
+@pytest.mark.parametrize("position", [0, 1, 3])
+def test_an_element_that_is_not_exactly_bytes(
+    build: Build, method: str, element: Any, position: int
+) -> None:
+    manager = prepared(build, method)
+    before = observe(manager)
+    batch: list[Any] = [A, B, C]
+    batch.insert(position, element)
+    with pytest.raises(TypeError) as caught:
+        getattr(manager, method)(batch)
+    assert f"[{position}]" in str(caught.value)
+    assert "bytes" in str(caught.value)
+    assert type(element).__name__ in str(caught.value)
+    assert observe(manager) == before
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_an_empty_hash(build: Build, method: str, position: int) -> None:
+    manager = prepared(build, method)
+    before = observe(manager)
+    batch = [A, B, C]
+    batch.insert(position, b"")
+    with pytest.raises(ValueError, match="empty") as caught:
+        getattr(manager, method)(batch)
+    assert f"[{position}]" in str(caught.value)
+    assert observe(manager) == before
+
+
+def test_the_first_bad_element_decides(build: Build, method: str) -> None:
+    manager = prepared(build, method)
+    with pytest.raises(ValueError, match=r"\[1\]"):
+        getattr(manager, method)([A, b"", 5])
+    with pytest.raises(TypeError, match=r"\[1\]"):
+        getattr(manager, method)([A, 5, b""])
+
+
+def test_elements_are_checked_before_the_state_is_asked(build: Build) -> None:
+    manager = build(4)
+    with pytest.raises(TypeError):
+        manager.prepare_load([A, 5])
+    with pytest.raises(ValueError, match="empty"):
+        manager.complete_load([A, b""])
+
+
+def test_after_that_the_first_offending_hash_decides(build: Build) -> None:
+    manager = build(4)
+    manager.prepare_store([A])
+    with pytest.raises(BlockNotReadyError, match=A.hex()):
+        manager.prepare_load([A, B])
+    with pytest.raises(BlockNotFoundError, match=B.hex()):
+        manager.prepare_load([B, A])
+
+
+def test_what_is_not_iterable_is_refused_by_name(build: Build, method: str) -> None:
+    manager = prepared(build, method)
+    before = observe(manager)
+    for batch in (5, None):
+        with pytest.raises(TypeError) as caught:
+            getattr(manager, method)(batch)
+        assert "iterable" in str(caught.value)
+        assert repr(batch) in str(caught.value)
+    assert observe(manager) == before
+
+
+def test_a_hash_is_not_a_batch_of_hashes(build: Build, method: str) -> None:
+    manager = prepared(build, method)
+    with pytest.raises(TypeError):
+        getattr(manager, method)(A)
+    with pytest.raises(TypeError):
+        getattr(manager, method)("a string")
+
+
+def test_a_generator_is_read_to_its_end(build: Build) -> None:
+    manager = build(4)
+    batch = once([A, B, C])
+    assert manager.lookup(batch) == 0
+    assert next(batch, None) is None
+
+
+def test_an_iterator_that_fails_changes_nothing(build: Build, method: str) -> None:
+    class IteratorFailedError(Exception):
+        pass
+
+    def failing() -> Iterator[bytes]:
+        yield A
+        raise IteratorFailedError
+
+    manager = prepared(build, method)
+    before = observe(manager)
+    with pytest.raises(IteratorFailedError):
+        getattr(manager, method)(failing())
+    assert observe(manager) == before
+
+
+def test_a_batch_list_stays_the_callers(build: Build, method: str) -> None:
+    manager = prepared(build, method)
+    batch = [A, B, A] if method not in ("complete_load",) else [A, B]
+    copy = list(batch)
+    output = getattr(manager, method)(batch)
+    assert batch == copy
+    batch.clear()
+    if method == "prepare_store":
+        assert output.block_hashes_to_store == [A, B]
+
+
+@pytest.mark.parametrize("length", KEY_LENGTHS)
+def test_a_hash_may_have_any_length(build: Build, length: int) -> None:
+    manager = build(2, enable_events=True)
+    key = block_hash(1, length)
+    other = key[:-1] + bytes([key[-1] ^ 1])
+    assert store(manager, [key]).block_hashes_to_store == [key]
+    assert manager.lookup([key, other]) == 1
+    assert other not in manager
+    assert slots(manager.prepare_load([key])) == slots(manager.prepare_load([bytes(key)]))
+    manager.complete_load([key, key])
+    assert store(manager, [other]).block_hashes_evicted == []
+    manager.touch([key])
+    assert store(manager, [D]).block_hashes_evicted == [other]
+    events = [(event.block_hashes, event.removed) for event in manager.take_events()]
+    assert events == [([key], False), ([other], False), ([other], True), ([D], False)]
+
+
+@pytest.mark.parametrize("length", [36, 37, 300, 5000])
+def test_keys_that_differ_only_in_length_or_in_one_byte_are_different(
+    build: Build, length: int
+) -> None:
+    key = bytes(length)
+    family = [key, key + b"\0", key[:-1], b"\1" + key[1:], key[:-1] + b"\1"]
+    manager = build(8)
+    store(manager, family[:1])
+    assert [block in manager for block in family] == [True, False, False, False, False]
+    store(manager, family[1:])
+    assert [manager.lookup([block]) for block in family] == [1] * 5
+    assert len(manager) == 5
+    ids = [slots(manager.prepare_load([block]))[0] for block in family]
+    assert len(set(ids)) == 5

@@ -1,0 +1,152 @@
+"""Events: one a call and kind, in order, taken once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.blocks import A, B, C, D, E, names, store
+from tests.contract.conftest import Build
+
+
+def taken(manager: Any) -> list[tuple[str, str]]:
+    """Return the untaken events as (hashes, kind)."""
+    return [read(event) for event in manager.take_events()]
+
+
+def read(event: Any) -> tuple[str, str]:
+    return names(event.block_hashes), "removed" if event.removed else "stored"
+
+
+def test_events_are_off_unless_asked_for(build: Build) -> None:
+    manager = build(1)
+    store(manager, [A])
+    store(manager, [B])
+    assert manager.events is None
+    assert list(manager.take_events()) == []
+
+
+def test_a_store_is_an_event_when_it_completes(build: Build) -> None:
+    manager = build(4, enable_events=True)
+    manager.prepare_store([A, B])
+    assert taken(manager) == []
+    manager.complete_store([B])
+    manager.complete_store([A])
+    assert taken(manager) == [("B", "stored"), ("A", "stored")]
+
+
+def test_an_event_lists_the_blocks_that_became_idle_in_batch_order(build: Build) -> None:
+    manager = build(4, enable_events=True)
+    store(manager, [D])
+    taken(manager)
+    manager.prepare_store([A, B, C])
+    manager.complete_store([E, C, D, A, C, B])
+    assert taken(manager) == [("CAB", "stored")]
+
+
+def test_an_eviction_is_one_event_in_eviction_order(build: Build) -> None:
+    manager = build(3, enable_events=True)
+    for block in (B, A, C):
+        store(manager, [block])
+    taken(manager)
+    output = manager.prepare_store([D, E])
+    assert names(output.block_hashes_evicted) == "BA"
+    assert taken(manager) == [("BA", "removed")]
+
+
+def test_removal_comes_before_the_store_it_made_room_for(build: Build) -> None:
+    manager = build(1, enable_events=True)
+    store(manager, [A])
+    store(manager, [B])
+    assert taken(manager) == [("A", "stored"), ("A", "removed"), ("B", "stored")]
+
+
+def test_a_failed_store_emits_nothing(build: Build) -> None:
+    manager = build(2, enable_events=True)
+    manager.prepare_store([A, B])
+    manager.complete_store([A, B], success=False)
+    assert taken(manager) == []
+
+
+def test_calls_that_change_no_block_emit_nothing(build: Build) -> None:
+    manager = build(2, enable_events=True)
+    store(manager, [A, B])
+    taken(manager)
+    manager.complete_store([A, B])
+    manager.complete_store([])
+    assert manager.prepare_store([A, B]) is not None
+    manager.prepare_load([A, B])
+    assert manager.prepare_store([C]) is None
+    manager.complete_load([A, B])
+    manager.touch([A])
+    manager.lookup([A])
+    assert taken(manager) == []
+
+
+def test_an_event_carries_block_size_and_medium(build: Build) -> None:
+    manager = build(1, block_size=48, enable_events=True)
+    store(manager, [A])
+    store(manager, [B])
+    events = list(manager.take_events())
+    assert {event.block_size for event in events} == {48}
+    assert {event.medium for event in events} == {manager.medium}
+
+
+def test_an_event_comes_once(build: Build) -> None:
+    manager = build(1, enable_events=True)
+    store(manager, [A])
+    assert taken(manager) == [("A", "stored")]
+    assert taken(manager) == []
+
+
+def test_the_batch_is_detached_at_the_call(build: Build) -> None:
+    manager = build(4, enable_events=True)
+    store(manager, [A])
+    events = manager.take_events()
+    store(manager, [B])
+    assert taken(manager) == [("B", "stored")]
+    assert [read(event) for event in events] == [("A", "stored")]
+    assert taken(manager) == []
+
+
+def test_an_abandoned_iterator_neither_replays_nor_blocks(build: Build) -> None:
+    manager = build(4, enable_events=True)
+    store(manager, [A])
+    store(manager, [B])
+    half_read = manager.take_events()
+    assert read(next(half_read)) == ("A", "stored")
+    store(manager, [C])
+    assert taken(manager) == [("C", "stored")]
+    manager.take_events()
+    assert taken(manager) == []
+
+
+def test_take_events_gives_an_iterator(build: Build) -> None:
+    manager = build(1, enable_events=True)
+    for events in (manager.take_events(), build(1).take_events()):
+        assert iter(events) is events
+        assert next(events, None) is None
+
+
+def test_the_events_not_yet_taken_can_be_seen(build: Build) -> None:
+    manager = build(1, enable_events=True)
+    assert manager.events == []
+    store(manager, [A])
+    seen = manager.events
+    assert [read(event) for event in seen] == [("A", "stored")]
+    seen.clear()
+    assert taken(manager) == [("A", "stored")]
+    assert manager.events == []
+
+
+def test_lists_in_events_and_outputs_are_separate(build: Build) -> None:
+    manager = build(1, enable_events=True)
+    first = manager.prepare_store([A])
+    batch = first.block_hashes_to_store
+    manager.complete_store(batch)
+    second = manager.prepare_store([B])
+    batch.append(D)
+    second.block_hashes_evicted.append(E)
+    second.block_hashes_to_store.append(E)
+    assert taken(manager) == [("A", "stored"), ("A", "removed")]
+    assert manager.lookup([B]) == 0
+    assert (D in manager, E in manager) == (False, False)

@@ -1,0 +1,265 @@
+"""What can be seen from outside: read-only, in order of recency, live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sized
+from types import ModuleType
+from typing import Any
+
+import numpy
+import pytest
+
+from kvoffload import BlockStatus
+from tests.blocks import A, B, C, D, E, H, names, slots, store
+from tests.contract.conftest import BUILT_IN_POOL_KINDS, Build, builder
+from tests.parts import ListBackend, ListPolicy
+
+
+def test_block_size_and_medium(build_pooled: Build) -> None:
+    manager = build_pooled(1, block_size=48)
+    assert (manager.block_size, manager.medium) == (48, "CPU")
+
+
+def test_the_medium_is_the_backends(twin: ModuleType) -> None:
+    for manager_class in (twin.LRUOffloadingManager, twin.ARCOffloadingManager):
+        backend = ListBackend(32, 1, "DRAWER")
+        manager = manager_class(backend)
+        assert (manager.block_size, manager.medium) == (32, "DRAWER")
+        assert manager.backend is backend
+
+
+def test_attributes_are_read_only(build: Build) -> None:
+    manager = build(2, enable_events=True)
+    for name in ("block_size", "medium", "events", "policy", "block_table"):
+        with pytest.raises(AttributeError):
+            setattr(manager, name, None)
+
+
+@pytest.mark.parametrize("manager_name", ["LRUOffloadingManager", "ARCOffloadingManager"])
+def test_attributes_of_one_policy_are_read_only_too(twin: ModuleType, manager_name: str) -> None:
+    manager = getattr(twin, manager_name)(twin.CPUBackend(16, 2))
+    views = ("blocks",) if manager_name.startswith("LRU") else ("t1", "t2", "b1", "b2")
+    for name in ("backend", *views):
+        with pytest.raises(AttributeError):
+            setattr(manager, name, {})
+
+
+def test_the_policy_is_the_one_asked_for(twin: ModuleType) -> None:
+    assert isinstance(twin.CPUOffloadingManager(16, 2).policy, twin.LRUCachePolicy)
+    assert isinstance(twin.CPUOffloadingManager(16, 2, "lru").policy, twin.LRUCachePolicy)
+    assert isinstance(twin.CPUOffloadingManager(16, 2, "arc").policy, twin.ARCCachePolicy)
+    backend = twin.CPUBackend(16, 2)
+    assert isinstance(twin.LRUOffloadingManager(backend).policy, twin.LRUCachePolicy)
+    assert isinstance(twin.ARCOffloadingManager(backend).policy, twin.ARCCachePolicy)
+    own = ListPolicy(2)
+    assert twin.CPUOffloadingManager(16, 2, own).policy is own
+    assert isinstance(twin.CPUOffloadingManager(16, 2, ListPolicy).policy, ListPolicy)
+
+
+def lru_things(twin: ModuleType) -> list[Any]:
+    """Return three things with `blocks`, holding A, C, B from least to most recent."""
+    policy = twin.LRUCachePolicy(4)
+    for block_id, block in enumerate((A, B, C)):
+        status = BlockStatus(block_id)
+        status.ref_cnt = 0
+        policy.insert(block, status)
+    over_built_in = twin.LRUOffloadingManager(twin.CPUBackend(16, 4))
+    over_own = twin.LRUOffloadingManager(ListBackend(16, 4))
+    for manager in (over_built_in, over_own):
+        store(manager, [A, B, C])
+    for thing in (policy, over_built_in, over_own):
+        thing.touch([B])
+    return [policy, over_built_in, over_own, over_built_in.policy, over_own.policy]
+
+
+def test_blocks_runs_from_least_to_most_recent(twin: ModuleType) -> None:
+    for thing in lru_things(twin):
+        blocks = thing.blocks
+        assert isinstance(blocks, Mapping)
+        assert names(blocks) == "ACB"
+        assert names(blocks.keys()) == "ACB"
+        assert [status.block_id for status in blocks.values()] == [0, 2, 1]
+        assert [(names([key]), status.ref_cnt) for key, status in blocks.items()] == [
+            ("A", 0),
+            ("C", 0),
+            ("B", 0),
+        ]
+        assert (len(blocks), A in blocks, D in blocks) == (3, True, False)
+        assert (blocks[C].block_id, blocks.get(D)) == (2, None)
+        with pytest.raises(KeyError):
+            blocks[D]
+        assert isinstance(blocks[A], BlockStatus)
+
+
+def test_blocks_cannot_be_written(twin: ModuleType) -> None:
+    for thing in lru_things(twin):
+        assert not isinstance(thing.blocks, MutableMapping)
+        with pytest.raises(TypeError):
+            thing.blocks[D] = BlockStatus(3)
+        with pytest.raises(TypeError):
+            del thing.blocks[A]
+        assert names(thing.blocks) == "ACB"
+
+
+def arc_things(twin: ModuleType) -> list[Any]:
+    """Return things with T1 = [D, E], T2 = [C], B1 = [A], B2 = [B] and a target of 1."""
+    things = []
+    for backend in (twin.CPUBackend(16, 3), ListBackend(16, 3)):
+        manager = twin.ARCOffloadingManager(backend)
+        things += [manager, manager.policy]
+    manager = twin.CPUOffloadingManager(16, 3, "arc")
+    things.append(manager.policy)
+    for filled in (things[0], things[2], manager):
+        store(filled, [A, B, C])
+        filled.touch([B])
+        filled.touch([C])
+        assert names(store(filled, [D]).block_hashes_evicted) == "A"
+        filled.prepare_load([D])
+        assert names(store(filled, [E]).block_hashes_evicted) == "B"
+        filled.complete_load([D])
+        filled.touch([A])
+    return things
+
+
+def test_the_lists_of_arc_run_from_least_to_most_recent(twin: ModuleType) -> None:
+    for thing in arc_things(twin):
+        for name, content in {"t1": "DE", "t2": "C"}.items():
+            view = getattr(thing, name)
+            assert isinstance(view, Mapping)
+            assert names(view) == content
+            assert len(view) == len(content)
+            assert all(isinstance(status, BlockStatus) for status in view.values())
+        for name, content in {"b1": "A", "b2": "B"}.items():
+            view = getattr(thing, name)
+            assert isinstance(view, Sized)
+            assert names(view) == content
+            assert len(view) == len(content)
+            assert (D in view, A in view) == (False, content == "A")
+        assert thing.target_t1_size == 1.0
+        assert type(thing.target_t1_size) is float
+        assert thing.cache_capacity == 3
+
+
+def test_the_lists_of_arc_cannot_be_written(twin: ModuleType) -> None:
+    for thing in arc_things(twin):
+        for name in ("t1", "t2"):
+            with pytest.raises(TypeError):
+                getattr(thing, name)[H] = BlockStatus(3)
+        for name in ("b1", "b2"):
+            assert not hasattr(getattr(thing, name), "add")
+            assert not hasattr(getattr(thing, name), "append")
+        for name in ("target_t1_size", "t1", "b2"):
+            with pytest.raises(AttributeError):
+                setattr(thing, name, 0)
+
+
+def test_a_status_shows_the_blocks_current_values(build: Build) -> None:
+    manager = build(2)
+    manager.prepare_store([A])
+    status = manager.policy.get(A)
+    assert (status.ref_cnt, status.block_id, status.is_ready) == (-1, 0, False)
+    manager.complete_store([A])
+    assert (status.ref_cnt, status.is_ready) == (0, True)
+    manager.prepare_load([A, A])
+    assert status.ref_cnt == 2
+    manager.complete_load([A])
+    assert status.ref_cnt == 1
+
+
+def test_a_status_in_a_view_shows_current_values(twin: ModuleType) -> None:
+    for backend in (twin.CPUBackend(16, 2), ListBackend(16, 2)):
+        manager = twin.LRUOffloadingManager(backend)
+        manager.prepare_store([A])
+        status = manager.blocks[A]
+        manager.complete_store([A])
+        manager.prepare_load([A])
+        assert status.ref_cnt == manager.blocks[A].ref_cnt == 1
+
+
+def test_a_status_of_an_evicted_block_never_shows_anothers(build: Build) -> None:
+    manager = build(2)
+    store(manager, [A])
+    store(manager, [B])
+    held = manager.policy.get(A)
+    assert names(store(manager, [C]).block_hashes_evicted) == "A"
+    manager.prepare_load([C, C])
+    store(manager, [D])
+    assert (held.ref_cnt, held.block_id) == (0, 0)
+    manager.complete_load([C, C])
+    store(manager, [A, E])
+    manager.prepare_load([A])
+    assert (held.ref_cnt, held.block_id) == (0, 0)
+
+
+def test_a_status_of_a_failed_store_keeps_its_last_values(build: Build) -> None:
+    manager = build(1)
+    manager.prepare_store([A])
+    held = manager.policy.get(A)
+    manager.complete_store([A], success=False)
+    store(manager, [B])
+    assert (held.ref_cnt, held.block_id) == (-1, 0)
+
+
+def test_a_status_outlives_its_manager(build: Build) -> None:
+    manager = build(3)
+    store(manager, [A, B])
+    manager.prepare_load([B])
+    held = manager.policy.get(B)
+    del manager
+    assert (held.ref_cnt, held.block_id) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", BUILT_IN_POOL_KINDS)
+def test_the_block_table(twin: ModuleType, kind: str) -> None:
+    manager = builder(twin, kind)(4)
+    store(manager, [A, B])
+    manager.prepare_load([B, B])
+    manager.prepare_store([C])
+    table = manager.block_table
+    assert isinstance(table, numpy.ndarray)
+    assert table.dtype.names == ("ref_cnt", "block_id")
+    assert (table.dtype["ref_cnt"], table.dtype["block_id"]) == (numpy.int32, numpy.int64)
+    assert not table.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        table["ref_cnt"] = 0
+    held = table[table["block_id"] >= 0]
+    assert sorted(held.tolist()) == [(-1, 2), (0, 0), (2, 1)]
+    assert set(table["block_id"][table["block_id"] < 0].tolist()) <= {-1}
+
+
+@pytest.mark.parametrize("kind", BUILT_IN_POOL_KINDS)
+def test_the_block_table_after_blocks_have_left(twin: ModuleType, kind: str) -> None:
+    manager = builder(twin, kind)(2)
+    store(manager, [A, B])
+    store(manager, [C])
+    table = manager.block_table
+    assert sorted(table["block_id"][table["block_id"] >= 0].tolist()) == [0, 1]
+    manager.reset_cache()
+    table = manager.block_table
+    assert table["block_id"][table["block_id"] >= 0].tolist() == []
+
+
+@pytest.mark.parametrize("kind", BUILT_IN_POOL_KINDS)
+def test_a_block_table_outlives_a_reset_and_its_manager(twin: ModuleType, kind: str) -> None:
+    manager = builder(twin, kind)(2)
+    store(manager, [A, B])
+    table = manager.block_table
+    assert sorted(table["block_id"].tolist())[-2:] == [0, 1]
+    manager.reset_cache()
+    del manager
+    assert set(table["block_id"].tolist()) <= {-1, 0, 1}
+
+
+def test_a_policy_alone_has_a_block_table(twin: ModuleType) -> None:
+    for policy_class in (twin.LRUCachePolicy, twin.ARCCachePolicy):
+        policy = policy_class(4)
+        policy.insert(A, BlockStatus(9))
+        table = policy.block_table
+        assert [row for row in table.tolist() if row[1] >= 0] == [(-1, 9)]
+
+
+def test_views_see_the_ids_of_the_outputs(build_pooled: Build) -> None:
+    manager = build_pooled(4)
+    output = store(manager, [C, A])
+    for block, slot in zip(output.block_hashes_to_store, slots(output.store_spec), strict=True):
+        assert manager.policy.get(block).block_id == slot

@@ -1,0 +1,163 @@
+"""`prepare_load` and `complete_load`: pins, checked for all before any is taken."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from kvoffload import (
+    BlockNotFoundError,
+    BlockNotPinnedError,
+    BlockNotReadyError,
+    RefCountOverflowError,
+)
+from tests.blocks import A, B, C, D, E, names, once, slots, store
+from tests.contract.conftest import Build
+from tests.observation import observe
+
+
+def test_ids_come_in_the_order_given(build: Build) -> None:
+    manager = build(4)
+    stored = slots(store(manager, [A, B, C]).store_spec)
+    place = dict(zip((A, B, C), stored, strict=True))
+    spec = manager.prepare_load(once([C, A, B]))
+    assert slots(spec) == [place[C], place[A], place[B]]
+    assert spec.block_ids.dtype == numpy.int64
+    assert spec.medium() == "CPU"
+
+
+def test_the_ids_are_the_callers(build: Build) -> None:
+    manager = build(2)
+    store(manager, [A])
+    first, second = manager.prepare_load([A]), manager.prepare_load([A])
+    first.block_ids[0] = 77
+    assert slots(second) == [0]
+
+
+def test_the_same_hash_twice_pins_twice(build: Build) -> None:
+    manager = build(1)
+    store(manager, [A])
+    assert slots(manager.prepare_load([A, A])) == [0, 0]
+    manager.complete_load([A])
+    assert manager.prepare_store([B]) is None
+    manager.complete_load([A])
+    assert manager.prepare_store([B]) is not None
+
+
+def test_a_pinned_block_is_not_evicted(build: Build) -> None:
+    manager = build(2)
+    store(manager, [A])
+    store(manager, [B])
+    manager.prepare_load([A])
+    assert names(store(manager, [C]).block_hashes_evicted) == "B"
+
+
+def test_a_pinned_block_can_be_loaded_again(build: Build) -> None:
+    manager = build(1)
+    store(manager, [A])
+    manager.prepare_load([A])
+    manager.prepare_load([A])
+    assert manager.stats()["pinned"] == 1
+    manager.complete_load([A, A])
+    assert manager.stats()["pinned"] == 0
+
+
+@pytest.mark.parametrize("method", ["prepare_load", "complete_load"])
+def test_a_load_of_an_unknown_hash(build: Build, method: str) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    manager.prepare_load([A, B])
+    before = observe(manager)
+    with pytest.raises(BlockNotFoundError, match=C.hex()):
+        getattr(manager, method)([A, C, B])
+    assert observe(manager) == before
+
+
+def test_a_load_of_a_pending_block(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A])
+    manager.prepare_store([B])
+    before = observe(manager)
+    with pytest.raises(BlockNotReadyError, match=B.hex()):
+        manager.prepare_load([A, B])
+    assert observe(manager) == before
+
+
+def test_the_end_of_a_load_of_a_pending_block(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A])
+    manager.prepare_load([A])
+    manager.prepare_store([B])
+    before = observe(manager)
+    with pytest.raises(BlockNotPinnedError, match=B.hex()):
+        manager.complete_load([A, B])
+    assert observe(manager) == before
+
+
+def test_the_end_of_a_load_beyond_the_pins(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    manager.prepare_load([A])
+    before = observe(manager)
+    with pytest.raises(BlockNotPinnedError, match=B.hex()):
+        manager.complete_load([A, B])
+    assert observe(manager) == before
+
+
+def test_occurrences_are_counted_at_the_end_of_a_load(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    manager.prepare_load([A, B])
+    before = observe(manager)
+    with pytest.raises(BlockNotPinnedError, match=A.hex()):
+        manager.complete_load([A, B, A])
+    assert observe(manager) == before
+    manager.prepare_load([A])
+    manager.complete_load([A, B, A])
+    assert manager.stats()["pinned"] == 0
+
+
+def test_the_first_offending_hash_decides_among_loads_that_end(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A])
+    manager.prepare_load([A])
+    manager.prepare_store([B])
+    with pytest.raises(BlockNotFoundError, match=C.hex()):
+        manager.complete_load([A, C, A, B])
+    with pytest.raises(BlockNotPinnedError, match=A.hex()):
+        manager.complete_load([A, A, C, B])
+    with pytest.raises(BlockNotPinnedError, match=B.hex()):
+        manager.complete_load([A, B, C, A])
+
+
+def test_loads_change_no_recency(build: Build) -> None:
+    manager = build(3)
+    for block in (A, B, C):
+        store(manager, [block])
+    manager.prepare_load([A, B])
+    manager.complete_load([B, A])
+    assert names(store(manager, [D, E]).block_hashes_evicted) == "AB"
+
+
+def test_complete_load_returns_nothing(build: Build) -> None:
+    manager = build(1)
+    store(manager, [A])
+    manager.prepare_load([A])
+    assert manager.complete_load(once([A])) is None
+
+
+def test_a_count_of_pins_does_not_wrap(build: Build) -> None:
+    manager = build(2)
+    store(manager, [A, B])
+    status = manager.policy.get(A)
+    status.ref_cnt = 2**31 - 2
+    before = observe(manager)
+    with pytest.raises(RefCountOverflowError, match=A.hex()) as caught:
+        manager.prepare_load([B, A, A])
+    assert isinstance(caught.value, OverflowError)
+    assert observe(manager) == before
+    manager.prepare_load([A])
+    assert status.ref_cnt == 2**31 - 1
+    with pytest.raises(RefCountOverflowError):
+        manager.prepare_load([A])
+    status.ref_cnt = 0

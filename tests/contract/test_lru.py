@@ -1,0 +1,117 @@
+"""LRU: one recency order; the least recent idle block leaves first."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvoffload import BlockStatus
+from tests.blocks import A, B, C, D, E, F, names, store
+from tests.contract.conftest import Build
+
+
+def idle(block_id: int) -> BlockStatus:
+    status = BlockStatus(block_id)
+    status.ref_cnt = 0
+    return status
+
+
+@pytest.fixture
+def policy(twin: ModuleType) -> Any:
+    """Return a policy with A, B, C, D idle, A the least recent."""
+    policy = twin.LRUCachePolicy(cache_capacity=4)
+    for block_id, block in enumerate((A, B, C, D)):
+        policy.insert(block, idle(block_id))
+    return policy
+
+
+def victims(policy: Any, n: int, *protected: bytes) -> str | None:
+    evicted = policy.evict(n, set(protected))
+    return None if evicted is None else names(block for block, _ in evicted)
+
+
+def test_insert_puts_a_block_at_the_most_recent_end(policy: Any) -> None:
+    policy.touch([A])
+    policy.insert(E, idle(4))
+    assert names(policy.blocks) == "BCDAE"
+
+
+def test_touch_takes_the_last_hash_first(policy: Any) -> None:
+    policy.touch([A, B, F, C])
+    assert names(policy.blocks) == "DCBA"
+    policy.touch([C, B, C])
+    assert names(policy.blocks) == "DABC"
+
+
+def test_victims_leave_from_the_least_recent_end(policy: Any) -> None:
+    policy.touch([A])
+    assert victims(policy, 2) == "BC"
+    assert names(policy.blocks) == "DA"
+
+
+@pytest.mark.parametrize("ref_cnt", [-1, 1, 7])
+def test_blocks_that_are_not_idle_are_skipped_and_keep_their_place(
+    policy: Any, ref_cnt: int
+) -> None:
+    policy.get(A).ref_cnt = ref_cnt
+    policy.get(C).ref_cnt = ref_cnt
+    assert victims(policy, 2) == "BD"
+    policy.insert(E, idle(4))
+    assert names(policy.blocks) == "ACE"
+    policy.get(A).ref_cnt = 0
+    policy.get(C).ref_cnt = 0
+    assert victims(policy, 3) == "ACE"
+
+
+def test_protected_blocks_are_skipped_and_keep_their_place(policy: Any) -> None:
+    assert victims(policy, 2, A, C) == "BD"
+    assert victims(policy, 2) == "AC"
+
+
+def test_an_eviction_that_fails_leaves_the_order(policy: Any) -> None:
+    policy.get(B).ref_cnt = 1
+    assert victims(policy, 3, D) is None
+    assert names(policy.blocks) == "ABCD"
+    policy.get(B).ref_cnt = 0
+    assert victims(policy, 4) == "ABCD"
+
+
+def test_skipped_protected_and_pinned_blocks_stay_in_recency_order(policy: Any) -> None:
+    policy.get(A).ref_cnt = 1
+    assert victims(policy, 1, B) == "C"
+    assert victims(policy, 3) is None
+    policy.get(A).ref_cnt = 0
+    policy.insert(E, idle(4))
+    policy.touch([D])
+    assert names(policy.blocks) == "ABED"
+    assert victims(policy, 3) == "ABE"
+
+
+def test_blocks_enter_in_batch_order(build_lru: Build) -> None:
+    manager = build_lru(3)
+    store(manager, [C, A, B])
+    assert names(store(manager, [D, E, F]).block_hashes_evicted) == "CAB"
+
+
+def test_pinned_and_pending_blocks_keep_their_place(build_lru: Build) -> None:
+    manager = build_lru(3)
+    manager.prepare_store([A])
+    store(manager, [B])
+    store(manager, [C])
+    manager.prepare_load([B])
+    assert names(store(manager, [D]).block_hashes_evicted) == "C"
+    manager.complete_load([B])
+    manager.complete_store([A])
+    assert names(store(manager, [E, F]).block_hashes_evicted) == "AB"
+
+
+def test_a_refused_store_leaves_the_order(build_lru: Build) -> None:
+    manager = build_lru(3)
+    for block in (A, B, C):
+        store(manager, [block])
+    manager.prepare_load([B])
+    assert manager.prepare_store([A, D, E]) is None
+    manager.complete_load([B])
+    assert names(store(manager, [D, E, F]).block_hashes_evicted) == "ABC"

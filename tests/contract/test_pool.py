@@ -1,0 +1,207 @@
+"""The pool: fresh ids counting up, then the free list, last freed first out."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy
+import pytest
+
+from kvoffload import Backend, BlockStatus, CPULoadStoreSpec
+from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
+from tests.contract.conftest import Build
+
+
+def taken(statuses: list[BlockStatus]) -> list[int]:
+    return [status.block_id for status in statuses]
+
+
+def test_a_pool_is_a_backend_in_host_memory(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 4)
+    assert isinstance(backend, Backend)
+    assert (backend.block_size, backend.medium) == (16, "CPU")
+    assert backend.get_num_free_blocks() == 4
+
+
+def test_each_hash_gets_a_pending_status_of_its_own(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 4)
+    statuses = backend.allocate_blocks([A, B])
+    assert type(statuses) is list
+    assert all(isinstance(status, BlockStatus) for status in statuses)
+    assert [(status.ref_cnt, status.block_id) for status in statuses] == [(-1, 0), (-1, 1)]
+    assert statuses[0] is not statuses[1]
+    assert backend.get_num_free_blocks() == 2
+
+
+def test_fresh_ids_come_first_even_when_some_are_free(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 4)
+    first, second = backend.allocate_blocks([A, B])
+    backend.free(first)
+    backend.free(second)
+    assert taken(backend.allocate_blocks([C])) == [2]
+    assert taken(backend.allocate_blocks([D])) == [3]
+
+
+def test_then_the_last_freed_comes_first(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 4)
+    statuses = backend.allocate_blocks([A, B, C])
+    for index in (1, 0, 2):
+        backend.free(statuses[index])
+    assert taken(backend.allocate_blocks([D, E, F])) == [3, 2, 0]
+    assert taken(backend.allocate_blocks([G])) == [1]
+    assert backend.get_num_free_blocks() == 0
+
+
+def test_an_allocation_beyond_the_free_blocks_takes_none(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 2)
+    backend.allocate_blocks([A])
+    with pytest.raises(ValueError, match="1 free"):
+        backend.allocate_blocks([B, C])
+    assert backend.get_num_free_blocks() == 1
+    assert taken(backend.allocate_blocks([B])) == [1]
+
+
+def test_a_slot_is_freed_once(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 2)
+    (status,) = backend.allocate_blocks([A])
+    backend.free(status)
+    with pytest.raises(ValueError, match="0"):
+        backend.free(status)
+    assert backend.get_num_free_blocks() == 2
+
+
+@pytest.mark.parametrize("block_id", [-1, 1, 2, 2**40])
+def test_a_slot_that_is_not_given_out_cannot_be_freed(twin: ModuleType, block_id: int) -> None:
+    backend = twin.CPUBackend(16, 2)
+    backend.allocate_blocks([A])
+    with pytest.raises(ValueError, match=str(block_id)):
+        backend.free(BlockStatus(block_id))
+    assert backend.get_num_free_blocks() == 1
+
+
+@pytest.mark.parametrize("block", [None, 0, object()])
+def test_only_a_status_can_be_freed(twin: ModuleType, block: Any) -> None:
+    backend = twin.CPUBackend(16, 2)
+    backend.allocate_blocks([A])
+    with pytest.raises(TypeError, match="BlockStatus"):
+        backend.free(block)
+
+
+def test_a_pool_describes_its_blocks(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 4)
+    statuses = backend.allocate_blocks([A, B, C])
+    spec = backend.get_load_store_spec([C, A], [statuses[2], statuses[0]])
+    assert isinstance(spec, CPULoadStoreSpec)
+    assert slots(spec) == [2, 0]
+    assert spec.block_ids.dtype == numpy.int64
+    assert slots(backend.get_load_store_spec([], [])) == []
+
+
+def test_a_pool_checks_its_batch(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 4)
+    with pytest.raises(TypeError, match=r"\[1\]"):
+        backend.allocate_blocks([A, 5])
+    assert taken(backend.allocate_blocks(once([A]))) == [0]
+
+
+def test_an_empty_pool(twin: ModuleType) -> None:
+    backend = twin.CPUBackend(16, 0)
+    assert backend.get_num_free_blocks() == 0
+    assert backend.allocate_blocks([]) == []
+    with pytest.raises(ValueError, match="0 free"):
+        backend.allocate_blocks([A])
+
+
+def test_a_manager_counts_up_before_it_uses_a_slot_again(build_pooled: Build) -> None:
+    manager = build_pooled(4)
+    manager.prepare_store([A, B])
+    manager.complete_store([A, B], success=False)
+    assert slots(store(manager, [C]).store_spec) == [2]
+    assert slots(store(manager, [D, E]).store_spec) == [3, 1]
+    assert slots(store(manager, [F]).store_spec) == [0]
+
+
+def test_the_evicted_are_freed_in_order_before_the_new_are_placed(build_pooled: Build) -> None:
+    manager = build_pooled(4)
+    for block in (A, B, C, D):
+        store(manager, [block])
+    output = store(manager, [E, F, G])
+    assert names(output.block_hashes_evicted) == "ABC"
+    assert slots(output.store_spec) == [2, 1, 0]
+
+
+def test_slots_freed_by_a_failure_and_by_eviction_make_one_list(build_pooled: Build) -> None:
+    manager = build_pooled(3)
+    store(manager, [A])
+    store(manager, [B])
+    manager.prepare_store([C])
+    manager.complete_store([C], success=False)
+    output = store(manager, [D, E, F])
+    assert names(output.block_hashes_evicted) == "AB"
+    assert slots(output.store_spec) == [1, 0, 2]
+
+
+@pytest.fixture(params=["LRUOffloadingManager", "ARCOffloadingManager"])
+def manager_class(twin: ModuleType, request: pytest.FixtureRequest) -> Any:
+    return getattr(twin, request.param)
+
+
+def test_a_manager_uses_its_backends_own_pool(twin: ModuleType, manager_class: Any) -> None:
+    backend = twin.CPUBackend(16, 4)
+    manager = manager_class(backend)
+    (outside,) = backend.allocate_blocks([H])
+    assert slots(store(manager, [A, B]).store_spec) == [1, 2]
+    assert backend.get_num_free_blocks() == manager.stats()["free"] == 1
+    assert manager.prepare_store([C, D, E, F]) is None
+    assert names(store(manager, [C, D]).block_hashes_evicted) == "A"
+    backend.free(outside)
+    assert slots(store(manager, [E]).store_spec) == [0]
+    assert backend.get_num_free_blocks() == 0
+
+
+def test_two_managers_share_a_backend(twin: ModuleType, manager_class: Any) -> None:
+    backend = twin.CPUBackend(16, 4)
+    left, right = manager_class(backend), twin.LRUOffloadingManager(backend)
+    assert slots(store(left, [A, B]).store_spec) == [0, 1]
+    assert slots(store(right, [A]).store_spec) == [2]
+    assert slots(store(left, [C]).store_spec) == [3]
+    assert left.prepare_store([D, E, F, G]) is None
+    assert right.prepare_store([D, E]) is None
+    output = store(right, [D])
+    assert (names(output.block_hashes_evicted), slots(output.store_spec)) == ("A", [2])
+    left.reset_cache()
+    assert backend.get_num_free_blocks() == right.stats()["free"] == 3
+    assert right.lookup([D]) == 1
+    assert set(slots(store(left, [E, F, G]).store_spec)) == {0, 1, 3}
+    assert slots(right.prepare_load([D])) == [2]
+
+
+def test_a_backend_in_use_lends_what_is_left(twin: ModuleType, manager_class: Any) -> None:
+    backend = twin.CPUBackend(16, 3)
+    backend.allocate_blocks([H, G])
+    manager = manager_class(backend)
+    assert manager.prepare_store([A, B]) is None
+    assert slots(store(manager, [A]).store_spec) == [2]
+
+
+def test_a_block_freed_behind_the_managers_back_is_not_freed_twice(
+    twin: ModuleType, manager_class: Any
+) -> None:
+    backend = twin.CPUBackend(16, 3)
+    first = manager_class(backend)
+    store(first, [A, B])
+    free = backend.get_num_free_blocks()
+    first.reset_cache()
+    assert backend.get_num_free_blocks() == free + 2
+    first.reset_cache()
+    assert backend.get_num_free_blocks() == free + 2
+
+
+def test_ids_are_within_the_pool(build_pooled: Build) -> None:
+    manager = build_pooled(16)
+    seen: set[int] = set()
+    for number in range(0, 200, 4):
+        output = store(manager, block_hashes(*range(number, number + 4)))
+        seen |= set(slots(output.store_spec))
+    assert seen == set(range(16))

@@ -1,0 +1,154 @@
+"""`reset_cache`: everything is dropped, without events; counters stay."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from kvoffload import BlockNotFoundError
+from tests.blocks import A, B, C, D, E, F, block_hashes, names, slots, store
+from tests.contract.conftest import Build
+from tests.observation import observe
+from tests.parts import ListBackend, ListPolicy
+
+PRESENT = ("resident", "pending", "pinned", "free", "ghosts")
+
+
+def test_reset_drops_blocks_of_every_kind(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    manager.prepare_load([B])
+    manager.prepare_store([C])
+    assert manager.reset_cache() is None
+    assert len(manager) == 0
+    assert [block in manager for block in (A, B, C)] == [False] * 3
+    assert manager.lookup([A]) == 0
+    with pytest.raises(BlockNotFoundError):
+        manager.complete_load([B])
+    manager.complete_store([C])
+    assert len(manager) == 0
+    manager._check()
+
+
+def test_reset_emits_nothing(build: Build) -> None:
+    manager = build(4, enable_events=True)
+    store(manager, [A])
+    list(manager.take_events())
+    manager.reset_cache()
+    assert list(manager.take_events()) == []
+
+
+def test_events_from_before_a_reset_can_still_be_taken(build: Build) -> None:
+    manager = build(4, enable_events=True)
+    store(manager, [A])
+    manager.reset_cache()
+    assert [names(event.block_hashes) for event in manager.take_events()] == ["A"]
+
+
+def test_reset_makes_a_difference_to_present_counts_alone(build: Build) -> None:
+    manager = build(2)
+    for block in (A, B, C, D):
+        store(manager, [block])
+    manager.prepare_load([D])
+    manager.prepare_store([E])
+    assert manager.prepare_store([A, B]) is None
+    manager.complete_store([E], success=False)
+    manager.lookup([D, A])
+    before = manager.stats()
+    manager.reset_cache()
+    after = manager.stats()
+    assert {name: after[name] for name in PRESENT} == {
+        "resident": 0,
+        "pending": 0,
+        "pinned": 0,
+        "free": 2,
+        "ghosts": 0,
+    }
+    for name in PRESENT:
+        del before[name], after[name]
+    assert after == before
+
+
+@pytest.mark.parametrize("cache_policy", ["lru", "arc", ListPolicy])
+def test_the_pool_starts_again_at_zero(twin: ModuleType, cache_policy: object) -> None:
+    manager = twin.CPUOffloadingManager(16, 4, cache_policy)
+    store(manager, [A, B, C])
+    manager.prepare_store([D])
+    manager.complete_store([D], success=False)
+    manager.reset_cache()
+    assert slots(store(manager, [E, F, A]).store_spec) == [0, 1, 2]
+
+
+def test_after_a_reset_a_manager_is_as_new(build: Build) -> None:
+    manager, fresh = build(4), build(4)
+    for block in block_hashes(*range(10)):
+        store(manager, [block])
+        manager.touch([block])
+    manager.touch(block_hashes(1, 2, 3))
+    manager.reset_cache()
+    for steady in (manager, fresh):
+        store(steady, [A, B, C])
+        steady.touch([B])
+        store(steady, [D, E])
+    used, new = observe(manager), observe(fresh)
+    for seen in (used, new):
+        del seen["stats"]
+        seen.pop("backend", None)
+        seen["policy"].pop("touched", None)
+    assert used == new
+
+
+def test_reset_forgets_ghosts_and_the_adaptive_target(build_arc: Build) -> None:
+    manager = build_arc(2)
+    for block in (A, B, C, D):
+        store(manager, [block])
+    manager.touch([A, B])
+    assert manager.policy.target_t1_size > 0
+    assert len(manager.policy.b1) == 2
+    manager.reset_cache()
+    assert manager.policy.target_t1_size == 0.0
+    assert (len(manager.policy.b1), len(manager.policy.b2)) == (0, 0)
+    assert manager.policy.cache_capacity == 2
+
+
+def test_a_users_backend_gets_its_blocks_back_least_recent_first(twin: ModuleType) -> None:
+    backend = ListBackend(16, 5)
+    manager = twin.LRUOffloadingManager(backend)
+    store(manager, [A, B, C, D])
+    manager.touch([B])
+    manager.prepare_load([A])
+    manager.prepare_store([E])
+    manager.reset_cache()
+    assert [block.label for block in backend.freed] == [x.hex() for x in (A, C, D, B, E)]
+    assert backend.get_num_free_blocks() == 5
+
+
+def test_a_users_backend_gets_t1_before_t2(twin: ModuleType) -> None:
+    backend = ListBackend(16, 5)
+    manager = twin.ARCOffloadingManager(backend)
+    store(manager, [A, B, C, D])
+    manager.touch([C, A])
+    manager.prepare_store([E])
+    manager.reset_cache()
+    assert [block.label for block in backend.freed] == [x.hex() for x in (B, D, E, A, C)]
+    assert len(backend.freed) == len({id(block) for block in backend.freed}) == 5
+
+
+def test_a_reset_of_nothing_is_legal(build: Build) -> None:
+    manager = build(3)
+    manager.reset_cache()
+    manager.reset_cache()
+    assert len(manager) == 0
+    manager._check()
+
+
+def test_a_status_held_over_a_reset_keeps_its_last_values(build: Build) -> None:
+    manager = build(3)
+    store(manager, [A, B])
+    manager.prepare_load([B])
+    held = manager.policy.get(B)
+    values = held.ref_cnt, held.block_id
+    manager.reset_cache()
+    store(manager, [C, D, E])
+    assert (held.ref_cnt, held.block_id) == values

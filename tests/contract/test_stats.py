@@ -1,0 +1,166 @@
+"""`stats`, `len` and `in`: what is counted, when, and what never is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvoffload import OffloadError
+from tests.blocks import A, B, C, D, E, store
+from tests.contract.conftest import Build
+
+COUNTERS = (
+    "lookups",
+    "lookup_blocks",
+    "hit_blocks",
+    "stored_blocks",
+    "failed_blocks",
+    "evicted_blocks",
+    "refused_stores",
+    "not_admitted",
+    "loaded_blocks",
+)
+PRESENT = ("resident", "pending", "pinned", "free", "ghosts")
+
+
+def test_the_names_are_these_in_this_order(build: Build) -> None:
+    stats = build(3).stats()
+    assert type(stats) is dict
+    assert tuple(stats) == COUNTERS + PRESENT
+    assert all(type(value) is int for value in stats.values())
+    assert stats == {**dict.fromkeys(COUNTERS + PRESENT, 0), "free": 3}
+
+
+def test_stats_are_a_copy(build: Build) -> None:
+    manager = build(3)
+    manager.stats()["lookups"] = 99
+    assert manager.stats()["lookups"] == 0
+
+
+def changes(manager: Any, method: str, *arguments: Any) -> dict[str, int]:
+    """Return what one call adds to each counter, zeros left out."""
+    before = manager.stats()
+    try:
+        getattr(manager, method)(*arguments)
+    except (OffloadError, TypeError, ValueError):
+        pass
+    after = manager.stats()
+    return {name: after[name] - before[name] for name in after if after[name] != before[name]}
+
+
+def test_a_lookup_adds_to_three_counters(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    assert changes(manager, "lookup", [A, B, C, A]) == {
+        "lookups": 1,
+        "lookup_blocks": 4,
+        "hit_blocks": 2,
+    }
+    assert changes(manager, "lookup", []) == {"lookups": 1}
+    assert changes(manager, "lookup", [C]) == {"lookups": 1, "lookup_blocks": 1}
+
+
+def test_a_store_counts_blocks_that_are_given_a_slot(build: Build) -> None:
+    manager = build(3)
+    store(manager, [A])
+    assert changes(manager, "prepare_store", [B, A, C, B]) == {
+        "stored_blocks": 2,
+        "resident": 2,
+        "pending": 2,
+        "free": -2,
+    }
+    assert changes(manager, "complete_store", [B]) == {"pending": -1}
+    assert changes(manager, "complete_store", [C, A], False) == {
+        "failed_blocks": 1,
+        "resident": -1,
+        "pending": -1,
+        "free": 1,
+    }
+
+
+def test_an_eviction_counts_its_victims(build_lru: Build) -> None:
+    manager = build_lru(3)
+    store(manager, [A, B, C])
+    assert changes(manager, "prepare_store", [D, E]) == {
+        "stored_blocks": 2,
+        "evicted_blocks": 2,
+        "pending": 2,
+    }
+
+
+def test_arc_counts_its_ghosts_too(build_arc: Build) -> None:
+    manager = build_arc(3)
+    store(manager, [A, B, C])
+    manager.touch([A])
+    assert changes(manager, "prepare_store", [D, E]) == {
+        "stored_blocks": 2,
+        "evicted_blocks": 2,
+        "pending": 2,
+        "ghosts": 2,
+    }
+
+
+def test_a_refused_store_is_one(build: Build) -> None:
+    manager = build(1)
+    assert changes(manager, "prepare_store", [A, B, C]) == {"refused_stores": 1}
+    assert changes(manager, "prepare_store", []) == {}
+
+
+def test_a_load_counts_each_occurrence_once(build: Build) -> None:
+    manager = build(3)
+    store(manager, [A, B])
+    before = manager.stats()
+    assert changes(manager, "prepare_load", [A, B, A])["pinned"] == 2
+    manager.complete_load([A, B, A])
+    assert manager.stats() == {**before, "loaded_blocks": before["loaded_blocks"] + 3}
+
+
+@pytest.mark.parametrize(
+    ("method", "batch"),
+    [
+        ("lookup", [A, 5]),
+        ("prepare_load", [A, D]),
+        ("prepare_load", [A, C]),
+        ("complete_load", [A, B]),
+        ("prepare_store", [D, b""]),
+        ("complete_store", [C, None]),
+        ("touch", [A, ""]),
+    ],
+)
+def test_an_exception_changes_no_counter(build: Build, method: str, batch: list[Any]) -> None:
+    manager = build(3)
+    store(manager, [A, B])
+    manager.prepare_load([A])
+    manager.prepare_store([C])
+    assert changes(manager, method, batch) == {}
+
+
+def test_touch_and_complete_load_count_nothing_for_good(build: Build) -> None:
+    manager = build(3)
+    store(manager, [A])
+    assert changes(manager, "touch", [A, B]) == {}
+    assert changes(manager, "take_events") == {}
+
+
+def test_free_slots_are_counted(build: Build) -> None:
+    manager = build(3)
+    assert manager.stats()["free"] == 3
+    manager.prepare_store([A, B])
+    assert manager.stats()["free"] == 1
+    manager.complete_store([A], success=False)
+    assert manager.stats()["free"] == 2
+
+
+def test_len_and_in_are_about_residency(build: Build) -> None:
+    manager = build(2)
+    assert (len(manager), A in manager) == (0, False)
+    manager.prepare_store([A])
+    assert (len(manager), A in manager) == (1, True)
+    manager.complete_store([A])
+    manager.prepare_load([A])
+    store(manager, [B])
+    assert (len(manager), A in manager, B in manager) == (2, True, True)
+    store(manager, [C])
+    assert (len(manager), B in manager, C in manager) == (2, False, True)
+    assert manager.stats()["resident"] == 2

@@ -1,0 +1,179 @@
+"""`prepare_store`: what is stored, what is evicted for it, and when it is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
+from tests.contract.conftest import Build
+from tests.observation import observe
+
+
+def test_each_new_hash_gets_a_slot_in_batch_order(build: Build) -> None:
+    manager = build(4)
+    output = manager.prepare_store(once([C, A, B]))
+    assert names(output.block_hashes_to_store) == "CAB"
+    assert slots(output.store_spec) == [0, 1, 2]
+    assert output.block_hashes_evicted == []
+
+
+def test_new_blocks_are_pending(build: Build) -> None:
+    manager = build(4)
+    manager.prepare_store([A])
+    assert manager.stats()["pending"] == 1
+    assert manager.policy.get(A).ref_cnt == -1
+    assert manager.lookup([A]) == 0
+    assert A in manager
+
+
+def test_resident_hashes_are_dropped_pending_included(build: Build) -> None:
+    manager = build(8)
+    store(manager, [A])
+    store(manager, [B])
+    manager.prepare_load([B])
+    manager.prepare_store([C])
+    output = manager.prepare_store([A, D, B, C, E])
+    assert names(output.block_hashes_to_store) == "DE"
+    assert len(manager) == 5
+
+
+def test_repeats_in_a_batch_are_dropped_and_the_first_wins(build: Build) -> None:
+    manager = build(4)
+    output = manager.prepare_store([B, A, B, B, A])
+    assert names(output.block_hashes_to_store) == "BA"
+    assert slots(output.store_spec) == [0, 1]
+    assert (len(manager), manager.stats()["free"]) == (2, 2)
+
+
+@pytest.mark.parametrize("batch", [[], [A], [A, A, B]])
+def test_nothing_to_store_is_an_empty_output(build: Build, batch: list[bytes]) -> None:
+    manager = build(2)
+    store(manager, [A, B])
+    before = observe(manager)
+    output = manager.prepare_store(batch)
+    assert output.block_hashes_to_store == []
+    assert output.block_hashes_evicted == []
+    assert output.store_spec.block_ids.shape == (0,)
+    assert output.store_spec.block_ids.dtype.name == "int64"
+    assert output.store_spec.medium() == "CPU"
+    assert observe(manager) == before
+
+
+def test_as_many_are_evicted_as_slots_fall_short(build: Build) -> None:
+    manager = build(4)
+    for block in (A, B, C):
+        store(manager, [block])
+    assert names(store(manager, [D]).block_hashes_evicted) == ""
+    assert names(store(manager, [E]).block_hashes_evicted) == "A"
+    assert names(store(manager, [F, G]).block_hashes_evicted) == "BC"
+    assert len(manager) == 4
+
+
+def test_resident_hashes_of_the_batch_need_no_slot(build: Build) -> None:
+    manager = build(3)
+    store(manager, [A, B])
+    output = store(manager, [A, B, C])
+    assert names(output.block_hashes_to_store) == "C"
+    assert output.block_hashes_evicted == []
+
+
+def test_an_idle_block_of_the_batch_is_never_evicted(build: Build) -> None:
+    manager = build(3)
+    for block in (A, B, C):
+        store(manager, [block])
+    output = store(manager, [D, A])
+    assert names(output.block_hashes_to_store) == "D"
+    assert names(output.block_hashes_evicted) == "B"
+    assert manager.lookup([A]) == 1
+
+
+def test_a_store_is_refused_where_only_its_own_blocks_could_leave(build: Build) -> None:
+    manager = build(2)
+    store(manager, [A, B])
+    before = observe(manager)
+    assert manager.prepare_store([A, B, C]) is None
+    after = observe(manager)
+    assert after["stats"].pop("refused_stores") == before["stats"].pop("refused_stores") + 1
+    assert after == before
+
+
+def test_pending_and_pinned_blocks_are_never_evicted(build: Build) -> None:
+    manager = build(3)
+    manager.prepare_store([A])
+    store(manager, [B])
+    manager.prepare_load([B])
+    store(manager, [C])
+    assert manager.prepare_store([D, E]) is None
+    assert names(store(manager, [D]).block_hashes_evicted) == "C"
+
+
+def test_a_batch_larger_than_the_capacity_is_refused(build: Build) -> None:
+    manager = build(3)
+    store(manager, [A])
+    before = observe(manager)
+    assert manager.prepare_store([B, C, D, E]) is None
+    after = observe(manager)
+    assert after["stats"]["refused_stores"] == 1
+    assert {**after, "stats": None} == {**before, "stats": None}
+
+
+def test_repeats_do_not_count_against_the_capacity(build: Build) -> None:
+    assert names(store(build(2), [A, B, A, B, A]).block_hashes_to_store) == "AB"
+
+
+def test_the_slots_of_the_evicted_are_used_again(build: Build) -> None:
+    manager = build(3)
+    store(manager, [A, B, C])
+    output = store(manager, [D, E])
+    assert sorted(slots(output.store_spec)) == sorted(
+        slot for slot in range(3) if slot != slots(manager.prepare_load([C]))[0]
+    )
+
+
+def test_capacity_zero_refuses_every_store_that_needs_a_slot(build: Build) -> None:
+    manager = build(0, enable_events=True)
+    assert manager.prepare_store([A]) is None
+    assert manager.prepare_store([A, B]) is None
+    assert manager.prepare_store([]).block_hashes_to_store == []
+    assert manager.lookup([A]) == 0
+    manager.touch([A, A])
+    manager.complete_store([A])
+    manager.complete_store([A], success=False)
+    assert list(manager.take_events()) == []
+    assert manager.stats()["refused_stores"] == 2
+    manager.reset_cache()
+    assert (len(manager), manager.stats()["free"]) == (0, 0)
+    manager._check()
+
+
+def test_capacity_one(build: Build) -> None:
+    manager = build(1)
+    assert manager.prepare_store([A, B]) is None
+    assert slots(store(manager, [A]).store_spec) == [0]
+    output = store(manager, [B, B])
+    assert (names(output.block_hashes_evicted), slots(output.store_spec)) == ("A", [0])
+    assert manager.prepare_store([B, A]) is None
+    manager.prepare_load([B])
+    assert manager.prepare_store([A]) is None
+    manager.complete_load([B])
+    assert names(store(manager, [A]).block_hashes_evicted) == "B"
+    manager._check()
+
+
+def test_a_large_store_evicts_a_large_part(build: Build) -> None:
+    manager = build(300)
+    old, new = block_hashes(*range(300)), block_hashes(*range(1000, 1250))
+    for block in old:
+        store(manager, [block])
+    assert store(manager, new).block_hashes_evicted == old[:250]
+    assert manager.lookup(old[250:] + new) == 300
+    manager._check()
+
+
+def test_many_small_stores_keep_the_capacity(build: Build) -> None:
+    manager = build(4)
+    for block in (A, B, C, D, E, F, G, H, A, C, E, G):
+        store(manager, [block])
+        manager._check()
+    assert len(manager) == 4
+    assert manager.lookup([A, C, E, G]) == 4

@@ -1,0 +1,194 @@
+"""What passes between the rooms: statuses, specs, outputs, events."""
+
+from __future__ import annotations
+
+import abc
+import ctypes
+from types import ModuleType
+
+import numpy
+import pytest
+
+import kvoffload
+from kvoffload import (
+    BlockHash,
+    BlockIDsLoadStoreSpec,
+    BlockStatus,
+    CPULoadStoreSpec,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingEvent,
+    PrepareStoreOutput,
+)
+from tests.blocks import A, B, store
+from tests.contract.conftest import Build
+
+PUBLIC_NAMES = {
+    "ARCCachePolicy",
+    "ARCOffloadingManager",
+    "Backend",
+    "BackendError",
+    "BlockHash",
+    "BlockIDsLoadStoreSpec",
+    "BlockNotFoundError",
+    "BlockNotPinnedError",
+    "BlockNotReadyError",
+    "BlockStatus",
+    "CPUBackend",
+    "CPULoadStoreSpec",
+    "CPUOffloadingManager",
+    "CachePolicy",
+    "GPULoadStoreSpec",
+    "IMPLEMENTATION",
+    "LRUCachePolicy",
+    "LRUOffloadingManager",
+    "LoadStoreSpec",
+    "OffloadError",
+    "OffloadingEvent",
+    "OffloadingManager",
+    "PolicyError",
+    "PrepareStoreOutput",
+    "RefCountOverflowError",
+    "__version__",
+}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
+def test_every_public_name_is_importable_from_the_package(name: str) -> None:
+    assert hasattr(kvoffload, name)
+    assert name in kvoffload.__all__
+
+
+def test_public_classes_say_where_users_import_them_from_or_nearby() -> None:
+    for name in PUBLIC_NAMES - {"BlockHash", "IMPLEMENTATION", "__version__"}:
+        public = getattr(kvoffload, name)
+        assert public.__module__.split(".")[0] == "kvoffload"
+        assert public.__qualname__ == public.__name__ == name
+
+
+def test_the_implementation_is_one_of_two() -> None:
+    assert kvoffload.IMPLEMENTATION in ("python", "compiled")
+
+
+def test_the_version_is_a_release_number() -> None:
+    assert [part.isdigit() for part in kvoffload.__version__.split(".")[:2]] == [True, True]
+
+
+def test_the_public_classes_are_those_of_the_implementation() -> None:
+    chosen = __import__(f"kvoffload._{kvoffload.IMPLEMENTATION}", fromlist=["x"])
+    for name in ("LRUCachePolicy", "ARCCachePolicy", "CPUBackend", "CPUOffloadingManager"):
+        assert getattr(kvoffload, name) is getattr(chosen, name)
+    for name in ("LRUOffloadingManager", "ARCOffloadingManager"):
+        assert getattr(kvoffload, name) is getattr(chosen, name)
+
+
+def test_a_block_hash_is_bytes_to_the_interpreter() -> None:
+    assert BlockHash(b"x") == b"x"
+    assert BlockHash.__supertype__ is bytes
+
+
+def test_a_status_is_sixteen_bytes_with_the_id_at_eight() -> None:
+    assert issubclass(BlockStatus, ctypes.Structure)
+    assert [(name, kind) for name, kind, *_ in BlockStatus._fields_] == [
+        ("ref_cnt", ctypes.c_int32),
+        ("block_id", ctypes.c_int64),
+    ]
+    assert ctypes.sizeof(BlockStatus) == 16
+    assert (BlockStatus.ref_cnt.offset, BlockStatus.block_id.offset) == (0, 8)
+
+
+def test_a_new_status_is_pending() -> None:
+    status = BlockStatus(7)
+    assert (status.ref_cnt, status.block_id, status.is_ready) == (-1, 7, False)
+
+
+@pytest.mark.parametrize(("ref_cnt", "ready"), [(-1, False), (0, True), (1, True), (99, True)])
+def test_a_status_is_ready_when_idle_or_pinned(ref_cnt: int, ready: bool) -> None:
+    status = BlockStatus(0)
+    status.ref_cnt = ref_cnt
+    assert status.is_ready is ready
+
+
+def test_readiness_cannot_be_assigned() -> None:
+    with pytest.raises(AttributeError):
+        BlockStatus(0).is_ready = True  # type: ignore[misc]
+
+
+def test_a_block_id_needs_all_of_64_bits() -> None:
+    assert BlockStatus(2**40).block_id == 2**40
+
+
+def test_a_spec_is_abstract() -> None:
+    assert isinstance(LoadStoreSpec, abc.ABCMeta)
+    with pytest.raises(TypeError):
+        LoadStoreSpec()  # type: ignore[abstract]
+    with pytest.raises(TypeError):
+        BlockIDsLoadStoreSpec([1])  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize(
+    ("spec_class", "medium"), [(CPULoadStoreSpec, "CPU"), (GPULoadStoreSpec, "GPU")]
+)
+def test_a_concrete_spec_names_its_medium_and_holds_int64_ids(
+    spec_class: type[BlockIDsLoadStoreSpec], medium: str
+) -> None:
+    assert issubclass(spec_class, BlockIDsLoadStoreSpec)
+    assert issubclass(spec_class, LoadStoreSpec)
+    assert spec_class.medium() == medium
+    for block_ids in ([3, 1, 2], numpy.array([3, 1, 2], dtype=numpy.int32)):
+        spec = spec_class(block_ids)
+        assert spec.medium() == medium
+        assert isinstance(spec.block_ids, numpy.ndarray)
+        assert spec.block_ids.dtype == numpy.int64
+        assert spec.block_ids.shape == (3,)
+        assert spec.block_ids.tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize("spec_class", [CPULoadStoreSpec, GPULoadStoreSpec])
+def test_an_empty_spec_is_int64_too(spec_class: type[BlockIDsLoadStoreSpec]) -> None:
+    block_ids = spec_class([]).block_ids
+    assert block_ids.dtype == numpy.int64
+    assert block_ids.shape == (0,)
+
+
+def test_an_output_has_three_parts() -> None:
+    spec = CPULoadStoreSpec([0])
+    output = PrepareStoreOutput([A], spec, [B])
+    assert output.block_hashes_to_store == [A]
+    assert output.store_spec is spec
+    assert output.block_hashes_evicted == [B]
+    named = PrepareStoreOutput(
+        block_hashes_to_store=[A], store_spec=spec, block_hashes_evicted=[B]
+    )
+    assert named.block_hashes_evicted == [B]
+
+
+def test_an_event_has_four_parts() -> None:
+    event = OffloadingEvent([A], 16, "CPU", True)
+    assert event.block_hashes == [A]
+    assert (event.block_size, event.medium, event.removed) == (16, "CPU", True)
+    named = OffloadingEvent(block_hashes=[], block_size=1, medium="GPU", removed=False)
+    assert named.removed is False
+
+
+def test_managers_give_the_public_types(build: Build) -> None:
+    manager = build(1, enable_events=True)
+    output = store(manager, [A])
+    assert isinstance(output, PrepareStoreOutput)
+    assert type(output.block_hashes_to_store) is list
+    assert type(output.block_hashes_evicted) is list
+    assert isinstance(output.store_spec, CPULoadStoreSpec)
+    assert output.store_spec.block_ids.dtype == numpy.int64
+    assert isinstance(manager.prepare_load([A]), CPULoadStoreSpec)
+    (event,) = manager.take_events()
+    assert isinstance(event, OffloadingEvent)
+    assert type(event.block_hashes) is list
+    assert event.removed is False
+
+
+def test_twins_are_the_public_abstractions(twin: ModuleType) -> None:
+    for name in ("CPUOffloadingManager", "LRUOffloadingManager", "ARCOffloadingManager"):
+        assert issubclass(getattr(twin, name), kvoffload.OffloadingManager)
+    for name in ("LRUCachePolicy", "ARCCachePolicy"):
+        assert issubclass(getattr(twin, name), kvoffload.CachePolicy)
+    assert issubclass(twin.CPUBackend, kvoffload.Backend)

@@ -1,0 +1,263 @@
+"""A user's own backend: its objects are kept and handed back; when it misbehaves it is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvoffload import BackendError, BlockStatus, GPULoadStoreSpec
+from tests.blocks import A, B, C, D, E, F, names, slots, store
+from tests.parts import ListBackend
+
+
+@pytest.fixture(params=["LRUOffloadingManager", "ARCOffloadingManager"])
+def manager_class(twin: ModuleType, request: pytest.FixtureRequest) -> Any:
+    return getattr(twin, request.param)
+
+
+def test_the_backends_objects_are_kept_and_handed_back(manager_class: Any) -> None:
+    backend = ListBackend(16, 2)
+    manager = manager_class(backend)
+    store(manager, [A, B])
+    made = dict(zip((A, B), backend.allocated, strict=True))
+    assert manager.policy.get(A) is made[A]
+    assert manager.policy.get(B) is made[B]
+    assert names(store(manager, [C]).block_hashes_evicted) == "A"
+    assert len(backend.freed) == 1
+    assert backend.freed[0] is made[A]
+    manager.prepare_store([D])
+    manager.complete_store([D], success=False)
+    assert backend.freed[1] is made[B]
+    assert backend.freed[2] is backend.allocated[3]
+
+
+def test_the_objects_show_pins(manager_class: Any) -> None:
+    backend = ListBackend(16, 2)
+    manager = manager_class(backend)
+    manager.prepare_store([A])
+    (status,) = backend.allocated
+    assert status.ref_cnt == -1
+    manager.complete_store([A])
+    manager.prepare_load([A, A])
+    assert status.ref_cnt == 2
+
+
+def test_slots_are_asked_for_in_batch_order_after_the_evicted_were_freed(
+    manager_class: Any,
+) -> None:
+    backend = ListBackend(16, 2)
+    manager = manager_class(backend)
+    store(manager, [A])
+    manager.prepare_load([A])
+    store(manager, [B])
+    store(manager, [A, C, C])
+    manager.complete_load([A])
+    store(manager, [E, D, E])
+    assert [names(hashes) for hashes in backend.asked] == ["A", "B", "C", "ED"]
+    assert [status.label for status in backend.freed] == [x.hex() for x in (B, A, C)]
+    assert [status.block_id for status in backend.allocated] == [0, 1, 1, 0, 1]
+
+
+def test_nothing_is_asked_for_where_nothing_is_stored(manager_class: Any) -> None:
+    backend = ListBackend(16, 2)
+    manager = manager_class(backend)
+    store(manager, [A])
+    store(manager, [A])
+    assert manager.prepare_store([B, C, D]) is None
+    assert [hashes for hashes in backend.asked if hashes] == [[A]]
+    assert backend.freed == []
+
+
+def test_specs_are_the_backends(manager_class: Any) -> None:
+    class Elsewhere(ListBackend):
+        seen: list[tuple[list[bytes], list[BlockStatus]]] = []
+
+        def get_load_store_spec(self, hashes: Any, blocks: Any) -> Any:
+            self.seen.append((list(hashes), list(blocks)))
+            return GPULoadStoreSpec([block.block_id for block in self.seen[-1][1]])
+
+    backend = Elsewhere(16, 4)
+    manager = manager_class(backend)
+    output = store(manager, [B, A])
+    assert isinstance(output.store_spec, GPULoadStoreSpec)
+    spec = manager.prepare_load([A, B, A])
+    assert isinstance(spec, GPULoadStoreSpec)
+    assert slots(spec) == [1, 0, 1]
+    stored, loaded = backend.seen
+    assert (names(stored[0]), stored[1]) == ("BA", backend.allocated)
+    assert names(loaded[0]) == "ABA"
+    assert [id(block) for block in loaded[1]] == [
+        id(backend.allocated[index]) for index in (1, 0, 1)
+    ]
+
+
+def test_free_slots_are_the_backends(manager_class: Any) -> None:
+    backend = ListBackend(16, 3)
+    manager = manager_class(backend)
+    backend.unused.pop()
+    assert manager.stats()["free"] == 2
+    assert manager.prepare_store([A, B, C]) is None
+    assert len(store(manager, [A, B]).block_hashes_to_store) == 2
+
+
+def one_short(made: list[Any]) -> Any:
+    return made[:-1]
+
+
+def one_ready(made: list[Any]) -> Any:
+    made[-1].ref_cnt = 0
+    return made
+
+
+def one_twice(made: list[Any]) -> Any:
+    return [*made[:-1], made[0]]
+
+
+class Broken(ListBackend):
+    """A backend whose allocation is spoilt on demand."""
+
+    spoil: Callable[[list[Any]], Any] | None = None
+
+    def allocate_blocks(self, hashes: list[bytes]) -> Any:
+        made = super().allocate_blocks(hashes)
+        return made if self.spoil is None else self.spoil(made)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(one_short, id="short allocation"),
+        pytest.param(one_ready, id="a status that is not pending"),
+        pytest.param(one_twice, id="the same status object twice"),
+    ],
+)
+def test_a_backend_that_breaks_its_contract(
+    manager_class: Any, spoil: Callable[[list[Any]], Any]
+) -> None:
+    backend = Broken(16, 4)
+    manager = manager_class(backend, enable_events=True)
+    for block in (A, B, C, D):
+        store(manager, [block])
+    list(manager.take_events())
+    before = manager.stats()
+    handed_out: list[Any] = []
+
+    def spoilt(made: list[Any]) -> Any:
+        handed_out.extend(spoil(made))
+        return list(handed_out)
+
+    backend.spoil = spoilt
+    with pytest.raises(BackendError) as caught:
+        manager.prepare_store([E, A, F])
+    assert isinstance(caught.value, RuntimeError)
+    assert [block in manager for block in (A, B, C, D, E, F)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
+    events = [(names(event.block_hashes), event.removed) for event in manager.take_events()]
+    assert events == [("BC", True)]
+    evicted, returned = backend.freed[:2], backend.freed[2:]
+    assert [status.label for status in evicted] == [B.hex(), C.hex()]
+    assert {id(status) for status in returned} == {id(status) for status in handed_out}
+    assert len(returned) == len({id(status) for status in handed_out})
+    after = manager.stats()
+    assert after["evicted_blocks"] == before["evicted_blocks"] + 2
+    assert after["stored_blocks"] == before["stored_blocks"]
+    assert after["pending"] == 0
+    backend.spoil = None
+    manager._check()
+
+
+def test_a_status_that_a_resident_block_has_is_refused(manager_class: Any) -> None:
+    backend = Broken(16, 4)
+    manager = manager_class(backend)
+    manager.prepare_store([A])
+    backend.spoil = lambda made: [backend.allocated[0]]
+    with pytest.raises(BackendError):
+        manager.prepare_store([B])
+    assert (A in manager, B in manager) == (True, False)
+
+
+@pytest.mark.parametrize("answer", [None, 5, [None, None], ["a", "b"]])
+def test_an_allocation_that_is_not_a_list_of_statuses(manager_class: Any, answer: Any) -> None:
+    backend = Broken(16, 4)
+    manager = manager_class(backend)
+    store(manager, [A])
+    backend.spoil = lambda made: answer
+    with pytest.raises(BackendError):
+        manager.prepare_store([B, C])
+    assert (len(manager), A in manager) == (1, True)
+    manager._check()
+
+
+class UserFailedError(Exception):
+    """What a user's own code raises."""
+
+
+def test_an_allocation_that_raises(manager_class: Any) -> None:
+    backend = Broken(16, 2)
+    manager = manager_class(backend, enable_events=True)
+    store(manager, [A, B])
+    list(manager.take_events())
+
+    def fail(made: list[Any]) -> Any:
+        backend.unused = sorted(backend.unused + [status.block_id for status in made])
+        raise UserFailedError
+
+    backend.spoil = fail
+    with pytest.raises(UserFailedError):
+        manager.prepare_store([C])
+    backend.spoil = None
+    assert [(names(e.block_hashes), e.removed) for e in manager.take_events()] == [("A", True)]
+    assert (A in manager, B in manager, C in manager) == (False, True, False)
+    assert backend.get_num_free_blocks() == 1
+    assert names(store(manager, [C]).block_hashes_to_store) == "C"
+    manager._check()
+
+
+def test_a_spec_that_raises_while_storing_gives_the_slots_back(manager_class: Any) -> None:
+    class NoSpec(ListBackend):
+        def get_load_store_spec(self, hashes: Any, blocks: Any) -> Any:
+            raise UserFailedError
+
+    backend = NoSpec(16, 2)
+    manager = manager_class(backend, enable_events=True)
+    with pytest.raises(UserFailedError):
+        manager.prepare_store([A, B])
+    assert (len(manager), backend.get_num_free_blocks()) == (0, 2)
+    assert manager.stats()["stored_blocks"] == 0
+    assert list(manager.take_events()) == []
+    manager._check()
+
+
+def test_a_spec_that_raises_while_loading_pins_nothing(manager_class: Any) -> None:
+    class NoSpecLater(ListBackend):
+        fails = False
+
+        def get_load_store_spec(self, hashes: Any, blocks: Any) -> Any:
+            if self.fails:
+                raise UserFailedError
+            return super().get_load_store_spec(hashes, blocks)
+
+    backend = NoSpecLater(16, 2)
+    manager = manager_class(backend)
+    store(manager, [A, B])
+    backend.fails = True
+    before = manager.stats()
+    with pytest.raises(UserFailedError):
+        manager.prepare_load([A, B])
+    assert manager.stats() == before
+    assert before["pinned"] == 0
+
+
+def test_a_backend_must_be_a_backend(manager_class: Any) -> None:
+    for wrong in (None, 5, ListBackend):
+        with pytest.raises(TypeError, match="backend must be a Backend"):
+            manager_class(wrong)

@@ -1,0 +1,324 @@
+"""A user's own policy in `CPUOffloadingManager`: by class, by instance, and when it misbehaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvoffload import BlockStatus, CachePolicy, PolicyError
+from tests.blocks import A, B, C, D, E, F, names, once, slots, store
+from tests.observation import observe
+from tests.parts import KeepingListPolicy, ListPolicy
+
+
+class NoClear(ListPolicy):
+    """A policy without `clear`, which counts how often it was built."""
+
+    built: list[int] = []
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self.built.append(cache_capacity)
+
+    clear = CachePolicy.clear
+
+
+class Admitting(ListPolicy):
+    """A policy that stores `admitted` of the hashes it is asked about, at most."""
+
+    admitted = 0
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self.asked: list[tuple[list[bytes], int, set[bytes]]] = []
+
+    def make_room(self, hashes: Any, num_free: int, protected: Any) -> Any:
+        self.asked.append((list(hashes), num_free, {h for h in (A, B, C, D, E) if h in protected}))
+        number = min(self.admitted, len(hashes))
+        victims = self.evict(max(0, number - num_free), protected)
+        return None if victims is None else (number, victims)
+
+
+def test_a_class_is_built_with_the_number_of_blocks(twin: ModuleType) -> None:
+    NoClear.built.clear()
+    manager = twin.CPUOffloadingManager(16, 7, NoClear)
+    assert NoClear.built == [7]
+    assert manager.policy.cache_capacity == 7
+
+
+def test_a_class_is_called_by_keyword(twin: ModuleType) -> None:
+    class OnlyByKeyword(ListPolicy):
+        def __init__(self, *, cache_capacity: int) -> None:
+            super().__init__(cache_capacity)
+
+    assert twin.CPUOffloadingManager(16, 3, OnlyByKeyword).policy.cache_capacity == 3
+
+
+def test_a_class_without_clear_is_built_anew_on_reset(twin: ModuleType) -> None:
+    NoClear.built.clear()
+    manager = twin.CPUOffloadingManager(16, 3, NoClear)
+    first = manager.policy
+    store(manager, [A, B])
+    manager.reset_cache()
+    assert NoClear.built == [3, 3]
+    assert manager.policy is not first
+    assert (len(manager), A in manager, manager.stats()["free"]) == (0, False, 3)
+    assert slots(store(manager, [C]).store_spec) == [0]
+
+
+def test_a_class_with_clear_is_cleared_on_reset(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 3, ListPolicy)
+    first = manager.policy
+    store(manager, [A, B])
+    manager.reset_cache()
+    assert manager.policy is first
+    assert len(first) == 0
+
+
+def test_an_instance_keeps_its_own_capacity(twin: ModuleType) -> None:
+    policy = ListPolicy(99)
+    manager = twin.CPUOffloadingManager(16, 2, policy)
+    assert manager.policy is policy
+    assert policy.cache_capacity == 99
+    store(manager, [A, B])
+    assert names(store(manager, [C]).block_hashes_evicted) == "A"
+    manager.reset_cache()
+    assert manager.policy is policy
+    assert len(policy) == 0
+
+
+def test_an_instance_must_be_empty(twin: ModuleType) -> None:
+    for policy in (ListPolicy(2), twin.LRUCachePolicy(2), twin.ARCCachePolicy(2)):
+        policy.insert(A, BlockStatus(0))
+        with pytest.raises(ValueError, match="cache_policy must be empty"):
+            twin.CPUOffloadingManager(16, 2, policy)
+
+
+def test_a_reset_of_an_instance_without_clear_changes_nothing(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 3, NoClear(3))
+    store(manager, [A, B])
+    before = observe(manager)
+    with pytest.raises(NotImplementedError):
+        manager.reset_cache()
+    assert observe(manager) == before
+
+
+@pytest.mark.parametrize("policy_class", [ListPolicy, KeepingListPolicy])
+def test_the_manager_works_on_the_status_that_get_returns(
+    twin: ModuleType, policy_class: type[ListPolicy]
+) -> None:
+    policy = policy_class(2)
+    manager = twin.CPUOffloadingManager(16, 2, policy)
+    store(manager, [A, B])
+    manager.prepare_load([A])
+    assert [status.ref_cnt for _, status in policy.order] == [1, 0]
+    assert names(store(manager, [C]).block_hashes_evicted) == "B"
+
+
+def test_a_built_in_policy_can_be_extended(twin: ModuleType) -> None:
+    class MostRecent(twin.LRUCachePolicy):  # type: ignore[misc, name-defined]
+        def evict(self, n: int, protected: Any) -> Any:
+            others = [block for block in self.blocks if block not in protected]
+            return super().evict(n, {*protected, *others[: len(others) - n]})
+
+    manager = twin.CPUOffloadingManager(16, 3, MostRecent)
+    store(manager, [A, B, C])
+    assert names(store(manager, [D]).block_hashes_evicted) == "C"
+    assert names(store(manager, [E, F]).block_hashes_evicted) == "BD"
+    manager._check()
+
+
+def test_an_extended_policy_hears_every_call(twin: ModuleType) -> None:
+    calls: list[str] = []
+
+    class Listening(twin.ARCCachePolicy):  # type: ignore[misc, name-defined]
+        def touch(self, hashes: Any) -> None:
+            calls.append("touch")
+            super().touch(hashes)
+
+        def insert(self, block_hash: bytes, status: BlockStatus) -> None:
+            calls.append("insert")
+            super().insert(block_hash, status)
+
+        def remove(self, block_hash: bytes) -> None:
+            calls.append("remove")
+            super().remove(block_hash)
+
+    manager = twin.CPUOffloadingManager(16, 3, Listening)
+    manager.prepare_store([A])
+    manager.touch([A])
+    manager.complete_store([A], success=False)
+    assert calls == ["insert", "touch", "remove"]
+
+
+def admitting(twin: ModuleType, admitted: int) -> tuple[Any, Admitting]:
+    policy = Admitting(3)
+    policy.admitted = admitted
+    return twin.CPUOffloadingManager(16, 3, policy, enable_events=True), policy
+
+
+def test_a_policy_may_store_a_leading_part(twin: ModuleType) -> None:
+    manager, policy = admitting(twin, 2)
+    store(manager, [A])
+    output = manager.prepare_store(once([B, A, C, B, D]))
+    assert names(output.block_hashes_to_store) == "BC"
+    assert slots(output.store_spec) == [1, 2]
+    assert manager.stats()["not_admitted"] == 1
+    assert manager.stats()["refused_stores"] == 0
+    assert D not in manager
+    hashes, num_free, protected = policy.asked[-1]
+    assert (names(hashes), num_free) == ("BCD", 2)
+    assert {A, B, C, D} <= protected
+
+
+def test_a_policy_that_admits_nothing_gives_an_output(twin: ModuleType) -> None:
+    manager, _ = admitting(twin, 0)
+    output = manager.prepare_store([A, B, A])
+    assert output.block_hashes_to_store == []
+    assert output.block_hashes_evicted == []
+    assert slots(output.store_spec) == []
+    assert manager.stats()["not_admitted"] == 2
+    assert (len(manager), manager.stats()["stored_blocks"]) == (0, 0)
+    assert list(manager.take_events()) == []
+
+
+def test_a_policy_that_admits_some_evicts_for_them_alone(twin: ModuleType) -> None:
+    manager, policy = admitting(twin, 3)
+    store(manager, [A, B, C])
+    policy.admitted = 1
+    output = manager.prepare_store([D, E])
+    assert names(output.block_hashes_to_store) == "D"
+    assert names(output.block_hashes_evicted) == "A"
+    assert manager.stats()["not_admitted"] == 1
+
+
+def test_a_policy_that_refuses(twin: ModuleType) -> None:
+    manager, policy = admitting(twin, 3)
+    store(manager, [A, B, C])
+    manager.prepare_load([A, B, C])
+    before = observe(manager)
+    assert manager.prepare_store([D, E]) is None
+    after = observe(manager)
+    assert after["stats"].pop("refused_stores") == before["stats"].pop("refused_stores") + 1
+    assert after["stats"] == before["stats"]
+    assert manager.stats()["not_admitted"] == 0
+
+
+class Wrong(ListPolicy):
+    """A policy whose `evict` answers whatever `answer` makes of the right answer."""
+
+    answer: Callable[[Wrong, Any], Any] = staticmethod(lambda policy, victims: victims)
+
+    def evict(self, n: int, protected: Any) -> Any:
+        return type(self).answer(self, super().evict(n, protected))
+
+
+def drop_one(policy: Wrong, victims: Any) -> Any:
+    return victims[:-1]
+
+
+def one_more(policy: Wrong, victims: Any) -> Any:
+    return [*victims, policy.order.pop(0)]
+
+
+def swap_for(block: bytes) -> Callable[[Wrong, Any], Any]:
+    def answer(policy: Wrong, victims: Any) -> Any:
+        wrong = (block, policy.get(block))
+        policy.remove(block)
+        return [*victims[:-1], wrong]
+
+    return answer
+
+
+def victim_twice(policy: Wrong, victims: Any) -> Any:
+    return [victims[0]] * len(victims)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(drop_one, id="too few"),
+        pytest.param(one_more, id="too many"),
+        pytest.param(swap_for(A), id="protected"),
+        pytest.param(swap_for(B), id="pinned"),
+        pytest.param(swap_for(C), id="pending"),
+        pytest.param(victim_twice, id="one victim twice"),
+    ],
+)
+def test_a_policy_that_evicts_wrongly(
+    twin: ModuleType, answer: Callable[[Wrong, Any], Any]
+) -> None:
+    class Faulty(Wrong):
+        pass
+
+    manager = twin.CPUOffloadingManager(16, 6, Faulty, enable_events=True)
+    store(manager, [A, B])
+    manager.prepare_store([C])
+    store(manager, [D, E, F])
+    manager.prepare_load([B])
+    list(manager.take_events())
+    Faulty.answer = staticmethod(answer)
+    new = [b"first new", b"second new"]
+    before = manager.stats()
+    with pytest.raises(PolicyError) as caught:
+        manager.prepare_store([A, *new])
+    assert isinstance(caught.value, RuntimeError)
+    after = manager.stats()
+    assert after["stored_blocks"] == before["stored_blocks"]
+    assert after["pending"] <= 1
+    assert not any(block in manager for block in new)
+
+
+class UserFailedError(Exception):
+    """What a user's own code raises."""
+
+
+@pytest.mark.parametrize("method", ["touch", "get", "evict"])
+def test_what_a_users_policy_raises_passes_through(twin: ModuleType, method: str) -> None:
+    class Failing(ListPolicy):
+        fails = False
+
+    def failing(policy: Failing, *arguments: Any) -> Any:
+        if policy.fails:
+            raise UserFailedError(method)
+        return getattr(ListPolicy, method)(policy, *arguments)
+
+    setattr(Failing, method, failing)
+    policy = Failing(2)
+    manager = twin.CPUOffloadingManager(16, 2, policy, enable_events=True)
+    store(manager, [A, B])
+    before = observe(manager)
+    policy.fails = True
+    with pytest.raises(UserFailedError, match=method):
+        manager.touch([A]) if method == "touch" else manager.prepare_store([C])
+    policy.fails = False
+    assert observe(manager) == before
+
+
+def test_an_insert_that_fails_gives_the_slots_back(twin: ModuleType) -> None:
+    class Failing(ListPolicy):
+        fails = False
+
+        def insert(self, block_hash: bytes, status: BlockStatus) -> None:
+            if self.fails and block_hash == D:
+                raise UserFailedError
+            super().insert(block_hash, status)
+
+    policy = Failing(3)
+    manager = twin.CPUOffloadingManager(16, 3, policy, enable_events=True)
+    store(manager, [A, B])
+    list(manager.take_events())
+    policy.fails = True
+    with pytest.raises(UserFailedError):
+        manager.prepare_store([C, D])
+    assert (C in manager, D in manager) == (False, False)
+    assert A not in manager
+    assert (len(manager), manager.stats()["free"]) == (1, 2)
+    assert [(names(e.block_hashes), e.removed) for e in manager.take_events()] == [("A", True)]
+    assert manager.stats()["evicted_blocks"] == 1
+    policy.fails = False
+    assert len(store(manager, [C, D]).block_hashes_to_store) == 2
+    manager._check()

@@ -1,0 +1,95 @@
+"""A user's own policy and backend: correct, plain, and unlike the built-in ones inside."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from kvoffload import Backend, BlockStatus, CachePolicy, CPULoadStoreSpec
+
+
+class ListPolicy(CachePolicy):
+    """Least recently used, on one list of pairs; copies each status it is given."""
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self.order: list[tuple[bytes, BlockStatus]] = []
+        self.touched: list[list[bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def clear(self) -> None:
+        self.order = []
+
+    def get(self, block_hash: bytes) -> BlockStatus | None:
+        return next((status for block, status in self.order if block == block_hash), None)
+
+    def insert(self, block_hash: bytes, status: BlockStatus) -> None:
+        own = BlockStatus(status.block_id)
+        own.ref_cnt = status.ref_cnt
+        self.order.append((block_hash, own))
+
+    def remove(self, block_hash: bytes) -> None:
+        self.order = [pair for pair in self.order if pair[0] != block_hash]
+
+    def touch(self, hashes: Iterable[bytes]) -> None:
+        batch = list(hashes)
+        self.touched.append(batch)
+        for block_hash in reversed(batch):
+            found = [pair for pair in self.order if pair[0] == block_hash]
+            self.order = [pair for pair in self.order if pair[0] != block_hash] + found
+
+    def evict(
+        self, n: int, protected: Collection[bytes]
+    ) -> list[tuple[bytes, BlockStatus]] | None:
+        idle = [pair for pair in self.order if pair[1].ref_cnt == 0 and pair[0] not in protected]
+        if len(idle) < n:
+            return None
+        for block_hash, _ in idle[:n]:
+            self.remove(block_hash)
+        return idle[:n]
+
+
+class KeepingListPolicy(ListPolicy):
+    """The same, keeping the status objects it is given."""
+
+    def insert(self, block_hash: bytes, status: BlockStatus) -> None:
+        self.order.append((block_hash, status))
+
+
+class OwnStatus(BlockStatus):
+    """A status that a user's backend makes, with something of its own on it."""
+
+    label: str = ""
+
+
+class ListBackend(Backend):
+    """A pool that hands out the lowest free id and remembers every call."""
+
+    def __init__(self, block_size: int, num_blocks: int, medium: str = "SHELF") -> None:
+        super().__init__(block_size, medium)
+        self.unused = list(range(num_blocks))
+        self.allocated: list[BlockStatus] = []
+        self.freed: list[BlockStatus] = []
+        self.asked: list[list[bytes]] = []
+
+    def get_num_free_blocks(self) -> int:
+        return len(self.unused)
+
+    def allocate_blocks(self, hashes: list[bytes]) -> list[BlockStatus]:
+        self.asked.append(list(hashes))
+        made: list[BlockStatus] = []
+        for block_hash in hashes:
+            status = OwnStatus(self.unused.pop(0))
+            status.label = block_hash.hex()
+            made.append(status)
+        self.allocated.extend(made)
+        return made
+
+    def free(self, block: BlockStatus) -> None:
+        self.freed.append(block)
+        self.unused = sorted([*self.unused, block.block_id])
+
+    def get_load_store_spec(self, hashes: Iterable[bytes], blocks: Iterable[Any]) -> Any:
+        return CPULoadStoreSpec([block.block_id for block in blocks])
