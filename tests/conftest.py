@@ -1,8 +1,8 @@
 """What every group of tests shares: the twins, the budget of generated tests, printed seeds.
 
 ``KVOFFLOAD_TEST_BUDGET`` multiplies the number of generated examples (``0.2`` for sanitizer
-builds, ``20`` for a soak).  ``--hypothesis-profile`` picks ``default``, ``ci`` or ``soak``.  Every run
-draws one seed, prints it in the header and repeats exactly with ``--hypothesis-seed``.
+builds, ``20`` for a soak). ``--hypothesis-profile`` picks ``default``, ``ci`` or ``soak``. Every
+run draws one seed, prints it in the header and repeats exactly with ``--hypothesis-seed``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Print what it takes to repeat this run."""
-    return f"generated tests: --hypothesis-seed={config.stash[SEED_KEY]} {BUDGET_VARIABLE}={read_budget():g}"
+    seed, budget = config.stash[SEED_KEY], read_budget()
+    return (
+        f"kvoffload: {' and '.join(AVAILABLE)}; "
+        f"generated tests: --hypothesis-seed={seed} {BUDGET_VARIABLE}={budget:g}"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -75,27 +79,32 @@ def seed(request: pytest.FixtureRequest) -> int:
     return request.config.stash[SEED_KEY]
 
 
-def load_twin(name: str) -> ModuleType:
-    """Return ``kvoffload._python`` or ``kvoffload._compiled``.
+def available_twins() -> list[str]:
+    """Return the twins to test.
 
-    Where the compiled twins were not built, their tests are skipped; under
-    ``KVOFFLOAD_PURE_PYTHON=0``, which demands them, they fail instead.
+    Where the compiled ones were not built, only the Python ones, and the header says so; under
+    ``KVOFFLOAD_PURE_PYTHON=0``, which demands the compiled ones, both, so that tests fail.
     """
     try:
-        return importlib.import_module(f"kvoffload._{name}")
-    except ImportError as error:
-        if name == "python" or os.environ.get("KVOFFLOAD_PURE_PYTHON") == "0":
-            raise
-        pytest.skip(f"no compiled twins: {error}")
+        importlib.import_module("kvoffload._compiled")
+    except ImportError:
+        if os.environ.get("KVOFFLOAD_PURE_PYTHON") != "0":
+            return ["python"]
+    return list(TWINS)
 
 
-@pytest.fixture(scope="session", params=TWINS)
+AVAILABLE = available_twins()
+
+
+@pytest.fixture(scope="session", params=AVAILABLE)
 def twin(request: pytest.FixtureRequest) -> ModuleType:
     """Return one of the two twins; a test that asks for it runs on both."""
-    return load_twin(request.param)
+    return importlib.import_module(f"kvoffload._{request.param}")
 
 
 @pytest.fixture(scope="session")
 def twins() -> tuple[ModuleType, ModuleType]:
     """Return the Python and the compiled twin, for tests that compare them."""
-    return load_twin("python"), load_twin("compiled")
+    if list(TWINS) != AVAILABLE:
+        pytest.skip("the compiled twins are not built")
+    return tuple(importlib.import_module(f"kvoffload._{name}") for name in TWINS)  # type: ignore[return-value]

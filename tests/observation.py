@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
-import numpy
+import numpy as np
 
 from kvoffload import BlockStatus, OffloadError
 
@@ -35,7 +35,7 @@ def as_value(value: Any) -> Any:
         return value
     if isinstance(value, BlockStatus):
         return value.ref_cnt, value.block_id
-    if isinstance(value, numpy.ndarray):
+    if isinstance(value, np.ndarray):
         if value.dtype.names:
             return sorted(row for row in value.tolist() if row[1] >= 0)
         return value.tolist()

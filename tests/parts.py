@@ -14,7 +14,6 @@ class ListPolicy(CachePolicy):
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self.order: list[tuple[bytes, BlockStatus]] = []
-        self.touched: list[list[bytes]] = []
 
     def __len__(self) -> int:
         return len(self.order)
@@ -34,15 +33,11 @@ class ListPolicy(CachePolicy):
         self.order = [pair for pair in self.order if pair[0] != block_hash]
 
     def touch(self, hashes: Iterable[bytes]) -> None:
-        batch = list(hashes)
-        self.touched.append(batch)
-        for block_hash in reversed(batch):
+        for block_hash in reversed(list(hashes)):
             found = [pair for pair in self.order if pair[0] == block_hash]
             self.order = [pair for pair in self.order if pair[0] != block_hash] + found
 
-    def evict(
-        self, n: int, protected: Collection[bytes]
-    ) -> list[tuple[bytes, BlockStatus]] | None:
+    def evict(self, n: int, protected: Collection[bytes]) -> list[tuple[bytes, BlockStatus]] | None:
         idle = [pair for pair in self.order if pair[1].ref_cnt == 0 and pair[0] not in protected]
         if len(idle) < n:
             return None

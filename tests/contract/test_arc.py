@@ -239,9 +239,7 @@ def test_if_neither_gives_nothing_has_changed(twin: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("ref_cnt", [-1, 1])
-def test_pinned_and_pending_blocks_count_in_the_size_of_t1(
-    twin: ModuleType, ref_cnt: int
-) -> None:
+def test_pinned_and_pending_blocks_count_in_the_size_of_t1(twin: ModuleType, ref_cnt: int) -> None:
     policy = fill(with_target(twin, 8, 3), [A, B, C], [D])
     policy.get(A).ref_cnt = ref_cnt
     assert victims(policy, 1) == "B"

@@ -164,7 +164,7 @@ def test_an_iterator_that_fails_changes_nothing(build: Build, method: str) -> No
 
 def test_a_batch_list_stays_the_callers(build: Build, method: str) -> None:
     manager = prepared(build, method)
-    batch = [A, B, A] if method not in ("complete_load",) else [A, B]
+    batch = [A, B, A] if method != "complete_load" else [A, B]
     copy = list(batch)
     output = getattr(manager, method)(batch)
     assert batch == copy

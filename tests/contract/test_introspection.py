@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping, Sized
 from types import ModuleType
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 
 from kvoffload import BlockStatus
@@ -216,9 +216,9 @@ def test_the_block_table(twin: ModuleType, kind: str) -> None:
     manager.prepare_load([B, B])
     manager.prepare_store([C])
     table = manager.block_table
-    assert isinstance(table, numpy.ndarray)
+    assert isinstance(table, np.ndarray)
     assert table.dtype.names == ("ref_cnt", "block_id")
-    assert (table.dtype["ref_cnt"], table.dtype["block_id"]) == (numpy.int32, numpy.int64)
+    assert (table.dtype["ref_cnt"], table.dtype["block_id"]) == (np.int32, np.int64)
     assert not table.flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         table["ref_cnt"] = 0

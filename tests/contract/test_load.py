@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy
+import numpy as np
 import pytest
 
 from kvoffload import (
@@ -22,7 +22,7 @@ def test_ids_come_in_the_order_given(build: Build) -> None:
     place = dict(zip((A, B, C), stored, strict=True))
     spec = manager.prepare_load(once([C, A, B]))
     assert slots(spec) == [place[C], place[A], place[B]]
-    assert spec.block_ids.dtype == numpy.int64
+    assert spec.block_ids.dtype == np.int64
     assert spec.medium() == "CPU"
 
 

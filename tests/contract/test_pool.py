@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 
 from kvoffload import Backend, BlockStatus, CPULoadStoreSpec
@@ -94,7 +94,7 @@ def test_a_pool_describes_its_blocks(twin: ModuleType) -> None:
     spec = backend.get_load_store_spec([C, A], [statuses[2], statuses[0]])
     assert isinstance(spec, CPULoadStoreSpec)
     assert slots(spec) == [2, 0]
-    assert spec.block_ids.dtype == numpy.int64
+    assert spec.block_ids.dtype == np.int64
     assert slots(backend.get_load_store_spec([], [])) == []
 
 

@@ -196,7 +196,7 @@ def test_a_policy_that_admits_some_evicts_for_them_alone(twin: ModuleType) -> No
 
 
 def test_a_policy_that_refuses(twin: ModuleType) -> None:
-    manager, policy = admitting(twin, 3)
+    manager, _policy = admitting(twin, 3)
     store(manager, [A, B, C])
     manager.prepare_load([A, B, C])
     before = observe(manager)
@@ -276,7 +276,7 @@ class UserFailedError(Exception):
     """What a user's own code raises."""
 
 
-@pytest.mark.parametrize("method", ["touch", "get", "evict"])
+@pytest.mark.parametrize("method", ["touch", "evict", "remove"])
 def test_what_a_users_policy_raises_passes_through(twin: ModuleType, method: str) -> None:
     class Failing(ListPolicy):
         fails = False
@@ -286,14 +286,20 @@ def test_what_a_users_policy_raises_passes_through(twin: ModuleType, method: str
             raise UserFailedError(method)
         return getattr(ListPolicy, method)(policy, *arguments)
 
+    calls: dict[str, Callable[[Any], None]] = {
+        "touch": lambda manager: manager.touch([A]),
+        "evict": lambda manager: manager.prepare_store([C]),
+        "remove": lambda manager: manager.complete_store([B], success=False),
+    }
     setattr(Failing, method, failing)
     policy = Failing(2)
     manager = twin.CPUOffloadingManager(16, 2, policy, enable_events=True)
-    store(manager, [A, B])
+    store(manager, [A])
+    manager.prepare_store([B])
     before = observe(manager)
     policy.fails = True
     with pytest.raises(UserFailedError, match=method):
-        manager.touch([A]) if method == "touch" else manager.prepare_store([C])
+        calls[method](manager)
     policy.fails = False
     assert observe(manager) == before
 

@@ -1,0 +1,280 @@
+"""Arguments of the constructors: types, bounds, and messages that name argument, rule and value."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvoffload import CachePolicy, OffloadingManager
+from kvoffload.policies import registry
+from tests.blocks import A, slots, store
+
+
+class Index:
+    """An integer by `operator.index`."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+def build_cpu(twin: ModuleType, argument: str, value: Any) -> Any:
+    arguments = {"block_size": 16, "num_blocks": 4, argument: value}
+    return twin.CPUOffloadingManager(**arguments)
+
+
+def build_backend(twin: ModuleType, argument: str, value: Any) -> Any:
+    arguments = {"block_size": 16, "num_blocks": 4, argument: value}
+    return twin.CPUBackend(**arguments)
+
+
+@pytest.fixture(params=[build_cpu, build_backend], ids=["manager", "backend"])
+def construct(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("num_blocks", -1, "num_blocks must be >= 0, got -1"),
+        ("num_blocks", 2**31, "num_blocks must be <= 2147483647, got 2147483648"),
+        ("block_size", 0, "block_size must be >= 1, got 0"),
+        ("block_size", -3, "block_size must be >= 1, got -3"),
+    ],
+)
+def test_out_of_bounds(
+    twin: ModuleType, construct: Any, argument: str, value: int, message: str
+) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
+        construct(twin, argument, value)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
+@pytest.mark.parametrize("value", [-(10**5000), 10**5000], ids=["negative", "positive"])
+def test_a_value_of_any_length_makes_a_short_message(
+    twin: ModuleType, construct: Any, argument: str, value: int
+) -> None:
+    with pytest.raises(ValueError, match=argument) as caught:
+        construct(twin, argument, value)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
+@pytest.mark.parametrize("value", [True, False, 4.0, "4", None, [4], b"4"])
+def test_not_an_integer(twin: ModuleType, construct: Any, argument: str, value: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        construct(twin, argument, value)
+    assert str(caught.value).startswith(f"{argument} must be an integer, got ")
+    assert str(value).strip("[]'b") in str(caught.value)
+
+
+@pytest.mark.parametrize("argument", ["num_blocks", "block_size"])
+def test_an_integer_by_index_will_do(twin: ModuleType, construct: Any, argument: str) -> None:
+    for value in (Index(5), np.int64(5), np.uint8(5)):
+        built = construct(twin, argument, value)
+        assert built.block_size == (5 if argument == "block_size" else 16)
+        assert type(built.block_size) is int
+
+
+def test_what_index_raises_passes_through(twin: ModuleType, construct: Any) -> None:
+    class Failing:
+        def __index__(self) -> int:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        construct(twin, "num_blocks", Failing())
+
+
+def test_the_bounds_are_legal(twin: ModuleType) -> None:
+    assert twin.CPUBackend(1, 2**31 - 1).get_num_free_blocks() == 2**31 - 1
+    assert twin.CPUBackend(1, 0).get_num_free_blocks() == 0
+    assert twin.CPUOffloadingManager(1, 0).block_size == 1
+
+
+def test_arguments_by_name_and_by_place(twin: ModuleType) -> None:
+    by_place = twin.CPUOffloadingManager(16, 4, "arc", True)
+    by_name = twin.CPUOffloadingManager(
+        block_size=16, num_blocks=4, cache_policy="arc", enable_events=True
+    )
+    for manager in (by_place, by_name):
+        assert isinstance(manager.policy, twin.ARCCachePolicy)
+        assert manager.events == []
+    for manager_class in (twin.LRUOffloadingManager, twin.ARCOffloadingManager):
+        assert manager_class(twin.CPUBackend(16, 4), True).events == []
+        named = manager_class(backend=twin.CPUBackend(16, 4), enable_events=True)
+        assert named.events == []
+
+
+def test_the_defaults(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 4)
+    assert isinstance(manager.policy, twin.LRUCachePolicy)
+    assert manager.events is None
+    assert twin.LRUOffloadingManager(twin.CPUBackend(16, 4)).events is None
+
+
+@pytest.mark.parametrize(
+    "name", ["", "LRU", "fifo?", "nonesuch", "lru ", pytest.param("a" * 10_000, id="long")]
+)
+def test_an_unknown_policy_lists_the_known_ones(twin: ModuleType, name: str) -> None:
+    with pytest.raises(ValueError, match="cache_policy") as caught:
+        twin.CPUOffloadingManager(16, 4, name)
+    for known in registry.names():
+        assert known in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("text", ["lru?", "lru?x", "lru?x=1", "arc?cache_capacity=3", "lru?=1"])
+def test_options_that_a_policy_does_not_have(twin: ModuleType, text: str) -> None:
+    with pytest.raises(ValueError, match="option"):
+        twin.CPUOffloadingManager(16, 4, text)
+
+
+def test_every_option_can_be_given_its_default(twin: ModuleType) -> None:
+    for name in registry.names():
+        options = registry.entry(name).options
+        text = "&".join(f"{option.name}={option.default}" for option in options)
+        manager = twin.CPUOffloadingManager(16, 4, f"{name}?{text}" if text else name)
+        assert isinstance(manager.policy, twin.policy_class(name))
+
+
+def test_an_option_out_of_bounds(twin: ModuleType) -> None:
+    for name in registry.names():
+        for option in registry.entry(name).options:
+            for value in (option.minimum - 1, option.maximum + 1):
+                with pytest.raises(ValueError, match=option.name):
+                    twin.CPUOffloadingManager(16, 4, f"{name}?{option.name}={value}")
+            for value in ("", "x", "nan"):
+                with pytest.raises(ValueError, match=option.name):
+                    twin.CPUOffloadingManager(16, 4, f"{name}?{option.name}={value}")
+
+
+@pytest.mark.parametrize("policy", [None, 5, object, int, b"lru", ["lru"]])
+def test_what_is_no_policy(twin: ModuleType, policy: Any) -> None:
+    with pytest.raises(TypeError, match="cache_policy must be"):
+        twin.CPUOffloadingManager(16, 4, policy)
+
+
+def test_an_abstract_policy_cannot_be_built(twin: ModuleType) -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        twin.CPUOffloadingManager(16, 4, CachePolicy)
+
+
+def test_missing_and_surplus_arguments(twin: ModuleType) -> None:
+    for arguments in ((), (16,), (16, 4, "lru", False, None)):
+        with pytest.raises(TypeError):
+            twin.CPUOffloadingManager(*arguments)
+    with pytest.raises(TypeError):
+        twin.CPUOffloadingManager(16, 4, unknown=1)
+    manager = twin.CPUOffloadingManager(16, 4)
+    for call in (manager.lookup, manager.touch, manager.prepare_store, manager.complete_store):
+        with pytest.raises(TypeError):
+            call()
+    with pytest.raises(TypeError):
+        manager.lookup([A], [A])
+
+
+def test_batches_by_name(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 4)
+    manager.prepare_store(hashes=[A])
+    manager.complete_store(hashes=[A], success=True)
+    manager.touch(hashes=[A])
+    assert manager.lookup(hashes=[A]) == 1
+    assert slots(manager.prepare_load(hashes=[A])) == [0]
+    manager.complete_load(hashes=[A])
+
+
+@pytest.mark.parametrize("truth", [1, "yes", [0]])
+def test_success_and_enable_events_are_read_as_truth_values(twin: ModuleType, truth: Any) -> None:
+    manager = twin.CPUOffloadingManager(16, 4, "lru", truth)
+    assert manager.events == []
+    manager.prepare_store([A])
+    manager.complete_store([A], truth)
+    assert manager.lookup([A]) == 1
+    assert twin.CPUOffloadingManager(16, 4, "lru", 0).events is None
+
+
+def test_a_subclass_with_its_own_signature(twin: ModuleType) -> None:
+    class Counting(twin.CPUOffloadingManager):  # type: ignore[misc, name-defined]
+        def __init__(self, gigabytes: int, *, name: str) -> None:
+            super().__init__(16, gigabytes * 4, "arc")
+            self.name = name
+            self.looked_up = 0
+
+        def lookup(self, hashes: Any) -> int:
+            self.looked_up += 1
+            return int(super().lookup(hashes))
+
+    manager = Counting(2, name="host")
+    assert isinstance(manager, OffloadingManager)
+    store(manager, [A])
+    assert (manager.lookup([A]), manager.looked_up, manager.name) == (1, 1, "host")
+    assert manager.stats()["free"] == 7
+
+
+@pytest.mark.parametrize(
+    "name", ["CPUOffloadingManager", "LRUOffloadingManager", "ARCOffloadingManager"]
+)
+def test_use_before_init(twin: ModuleType, name: str) -> None:
+    class Forgetful(getattr(twin, name)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
+
+    manager = Forgetful()
+    calls = {
+        "lookup": [[A]],
+        "touch": [[A]],
+        "prepare_load": [[A]],
+        "complete_load": [[A]],
+        "prepare_store": [[A]],
+        "complete_store": [[A]],
+        "take_events": [],
+        "reset_cache": [],
+        "stats": [],
+        "__len__": [],
+        "__contains__": [A],
+    }
+    for method, arguments in calls.items():
+        with pytest.raises(RuntimeError, match="not initialised"):
+            getattr(manager, method)(*arguments)
+    for attribute in ("block_size", "medium", "events", "policy", "block_table"):
+        with pytest.raises(RuntimeError, match="not initialised"):
+            getattr(manager, attribute)
+
+
+@pytest.mark.parametrize("name", ["LRUCachePolicy", "ARCCachePolicy"])
+def test_a_policy_before_init(twin: ModuleType, name: str) -> None:
+    class Forgetful(getattr(twin, name)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
+
+    policy = Forgetful()
+    for call in (
+        lambda: policy.get(A),
+        lambda: policy.touch([A]),
+        lambda: policy.evict(1, ()),
+        lambda: len(policy),
+    ):
+        with pytest.raises(RuntimeError, match="not initialised"):
+            call()
+
+
+def test_a_manager_can_be_initialised_again(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 4)
+    store(manager, [A])
+    manager.__init__(32, 2, "arc", True)
+    assert (manager.block_size, len(manager), manager.stats()["free"]) == (32, 0, 2)
+    assert manager.events == []
+    manager._check()
+
+
+def test_an_empty_manager_policy_and_backend_are_true(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 4)
+    assert bool(manager)
+    assert bool(manager.policy)
+    assert bool(twin.CPUBackend(16, 0))

@@ -1,0 +1,118 @@
+"""The exceptions: what they are, and what their messages say."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import kvoffload
+from kvoffload import (
+    BackendError,
+    BlockNotFoundError,
+    BlockNotPinnedError,
+    BlockNotReadyError,
+    OffloadError,
+    PolicyError,
+    RefCountOverflowError,
+)
+from tests.blocks import A, B, block_hash, store
+from tests.contract.conftest import Build
+
+KINDS = {
+    BlockNotFoundError: KeyError,
+    BlockNotReadyError: RuntimeError,
+    BlockNotPinnedError: RuntimeError,
+    RefCountOverflowError: OverflowError,
+    BackendError: RuntimeError,
+    PolicyError: RuntimeError,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_error_is_one_of_ours_and_one_of_pythons(kind: type[Exception]) -> None:
+    assert issubclass(kind, OffloadError)
+    assert issubclass(kind, KINDS[kind])
+
+
+def test_the_root_is_a_plain_exception() -> None:
+    assert OffloadError.__bases__ == (Exception,)
+
+
+@pytest.mark.parametrize("kind", [OffloadError, *KINDS])
+def test_the_text_is_the_bare_message(kind: type[Exception]) -> None:
+    assert str(kind("what went wrong")) == "what went wrong"
+    assert str(kind()) == ""
+
+
+def raised(build: Build, key: bytes) -> list[tuple[type[Exception], str]]:
+    """Return kind and text of each error that names `key`."""
+    found = []
+
+    def catch(kind: type[Exception], call: Any, *arguments: Any) -> None:
+        with pytest.raises(kind) as caught:
+            call(*arguments)
+        found.append((kind, str(caught.value)))
+
+    manager = build(4)
+    catch(BlockNotFoundError, manager.prepare_load, [key])
+    catch(BlockNotFoundError, manager.complete_load, [key])
+    manager.prepare_store([key])
+    catch(BlockNotReadyError, manager.prepare_load, [key])
+    catch(BlockNotPinnedError, manager.complete_load, [key])
+    manager.complete_store([key])
+    catch(BlockNotPinnedError, manager.complete_load, [key])
+    return found
+
+
+@pytest.mark.parametrize("length", [1, 8, 31, 32])
+def test_a_hash_is_shown_in_hex(build: Build, length: int) -> None:
+    key = block_hash(3, length)
+    for _, text in raised(build, key):
+        assert key.hex() in text
+        assert repr(key) not in text
+
+
+@pytest.mark.parametrize("length", [33, 36, 37, 300, 5000])
+def test_a_long_hash_is_cut_after_32_bytes_with_its_length(build: Build, length: int) -> None:
+    key = block_hash(3, length)
+    for _, text in raised(build, key):
+        assert key[:32].hex() in text
+        assert key[:33].hex() not in text
+        assert str(length) in text.replace(key[:32].hex(), "")
+        assert len(text) < 200
+
+
+def test_the_message_names_the_call(build: Build) -> None:
+    calls = ["prepare_load", "complete_load", "prepare_load", "complete_load", "complete_load"]
+    for call, (_, text) in zip(calls, raised(build, A), strict=True):
+        assert text.startswith(f"{call}: ")
+
+
+def test_a_missing_block_can_be_caught_as_a_key_error(build: Build) -> None:
+    with pytest.raises(KeyError) as caught:
+        build(1).prepare_load([A])
+    assert not str(caught.value).startswith("'")
+    assert A.hex() in str(caught.value)
+
+
+def test_policies_name_the_hash_too(twin: ModuleType) -> None:
+    for policy_class in (twin.LRUCachePolicy, twin.ARCCachePolicy):
+        policy = policy_class(1)
+        policy.insert(A, kvoffload.BlockStatus(0))
+        with pytest.raises(BlockNotFoundError, match=f"remove: .*{B.hex()}"):
+            policy.remove(B)
+        with pytest.raises(ValueError, match=f"insert: .*{A.hex()}"):
+            policy.insert(A, kvoffload.BlockStatus(1))
+
+
+def test_an_error_leaves_the_manager_usable(build: Build) -> None:
+    manager = build(2)
+    store(manager, [A])
+    for _ in range(3):
+        with pytest.raises(BlockNotFoundError):
+            manager.prepare_load([A, B])
+    manager.prepare_load([A])
+    manager.complete_load([A])
+    manager._check()
