@@ -110,7 +110,7 @@ class ARCCachePolicy(PythonPolicy):
             elif block_hash in b1:
                 # Case II: T1 was too small by the share that B2 exceeds B1.
                 step = max(1.0, len(b2) / len(b1))
-                self._target = min(self._target + step, float(self.cache_capacity))
+                self._target = min(self._target + step, float(self._cache_capacity))
                 b1.move_to_end(block_hash)
             elif block_hash in b2:
                 # Case III: T2 was too small.
@@ -149,7 +149,7 @@ class ARCCachePolicy(PythonPolicy):
             ghosts[block_hash] = None
         if victims:
             for ghosts in (self._b1, self._b2):
-                while len(ghosts) > self.cache_capacity:
+                while len(ghosts) > self._cache_capacity:
                     ghosts.popitem(last=False)
         return [(block_hash, status) for block_hash, status, _ in victims]
 
@@ -170,9 +170,9 @@ class ARCCachePolicy(PythonPolicy):
             for block_hash, status in ring.items():
                 require(self._resident.get(block_hash) is status, "T1 and T2 hold live statuses")
         require(len(self._resident) == len(self._t1) + len(self._t2), "resident is T1 and T2")
-        require(0 <= self._target <= self.cache_capacity, "the target is within the capacity")
-        require(len(self._b1) <= self.cache_capacity, "B1 is within the capacity")
-        require(len(self._b2) <= self.cache_capacity, "B2 is within the capacity")
+        require(0 <= self._target <= self._cache_capacity, "the target is within the capacity")
+        require(len(self._b1) <= self._cache_capacity, "B1 is within the capacity")
+        require(len(self._b2) <= self._cache_capacity, "B2 is within the capacity")
 
 
 def _idle(ring: _Ring, protected: Collection[BlockHash]) -> Iterator[tuple[BlockHash, BlockStatus]]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload._checks import as_batch, check_hash, check_int, check_status
-from kvoffload.errors import block_already_resident, block_not_found
+from kvoffload._checks import as_batch, check_cache_capacity, check_hash, check_int, check_status
+from kvoffload.errors import block_already_resident, block_not_found, policy_not_initialised
 from kvoffload.types import BlockHash, BlockStatus
 
 from .base import CachePolicy, Room
@@ -38,13 +39,26 @@ def block_table(statuses: Iterable[BlockStatus]) -> npt.NDArray[np.void]:
 class PythonPolicy(CachePolicy):
     """Turn the trusted methods of a Python twin into the public contract."""
 
-    __slots__ = ("_resident", "cache_capacity")
+    __slots__ = ("_cache_capacity", "_resident")
 
+    _cache_capacity: int
     _resident: dict[BlockHash, BlockStatus]
 
     def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
+        # The base would assign the attribute, which is read-only here.
+        self._cache_capacity = check_cache_capacity(cache_capacity)
         self._resident = {}
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only where an attribute is missing: before __init__ has run, or unknown at all.
+        if any(name in getattr(base, "__slots__", ()) for base in type(self).__mro__):
+            raise policy_not_initialised()
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def cache_capacity(self) -> int:  # type: ignore[override]  # read-only in the built-in ones
+        """Number of blocks that the policy was built for."""
+        return self._cache_capacity
 
     # -- the public contract ---------------------------------------------------------------
 

@@ -45,6 +45,8 @@ def test_a_policy_is_a_cache_policy_and_says_its_capacity(policy_class: Any) -> 
     assert policy.cache_capacity == 4
     assert len(policy) == 0
     assert bool(policy)
+    with pytest.raises(AttributeError):
+        policy.cache_capacity = 5
 
 
 def test_get_finds_what_was_inserted(policy: Any) -> None:
