@@ -1,0 +1,114 @@
+"""Requests through a manager, in the order in which an engine calls it.
+
+For each request with the block hashes ``h``: ``touch(h)``; ``n = lookup(h)``; if n,
+``prepare_load(h[:n])`` and ``complete_load(h[:n])``; ``prepare_store(h)``; ``touch(h)``; and
+``complete_store`` of what `prepare_store` gave a slot. Loads and stores end at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from time import perf_counter_ns
+
+from kvoffload import BlockHash, OffloadingManager
+from kvoffload.traces import Request
+
+from .statistics import ReplayResult
+
+PROGRESS_REQUESTS = 64  # between two calls of the progress function
+
+
+class BlockKeys(dict[int, BlockHash]):
+    """Map block ids to block hashes: id ``i`` to the 32 bytes ``sha256(str(i))``.
+
+    What was computed is remembered, for `REMEMBERED` ids at most, so that a trace larger than
+    memory does not fill it with keys.
+    """
+
+    REMEMBERED = 2**18
+
+    def __missing__(self, hash_id: int) -> BlockHash:
+        if len(self) >= self.REMEMBERED:
+            self.clear()
+        key = self[hash_id] = BlockHash(sha256(b"%d" % hash_id).digest())
+        return key
+
+    def of(self, request: Request) -> list[BlockHash]:
+        """Return the block hashes of a request."""
+        return [self[hash_id] for hash_id in request.hash_ids]
+
+
+def replay(
+    requests: Iterable[Request],
+    manager: OffloadingManager,
+    *,
+    block_tokens: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> ReplayResult:
+    """Drive a manager with the requests of a trace, by the protocol above.
+
+    Only the manager's calls are timed, all calls of a request together.
+
+    Parameters
+    ----------
+    requests : iterable of Request
+        The trace; it is passed over once, and memory does not grow with its length.
+    manager : OffloadingManager
+        Any manager, as a rule one that is empty.
+    block_tokens : int, optional
+        Tokens a block, for the share of tokens that were hit.
+    progress : callable, optional
+        Called every 64 requests, between two requests, with the number of requests so far.
+
+    Returns
+    -------
+    ReplayResult
+
+    Raises
+    ------
+    TraceError
+        As the trace does.
+
+    Notes
+    -----
+    The hash of a block is the same object each time as long as it is remembered, where an engine
+    would make a new one a request; this spares a manager in Python the hashing of the key.
+    """
+    keys = BlockKeys()
+    result = ReplayResult(hit_tokens=None if block_tokens is None else 0)
+    times = result.times
+    for request in requests:
+        hashes = keys.of(request)
+        start = perf_counter_ns()
+        manager.touch(hashes)
+        found = manager.lookup(hashes)
+        if found:
+            loaded = hashes[:found]
+            manager.prepare_load(loaded)
+            manager.complete_load(loaded)
+        output = manager.prepare_store(hashes)
+        manager.touch(hashes)
+        if output is not None:
+            manager.complete_store(output.block_hashes_to_store)
+        times.add(perf_counter_ns() - start)
+        result.requests += 1
+        result.blocks += len(hashes)
+        result.tokens += request.input_length
+        result.hits += found
+        if block_tokens is not None and result.hit_tokens is not None:
+            result.hit_tokens += min(found * block_tokens, request.input_length)
+        if output is None:
+            result.refused += 1
+        else:
+            result.stored += len(output.block_hashes_to_store)
+            result.evicted += len(output.block_hashes_evicted)
+        if progress is not None and result.requests % PROGRESS_REQUESTS == 0:
+            progress(result.requests)
+    result.not_admitted = _not_admitted(manager)
+    return result
+
+
+def _not_admitted(manager: OffloadingManager) -> int:
+    stats = getattr(manager, "stats", None)
+    return 0 if stats is None else int(stats().get("not_admitted", 0))

@@ -1,0 +1,120 @@
+"""What a replay counts, in constant memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_STEPS_BITS = 6
+_STEPS = 1 << _STEPS_BITS
+
+
+class DurationHistogram:
+    """Count durations in steps of at most 1/64 of the duration, so that percentiles need no list.
+
+    Below 64 ns each nanosecond has a step of its own; from there each power of two is divided into
+    64 steps. `max` and `total` are exact.
+
+    Attributes
+    ----------
+    count : int
+        Durations so far.
+    total : int
+        Their sum, nanoseconds.
+    max : int
+        The longest, nanoseconds.
+
+    Notes
+    -----
+    After HdrHistogram (Gil Tene).
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0
+        self.max = 0
+        self._counts: dict[int, int] = {}
+
+    def add(self, nanoseconds: int) -> None:
+        """Take in one duration, nanoseconds. Complexity: O(1)."""
+        shift = max(0, nanoseconds.bit_length() - _STEPS_BITS - 1)
+        step = (shift << _STEPS_BITS) + (nanoseconds >> shift)
+        self._counts[step] = self._counts.get(step, 0) + 1
+        self.count += 1
+        self.total += nanoseconds
+        self.max = max(self.max, nanoseconds)
+
+    def percentile(self, percent: float) -> int:
+        """Return the duration, nanoseconds, that `percent` of all do not exceed.
+
+        It is the upper end of the step: at most 1/64 more than the exact one and never more than
+        `max`. 0 if there are none.
+        """
+        wanted = self.count * percent / 100
+        seen = 0
+        for step in sorted(self._counts):
+            seen += self._counts[step]
+            if seen >= wanted:
+                return min(self.max, _upper_end(step))
+        return self.max
+
+
+def _upper_end(step: int) -> int:
+    shift = max(0, (step >> _STEPS_BITS) - 1)
+    return ((step - (shift << _STEPS_BITS) + 1) << shift) - 1
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """What came of a replay.
+
+    Attributes
+    ----------
+    requests, blocks, tokens : int
+        Requests replayed, the blocks asked for and the prompt tokens of all of them.
+    hits : int
+        Blocks found by `lookup`: the sum of its results.
+    hit_tokens : int or None
+        Prompt tokens that those blocks hold; None if the block size is not known.
+    stored, evicted : int
+        Blocks that `prepare_store` gave a slot, and blocks that it evicted for them.
+    refused : int
+        Calls of `prepare_store` that returned None.
+    not_admitted : int
+        Blocks that the policy did not want stored, as the manager's `stats()` counts them; 0 for a
+        manager without.
+    times : DurationHistogram
+        Time spent in the manager, one duration a request.
+    """
+
+    requests: int = 0
+    blocks: int = 0
+    tokens: int = 0
+    hits: int = 0
+    hit_tokens: int | None = None
+    stored: int = 0
+    evicted: int = 0
+    refused: int = 0
+    not_admitted: int = 0
+    times: DurationHistogram = field(default_factory=DurationHistogram)
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the blocks that were hits; 0 if there are none."""
+        return self.hits / self.blocks if self.blocks else 0.0
+
+    @property
+    def token_hit_ratio(self) -> float | None:
+        """Share of the prompt tokens that lay in hit blocks; None without a block size."""
+        if self.hit_tokens is None:
+            return None
+        return self.hit_tokens / self.tokens if self.tokens else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in the manager, seconds."""
+        return self.times.total / 1e9
+
+    @property
+    def blocks_per_second(self) -> float:
+        """Blocks asked for a second of manager time; 0 if no time passed."""
+        return self.blocks / self.seconds if self.times.total else 0.0

@@ -1,0 +1,21 @@
+"""Request traces: read, made up, written, looked over."""
+
+from __future__ import annotations
+
+from ._extras import MissingExtraError
+from .errors import TraceError
+from .reader import Trace
+from .request import Request
+from .survey import Survey
+from .workload import Workload
+from .writer import write_trace
+
+__all__ = [
+    "MissingExtraError",
+    "Request",
+    "Survey",
+    "Trace",
+    "TraceError",
+    "Workload",
+    "write_trace",
+]

@@ -1,0 +1,34 @@
+"""What the package can do only with an extra installed, and how it says so."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+INSTALL = "pip install 'kvoffload[cli]'"
+
+
+class MissingExtraError(ImportError):
+    """Something was asked for that needs the ``cli`` extra, which is not installed."""
+
+
+def require(module: str, purpose: str) -> ModuleType:
+    """Import a module that belongs to the ``cli`` extra.
+
+    Parameters
+    ----------
+    module : str
+        Full name of the module.
+    purpose : str
+        What needs it, as the subject of the sentence "... needs <module>".
+
+    Raises
+    ------
+    MissingExtraError
+        If it is not installed; the message names what to install.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        message = f"{purpose} needs {module}: {INSTALL}"
+        raise MissingExtraError(message, name=error.name) from error

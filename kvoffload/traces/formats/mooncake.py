@@ -1,0 +1,74 @@
+"""The Mooncake form: JSON Lines of `timestamp`, `input_length`, `output_length`, `hash_ids`.
+
+Source: Qin et al., "Mooncake: Trading More Storage for Less Computation" (FAST'25), and the traces
+published with it. Timestamps are in milliseconds. `session` is an addition that some traces make;
+any other field is ignored, and of a field given twice the last counts.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from kvoffload._checks import describe
+from kvoffload.traces._extras import require
+from kvoffload.traces.errors import BadLineError
+from kvoffload.traces.request import MAX_HASH_ID, Request
+
+from .base import Form, Parser, checked_integer, checked_number, field, json_object
+
+
+def new_parser() -> Parser:
+    """Return a parser of lines in this form."""
+    msgspec = require("msgspec", "reading a trace")
+    decode = msgspec.json.Decoder(_row_type(msgspec)).decode
+    faults = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+    def parse(line: bytes) -> Request:
+        try:
+            row = decode(line)
+        except faults:
+            return _checked(line)
+        if row.hash_ids and max(row.hash_ids) > MAX_HASH_ID:
+            return _checked(line)
+        session = None if row.session is None else str(row.session)
+        return Request(row.timestamp, row.input_length, row.output_length, row.hash_ids, session)
+
+    return parse
+
+
+def _row_type(msgspec: Any) -> Any:
+    """Return the type that msgspec decodes a row into, checking it as it goes."""
+    natural = Annotated[int, msgspec.Meta(ge=0)]
+    tokens = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    return msgspec.defstruct(
+        "Row",
+        [
+            ("timestamp", natural | Annotated[float, msgspec.Meta(ge=0)]),
+            ("input_length", tokens),
+            ("output_length", tokens),
+            ("hash_ids", tuple[natural, ...]),
+            ("session", int | str | None, None),
+        ],
+        gc=False,
+    )
+
+
+def _checked(line: bytes) -> Request:
+    """Parse a line slowly, to say which rule it breaks and with what value."""
+    row = json_object(line)
+    timestamp = checked_number(field(row, "timestamp"), "timestamp")
+    input_length = checked_integer(field(row, "input_length"), "input_length")
+    output_length = checked_integer(field(row, "output_length"), "output_length")
+    ids = field(row, "hash_ids")
+    if not isinstance(ids, list):
+        raise BadLineError(f"hash_ids must be a list of integers, got {describe(ids)}")
+    for position, hash_id in enumerate(ids):
+        checked_integer(hash_id, f"hash_ids[{position}]", MAX_HASH_ID)
+    session = row.get("session")
+    if session is not None and type(session) not in (int, str):
+        raise BadLineError(f"session must be a string or an integer, got {describe(session)}")
+    session = None if session is None else str(session)
+    return Request(timestamp, input_length, output_length, tuple(ids), session)
+
+
+MOONCAKE = Form("mooncake", "JSON Lines with hash_ids, as published with Mooncake", new_parser)

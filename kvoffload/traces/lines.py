@@ -1,0 +1,157 @@
+"""The lines of a trace file: opened, decompressed and cut, in bounded memory.
+
+Compression is recognised by the first bytes, not by the name, so that it works on standard input.
+What a stranger's file can make this module hold is one line of `MAX_LINE_BYTES` and what the
+decompressor needs (at most 128 MiB, the window that zstandard allows without being asked for more).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import sys
+import zlib
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from ._extras import require
+from .errors import TraceError, printable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# A prompt of a million tokens in 16-token blocks is 62,500 ids, below 1.4 MB with the longest of
+# them; in decoded form a line of the greatest length takes some 20 times its size.
+MAX_LINE_BYTES = 16 * 2**20
+
+STDIN = "-"
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_READ_BYTES = 2**17
+
+
+def zstd_module() -> str:
+    """Return the name of the module that handles zstandard on this Python."""
+    return "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+
+
+class Lines:
+    """Iterate over the lines of a file that are not blank, without their line ends.
+
+    A context manager; it opens the file at once. After an overlong line was reported, iteration
+    goes on with the line after it; after a fault of the stream it ends.
+
+    Parameters
+    ----------
+    path : str
+        The file; ``-`` is standard input.
+    max_line_bytes : int
+        Longest line that is accepted, bytes.
+
+    Raises
+    ------
+    TraceError
+        From the constructor if the file cannot be opened; from iteration if a line is too long or
+        the file cannot be read further.
+
+    Attributes
+    ----------
+    name : str
+        What messages call the file.
+    number : int
+        Number of the line read last, from 1; 0 before the first.
+    """
+
+    def __init__(self, path: str, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self.name = "<stdin>" if path == STDIN else path
+        self.number = 0
+        self._max_line_bytes = max_line_bytes
+        self._faults: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
+        with contextlib.ExitStack() as opened:
+            try:
+                self._stream: BinaryIO | None = self._open(path, opened)
+            except TraceError:
+                raise
+            except (OSError, ValueError) as error:  # ValueError: a null character in the name
+                rule = f"must be a readable file: {_why(error)}"
+                raise TraceError(self.name, None, rule) from None
+            self._closing = opened.pop_all()
+
+    def _open(self, path: str, opened: contextlib.ExitStack) -> BinaryIO:
+        file = io.FileIO(0 if path == STDIN else path, closefd=path != STDIN)
+        raw = opened.enter_context(io.BufferedReader(file, _READ_BYTES))
+        start = raw.peek(4)[:4]
+        if start.startswith(_GZIP):
+            return cast("BinaryIO", opened.enter_context(gzip.GzipFile(fileobj=raw)))
+        if start == _ZSTD:
+            zstd = require(zstd_module(), "a zstandard trace")
+            self._faults = (*self._faults, zstd.ZstdError)
+            return cast("BinaryIO", opened.enter_context(zstd.ZstdFile(raw)))
+        for suffix, form in ((".gz", "gzip"), (".zst", "zstandard")):
+            if start and path.endswith(suffix):
+                rule = f"must be {form} as its name says, got a file that starts with {start!r}"
+                raise TraceError(self.name, None, rule)
+        return raw
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, unless it is standard input."""
+        self._stream = None
+        self._closing.close()
+
+    def __iter__(self) -> Lines:
+        return self
+
+    def __next__(self) -> bytes:
+        while line := self._read():
+            self.number += 1
+            if len(line) > self._max_line_bytes and not line.endswith(b"\n"):
+                self._pass_over()
+                rule = f"a line must be at most {self._max_line_bytes} bytes long, got a longer one"
+                raise TraceError(self.name, self.number, rule)
+            line = line.strip()
+            if self.number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of some editors
+            if line:
+                return line
+        self._stream = None
+        raise StopIteration
+
+    def _read(self) -> bytes:
+        """Return the next piece of at most one line, empty at the end of the file."""
+        if self._stream is None:
+            return b""
+        try:
+            return self._stream.readline(self._max_line_bytes + 1)
+        except self._faults as error:
+            self._stream = None
+            rule = f"must be readable to its end: {_why(error)}"
+            raise TraceError(self.name, self.number + 1, rule) from None
+
+    def _pass_over(self) -> None:
+        """Read on to the end of the line."""
+        while True:
+            piece = self._read()
+            if not piece or piece.endswith(b"\n"):
+                return
+
+
+def _why(error: Exception) -> str:
+    """Return what the system says of a fault, without the file's name."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    if isinstance(error, EOFError):
+        return "the compressed data is cut off"
+    return printable(str(error)) or type(error).__name__

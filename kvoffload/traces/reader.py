@@ -1,0 +1,85 @@
+"""A trace file as something to iterate over, as often as one likes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from .errors import BadLineError, TraceError
+from .formats import FORMS, MOONCAKE
+from .lines import MAX_LINE_BYTES, STDIN, Lines
+from .request import Request
+
+
+class Trace:
+    """A trace file; iterating over it reads its requests one by one, in the order of the file.
+
+    Nothing is read before iteration and nothing is kept, so a trace may be larger than memory. Each
+    iteration opens the file anew; standard input can be iterated over once. Blank lines are passed
+    over. A file may be plain or compressed with gzip or zstandard, which is recognised by its first
+    bytes.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file; ``-`` is standard input.
+    skip_bad : bool
+        Pass over the lines that break the form's rules, and count them in `bad_lines`. Where a
+        compressed file is cut off, what was readable counts, and the cut as one bad line.
+    max_line_bytes : int
+        Longest line that is accepted, bytes.
+
+    Attributes
+    ----------
+    name : str
+        What messages call the trace.
+    bad_lines : int
+        Bad lines passed over by the iteration begun last.
+
+    Raises
+    ------
+    TraceError
+        From iteration: the file cannot be opened or read, a line breaks a rule (without
+        `skip_bad`), or the trace holds no request.
+
+    Notes
+    -----
+    Not safe to iterate over from two threads at once.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        skip_bad: bool = False,
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:
+        self.path = os.fspath(path)
+        self.name = "<stdin>" if self.path == STDIN else self.path
+        self.skip_bad = skip_bad
+        self.bad_lines = 0
+        self._max_line_bytes = max_line_bytes
+
+    def __iter__(self) -> Iterator[Request]:
+        self.bad_lines = 0
+        requests = 0
+        with Lines(self.path, self._max_line_bytes) as lines:
+            parse = FORMS[MOONCAKE.name].new_parser()
+            while True:
+                try:
+                    request = parse(next(lines))
+                except StopIteration:
+                    break
+                except (BadLineError, TraceError) as error:
+                    if not self.skip_bad:
+                        if isinstance(error, TraceError):
+                            raise
+                        raise TraceError(self.name, lines.number, str(error)) from None
+                    self.bad_lines += 1
+                    continue
+                requests += 1
+                yield request
+            if requests == 0:
+                found = f"{self.bad_lines} bad lines" if self.bad_lines else "an empty file"
+                rule = f"a trace must hold at least one request, got {found}"
+                raise TraceError(self.name, max(1, lines.number), rule)

@@ -1,0 +1,35 @@
+"""One request of a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_TOKENS = 2**63 - 1
+MAX_HASH_ID = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: when it came, how long it was, which blocks its prompt is made of.
+
+    Attributes
+    ----------
+    timestamp : int or float
+        Arrival, milliseconds since the start of the trace.
+    input_length : int
+        Prompt, tokens.
+    output_length : int
+        Answer, tokens.
+    hash_ids : tuple of int
+        The prompt's blocks, first block first, each in [0, 2**64). Ids are prefix-chained: equal
+        ids mean equal prompts up to and including that block. The last one may stand for a block
+        that the prompt fills only in part.
+    session : str or None
+        The conversation that the request belongs to, where the trace knows.
+    """
+
+    timestamp: int | float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+    session: str | None = None

@@ -1,0 +1,242 @@
+"""What a trace holds, counted in one pass."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from .request import Request
+
+PROGRESS_REQUESTS = 256  # between two calls of the progress function
+
+Ids = npt.NDArray[np.uint64]
+
+
+class SeenIds:
+    """The set of all ids so far, exact, at 8 bytes an id and up to 16 while it is merged.
+
+    Sorted arrays, each at least twice as long as the next; a lookup is a binary search in each.
+
+    Complexity: O(log² n) an id, amortised.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[Ids] = []
+
+    def __len__(self) -> int:
+        return sum(len(run) for run in self._runs)
+
+    def contains(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Return for each id whether it is in the set."""
+        found = np.zeros(len(ids), dtype=np.bool_)
+        for run in self._runs:
+            places = np.minimum(np.searchsorted(run, ids), len(run) - 1)
+            found |= run[places] == ids
+        return found
+
+    def add(self, ids: Ids) -> None:
+        """Add ids that are sorted, distinct and not in the set."""
+        while self._runs and len(self._runs[-1]) < 2 * len(ids):
+            ids = np.sort(np.concatenate((self._runs.pop(), ids)), kind="stable")
+        if len(ids):
+            self._runs.append(ids)
+
+
+class BlockLengths:
+    """The block sizes b with ``ceil(input_length / b) == len(hash_ids)`` in every request so far.
+
+    Attributes
+    ----------
+    smallest : int
+        Least such size, tokens.
+    largest : int or None
+        Greatest such size; None while there is no upper bound. Below `smallest` if none fits.
+    """
+
+    def __init__(self) -> None:
+        self.smallest = 1
+        self.largest: int | None = None
+        self._bounded = False
+
+    def add(self, tokens: int, blocks: int) -> None:
+        """Take in a request: (blocks - 1) * b < tokens <= blocks * b."""
+        if tokens == 0 or blocks == 0:
+            if tokens or blocks:
+                self.largest = 0
+            return
+        self._bounded = True
+        self.smallest = max(self.smallest, -(-tokens // blocks))
+        if blocks > 1:
+            below = (tokens - 1) // (blocks - 1)
+            self.largest = below if self.largest is None else min(self.largest, below)
+
+    def best(self) -> int | None:
+        """Return the most plausible size that fits.
+
+        The smallest power of two, else the smallest multiple of 16, else the smallest size; None if
+        none fits, or if every size fits because no request had a block.
+        """
+        if not self._bounded:
+            return None
+        power = 1 << (self.smallest - 1).bit_length()
+        multiple = -(-self.smallest // 16) * 16
+        for size in (power, multiple, self.smallest):
+            if self.largest is None or size <= self.largest:
+                return size
+        return None
+
+
+class IdealCounter:
+    """Count distinct blocks, and the hits of a cache without bounds, many requests at a time.
+
+    Memory: 8 bytes a distinct block, 16 while it is merged, and one batch.
+
+    Parameters
+    ----------
+    batch : int
+        Blocks that are gathered before they are counted.
+
+    Attributes
+    ----------
+    unique_blocks : int
+        Distinct blocks counted so far.
+    ideal_hits : int
+        The leading blocks of each request counted so far that were in a request before it.
+    """
+
+    BATCH = 2**18  # large enough that merging is cheap, small enough at 2 MiB of ids
+
+    def __init__(self, batch: int = BATCH) -> None:
+        self.unique_blocks = 0
+        self.ideal_hits = 0
+        self._batch = batch
+        self._seen = SeenIds()
+        self._rows: list[tuple[int, ...]] = []
+        self._gathered = 0
+
+    def add(self, hash_ids: tuple[int, ...]) -> None:
+        """Take in the blocks of one request."""
+        if hash_ids:
+            self._rows.append(hash_ids)
+            self._gathered += len(hash_ids)
+        if self._gathered >= self._batch:
+            self.finish()
+
+    def finish(self) -> None:
+        """Count what has been gathered."""
+        if not self._rows:
+            return
+        lengths = np.array([len(row) for row in self._rows], dtype=np.int64)
+        starts = np.cumsum(lengths) - lengths
+        blocks = itertools.chain.from_iterable(self._rows)
+        ids = np.fromiter(blocks, dtype=np.uint64, count=self._gathered)
+        self._rows.clear()
+        self._gathered = 0
+        distinct, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+        old = self._seen.contains(distinct)
+        self._seen.add(distinct[~old])
+        # A block is found if it was in an earlier batch, or in an earlier row of this one.
+        missed = ~old[inverse] & (first[inverse] >= np.repeat(starts, lengths))
+        places = np.where(missed, np.arange(len(ids)), len(ids))
+        first_missed = np.minimum.reduceat(places, starts)
+        self.ideal_hits += int(np.minimum(first_missed - starts, lengths).sum())
+        self.unique_blocks = len(self._seen)
+
+
+@dataclass(slots=True)
+class Survey:
+    """What a trace holds.
+
+    Attributes
+    ----------
+    requests, blocks : int
+        Requests, and blocks over all of them.
+    unique_blocks : int or None
+        Distinct blocks; None if they were not counted.
+    ideal_hits : int or None
+        Blocks that a cache without bounds would have hit: the leading blocks of each request that
+        were in a request before it; None if they were not counted.
+    input_tokens, output_tokens : int
+        Tokens over all requests.
+    longest : int
+        Blocks of the longest request.
+    first, last : int or float
+        Least and greatest timestamp, milliseconds.
+    block_lengths : BlockLengths
+        The block sizes that fit.
+    """
+
+    requests: int = 0
+    blocks: int = 0
+    unique_blocks: int | None = None
+    ideal_hits: int | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    longest: int = 0
+    first: int | float = 0
+    last: int | float = 0
+    block_lengths: BlockLengths = field(default_factory=BlockLengths)
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Inferred block size, tokens; None if none fits."""
+        return self.block_lengths.best()
+
+    @property
+    def ideal_hit_ratio(self) -> float | None:
+        """Share of the blocks that a cache without bounds would have hit; None if not counted."""
+        if self.ideal_hits is None:
+            return None
+        return self.ideal_hits / self.blocks if self.blocks else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Span from the first arrival to the last, seconds."""
+        return (self.last - self.first) / 1000
+
+    @classmethod
+    def of(
+        cls,
+        requests: Iterable[Request],
+        *,
+        unique: bool = True,
+        progress: Callable[[int], object] | None = None,
+    ) -> Survey:
+        """Count what a trace holds.
+
+        Parameters
+        ----------
+        requests : iterable of Request
+            The trace; it is passed over once.
+        unique : bool
+            Whether to count distinct blocks and ideal hits, which takes 8 to 16 bytes a distinct
+            block; without, memory is constant.
+        progress : callable, optional
+            Called now and then with the number of requests so far.
+        """
+        self = cls()
+        counter = IdealCounter() if unique else None
+        for request in requests:
+            length = len(request.hash_ids)
+            if self.requests == 0:
+                self.first = self.last = request.timestamp
+            self.first = min(self.first, request.timestamp)
+            self.last = max(self.last, request.timestamp)
+            self.requests += 1
+            self.blocks += length
+            self.input_tokens += request.input_length
+            self.output_tokens += request.output_length
+            self.longest = max(self.longest, length)
+            self.block_lengths.add(request.input_length, length)
+            if counter is not None:
+                counter.add(request.hash_ids)
+            if progress is not None and self.requests % PROGRESS_REQUESTS == 0:
+                progress(self.requests)
+        if counter is not None:
+            counter.finish()
+            self.unique_blocks, self.ideal_hits = counter.unique_blocks, counter.ideal_hits
+        return self

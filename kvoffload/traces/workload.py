@@ -1,0 +1,204 @@
+"""A made-up workload that looks like a real one, the same for a seed on every machine.
+
+Three kinds of session arrive as one Poisson process:
+
+- *chats*: one of a few system prompts, most of them the popular ones, then turns that each resend
+  the conversation so far;
+- *agents*: a long prompt of tools and rules, then many quick steps, each resending a context that
+  grows by the answer and by what a tool returned;
+- *one-shot requests*: a document or a question, half of them behind a shared instruction.
+
+Every draw is made from `random.Random.random`, whose sequence Python promises to keep, with
+comparisons and the four IEEE operations alone: no logarithm whose last bit differs by C library.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+import random
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+
+from .request import Request
+
+CONTEXT_TOKENS = 128_000
+"""Longest prompt of a session, tokens; a session that would pass it ends."""
+
+SESSIONS_PER_SECOND = 1.0
+ANSWER_TOKENS_PER_SECOND = 50.0
+
+# The shared beginnings of prompts, tokens each; within a kind the first is the most popular.
+CHAT_PROMPTS = (1_900, 600, 3_200, 1_100, 250, 4_800, 800, 2_400)
+AGENT_PROMPTS = (9_000, 6_000, 14_000)
+ONE_SHOT_PROMPTS = (700, 1_500, 2_600, 400)
+
+Turn = tuple[float, int, int]
+"""Seconds since the answer before, tokens added to the prompt, tokens of the answer."""
+
+
+class _Dice:
+    """Random draws that are the same everywhere."""
+
+    def __init__(self, seed: int) -> None:
+        self.uniform = random.Random(seed).random  # noqa: S311
+
+    def exponential(self, mean: float) -> float:
+        """Draw from the exponential distribution by comparisons only (von Neumann, 1951)."""
+        whole = 0
+        while True:
+            first = last = self.uniform()
+            falling = 1
+            while (draw := self.uniform()) < last:
+                last = draw
+                falling += 1
+            if falling % 2:
+                return mean * (whole + first)
+            whole += 1
+
+    def tokens(self, mean: float) -> int:
+        """Draw a length of at least one token: the sum of two exponentials."""
+        return 1 + int(self.exponential(mean / 2) + self.exponential(mean / 2))
+
+    def popular(self, count: int) -> int:
+        """Draw from `range(count)`, the k-th in proportion to 1/(k+1)."""
+        weights = list(itertools.accumulate(1.0 / (k + 1) for k in range(count)))
+        return min(bisect.bisect(weights, self.uniform() * weights[-1]), count - 1)
+
+
+def _chat(dice: _Dice) -> Iterator[Turn]:
+    while True:
+        question = dice.tokens(6_000) if dice.uniform() < 0.2 else dice.tokens(250)
+        yield dice.exponential(60.0), question, dice.tokens(380)
+        if dice.uniform() < 0.2:
+            return
+
+
+def _agent(dice: _Dice) -> Iterator[Turn]:
+    yield 0.0, dice.tokens(900), dice.tokens(180)
+    while dice.uniform() > 1 / 16:
+        result = dice.tokens(6_000) if dice.uniform() < 0.1 else dice.tokens(800)
+        yield 0.5 + dice.exponential(6.0), result, dice.tokens(180)
+
+
+def _one_shot(dice: _Dice) -> Iterator[Turn]:
+    yield 0.0, dice.tokens(16_000 if dice.uniform() < 0.3 else 1_500), dice.tokens(250)
+
+
+@dataclass(slots=True)
+class _Session:
+    """A session under way: the blocks that it has sent and the turns that are to come."""
+
+    name: str
+    turns: Iterator[Turn]
+    tokens: int  # of the context so far
+    full_blocks: list[int] = field(default_factory=list)  # ids of the context's full blocks
+
+    def request(
+        self, now: float, turn: Turn, block_tokens: int, fresh: Iterator[int]
+    ) -> Request | None:
+        """Return the request of a turn, None if it passes the longest context."""
+        _, added, answer = turn
+        length = self.tokens + added
+        if length > CONTEXT_TOKENS:
+            return None
+        missing = length // block_tokens - len(self.full_blocks)
+        self.full_blocks.extend(itertools.islice(fresh, missing))
+        partial = (next(fresh),) if length % block_tokens else ()
+        self.tokens = length + answer
+        hash_ids = (*self.full_blocks, *partial)
+        return Request(int(now * 1000), length, answer, hash_ids, self.name)
+
+
+class Workload:
+    """Iterate over generated requests in the order of their arrival, lazily.
+
+    Each iteration gives the same requests. Memory grows with the sessions under way at a time, not
+    with the number of requests.
+
+    Parameters
+    ----------
+    requests : int
+        How many, >= 1.
+    seed : int
+        Which of the possible workloads, >= 0.
+    block_tokens : int
+        Tokens a block, >= 1.
+
+    Attributes
+    ----------
+    name : str
+        What messages call it.
+
+    Raises
+    ------
+    ValueError
+        If an argument is below its bound.
+    """
+
+    def __init__(self, requests: int = 5_000, *, seed: int = 0, block_tokens: int = 512) -> None:
+        for argument, value, least in (
+            ("requests", requests, 1),
+            ("seed", seed, 0),
+            ("block_tokens", block_tokens, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{argument} must be >= {least}, got {value}")
+        self.requests = requests
+        self.seed = seed
+        self.block_tokens = block_tokens
+        self.name = f"generated, seed {seed}"
+
+    def __iter__(self) -> Iterator[Request]:
+        return itertools.islice(self._endless(), self.requests)
+
+    def _endless(self) -> Generator[Request, None, None]:
+        dice = _Dice(self.seed)
+        fresh = itertools.count()
+        shared: dict[tuple[str, int], list[int]] = {}
+        numbers = itertools.count()
+        # (second of the next turn, number of the session, the session, the turn)
+        under_way: list[tuple[float, int, _Session, Turn]] = []
+        arrival = dice.exponential(1 / SESSIONS_PER_SECOND)
+        while True:
+            while not under_way or arrival <= under_way[0][0]:
+                number = next(numbers)
+                session = self._new_session(dice, number, shared, fresh)
+                heapq.heappush(under_way, (arrival, number, session, next(session.turns)))
+                arrival += dice.exponential(1 / SESSIONS_PER_SECOND)
+            now, number, session, turn = heapq.heappop(under_way)
+            request = session.request(now, turn, self.block_tokens, fresh)
+            if request is None:
+                continue
+            yield request
+            following = next(session.turns, None)
+            if following is not None:
+                later = now + request.output_length / ANSWER_TOKENS_PER_SECOND + following[0]
+                heapq.heappush(under_way, (later, number, session, following))
+
+    def _new_session(
+        self,
+        dice: _Dice,
+        number: int,
+        shared: dict[tuple[str, int], list[int]],
+        fresh: Iterator[int],
+    ) -> _Session:
+        prompts: tuple[int, ...]
+        draw = dice.uniform()
+        if draw < 0.45:
+            kind, turns, prompts = "chat", _chat(dice), CHAT_PROMPTS
+        elif draw < 0.48:
+            kind, turns, prompts = "agent", _agent(dice), AGENT_PROMPTS
+        else:
+            kind, turns = "one-shot", _one_shot(dice)
+            prompts = ONE_SHOT_PROMPTS if dice.uniform() < 0.5 else ()
+        session = _Session(f"{kind}-{number}", turns, 0)
+        if prompts:
+            chosen = dice.popular(len(prompts))
+            session.tokens = prompts[chosen]
+            if (kind, chosen) not in shared:
+                full = prompts[chosen] // self.block_tokens
+                shared[kind, chosen] = list(itertools.islice(fresh, full))
+            session.full_blocks = shared[kind, chosen].copy()
+        return session

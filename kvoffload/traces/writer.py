@@ -1,0 +1,82 @@
+"""Requests out, in the Mooncake form."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from ._extras import require
+from .lines import zstd_module
+from .request import Request
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def trace_line(request: Request) -> bytes:
+    """Return a request as a line of a Mooncake-form trace, line end included."""
+    row: dict[str, object] = {
+        "timestamp": request.timestamp,
+        "input_length": request.input_length,
+        "output_length": request.output_length,
+        "hash_ids": request.hash_ids,
+    }
+    if request.session is not None:
+        row["session"] = request.session
+    return _encode(row).encode() + b"\n"
+
+
+def write_requests(requests: Iterable[Request], stream: BinaryIO) -> int:
+    """Write requests to an open binary stream, a line each.
+
+    Returns
+    -------
+    int
+        How many were written.
+    """
+    written = 0
+    for request in requests:
+        stream.write(trace_line(request))
+        written += 1
+    return written
+
+
+def write_trace(requests: Iterable[Request], path: str | os.PathLike[str]) -> int:
+    """Write requests to a file, which is replaced if it is there.
+
+    The same requests make the same bytes. If writing or the iterable fails, the file is removed.
+
+    Parameters
+    ----------
+    requests : iterable of Request
+        In the order in which they are to be replayed.
+    path : str or os.PathLike
+        Compressed if it ends in ``.gz`` or ``.zst``.
+
+    Returns
+    -------
+    int
+        How many requests were written.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    MissingExtraError
+        For ``.zst`` without the ``cli`` extra.
+    """
+    path = Path(path)
+    with contextlib.ExitStack() as opened:
+        zstd = require(zstd_module(), "a zstandard trace") if path.suffix == ".zst" else None
+        stream: BinaryIO = opened.enter_context(path.open("wb"))
+        opened.push(lambda kind, *_: path.unlink() if kind and path.is_file() else None)
+        if path.suffix == ".gz":
+            packed = gzip.GzipFile(filename="", mode="wb", fileobj=stream, mtime=0)
+            stream = cast("BinaryIO", opened.enter_context(packed))
+        elif zstd is not None:
+            stream = cast("BinaryIO", opened.enter_context(zstd.ZstdFile(stream, "wb")))
+        return write_requests(requests, stream)

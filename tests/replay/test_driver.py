@@ -1,0 +1,175 @@
+"""The driver: which calls it makes, and what it counts."""
+
+import itertools
+from hashlib import sha256
+
+import pytest
+
+from kvoffload import BlockNotFoundError, CPUOffloadingManager, OffloadingManager
+from kvoffload.replay import Selection, replay
+from kvoffload.replay.driver import BlockKeys
+from kvoffload.traces import Request, Workload
+
+
+def key(hash_id: int) -> bytes:
+    return sha256(str(hash_id).encode()).digest()
+
+
+def keys(*hash_ids: int) -> list[bytes]:
+    return [key(hash_id) for hash_id in hash_ids]
+
+
+class Recording(OffloadingManager):
+    """A manager that does what another does and remembers the calls."""
+
+    def __init__(self, manager: OffloadingManager) -> None:
+        self.manager = manager
+        self.calls: list[tuple[str, list[bytes]]] = []
+
+    def _do(self, name, hashes):
+        self.calls.append((name, list(hashes)))
+        return getattr(self.manager, name)(hashes)
+
+    def touch(self, hashes):
+        return self._do("touch", hashes)
+
+    def lookup(self, hashes):
+        return self._do("lookup", hashes)
+
+    def prepare_load(self, hashes):
+        return self._do("prepare_load", hashes)
+
+    def complete_load(self, hashes):
+        return self._do("complete_load", hashes)
+
+    def prepare_store(self, hashes):
+        return self._do("prepare_store", hashes)
+
+    def complete_store(self, hashes, success=True):
+        assert success
+        return self._do("complete_store", hashes)
+
+
+def test_calls_in_the_order_of_an_engine():
+    manager = Recording(CPUOffloadingManager(16, 3))
+    requests = [
+        Request(0, 40, 1, (10, 11)),
+        Request(1, 40, 1, (10, 12)),
+        Request(2, 90, 1, (1, 2, 3, 4)),  # larger than the cache: refused
+        Request(3, 0, 1, ()),
+    ]
+    result = replay(requests, manager, block_tokens=20)
+    assert manager.calls == [
+        ("touch", keys(10, 11)),
+        ("lookup", keys(10, 11)),
+        ("prepare_store", keys(10, 11)),
+        ("touch", keys(10, 11)),
+        ("complete_store", keys(10, 11)),
+        ("touch", keys(10, 12)),
+        ("lookup", keys(10, 12)),
+        ("prepare_load", keys(10)),
+        ("complete_load", keys(10)),
+        ("prepare_store", keys(10, 12)),
+        ("touch", keys(10, 12)),
+        ("complete_store", keys(12)),
+        ("touch", keys(1, 2, 3, 4)),
+        ("lookup", keys(1, 2, 3, 4)),
+        ("prepare_store", keys(1, 2, 3, 4)),
+        ("touch", keys(1, 2, 3, 4)),
+        ("touch", []),
+        ("lookup", []),
+        ("prepare_store", []),
+        ("touch", []),
+        ("complete_store", []),
+    ]
+    assert (result.requests, result.blocks, result.tokens) == (4, 8, 170)
+    assert (result.hits, result.hit_tokens, result.stored) == (1, 20, 3)
+    assert (result.evicted, result.refused, result.not_admitted) == (0, 1, 0)
+    assert result.times.count == 4
+    assert result.seconds > 0
+    assert result.blocks_per_second == pytest.approx(8 / result.seconds)
+
+
+def test_counts_what_the_manager_counts():
+    manager = CPUOffloadingManager(16, 500, "arc")
+    result = replay(Workload(400), manager)
+    stats = manager.stats()
+    assert result.hits == stats["hit_blocks"]
+    assert result.blocks == stats["lookup_blocks"]
+    assert result.stored == stats["stored_blocks"]
+    assert result.evicted == stats["evicted_blocks"]
+    assert result.refused == stats["refused_stores"]
+    assert result.hit_ratio == result.hits / result.blocks
+    assert stats["pinned"] == stats["pending"] == 0
+
+
+def test_not_admitted_is_what_the_manager_says():
+    class Choosy(CPUOffloadingManager):
+        def stats(self):
+            return super().stats() | {"not_admitted": 7}
+
+    assert replay(Workload(5), Choosy(16, 9)).not_admitted == 7
+
+
+def test_hit_tokens_of_a_partial_block_are_not_more_than_the_prompt():
+    requests = [Request(0, 30, 1, (1, 2))] * 2
+    result = replay(requests, CPUOffloadingManager(16, 9), block_tokens=16)
+    assert result.hits == 2
+    assert result.hit_tokens == 30
+    assert result.token_hit_ratio == 0.5
+
+
+def test_without_a_block_size_there_is_no_token_ratio():
+    result = replay(Workload(5), CPUOffloadingManager(16, 9))
+    assert result.hit_tokens is None
+    assert result.token_hit_ratio is None
+
+
+def test_ratios_of_nothing_are_zero():
+    result = replay([], CPUOffloadingManager(16, 9), block_tokens=16)
+    assert (result.hit_ratio, result.token_hit_ratio, result.blocks_per_second) == (0, 0, 0)
+
+
+def test_keys_are_the_digests_of_the_ids():
+    blocks = BlockKeys()
+    request = Request(0, 0, 0, (0, 2**64 - 1, 0))
+    assert blocks.of(request) == keys(0, 2**64 - 1, 0)
+
+
+def test_keys_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr(BlockKeys, "REMEMBERED", 10)
+    blocks = BlockKeys()
+    for start in range(0, 100, 7):
+        ids = tuple(range(start, start + 7))
+        assert blocks.of(Request(0, 0, 0, ids)) == keys(*ids)
+        assert len(blocks) <= 10
+
+
+def test_progress_is_called_between_requests():
+    told: list[int] = []
+    replay(Workload(200), CPUOffloadingManager(16, 9), progress=told.append)
+    assert told == [64, 128, 192]
+
+
+def test_is_lazy():
+    """A trace without end is read no further than the manager lets it."""
+
+    class Stopping(CPUOffloadingManager):
+        def lookup(self, hashes):
+            if key(5) in hashes:
+                raise BlockNotFoundError("enough")
+            return super().lookup(hashes)
+
+    endless = (Request(i, 1, 1, (i,)) for i in itertools.count())
+    with pytest.raises(BlockNotFoundError):
+        replay(endless, Stopping(16, 9))
+    assert next(endless).timestamp == 6
+
+
+def test_selection_of_the_first_requests_and_of_full_blocks():
+    requests = [Request(0, 40, 1, (1, 2, 3)), Request(1, 32, 1, (1, 2)), Request(2, 5, 1, (4,))]
+    assert list(Selection(requests, limit=2)) == requests[:2]
+    assert list(Selection(requests)) == requests
+    full = Selection(requests, full_block_tokens=16)
+    for _ in range(2):
+        assert [request.hash_ids for request in full] == [(1, 2), (1, 2), ()]

@@ -1,0 +1,75 @@
+"""Exact counts on public traces, which are read from a folder beside the project.
+
+The sources: the conversation trace that Mooncake published with its FAST'25 paper, and the agent
+trace of LMCache, its text hashed to ids. ``KVOFFLOAD_TRACES`` names the folder.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+
+from kvoffload.replay import replay
+from kvoffload.traces import Survey, Trace
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or ROOT.parent / "shared" / "traces")
+
+# trace, policy, capacity: hits, stored, evicted, refused
+GOLDEN = {
+    ("mooncake_conversation", "lru", 1_827): (15_136, 273_364, 271_537, 0),
+    ("mooncake_conversation", "lru", 9_139): (56_479, 232_021, 222_882, 0),
+    ("mooncake_conversation", "lru", 36_558): (99_632, 188_868, 152_310, 0),
+    ("mooncake_conversation", "arc", 1_827): (17_022, 271_476, 269_649, 0),
+    ("mooncake_conversation", "arc", 3_655): (22_725, 265_669, 262_014, 0),
+    ("mooncake_conversation", "arc", 18_279): (80_064, 208_429, 190_150, 0),
+    ("lmcache_agents_64c", "lru", 482): (74_376, 75_004, 74_522, 101),
+    ("lmcache_agents_64c", "lru", 2_413): (206_465, 36_354, 33_941, 0),
+    ("lmcache_agents_64c", "arc", 482): (69_257, 75_737, 75_255, 101),
+    ("lmcache_agents_64c", "arc", 1_206): (131_406, 68_014, 66_808, 30),
+}
+
+# trace: requests, blocks, unique blocks, block size that fits all rows
+CONTENTS = {
+    "mooncake_conversation": (12_031, 288_500, 182_790, 512),
+    "lmcache_agents_64c": (1_095, 242_819, 24_130, None),
+    "weka_cc_a": (19_808, 4_585_870, 167_619, None),
+}
+
+
+def trace(name: str) -> Trace:
+    path = FOLDER / f"{name}.jsonl.gz"
+    if not path.is_file():
+        pytest.skip(f"{path.name} is not in {FOLDER}; KVOFFLOAD_TRACES may name its folder")
+    return Trace(path)
+
+
+def counts(result):
+    return (result.hits, result.stored, result.evicted, result.refused)
+
+
+@pytest.mark.parametrize(("name", "policy", "capacity"), GOLDEN)
+def test_counts(twin, name, policy, capacity):
+    manager = twin.CPUOffloadingManager(16, capacity, policy)
+    result = replay(trace(name), manager)
+    assert counts(result) == GOLDEN[name, policy, capacity]
+    assert (result.requests, result.blocks) == CONTENTS[name][:2]
+    manager._check()
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_counts_over_a_backend(twin, policy):
+    managers = {"lru": twin.LRUOffloadingManager, "arc": twin.ARCOffloadingManager}
+    manager = managers[policy](twin.CPUBackend(16, 482))
+    result = replay(trace("lmcache_agents_64c"), manager)
+    assert counts(result) == GOLDEN["lmcache_agents_64c", policy, 482]
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_contents(name):
+    survey = Survey.of(trace(name))
+    found = (survey.requests, survey.blocks, survey.unique_blocks, survey.block_tokens)
+    assert found == CONTENTS[name]
+    assert survey.ideal_hits == survey.blocks - survey.unique_blocks

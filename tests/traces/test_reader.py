@@ -1,0 +1,278 @@
+"""Trace files in: what is read, what is refused and in which words."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+
+from kvoffload import OffloadError
+from kvoffload.traces import Request, Trace, TraceError
+from kvoffload.traces.lines import zstd_module
+
+GOOD = (
+    b'{"timestamp":5,"input_length":1000,"output_length":7,"hash_ids":[0,3,18446744073709551615]}'
+)
+REQUEST = Request(5, 1000, 7, (0, 3, 2**64 - 1))
+
+
+def zst(data: bytes) -> bytes:
+    return pytest.importorskip(zstd_module()).compress(data)
+
+
+def write(folder: Path, data: bytes, name: str = "trace.jsonl") -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def fault(path: Path | str, **options: object) -> str:
+    """Return the message of the error that reading a trace raises, without its file."""
+    with pytest.raises(TraceError) as caught:
+        list(Trace(path, **options))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(str(path) + ":")
+    return message[len(str(path)) + 1 :].strip()
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
+@pytest.mark.parametrize("name", ["trace", "trace.jsonl"])
+def test_reads_requests_whatever_the_name(tmp_path, pack, name):
+    path = write(tmp_path, pack(GOOD + b"\n" + GOOD), name)
+    assert list(Trace(path)) == [REQUEST, REQUEST]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
+def test_reads_concatenated_members(tmp_path, pack):
+    path = write(tmp_path, pack(GOOD + b"\n") + pack(GOOD))
+    assert list(Trace(path)) == [REQUEST, REQUEST]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
+def test_reads_standard_input(pack):
+    code = "from kvoffload.traces import Trace; print(*Trace('-'), sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pack(GOOD), capture_output=True, check=True
+    )
+    assert done.stdout.decode().strip() == str(REQUEST)
+
+
+def test_reads_again_at_each_iteration(tmp_path):
+    trace = Trace(write(tmp_path, GOOD))
+    assert list(trace) == list(trace) == [REQUEST]
+
+
+def test_is_lazy(tmp_path):
+    trace = iter(Trace(write(tmp_path, GOOD + b"\nnot json\n")))
+    assert next(trace) == REQUEST
+    with pytest.raises(TraceError):
+        next(trace)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (b'"timestamp":1.5', b"", (1.5, 3, 4, (5,))),
+        (b'"timestamp":1,"timestamp":2', b"", (2, 3, 4, (5,))),
+        (b'"extra":{"a":[1]},"timestamp":1', b"", (1, 3, 4, (5,))),
+        (b'"timestamp":1', b',"session":null', (1, 3, 4, (5,))),
+        (b'"timestamp":1', b',"session":"s"', (1, 3, 4, (5,), "s")),
+        (b'"timestamp":1', b',"session":7', (1, 3, 4, (5,), "7")),
+        (b'"timestamp":1', b',"input_length":0,"output_length":0,"hash_ids":[]', (1, 0, 0, ())),
+    ],
+)
+def test_accepts(tmp_path, start, end, expected):
+    line = b"{" + start + b',"input_length":3,"output_length":4,"hash_ids":[5]' + end + b"}"
+    assert list(Trace(write(tmp_path, line))) == [Request(*expected)]
+
+
+def test_passes_over_blank_lines_line_ends_and_a_byte_order_mark(tmp_path):
+    path = write(tmp_path, b"\xef\xbb\xbf" + GOOD + b"\r\n\r\n  \n" + GOOD + b"\n\n")
+    assert list(Trace(path)) == [REQUEST, REQUEST]
+
+
+def row(**fields: object) -> bytes:
+    whole = {"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]} | fields
+    return json.dumps({name: value for name, value in whole.items() if value != "gone"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        (row(timestamp="gone"), "must have the field timestamp, got only"),
+        (row(hash_ids="gone"), "must have the field hash_ids, got only"),
+        (row(timestamp=-1), "timestamp must be a number >= 0, got -1"),
+        (row(timestamp="now"), "timestamp must be a number >= 0, got 'now'"),
+        (row(timestamp=True), "timestamp must be a number >= 0, got True"),
+        (row(input_length=-5), "input_length must be an integer >= 0, got -5"),
+        (row(input_length=1.0), "input_length must be an integer >= 0, got 1.0"),
+        (row(input_length=2**63), "input_length must be an integer <= 9223372036854775807, got"),
+        (row(output_length=None), "output_length must be an integer >= 0, got None"),
+        (row(hash_ids=3), "hash_ids must be a list of integers, got 3"),
+        (row(hash_ids=[1, -2]), "hash_ids[1] must be an integer >= 0, got -2"),
+        (row(hash_ids=[1, "a"]), "hash_ids[1] must be an integer >= 0, got 'a'"),
+        (row(hash_ids=[True]), "hash_ids[0] must be an integer >= 0, got True"),
+        (row(hash_ids=[1.5]), "hash_ids[0] must be an integer >= 0, got 1.5"),
+        (row(hash_ids=[2**64]), "hash_ids[0] must be an integer <= 18446744073709551615, got"),
+        (row(session=[1]), "session must be a string or an integer, got [1]"),
+        (row(timestamp=float("nan")), "must be a JSON object ("),
+        (b'{"timestamp":1e999,"input_length":0,"output_length":0,"hash_ids":[]}', "must be a JSON"),
+        (b"[1]", "must be a JSON object, got [1]"),
+        (b"not json", "must be a JSON object ("),
+        (b'{"timestamp":', "must be a JSON object ("),
+        (b"\xff\xfe\x00", "must be a JSON object ("),
+        (b'{"session":"\xff","timestamp":1}', "must be a JSON object ("),
+        (b'{"x":' + b"[" * 100_000, "must be a JSON object ("),
+        (b'{"x":' + b"9" * 100_000 + b',"timestamp":-1}', "must"),
+        (b'{"timestamp":' + b"9" * 100_000 + b"}", "must"),
+    ],
+    ids=lambda value: repr(value[:40]),
+)  # fmt: skip
+def test_refuses_a_bad_line(tmp_path, line, rule):
+    path = write(tmp_path, GOOD + b"\n\n" + line + b"\n" + GOOD)
+    message = fault(path)
+    assert message.startswith(f"3: {rule}")
+    assert len(message) < 300
+    kept = Trace(path, skip_bad=True)
+    assert list(kept) == [REQUEST, REQUEST]
+    assert kept.bad_lines == 1
+
+
+def test_skipping_counts_anew_at_each_iteration(tmp_path):
+    trace = Trace(write(tmp_path, b"x\n" + GOOD + b"\ny"), skip_bad=True)
+    for _ in range(2):
+        assert list(trace) == [REQUEST]
+        assert trace.bad_lines == 2
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
+def test_refuses_an_empty_file(tmp_path, pack):
+    path = write(tmp_path, pack(b""))
+    assert fault(path) == "1: a trace must hold at least one request, got an empty file"
+    assert fault(write(tmp_path, pack(b"\n \n"))).endswith("got an empty file")
+
+
+def test_refuses_a_file_of_bad_lines_only(tmp_path):
+    path = write(tmp_path, b"x\ny\n")
+    assert (
+        fault(path, skip_bad=True) == "2: a trace must hold at least one request, got 2 bad lines"
+    )
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
+def test_refuses_a_truncated_file_at_every_length(tmp_path, pack):
+    whole = pack(b"\n".join([GOOD] * 50))
+    for length in range(5, len(whole)):
+        path = write(tmp_path, whole[:length])
+        with pytest.raises(TraceError, match=r":\d+: must be readable to its end: .*cut off$"):
+            list(Trace(path))
+
+
+@pytest.mark.parametrize(("pack", "suffix"), [(gzip.compress, ".gz"), (zst, ".zst")])
+def test_refuses_what_its_name_does_not_hold(tmp_path, pack, suffix):
+    for start in (b"\x1f", GOOD):
+        path = write(tmp_path, start, "trace" + suffix)
+        assert "as its name says, got a file that starts with" in fault(path)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
+def test_refuses_damaged_data(tmp_path, pack):
+    whole = bytearray(pack(b"\n".join(row(timestamp=i * 7919) for i in range(500))))
+    for place in range(20, len(whole), 97):
+        damaged = whole.copy()
+        damaged[place] ^= 0x55
+        path = write(tmp_path, bytes(damaged))
+        try:
+            requests = list(Trace(path))
+        except TraceError:
+            continue  # anything else that is raised fails the test
+        assert len(requests) <= 500
+
+
+def test_a_cut_counts_as_one_bad_line_when_skipping(tmp_path):
+    path = write(tmp_path, gzip.compress(GOOD + b"\n") + gzip.compress(GOOD)[:-9])
+    trace = Trace(path, skip_bad=True)
+    assert list(trace) == [REQUEST]
+    assert trace.bad_lines == 1
+
+
+def test_refuses_what_cannot_be_opened(tmp_path):
+    assert fault(tmp_path) == "must be a readable file: Is a directory"
+    assert fault(tmp_path / "none") == "must be a readable file: No such file or directory"
+    with pytest.raises(TraceError, match=r"a\\x00b: must be a readable file: "):
+        list(Trace("a\0b"))
+
+
+def test_refuses_a_file_without_permission(tmp_path):
+    path = write(tmp_path, GOOD)
+    path.chmod(0)
+    try:
+        path.open().close()
+    except PermissionError:
+        assert fault(path) == "must be a readable file: Permission denied"
+    else:
+        pytest.skip("this user may read every file")
+
+
+def test_a_file_name_cannot_break_the_line(tmp_path):
+    path = write(tmp_path, b"x", "two\nlines\x1b[0m")
+    with pytest.raises(TraceError) as caught:
+        list(Trace(path))
+    assert "two\\nlines\\x1b[0m:1: must" in str(caught.value)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
+def test_refuses_an_overlong_line_and_goes_on_after_it(tmp_path, pack):
+    path = write(tmp_path, pack(GOOD + b"\n" + b"[" * 5000 + b"\n" + GOOD))
+    rule = "2: a line must be at most 1000 bytes long, got a longer one"
+    assert fault(path, max_line_bytes=1000) == rule
+    trace = Trace(path, skip_bad=True, max_line_bytes=1000)
+    assert list(trace) == [REQUEST, REQUEST]
+    assert trace.bad_lines == 1
+
+
+def test_the_longest_line_is_accepted(tmp_path):
+    path = write(tmp_path, GOOD + b"\n" + GOOD)
+    assert len(list(Trace(path, max_line_bytes=len(GOOD)))) == 2
+    assert fault(path, max_line_bytes=len(GOOD) - 1).startswith("1: a line must be at most")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
+def test_a_decompression_bomb_takes_bounded_memory(tmp_path, pack):
+    """300 MB of one line, in a process that may hold a fraction of it."""
+    pytest.importorskip("resource")
+    bomb = pack(b"[" * (1 << 20)) * 300
+    path = write(tmp_path, bomb)
+    code = (
+        "import resource, sys; from kvoffload.traces import Trace\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "t = Trace(sys.argv[1], skip_bad=True)\n"
+        "try: list(t)\n"
+        "except ValueError as e: print(e)\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, check=True, text=True
+    )
+    message, grown = done.stdout.splitlines()
+    assert message.endswith("got 1 bad lines")
+    assert int(grown) < 100, "MiB"
+
+
+def test_error_is_one_of_the_package_and_carries_its_parts():
+    error = TraceError("a", 3, "rule")
+    assert isinstance(error, OffloadError)
+    assert isinstance(error, ValueError)
+    assert (error.file, error.line, error.rule, str(error)) == ("a", 3, "rule", "a:3: rule")
+    assert str(TraceError("a", None, "rule")) == "a: rule"
+
+
+def test_nothing_stays_open(tmp_path):
+    trace = iter(Trace(write(tmp_path, gzip.compress(GOOD + b"\n" + GOOD))))
+    next(trace)
+    trace.close()  # a file left open is a ResourceWarning, and warnings are errors

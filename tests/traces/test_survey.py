@@ -1,0 +1,102 @@
+"""What a trace holds: counted exactly, against a count with sets."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload.traces import Request, Survey, Workload
+from kvoffload.traces.survey import BlockLengths, IdealCounter
+
+rows = st.lists(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 20), max_size=12), max_size=30)
+
+
+@given(rows, st.integers(1, 40))
+def test_unique_blocks_and_ideal_hits(rows, batch):
+    seen: set[int] = set()
+    hits = 0
+    for row in rows:
+        for hash_id in row:
+            if hash_id not in seen:
+                break
+            hits += 1
+        seen.update(row)
+    counter = IdealCounter(batch)
+    for row in rows:
+        counter.add(tuple(row))
+    counter.finish()
+    assert (counter.unique_blocks, counter.ideal_hits) == (len(seen), hits)
+
+
+@given(st.integers(1, 3000), st.lists(st.integers(0, 20_000), min_size=1, max_size=20))
+def test_the_block_sizes_that_fit_are_exactly_these(block_tokens, lengths):
+    sizes = BlockLengths()
+    for tokens in lengths:
+        sizes.add(tokens, -(-tokens // block_tokens))
+
+    def fits(size: int) -> bool:
+        return all(-(-tokens // size) == -(-tokens // block_tokens) for tokens in lengths)
+
+    assert fits(block_tokens)
+    assert fits(sizes.smallest)
+    assert sizes.smallest == 1 or not fits(sizes.smallest - 1)
+    if sizes.largest is None:
+        assert fits(10**9)
+    else:
+        assert fits(sizes.largest)
+        assert not fits(sizes.largest + 1)
+    best = sizes.best()
+    assert (best is None) == (not any(lengths))
+    assert best is None or fits(best)
+
+
+@pytest.mark.parametrize(
+    ("rows", "best"),
+    [
+        ([(1000, 2)], 512),  # 500 to 999 fit: the power of two
+        ([(1803, 3)], 608),  # 601 to 901, no power of two: the multiple of 16
+        ([(1203, 2), (1809, 4)], 602),  # 602 only
+        ([(300, 1)], 512),  # any from 300 on
+        ([(1000, 2), (1000, 1)], None),  # none
+        ([(5, 0)], None),
+        ([(0, 1)], None),
+        ([(0, 0)], None),  # every size fits
+        ([], None),
+    ],
+)
+def test_the_block_size_that_is_chosen(rows, best):
+    sizes = BlockLengths()
+    for tokens, blocks in rows:
+        sizes.add(tokens, blocks)
+    assert sizes.best() == best
+
+
+def test_counts_the_rest():
+    requests = [
+        Request(500, 1000, 7, (0, 1)),
+        Request(100, 600, 1, (0, 2)),
+        Request(900, 0, 2, ()),
+    ]
+    survey = Survey.of(requests)
+    assert (survey.requests, survey.blocks, survey.unique_blocks, survey.ideal_hits) == (3, 4, 3, 1)
+    assert (survey.input_tokens, survey.output_tokens, survey.longest) == (1600, 10, 2)
+    assert (survey.first, survey.last, survey.seconds) == (100, 900, 0.8)
+    assert survey.ideal_hit_ratio == 0.25
+    assert survey.block_tokens == 512
+
+
+def test_of_nothing_is_empty():
+    survey = Survey.of([])
+    assert (survey.requests, survey.ideal_hit_ratio, survey.seconds) == (0, 0.0, 0.0)
+
+
+def test_without_unique_blocks_they_are_none():
+    survey = Survey.of(Workload(20), unique=False)
+    assert survey.blocks > 0
+    assert survey.unique_blocks is None
+    assert survey.ideal_hit_ratio is None
+
+
+def test_progress_is_reported_now_and_then():
+    told: list[int] = []
+    Survey.of(Workload(600), progress=told.append)
+    assert told == [256, 512]

@@ -1,0 +1,56 @@
+"""Trace files out."""
+
+import gzip
+
+import pytest
+
+pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+
+from kvoffload.traces import Request, Trace, write_trace
+from kvoffload.traces.lines import zstd_module
+
+REQUESTS = [Request(0, 1000, 7, (0, 2**64 - 1), "chat-1"), Request(1.5, 0, 0, ())]
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz", "t.jsonl.zst"])
+def test_what_is_written_is_read_back(tmp_path, name):
+    if name.endswith(".zst"):
+        pytest.importorskip(zstd_module())
+    path = tmp_path / name
+    assert write_trace(REQUESTS, path) == 2
+    assert list(Trace(path)) == REQUESTS
+
+
+def test_writes_the_mooncake_form_with_the_known_fields_only(tmp_path):
+    write_trace(REQUESTS, tmp_path / "t")
+    assert (tmp_path / "t").read_bytes() == (
+        b'{"timestamp":0,"input_length":1000,"output_length":7,'
+        b'"hash_ids":[0,18446744073709551615],"session":"chat-1"}\n'
+        b'{"timestamp":1.5,"input_length":0,"output_length":0,"hash_ids":[]}\n'
+    )
+
+
+def test_the_same_requests_make_the_same_bytes(tmp_path):
+    for name in ("a.gz", "b.gz"):
+        write_trace(REQUESTS, tmp_path / name)
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    assert len(gzip.decompress((tmp_path / "a.gz").read_bytes()).splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz", "t.jsonl.zst"])
+def test_a_failure_leaves_no_file(tmp_path, name):
+    if name.endswith(".zst"):
+        pytest.importorskip(zstd_module())
+
+    def failing():
+        yield from REQUESTS
+        raise RuntimeError("the source failed")
+
+    with pytest.raises(RuntimeError, match="the source failed"):
+        write_trace(failing(), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_can_be_written_the_system_says_so(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        write_trace(REQUESTS, tmp_path)
