@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvoffload._checks import describe
 from kvoffload.traces._extras import require
-from kvoffload.traces.errors import BadLineError
+from kvoffload.traces.errors import BadLineError, describe
 from kvoffload.traces.request import MAX_TOKENS, Request
 
 Parser = Callable[[bytes], Request]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from kvoffload._checks import describe
 from kvoffload.traces._extras import require
-from kvoffload.traces.errors import BadLineError
+from kvoffload.traces.errors import BadLineError, describe
 from kvoffload.traces.request import MAX_HASH_ID, Request
 
 from .base import Form, Parser, checked_integer, checked_number, field, json_object
