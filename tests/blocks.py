@@ -6,17 +6,19 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from kvoffload import BlockHash
+
 KEY_LENGTHS = (1, 2, 16, 32, 35, 36, 37, 64, 255, 256, 300, 5000)
 """Lengths on each side of every size at which an index might change its ways."""
 
 
-def block_hash(number: int, length: int = 32) -> bytes:
+def block_hash(number: int, length: int = 32) -> BlockHash:
     """Return the `number`-th block hash, `length` bytes long (from 4 up all are distinct)."""
     digest = hashlib.sha256(str(number).encode()).digest()
-    return (digest * (length // len(digest) + 1))[:length]
+    return BlockHash((digest * (length // len(digest) + 1))[:length])
 
 
-def block_hashes(*numbers: int) -> list[bytes]:
+def block_hashes(*numbers: int) -> list[BlockHash]:
     """Return the hashes with these numbers."""
     return [block_hash(number) for number in numbers]
 
@@ -32,7 +34,7 @@ def names(hashes: Iterable[bytes]) -> str:
     return "".join(NAMES[block] for block in hashes)
 
 
-def once(hashes: Iterable[bytes]) -> Iterator[bytes]:
+def once(hashes: Iterable[BlockHash]) -> Iterator[BlockHash]:
     """Return a generator over the hashes, which can be read once."""
     yield from list(hashes)
 

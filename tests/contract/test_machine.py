@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from kvoffload import BlockHash, OffloadError
-from tests.blocks import KEY_LENGTHS, block_hash, once, slots
+from tests.blocks import once, slots
 from tests.contract.conftest import ARC_KINDS, RECENCY_KINDS, build_manager
 from tests.contract.model import (
     AdaptiveModel,
@@ -27,9 +27,8 @@ from tests.contract.model import (
     ManagerModel,
     RecencyModel,
 )
+from tests.strategies import BATCHES, KEYS
 
-KEYS = [block_hash(number, max(4, length)) for number, length in enumerate(KEY_LENGTHS)]
-BATCHES = st.lists(st.sampled_from(KEYS), max_size=7)
 COUNTERS = (
     "lookups",
     "lookup_blocks",

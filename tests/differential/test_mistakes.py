@@ -1,0 +1,143 @@
+"""The same mistake makes the same error with the same text in both twins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvoffload import BlockStatus, CachePolicy
+from kvoffload.policies import registry
+from tests.blocks import A, B, block_hash, store
+from tests.differential.pairs import Twins
+from tests.parts import ListBackend, ListPolicy
+
+Mistake = Callable[[ModuleType], Any]
+NUMBERS = (-1, 0, True, 1.5, "4", None, 2**31, -(2**70), 10**500, b"4", [4])
+NAMES = ("", "LRU", "nonesuch", "lru?", "lru?x", "lru?x=1", "arc?=", "lru?a=1&a=2", "x" * 999)
+POLICIES = (None, 5, object, int, b"lru", CachePolicy, ["lru"])
+
+
+def outcome(twin: ModuleType, mistake: Mistake) -> tuple[str, str]:
+    try:
+        mistake(twin)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the twins must raise the same
+        return type(error).__name__, str(error)
+    return "returned", ""
+
+
+def construct(name: str, *arguments: Any) -> Mistake:
+    return lambda twin: getattr(twin, name)(*arguments)
+
+
+def over_backend(name: str, method: str, *arguments: Any) -> Mistake:
+    def call(twin: ModuleType) -> Any:
+        manager = getattr(twin, name)(twin.CPUBackend(16, 2))
+        store(manager, [A])
+        manager.prepare_load([A])
+        return getattr(manager, method)(*arguments)
+
+    return call
+
+
+def on_policy(name: str, method: str, *arguments: Any) -> Mistake:
+    def call(twin: ModuleType) -> Any:
+        policy = twin.policy_class(name)(4)
+        policy.insert(A, BlockStatus(0))
+        return getattr(policy, method)(*arguments)
+
+    return call
+
+
+def non_empty(twin: ModuleType) -> Any:
+    policy = twin.LRUCachePolicy(2)
+    policy.insert(A, BlockStatus(0))
+    return twin.CPUOffloadingManager(16, 2, policy)
+
+
+def wrong_victim(twin: ModuleType) -> Any:
+    class Faulty(ListPolicy):
+        def evict(self, n: int, protected: Any) -> Any:
+            return super().evict(n + 1, protected)
+
+    manager = twin.CPUOffloadingManager(16, 2, Faulty)
+    store(manager, [A, B])
+    return manager.prepare_store([block_hash(5)])
+
+
+def short_allocation(twin: ModuleType) -> Any:
+    class Broken(ListBackend):
+        def allocate_blocks(self, hashes: list[Any]) -> Any:
+            return []
+
+    return twin.LRUOffloadingManager(Broken(16, 2)).prepare_store([A])
+
+
+def uninitialised(name: str, method: str) -> Mistake:
+    def call(twin: ModuleType) -> Any:
+        cls = getattr(twin, name)
+        return getattr(cls.__new__(cls), method)([A])
+
+    return call
+
+
+MISTAKES: dict[str, Mistake] = {
+    **{f"num_blocks {n!r:.20}": construct("CPUOffloadingManager", 16, n) for n in NUMBERS},
+    **{f"block_size {n!r:.20}": construct("CPUOffloadingManager", n, 4) for n in NUMBERS},
+    **{f"pool num_blocks {n!r:.20}": construct("CPUBackend", 16, n) for n in NUMBERS},
+    **{f"pool block_size {n!r:.20}": construct("CPUBackend", n, 4) for n in NUMBERS},
+    **{f"LRU capacity {n!r:.20}": construct("LRUCachePolicy", n) for n in NUMBERS},
+    **{f"ARC capacity {n!r:.20}": construct("ARCCachePolicy", n) for n in NUMBERS},
+    **{f"name {n!r:.20}": construct("CPUOffloadingManager", 16, 4, n) for n in NAMES},
+    **{f"policy {p!r:.40}": construct("CPUOffloadingManager", 16, 4, p) for p in POLICIES},
+    **{f"backend {b!r:.40}": construct("LRUOffloadingManager", b) for b in (None, 5, ListBackend)},
+    **{f"ARC backend {b!r:.40}": construct("ARCOffloadingManager", b) for b in (None, 5, int)},
+    **{
+        f"{name} {method} {len(key)} bytes": over_backend(name, method, [A, key])
+        for name in ("LRUOffloadingManager", "ARCOffloadingManager")
+        for method in ("prepare_load", "complete_load")
+        for key in (b"\0", block_hash(9), block_hash(9, 33), block_hash(9, 5000))
+    },
+    "pins": over_backend("LRUOffloadingManager", "complete_load", [A, A]),
+    "a policy that is not empty": non_empty,
+    "a victim too many": wrong_victim,
+    "a short allocation": short_allocation,
+    **{
+        f"{name} {method} before init": uninitialised(name, method)
+        for name in ("CPUOffloadingManager", "LRUOffloadingManager", "ARCOffloadingManager")
+        for method in ("lookup", "touch", "prepare_load", "prepare_store", "complete_store")
+    },
+    **{
+        f"{name} {method} before init": uninitialised(name, method)
+        for name in ("LRUCachePolicy", "ARCCachePolicy")
+        for method in ("touch",)
+    },
+    **{
+        f"{name} {method} {arguments!r:.40}": on_policy(name, method, *arguments)
+        for name in registry.names()
+        for method, arguments in (
+            ("insert", (A, BlockStatus(1))),
+            ("insert", (B, None)),
+            ("insert", (B, 5)),
+            ("insert", (b"", BlockStatus(1))),
+            ("remove", (B,)),
+            ("remove", (5,)),
+            ("get", ("text",)),
+            ("evict", (-1, ())),
+            ("evict", (True, ())),
+            ("evict", (2**70, ())),
+            ("evict", (1, [5])),
+            ("evict", (1, 5)),
+            ("touch", (5,)),
+            ("touch", ([A, b""],)),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_the_same_mistake_makes_the_same_error(twins: Twins, mistake: Mistake) -> None:
+    python, compiled = (outcome(twin, mistake) for twin in twins)
+    assert compiled == python

@@ -1,0 +1,138 @@
+"""Names, signatures and docstrings of the twins are the same; neither gives itself away."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from kvoffload.policies import registry
+from tests.blocks import A
+from tests.differential.pairs import Twins
+from tests.observation import attributes
+
+CLASSES = (
+    "LRUCachePolicy",
+    "ARCCachePolicy",
+    "CPUBackend",
+    "CPUOffloadingManager",
+    "LRUOffloadingManager",
+    "ARCOffloadingManager",
+)
+POLICIES = tuple(f"policy {name}" for name in registry.names())
+SPECIAL = ("__init__", "__len__", "__contains__", "__bool__")
+
+
+@pytest.fixture(params=CLASSES + POLICIES)
+def pair(twins: Twins, request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """Return the same class from both twins."""
+    kind, _, name = request.param.partition(" ")
+    python, compiled = (twin.policy_class(name) if name else getattr(twin, kind) for twin in twins)
+    return python, compiled
+
+
+def public(thing: Any) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def shape(function: Any) -> list[tuple[str, Any, Any]]:
+    """Return names, kinds and defaults of the parameters."""
+    parameters = inspect.signature(function).parameters.values()
+    return [(each.name, each.kind, each.default) for each in parameters]
+
+
+def test_the_modules_offer_the_same_names(twins: Twins) -> None:
+    python, compiled = twins
+    assert set(python.__all__) == set(compiled.__all__) == {*CLASSES, "policy_class"}
+
+
+def test_the_classes_offer_the_same_names(pair: tuple[Any, Any]) -> None:
+    assert public(pair[0]) == public(pair[1])
+    for name in SPECIAL:
+        assert hasattr(pair[0], name) == hasattr(pair[1], name)
+
+
+def test_the_objects_offer_the_same_attributes(twins: Twins) -> None:
+    for name in ("lru", "arc"):
+        python, compiled = (twin.CPUOffloadingManager(16, 2, name) for twin in twins)
+        assert attributes(python) == attributes(compiled)
+        assert attributes(python.policy) == attributes(compiled.policy)
+    for kind in ("LRUOffloadingManager", "ARCOffloadingManager"):
+        python, compiled = (getattr(twin, kind)(twin.CPUBackend(16, 2)) for twin in twins)
+        assert attributes(python) == attributes(compiled)
+        assert attributes(python.backend) == attributes(compiled.backend)
+
+
+def test_the_classes_are_called_alike(pair: tuple[Any, Any]) -> None:
+    assert shape(pair[0]) == shape(pair[1])
+
+
+def test_the_methods_are_called_alike(pair: tuple[Any, Any]) -> None:
+    python, compiled = pair
+    for name in sorted(public(python)):
+        if callable(getattr(python, name)):
+            assert shape(getattr(python, name)) == shape(getattr(compiled, name)), name
+
+
+def test_the_docstrings_are_the_same(pair: tuple[Any, Any]) -> None:
+    python, compiled = pair
+    assert inspect.getdoc(python) == inspect.getdoc(compiled)
+    for name in sorted(public(python)):
+        text = inspect.getdoc(getattr(python, name))
+        if name != "cache_capacity" or text:
+            assert text, name
+        assert text == inspect.getdoc(getattr(compiled, name)), name
+
+
+def test_the_names_in_tracebacks_and_reprs_are_sensible(pair: tuple[Any, Any]) -> None:
+    python, compiled = pair
+    for cls in pair:
+        assert cls.__module__.startswith("kvoffload")
+        assert cls.__qualname__ == cls.__name__
+    assert python.__name__ == compiled.__name__
+
+
+def test_the_kinds_of_members_are_the_same(pair: tuple[Any, Any]) -> None:
+    python, compiled = pair
+    for name in sorted(public(python)):
+        assert callable(getattr(python, name)) == callable(getattr(compiled, name)), name
+
+
+def test_unknown_attributes_are_refused_alike(twins: Twins) -> None:
+    texts = []
+    for twin in twins:
+        with pytest.raises(AttributeError) as caught:
+            _ = twin.CPUOffloadingManager(16, 2).nonesuch
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+
+
+def test_unhashable_and_uncopyable_alike(twins: Twins) -> None:
+    python, compiled = (twin.CPUOffloadingManager(16, 2) for twin in twins)
+    assert (hash(python) == hash(python)) == (hash(compiled) == hash(compiled))
+    assert (python == python) == (compiled == compiled)
+    assert (python != object()) == (compiled != object())
+
+
+def test_views_answer_alike(twins: Twins) -> None:
+    answers = []
+    for twin in twins:
+        manager = twin.LRUOffloadingManager(twin.CPUBackend(16, 2))
+        manager.prepare_store([A])
+        blocks = manager.blocks
+        answers.append(
+            [
+                len(blocks),
+                list(blocks),
+                list(reversed(list(blocks))),
+                A in blocks,
+                5 in blocks,
+                blocks.get(A).block_id,
+                blocks.get(b"x", "absent"),
+                list(blocks.keys()),
+                blocks == blocks,
+                bool(blocks),
+            ]
+        )
+    assert answers[0] == answers[1]
