@@ -64,9 +64,10 @@ def extensions() -> list[Extension]:
     if PURE or not sources:
         return []
 
+    import numpy as np
     from Cython.Build import cythonize
 
-    macros: list[tuple[str, str | None]] = []
+    macros: list[tuple[str, str | None]] = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
     if DEBUG:
         macros.append(("KVOFFLOAD_DEBUG", "1"))
     if LINETRACE:
@@ -76,7 +77,7 @@ def extensions() -> list[Extension]:
             Extension(
                 ".".join(source.with_suffix("").parts),
                 [source.as_posix()],
-                include_dirs=["kvoffload/_core"],  # where the C headers are
+                include_dirs=["kvoffload/_core", np.get_include()],
                 define_macros=macros,
                 undef_macros=["NDEBUG"] if DEBUG else [],
                 extra_compile_args=compile_args(),

@@ -93,3 +93,8 @@ def manager_not_initialised() -> RuntimeError:
 def policy_not_initialised() -> RuntimeError:
     """Build the error of a call on a policy whose ``__init__`` has not run."""
     return RuntimeError("the policy is not initialised: call super().__init__() first")
+
+
+def cannot_pickle(thing: object) -> TypeError:
+    """Build the error of pickling or copying an object that owns slots or memory."""
+    return TypeError(f"cannot pickle {type(thing).__name__!r} object")

@@ -12,10 +12,12 @@ Cost
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NoReturn
 
 import numpy as np
 
 from kvoffload._checks import as_batch, check_num_blocks, check_status
+from kvoffload.errors import cannot_pickle
 from kvoffload.types import BlockHash, BlockStatus, CPULoadStoreSpec
 
 from .base import Backend
@@ -40,6 +42,9 @@ class CPUBackend(Backend):
         self._num_blocks = check_num_blocks(num_blocks)
         self._num_fresh = 0
         self._freed: dict[int, None] = {}
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_pickle(self)
 
     @property
     def num_blocks(self) -> int:

@@ -13,7 +13,7 @@ Cost
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from kvoffload.errors import (
     block_not_found,
     block_not_pinned,
     block_not_ready,
+    cannot_pickle,
     manager_not_initialised,
     ref_count_overflow,
 )
@@ -93,6 +94,9 @@ class Manager(OffloadingManager):
         if name in Manager.__annotations__:
             raise manager_not_initialised()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_pickle(self)
 
     # -- the life of a block -----------------------------------------------------------------
 

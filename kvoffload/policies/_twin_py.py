@@ -12,13 +12,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload._checks import as_batch, check_cache_capacity, check_hash, check_int, check_status
-from kvoffload.errors import block_already_resident, block_not_found, policy_not_initialised
+from kvoffload.errors import (
+    block_already_resident,
+    block_not_found,
+    cannot_pickle,
+    policy_not_initialised,
+)
 from kvoffload.types import BlockHash, BlockStatus
 
 from .base import CachePolicy, Room
@@ -54,6 +59,9 @@ class PythonPolicy(CachePolicy):
         if any(name in getattr(base, "__slots__", ()) for base in type(self).__mro__):
             raise policy_not_initialised()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_pickle(self)
 
     @property
     def cache_capacity(self) -> int:  # type: ignore[override]  # read-only in the built-in ones

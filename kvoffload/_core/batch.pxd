@@ -1,0 +1,133 @@
+"""The hashes of one call, and the nodes that hold them.
+
+Structure
+    ``items`` are borrowed from the caller's list, which the caller of these functions keeps alive
+    and unchanged: no Python code runs between `batch_open` and the last use.
+Cost
+    Consecutive hashes of a request usually lie in successive nodes, since they were stored in
+    order: the node after the last hit is tried before the index, which saves hashing the key and
+    reading a bucket. Where that fails and the table exceeds the caches, groups of keys go through
+    the index together, with prefetches between the steps.
+"""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from kvoffload._core.table cimport (
+    NIL,
+    KvoBucket,
+    Node,
+    Table,
+    hash_key,
+    holds_key,
+    home_of,
+    index_find,
+    kvo_lowest,
+    kvo_match,
+    kvo_prefetch,
+    node_at,
+    tag_of,
+)
+
+cdef extern from "Python.h":
+    char* PyBytes_AS_STRING(PyObject*) nogil
+    Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
+
+cdef struct Batch:
+    PyObject** items        # (size,) borrowed bytes objects
+    uint32_t* slots         # (size,) node of each key, NIL if unknown
+    uint32_t* chosen        # (size,) room for a selection of them
+    uint32_t* places        # (size,) and for their positions in the batch
+    Py_ssize_t size
+    Py_ssize_t room         # of the three arrays
+
+cdef enum:
+    GROUP = 16              # keys that go through the index together
+
+# Make room for `size` hashes; False, with nothing changed, if there is no memory.
+cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept
+cdef void batch_close(Batch* batch) noexcept
+
+
+cdef inline const uint8_t* item_key(const Batch* batch, Py_ssize_t place) noexcept nogil:
+    return <const uint8_t*>PyBytes_AS_STRING(batch.items[place])
+
+
+cdef inline uint64_t item_length(const Batch* batch, Py_ssize_t place) noexcept nogil:
+    return <uint64_t>PyBytes_GET_SIZE(batch.items[place])
+
+
+cdef inline uint32_t find_item(
+    Table* table, const Batch* batch, Py_ssize_t place
+) noexcept nogil:
+    """Return the node of one key through the index, NIL if unknown."""
+    cdef const uint8_t* key = item_key(batch, place)
+    cdef uint64_t length = item_length(batch, place)
+    return index_find(table, key, length, hash_key(table, key, length))
+
+
+cdef inline void find_group(
+    Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop
+) noexcept nogil:
+    """Find up to GROUP keys with their cache misses overlapped."""
+    cdef uint64_t hashes[GROUP]
+    cdef KvoBucket* bucket
+    cdef uint32_t bits
+    cdef Py_ssize_t place
+    for place in range(start, stop):
+        hashes[place - start] = hash_key(table, item_key(batch, place), item_length(batch, place))
+        kvo_prefetch(table.buckets + home_of(table, hashes[place - start]))
+    for place in range(start, stop):
+        bucket = table.buckets + home_of(table, hashes[place - start])
+        bits = kvo_match(bucket, tag_of(hashes[place - start]))
+        if bits:
+            kvo_prefetch(node_at(table, bucket.slots[kvo_lowest(bits)]))
+    for place in range(start, stop):
+        batch.slots[place] = index_find(
+            table, item_key(batch, place), item_length(batch, place), hashes[place - start]
+        )
+
+
+cdef inline Py_ssize_t find_run(
+    Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop, uint32_t* last
+) noexcept nogil:
+    """Find keys in the nodes after `last`; return the position of the first that is not there."""
+    cdef uint32_t slot = last[0]
+    cdef Py_ssize_t place = start
+    while place < stop:
+        slot += 1
+        if slot >= table.num_used or not holds_key(
+            node_at(table, slot), item_key(batch, place), item_length(batch, place)
+        ):
+            break
+        batch.slots[place] = slot
+        last[0] = slot
+        place += 1
+    return place
+
+
+cdef inline void find_range(
+    Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop, uint32_t* last
+) noexcept nogil:
+    """Find the keys of positions `start` to `stop`; `last` is the last hit before, or NIL."""
+    cdef Py_ssize_t place = start
+    cdef Py_ssize_t end
+    while place < stop:
+        if last[0] != NIL:
+            place = find_run(table, batch, place, stop, last)
+            if place == stop:
+                return
+        if table.prefetch:
+            end = min(place + GROUP, stop)
+            find_group(table, batch, place, end)
+        else:
+            end = place + 1
+            batch.slots[place] = find_item(table, batch, place)
+        last[0] = batch.slots[end - 1]
+        place = end
+
+
+cdef inline void find_all(Table* table, Batch* batch) noexcept nogil:
+    """Find the node of every key of the batch."""
+    cdef uint32_t last = NIL
+    find_range(table, batch, 0, batch.size, &last)

@@ -1,0 +1,63 @@
+/* One bucket of the index: a cache line of 12 one-byte tags and 12 slots, after F14.
+ *
+ * A tag is 0 where the entry is empty, else 8 bits of the key's hash. `overflow` counts the keys
+ * whose home is this bucket or an earlier one and that live in a later one: a search may stop at
+ * the first bucket whose `overflow` is 0.
+ *
+ * KVOFFLOAD_PORTABLE forces the plain C path that other processors than x86-64 take.
+ */
+#ifndef KVOFFLOAD_BUCKET_H
+#define KVOFFLOAD_BUCKET_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__SSE2__) && !defined(KVOFFLOAD_PORTABLE)
+#include <emmintrin.h>
+#define KVO_SSE2 1
+#endif
+
+#define KVO_BUCKET_ENTRIES 12
+
+typedef struct {
+    uint8_t tags[KVO_BUCKET_ENTRIES];
+    uint32_t overflow;
+    uint32_t slots[KVO_BUCKET_ENTRIES];
+} KvoBucket;
+
+/* Return a bit for each entry whose tag equals `tag`. */
+static inline uint32_t kvo_match(const KvoBucket *bucket, uint8_t tag) {
+#ifdef KVO_SSE2
+    __m128i tags = _mm_load_si128((const __m128i *)bucket);
+    return (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(tags, _mm_set1_epi8((char)tag))) & 0xFFFu;
+#else
+    uint32_t bits = 0;
+    for (int entry = 0; entry < KVO_BUCKET_ENTRIES; entry++)
+        bits |= (uint32_t)(bucket->tags[entry] == tag) << entry;
+    return bits;
+#endif
+}
+
+/* Return the lowest set bit's number; `bits` is not 0. */
+static inline uint32_t kvo_lowest(uint32_t bits) {
+#if defined(__GNUC__) || defined(__clang__)
+    return (uint32_t)__builtin_ctz(bits);
+#else
+    uint32_t number = 0;
+    while (!(bits & 1u)) {
+        bits >>= 1;
+        number++;
+    }
+    return number;
+#endif
+}
+
+static inline void kvo_prefetch(const void *address) {
+#if defined(__GNUC__) || defined(__clang__)
+    __builtin_prefetch(address);
+#else
+    (void)address;
+#endif
+}
+
+#endif

@@ -1,0 +1,112 @@
+"""Rings: recency orders of nodes, in which blocks that cannot leave cost nothing.
+
+Structure
+    A doubly-linked list through ``prev`` (towards the oldest) and ``next`` (towards the newest),
+    and beside it the *parked* nodes: those that a victim scan passed over, because they were
+    pinned, pending or protected, or because the eviction that chose them failed. A parked node is
+    off the list; its links hold a 64-bit parking number. Parked nodes that are idle again are
+    *listed* in a heap on that number.
+Invariants
+    Parking numbers rise in recency order, and every parked node is older than every node of the
+    list. So the listed nodes by number, then the list, is exactly the order in which a scan that
+    started over would find them.
+    A heap entry is alive if its node is LISTED on this ring under the entry's number; others are
+    dropped when they surface. The heap has room for two entries for each parked node.
+Cost
+    O(1) for everything, amortised O(log parked) for a block that returns from parking.
+"""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from kvoffload._core.table cimport EXPORTED, LISTED, NIL, PARKED, RESIDENT, Node, Table, node_at
+
+cdef struct Listed:
+    uint64_t number         # parking number of the node when it was listed
+    uint32_t slot
+
+cdef struct Ring:
+    uint32_t oldest         # least recent node of the list, NIL if empty
+    uint32_t newest         # most recent node of the list, NIL if empty
+    uint8_t number          # what the ring's nodes have in `ring`, from 1
+    uint64_t size           # nodes on the list and parked
+    uint64_t num_parked
+    uint64_t num_listed     # parked nodes that are in the heap
+    uint64_t next_number    # of the next node to be parked
+    Listed* heap            # min-heap on number, dead entries included
+    uint64_t heap_size
+    uint64_t heap_room
+
+cdef void ring_open(Ring* ring, uint8_t number) noexcept
+cdef void ring_close(Ring* ring) noexcept
+# Forget all nodes; the caller clears the table.
+cdef void ring_clear(Ring* ring) noexcept
+# Make sure that one more node can be parked; False if there is no memory.
+cdef bint ring_ensure_parking(Ring* ring) noexcept
+# List a parked node that has become idle. Never allocates.
+cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept
+# Remove and return the listed node with the least number, NIL if there is none; it stays parked.
+cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept
+# Slots least recent first: the parked by number, then the list.
+cdef list ring_slots(Table* table, Ring* ring)
+# Verify the invariants; return the broken one, or NULL.
+cdef const char* ring_check(Table* table, Ring* ring) noexcept
+
+
+cdef inline uint64_t parking_number(const Node* node) noexcept nogil:
+    return <uint64_t>node.next << 32 | node.prev
+
+
+cdef inline void ring_append(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept nogil:
+    """Put a node that is on no ring at the most recent end."""
+    node.ring = ring.number
+    node.next = NIL
+    node.prev = ring.newest
+    if ring.newest == NIL:
+        ring.oldest = slot
+    else:
+        node_at(table, ring.newest).next = slot
+    ring.newest = slot
+    ring.size += 1
+
+
+cdef inline void ring_detach(Table* table, Ring* ring, Node* node) noexcept nogil:
+    """Take a node off the list, not off the ring's count."""
+    if node.prev == NIL:
+        ring.oldest = node.next
+    else:
+        node_at(table, node.prev).next = node.next
+    if node.next == NIL:
+        ring.newest = node.prev
+    else:
+        node_at(table, node.next).prev = node.prev
+
+
+cdef inline void ring_remove(Table* table, Ring* ring, Node* node) noexcept nogil:
+    """Take a node off the ring, parked or not."""
+    if node.flags & PARKED:
+        ring.num_parked -= 1
+        if node.flags & LISTED:
+            ring.num_listed -= 1
+        node.flags &= <uint8_t>(~(PARKED | LISTED) & 0xFF)
+    else:
+        ring_detach(table, ring, node)
+    node.ring = 0
+    ring.size -= 1
+
+
+cdef inline void ring_renew(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept nogil:
+    """Move a node of the ring to its most recent end."""
+    if ring.newest == slot and not node.flags & PARKED:
+        return
+    ring_remove(table, ring, node)
+    ring_append(table, ring, slot, node)
+
+
+cdef inline void ring_park(Table* table, Ring* ring, Node* node) noexcept nogil:
+    """Park a node of the list that a scan passes over; `ring_ensure_parking` was called."""
+    ring_detach(table, ring, node)
+    node.prev = <uint32_t>ring.next_number
+    node.next = <uint32_t>(ring.next_number >> 32)
+    node.flags |= PARKED
+    ring.next_number += 1
+    ring.num_parked += 1

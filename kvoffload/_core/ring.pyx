@@ -1,0 +1,170 @@
+"""The parts of rings that are not on the fast path; see ``ring.pxd``."""
+
+from libc.string cimport memset
+
+from kvoffload._core.memory cimport discard, resize
+
+cdef enum:
+    SMALLEST_HEAP = 64
+
+
+cdef void ring_open(Ring* ring, uint8_t number) noexcept:
+    memset(ring, 0, sizeof(Ring))
+    ring.oldest = NIL
+    ring.newest = NIL
+    ring.number = number
+
+
+cdef void ring_close(Ring* ring) noexcept:
+    discard(ring.heap)
+    ring.heap = NULL
+
+
+cdef void ring_clear(Ring* ring) noexcept:
+    ring_close(ring)
+    ring_open(ring, ring.number)
+
+
+cdef bint ring_ensure_parking(Ring* ring) noexcept:
+    cdef uint64_t room
+    cdef Listed* heap
+    if ring.heap_room >= 2 * (ring.num_parked + 1):
+        return True
+    room = max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1))
+    heap = <Listed*>resize(ring.heap, room * sizeof(Listed))
+    if heap == NULL:
+        return False
+    ring.heap = heap
+    ring.heap_room = room
+    return True
+
+
+cdef inline bint alive(Table* table, Ring* ring, const Listed* entry) noexcept:
+    cdef Node* node = node_at(table, entry.slot)
+    return (
+        (node.flags & LISTED) != 0
+        and node.ring == ring.number
+        and parking_number(node) == entry.number
+    )
+
+
+cdef void sift_down(Listed* heap, uint64_t size, uint64_t place) noexcept:
+    cdef Listed moving = heap[place]
+    cdef uint64_t child
+    while True:
+        child = 2 * place + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1].number < heap[child].number:
+            child += 1
+        if moving.number <= heap[child].number:
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = moving
+
+
+cdef void drop_dead(Table* table, Ring* ring) noexcept:
+    """Rebuild the heap of the entries that are alive: at most one for each parked node."""
+    cdef uint64_t kept = 0, place
+    for place in range(ring.heap_size):
+        if alive(table, ring, &ring.heap[place]):
+            ring.heap[kept] = ring.heap[place]
+            kept += 1
+    ring.heap_size = kept
+    place = kept // 2
+    while place:
+        place -= 1
+        sift_down(ring.heap, kept, place)
+
+
+cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept:
+    cdef uint64_t place, parent
+    cdef Listed entry
+    if node.flags & LISTED:
+        return
+    if ring.heap_size == ring.heap_room:
+        drop_dead(table, ring)
+    entry.number = parking_number(node)
+    entry.slot = slot
+    node.flags |= LISTED
+    ring.num_listed += 1
+    place = ring.heap_size
+    ring.heap_size += 1
+    while place:
+        parent = (place - 1) // 2
+        if ring.heap[parent].number <= entry.number:
+            break
+        ring.heap[place] = ring.heap[parent]
+        place = parent
+    ring.heap[place] = entry
+
+
+cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept:
+    cdef Listed top
+    while ring.num_listed:
+        top = ring.heap[0]
+        ring.heap_size -= 1
+        if ring.heap_size:
+            ring.heap[0] = ring.heap[ring.heap_size]
+            sift_down(ring.heap, ring.heap_size, 0)
+        if alive(table, ring, &top):
+            node_at(table, top.slot).flags &= <uint8_t>(~LISTED & 0xFF)
+            ring.num_listed -= 1
+            return top.slot
+    ring.heap_size = 0
+    return NIL
+
+
+cdef list ring_slots(Table* table, Ring* ring):
+    cdef uint32_t slot
+    cdef Node* node
+    cdef list parked = []
+    cdef list slots
+    if ring.num_parked:
+        for slot in range(table.num_used):
+            node = node_at(table, slot)
+            if node.flags & PARKED and node.ring == ring.number:
+                parked.append((parking_number(node), slot))
+        parked.sort()
+    slots = [pair[1] for pair in parked]
+    slot = ring.oldest
+    while slot != NIL:
+        slots.append(slot)
+        slot = node_at(table, slot).next
+    return slots
+
+
+cdef const char* ring_check(Table* table, Ring* ring) noexcept:
+    cdef uint32_t slot = ring.oldest, before = NIL
+    cdef uint64_t listed = 0, parked = 0, linked = 0, entries = 0, place
+    cdef Node* node
+    while slot != NIL and linked <= ring.size:
+        node = node_at(table, slot)
+        if node.prev != before:
+            return b"the links of a ring agree in both directions"
+        if node.ring != ring.number or node.flags & (PARKED | LISTED):
+            return b"the nodes of a ring's list know it and are not parked"
+        linked += 1
+        before = slot
+        slot = node.next
+    if slot != NIL or before != ring.newest:
+        return b"a ring's list ends at its newest node"
+    for slot in range(table.num_used):
+        node = node_at(table, slot)
+        if node.ring == ring.number and node.flags & PARKED:
+            parked += 1
+            listed += (node.flags & LISTED) != 0
+            if parking_number(node) >= ring.next_number:
+                return b"parking numbers were given out"
+    for place in range(ring.heap_size):
+        entries += alive(table, ring, &ring.heap[place])
+        if place and ring.heap[(place - 1) // 2].number > ring.heap[place].number:
+            return b"the heap of a ring is ordered"
+    if linked + parked != ring.size or parked != ring.num_parked:
+        return b"the nodes of a ring are counted"
+    if listed != ring.num_listed or entries != listed:
+        return b"every listed node has one heap entry that is alive"
+    if parked and ring.heap_room < 2 * parked:
+        return b"the heap has room for what is parked"
+    return NULL

@@ -1,0 +1,341 @@
+"""Nodes and the index: every key that a policy knows, resident or ghost, has one node.
+
+Structure
+    A node is 64 bytes, one cache line, addressed by a uint32 slot. The first ``num_reserved`` lie
+    in one stretch of address space, so that a view of them stays valid; nodes beyond lie in
+    segments. The index is F14-style buckets, probed linearly.
+Invariants
+    A node is in the index exactly if its ``key_length`` is not 0. Nodes that are not in use are on
+    the free stack (linked by ``next``), or above ``num_used``, or retired: their block left while a
+    status of it was still held, and they keep its last values until that status dies.
+    ``block_id`` is -1 in every node without a block, of the first ``num_ready``.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+cdef extern from "hash.h" nogil:
+    uint64_t kvo_hash(const uint8_t* key, uint64_t length, const uint64_t* secret)
+    bint kvo_equal(const uint8_t* left, const uint8_t* right, uint64_t length)
+
+cdef extern from "bucket.h" nogil:
+    ctypedef struct KvoBucket:
+        uint8_t tags[12]
+        uint32_t overflow
+        uint32_t slots[12]
+    uint32_t kvo_match(const KvoBucket* bucket, uint8_t tag)
+    uint32_t kvo_lowest(uint32_t bits)
+    void kvo_prefetch(const void* address)
+
+cdef extern from *:
+    """
+    #define KVO_NIL UINT32_MAX
+    """
+    const uint32_t NIL "KVO_NIL"  # no slot
+
+# The ctypes BlockStatus byte for byte: 16 bytes, ref_cnt at 0, block_id at 8.
+cdef struct Block:
+    int32_t ref_cnt     # -1 pending, 0 idle, n > 0 pinned by n loads
+    uint32_t mark       # in BlockStatus padding: the epoch of the batch that the key is part of
+    int64_t block_id    # slot in the medium; -1: the node has no block
+
+cdef struct Node:
+    Block block
+    uint32_t prev       # ring: towards least recent; parked: low half of the parking number
+    uint32_t next       # ring: towards most recent; parked: high half; free: the next free node
+    uint8_t ring        # the policy's ring that the node is on, 0 for none
+    uint8_t key_length  # 1 ... 36 inline, LONG_KEY out of line, 0 not in use
+    uint8_t flags       # RESIDENT, PARKED, ...
+    uint8_t note        # the policy's own small field
+    uint8_t key[36]     # the key; if long, its address at offset 4 and its length at offset 12
+
+cdef enum:
+    INLINE_KEY_BYTES = 36
+    LONG_KEY = 255
+    SEGMENT_BITS = 16
+    BUCKET_ENTRIES = 12
+
+cdef enum:
+    RESIDENT = 1        # has a block
+    PARKED = 2          # off its ring, passed over by a victim scan
+    LISTED = 4          # parked, idle, and in the ring's heap of returning blocks
+    EXPORTED = 8        # a BlockStatus lies on the node's block
+    RETIRED = 16        # the block left, the BlockStatus remains
+
+cdef struct Table:
+    Node* nodes             # the contiguous nodes
+    uint32_t num_reserved   # how many of them, ready or not
+    uint32_t num_ready      # nodes whose block_id was set to -1; segments included
+    uint32_t num_used       # nodes that were handed out at least once
+    uint32_t free_head      # stack of nodes that came back
+    uint64_t num_freed      # nodes on it
+    Node** segments         # nodes beyond num_reserved, 2**SEGMENT_BITS each
+    uint32_t num_segments
+    uint32_t num_retired
+    KvoBucket* buckets
+    uint64_t num_buckets
+    uint64_t num_keys       # keys in the index
+    uint64_t max_keys       # keys that the index takes before it has to grow
+    uint32_t epoch          # of the batch at work; marks of other epochs mean nothing
+    bint prefetch           # the table exceeds the L2 cache
+    uint64_t secret[8]      # words that key the hash
+
+# Reserve room for about `num_nodes` nodes; False, with nothing reserved, if there is none.
+cdef bint table_open(Table* table, uint64_t num_nodes) noexcept
+cdef void table_close(Table* table) noexcept
+# Make sure of `more` nodes and index entries; False, with nothing changed, if there is no memory.
+cdef bint table_extend(Table* table, uint64_t more) noexcept
+# Drop every key. Nodes with an exported status are retired.
+cdef void table_clear(Table* table) noexcept
+cdef void table_new_epoch(Table* table) noexcept
+cdef bint store_long_key(Node* node, const uint8_t* key, uint64_t length) noexcept
+cdef void free_long_key(Node* node) noexcept
+# Verify the invariants; return the broken one, or NULL.
+cdef const char* table_check(Table* table) noexcept
+
+
+cdef inline Node* node_at(Table* table, uint32_t slot) noexcept nogil:
+    if slot < table.num_reserved:
+        return table.nodes + slot
+    slot -= table.num_reserved
+    return table.segments[slot >> SEGMENT_BITS] + (slot & ((1 << SEGMENT_BITS) - 1))
+
+
+cdef inline const uint8_t* key_bytes(const Node* node, uint64_t* length) noexcept nogil:
+    cdef const uint8_t* address
+    if node.key_length != LONG_KEY:
+        length[0] = node.key_length
+        return node.key
+    memcpy(&address, node.key + 4, sizeof(address))
+    memcpy(length, node.key + 12, sizeof(uint64_t))
+    return address
+
+
+cdef inline bint holds_key(const Node* node, const uint8_t* key, uint64_t length) noexcept nogil:
+    cdef uint64_t own_length
+    cdef const uint8_t* own
+    if length <= INLINE_KEY_BYTES:
+        return node.key_length == length and kvo_equal(node.key, key, length)
+    if node.key_length != LONG_KEY:
+        return False
+    own = key_bytes(node, &own_length)
+    return own_length == length and kvo_equal(own, key, length)
+
+
+cdef inline uint64_t hash_key(Table* table, const uint8_t* key, uint64_t length) noexcept nogil:
+    return kvo_hash(key, length, table.secret)
+
+
+cdef inline uint64_t hash_node(Table* table, const Node* node) noexcept nogil:
+    cdef uint64_t length
+    cdef const uint8_t* key = key_bytes(node, &length)
+    return kvo_hash(key, length, table.secret)
+
+
+cdef inline uint8_t tag_of(uint64_t hashed) noexcept nogil:
+    cdef uint8_t tag = <uint8_t>(hashed >> 56)
+    return tag if tag else 1
+
+
+cdef inline uint64_t home_of(Table* table, uint64_t hashed) noexcept nogil:
+    return (<uint64_t><uint32_t>hashed * table.num_buckets) >> 32
+
+
+cdef inline uint32_t index_find(
+    Table* table, const uint8_t* key, uint64_t length, uint64_t hashed
+) noexcept nogil:
+    """Return the slot of a key, or NIL."""
+    cdef uint8_t tag = tag_of(hashed)
+    cdef uint64_t number = home_of(table, hashed)
+    cdef KvoBucket* bucket
+    cdef uint32_t bits, slot
+    while True:
+        bucket = table.buckets + number
+        bits = kvo_match(bucket, tag)
+        while bits:
+            slot = bucket.slots[kvo_lowest(bits)]
+            if holds_key(node_at(table, slot), key, length):
+                return slot
+            bits &= bits - 1
+        if bucket.overflow == 0:
+            return NIL
+        number += 1
+        if number == table.num_buckets:
+            number = 0
+
+
+cdef inline void index_insert(Table* table, uint32_t slot, uint64_t hashed) noexcept nogil:
+    """Add a slot whose key is absent; the caller has made sure of room."""
+    cdef uint64_t number = home_of(table, hashed)
+    cdef KvoBucket* bucket = table.buckets + number
+    cdef uint32_t bits = kvo_match(bucket, 0)
+    cdef uint32_t entry
+    while not bits:
+        bucket.overflow += 1
+        number += 1
+        if number == table.num_buckets:
+            number = 0
+        bucket = table.buckets + number
+        bits = kvo_match(bucket, 0)
+    entry = kvo_lowest(bits)
+    bucket.tags[entry] = tag_of(hashed)
+    bucket.slots[entry] = slot
+    table.num_keys += 1
+
+
+cdef inline void index_remove(Table* table, uint32_t slot, uint64_t hashed) noexcept nogil:
+    """Remove a slot that is in the index."""
+    cdef uint8_t tag = tag_of(hashed)
+    cdef uint64_t number = home_of(table, hashed)
+    cdef KvoBucket* bucket
+    cdef uint32_t bits, entry
+    while True:
+        bucket = table.buckets + number
+        bits = kvo_match(bucket, tag)
+        while bits:
+            entry = kvo_lowest(bits)
+            if bucket.slots[entry] == slot:
+                bucket.tags[entry] = 0
+                table.num_keys -= 1
+                return
+            bits &= bits - 1
+        bucket.overflow -= 1
+        number += 1
+        if number == table.num_buckets:
+            number = 0
+
+
+cdef inline void index_replace(
+    Table* table, uint32_t slot, uint32_t successor, uint64_t hashed
+) noexcept nogil:
+    """Let the entry of `slot` name `successor`, which holds the same key."""
+    cdef uint8_t tag = tag_of(hashed)
+    cdef uint64_t number = home_of(table, hashed)
+    cdef KvoBucket* bucket
+    cdef uint32_t bits, entry
+    while True:
+        bucket = table.buckets + number
+        bits = kvo_match(bucket, tag)
+        while bits:
+            entry = kvo_lowest(bits)
+            if bucket.slots[entry] == slot:
+                bucket.slots[entry] = successor
+                return
+            bits &= bits - 1
+        number += 1
+        if number == table.num_buckets:
+            number = 0
+
+
+cdef inline bint table_ensure(Table* table, uint64_t more) noexcept:
+    """Make sure of `more` nodes and index entries; False if there is no memory."""
+    cdef uint64_t unused = table.num_freed + (table.num_ready - table.num_used)
+    if unused >= more and table.num_keys + more <= table.max_keys:
+        return True
+    return table_extend(table, more)
+
+
+cdef inline uint32_t take_node(Table* table) noexcept nogil:
+    """Take a node that is not in use; the caller has made sure that there is one."""
+    cdef uint32_t slot = table.free_head
+    if slot != NIL:
+        table.free_head = node_at(table, slot).next
+        table.num_freed -= 1
+        return slot
+    slot = table.num_used
+    table.num_used += 1
+    return slot
+
+
+cdef inline void give_node(Table* table, uint32_t slot, Node* node) noexcept nogil:
+    """Put a node on the free stack."""
+    node.block.ref_cnt = 0
+    node.block.block_id = -1
+    node.block.mark = 0
+    node.ring = 0
+    node.key_length = 0
+    node.flags = 0
+    node.note = 0
+    node.next = table.free_head
+    table.free_head = slot
+    table.num_freed += 1
+
+
+cdef inline void retire_or_give(Table* table, uint32_t slot, Node* node) noexcept nogil:
+    """Let go of a node whose key has left the index."""
+    if node.flags & EXPORTED:
+        node.key_length = 0
+        node.ring = 0
+        node.flags = EXPORTED | RETIRED
+        table.num_retired += 1
+    else:
+        give_node(table, slot, node)
+
+
+cdef inline uint32_t add_key(
+    Table* table, const uint8_t* key, uint64_t length, uint64_t hashed
+) noexcept:
+    """Give an absent key a node without a block; NIL if a long key finds no memory.
+
+    The caller has called `table_ensure`.
+    """
+    cdef uint32_t slot = take_node(table)
+    cdef Node* node = node_at(table, slot)
+    if length <= INLINE_KEY_BYTES:
+        node.key_length = <uint8_t>length
+        memcpy(node.key, key, length)
+    elif not store_long_key(node, key, length):
+        give_node(table, slot, node)
+        return NIL
+    index_insert(table, slot, hashed)
+    return slot
+
+
+cdef inline void drop_key(Table* table, uint32_t slot, Node* node) noexcept:
+    """Forget a key: it leaves the index, its node is free or retired. It is on no ring."""
+    index_remove(table, slot, hash_node(table, node))
+    if node.key_length == LONG_KEY:
+        free_long_key(node)
+    retire_or_give(table, slot, node)
+
+
+cdef inline uint32_t drop_block(Table* table, uint32_t slot, Node* node) noexcept:
+    """Take the block from a key that stays known; return the key's node, off every ring.
+
+    Where a status of the block is still held, the key moves to another node: the caller has made
+    sure of one with `table_ensure`.
+    """
+    cdef uint32_t successor
+    cdef Node* heir
+    if node.flags & EXPORTED:
+        successor = take_node(table)
+        heir = node_at(table, successor)
+        heir[0] = node[0]
+        index_replace(table, slot, successor, hash_node(table, node))
+        retire_or_give(table, slot, node)
+        slot = successor
+        node = heir
+    node.block.ref_cnt = 0
+    node.block.block_id = -1
+    node.ring = 0
+    node.flags = 0
+    return slot
+
+
+cdef class Storage:
+    cdef Table table
+    cdef dict exports           # slot -> number of StatusBuffers on it
+    cdef Py_ssize_t shape[1]
+    cdef Py_ssize_t strides[1]
+
+    cdef int open(self, uint64_t num_nodes) except -1
+    cdef object export(self, uint32_t slot)
+    cdef object block_table(self)
+    cdef object copied_rows(self)
+
+
+cdef class StatusBuffer:
+    cdef Storage storage
+    cdef uint32_t slot
+    cdef Py_ssize_t shape[1]
+    cdef Py_ssize_t strides[1]

@@ -1,0 +1,341 @@
+"""Storage of nodes and index; see ``table.pxd`` for the structure and its invariants."""
+
+import os
+
+import numpy as np
+
+cimport cython
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from libc.string cimport memset
+
+from kvoffload._core.memory cimport discard, release, reserve, resize
+
+from kvoffload.types import BlockStatus
+
+cdef extern from *:
+    """
+    #define KVO_MOST_NODES ((uint64_t)UINT32_MAX - 1)
+    static char KVO_BYTES_FORMAT[] = "B";
+    """
+    const uint64_t MOST_NODES "KVO_MOST_NODES"
+    char* BYTES_FORMAT "KVO_BYTES_FORMAT"
+
+# Keys a bucket on average when as many are known as were announced: 64 / 9 bytes a key.
+cdef enum:
+    KEYS_PER_BUCKET = 9
+    # The index grows before it holds more than this many a bucket.
+    MOST_KEYS_PER_BUCKET = 10
+    # Nodes made ready at a time: their block_id is written, so their pages get memory.
+    READY_STEP = 4096
+    # Beyond this many bytes of nodes a lookup prefetches.
+    CACHED_BYTES = 1 << 20
+
+#: Rows of ``block_table``: the fields of ``BlockStatus`` at the head of each node.
+BLOCK_DTYPE = np.dtype(
+    {
+        "names": ["ref_cnt", "block_id"],
+        "formats": [np.int32, np.int64],
+        "offsets": [0, 8],
+        "itemsize": sizeof(Node),
+    }
+)
+LAYOUT = {"block": sizeof(Block), "node": sizeof(Node), "bucket": sizeof(KvoBucket)}
+
+
+cdef uint64_t buckets_for(uint64_t num_keys) noexcept:
+    return num_keys // KEYS_PER_BUCKET + 1
+
+
+cdef bint table_open(Table* table, uint64_t num_nodes) noexcept:
+    cdef uint64_t num_buckets
+    memset(table, 0, sizeof(Table))
+    table.free_head = NIL
+    table.epoch = 1
+    if num_nodes > MOST_NODES:
+        return False
+    num_buckets = buckets_for(num_nodes)
+    table.nodes = <Node*>reserve(num_nodes * sizeof(Node))
+    table.buckets = <KvoBucket*>reserve(num_buckets * sizeof(KvoBucket))
+    if table.nodes == NULL or table.buckets == NULL:
+        release(table.nodes, num_nodes * sizeof(Node))
+        release(table.buckets, num_buckets * sizeof(KvoBucket))
+        table.nodes = NULL
+        table.buckets = NULL
+        return False
+    table.num_reserved = <uint32_t>num_nodes
+    table.num_buckets = num_buckets
+    table.max_keys = num_buckets * MOST_KEYS_PER_BUCKET
+    table.prefetch = num_nodes * sizeof(Node) > CACHED_BYTES
+    make_ready(table, min(num_nodes, <uint64_t>READY_STEP))
+    return True
+
+
+cdef void table_close(Table* table) noexcept:
+    cdef uint32_t slot
+    cdef Node* node
+    if table.nodes == NULL:
+        return
+    for slot in range(table.num_used):
+        node = node_at(table, slot)
+        if node.key_length == LONG_KEY:
+            free_long_key(node)
+    for slot in range(table.num_segments):
+        release(table.segments[slot], sizeof(Node) << SEGMENT_BITS)
+    discard(table.segments)
+    release(table.nodes, table.num_reserved * sizeof(Node))
+    release(table.buckets, table.num_buckets * sizeof(KvoBucket))
+    memset(table, 0, sizeof(Table))
+
+
+cdef void make_ready(Table* table, uint64_t num_ready) noexcept:
+    """Write "no block" into the nodes up to `num_ready`."""
+    cdef uint32_t slot
+    for slot in range(table.num_ready, <uint32_t>num_ready):
+        node_at(table, slot).block.block_id = -1
+    table.num_ready = <uint32_t>num_ready
+
+
+cdef bint add_segment(Table* table) noexcept:
+    cdef Node** segments = <Node**>resize(
+        table.segments, (table.num_segments + 1) * sizeof(Node*)
+    )
+    if segments == NULL:
+        return False
+    table.segments = segments
+    segments[table.num_segments] = <Node*>reserve(sizeof(Node) << SEGMENT_BITS)
+    if segments[table.num_segments] == NULL:
+        return False
+    table.num_segments += 1
+    return True
+
+
+cdef bint grow_index(Table* table, uint64_t num_keys) noexcept:
+    """Rebuild the index for at least `num_keys` keys, twice as large at least."""
+    cdef KvoBucket* old = table.buckets
+    cdef uint64_t old_number = table.num_buckets
+    cdef uint64_t number = max(buckets_for(num_keys), 2 * old_number)
+    cdef KvoBucket* buckets = <KvoBucket*>reserve(number * sizeof(KvoBucket))
+    cdef uint32_t slot
+    cdef Node* node
+    if buckets == NULL:
+        return False
+    table.buckets = buckets
+    table.num_buckets = number
+    table.max_keys = number * MOST_KEYS_PER_BUCKET
+    table.num_keys = 0
+    for slot in range(table.num_used):
+        node = node_at(table, slot)
+        if node.key_length:
+            index_insert(table, slot, hash_node(table, node))
+    release(old, old_number * sizeof(KvoBucket))
+    return True
+
+
+cdef bint table_extend(Table* table, uint64_t more) noexcept:
+    cdef uint64_t total = more - min(more, table.num_freed) + table.num_used
+    cdef uint64_t room = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
+    if total > MOST_NODES:
+        return False
+    while room < total:
+        if not add_segment(table):
+            return False
+        room += <uint64_t>1 << SEGMENT_BITS
+    if table.num_keys + more > table.max_keys and not grow_index(table, table.num_keys + more):
+        return False
+    if total > table.num_ready:
+        make_ready(table, min(max(total, <uint64_t>table.num_ready + READY_STEP), room))
+    return True
+
+
+cdef void table_clear(Table* table) noexcept:
+    cdef uint32_t slot
+    cdef Node* node
+    # Emptying the index whole touches all of it; key by key touches what is in use.
+    cdef bint whole = table.num_keys * 4 > table.num_buckets
+    cdef bint exported = table.num_retired > 0
+    if whole:
+        memset(table.buckets, 0, table.num_buckets * sizeof(KvoBucket))
+        table.num_keys = 0
+    for slot in range(table.num_used):
+        node = node_at(table, slot)
+        if node.key_length:
+            if not whole:
+                index_remove(table, slot, hash_node(table, node))
+            if node.key_length == LONG_KEY:
+                free_long_key(node)
+            exported = exported or (node.flags & EXPORTED) != 0
+            retire_or_give(table, slot, node)
+    if not exported:
+        # Nodes are handed out in order again, so that chains lie in successive ones.
+        table.num_used = 0
+        table.num_freed = 0
+        table.free_head = NIL
+
+
+cdef void table_new_epoch(Table* table) noexcept:
+    cdef uint32_t slot
+    if table.epoch == <uint32_t>0xFFFFFFFF:
+        for slot in range(table.num_used):
+            node_at(table, slot).block.mark = 0
+        table.epoch = 0
+    table.epoch += 1
+
+
+cdef bint store_long_key(Node* node, const uint8_t* key, uint64_t length) noexcept:
+    cdef uint8_t* copy = <uint8_t*>resize(NULL, length)
+    if copy == NULL:
+        return False
+    memcpy(copy, key, length)
+    memcpy(node.key + 4, &copy, sizeof(copy))
+    memcpy(node.key + 12, &length, sizeof(length))
+    node.key_length = LONG_KEY
+    return True
+
+
+cdef void free_long_key(Node* node) noexcept:
+    cdef uint8_t* address
+    memcpy(&address, node.key + 4, sizeof(address))
+    discard(address)
+    node.key_length = 0
+
+
+cdef const char* table_check(Table* table) noexcept:
+    cdef uint64_t keys = 0, retired = 0, freed = 0, entries = 0, number
+    cdef uint32_t slot, entry
+    cdef uint64_t length
+    cdef const uint8_t* key
+    cdef Node* node
+    for slot in range(table.num_used):
+        node = node_at(table, slot)
+        if node.key_length:
+            keys += 1
+            key = key_bytes(node, &length)
+            if index_find(table, key, length, hash_key(table, key, length)) != slot:
+                return b"the index finds every key at its node"
+            if (node.flags & RESIDENT) == 0 and node.block.block_id != -1:
+                return b"a node without a block has block_id -1"
+            if (node.flags & RESIDENT) and node.block.ref_cnt < -1:
+                return b"ref_cnt is -1 or more"
+        elif node.flags & RETIRED:
+            retired += 1
+    for number in range(table.num_buckets):
+        for entry in range(BUCKET_ENTRIES):
+            entries += table.buckets[number].tags[entry] != 0
+    slot = table.free_head
+    while slot != NIL and freed <= table.num_used:
+        freed += 1
+        slot = node_at(table, slot).next
+    if keys != table.num_keys or entries != keys:
+        return b"the index holds every key once"
+    if retired != table.num_retired:
+        return b"retired nodes are counted"
+    if freed != table.num_freed or freed + keys + retired != table.num_used:
+        return b"every node is in use, free or retired"
+    return NULL
+
+
+cdef class Storage:
+    """Own a table; live as long as any view or status of it.
+
+    Buffer protocol: the bytes of the ready contiguous nodes, read-only.
+    """
+
+    def __cinit__(self):
+        self.exports = {}
+
+    def __dealloc__(self):
+        table_close(&self.table)
+
+    cdef int open(self, uint64_t num_nodes) except -1:
+        cdef bytes secret = os.urandom(sizeof(self.table.secret))
+        cdef const char* words = secret
+        if not table_open(&self.table, num_nodes):
+            raise MemoryError(f"no room for {num_nodes} nodes of {sizeof(Node)} bytes")
+        memcpy(self.table.secret, words, sizeof(self.table.secret))
+        return 0
+
+    cdef object export(self, uint32_t slot):
+        """Return a BlockStatus that lies on the node's block and keeps the storage alive."""
+        return BlockStatus.from_buffer(StatusBuffer(self, slot))
+
+    cdef object block_table(self):
+        """Return the statuses as a read-only structured array: a view where nothing hinders."""
+        cdef uint32_t contiguous = min(self.table.num_ready, self.table.num_reserved)
+        rows = np.ndarray((contiguous,), dtype=BLOCK_DTYPE, buffer=self)
+        if self.table.num_segments == 0 and self.table.num_retired == 0:
+            return rows
+        return self.copied_rows()
+
+    cdef object copied_rows(self):
+        cdef uint32_t slot
+        cdef Node* node
+        rows = np.zeros(self.table.num_ready, dtype=BLOCK_DTYPE)
+        rows["block_id"] = -1
+        for slot in range(self.table.num_used):
+            node = node_at(&self.table, slot)
+            if node.flags & RESIDENT:
+                rows[slot] = (node.block.ref_cnt, node.block.block_id)
+        rows.flags.writeable = False
+        return rows
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        if flags & PyBUF_WRITABLE:
+            raise BufferError("the block table is read-only")
+        self.shape[0] = min(self.table.num_ready, self.table.num_reserved) * sizeof(Node)
+        self.strides[0] = 1
+        buffer.buf = <void*>self.table.nodes
+        buffer.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
+        buffer.internal = NULL
+        buffer.itemsize = 1
+        buffer.len = self.shape[0]
+        buffer.ndim = 1
+        buffer.obj = self
+        buffer.readonly = 1
+        buffer.shape = self.shape if flags & PyBUF_ND else NULL
+        buffer.strides = self.strides if flags & PyBUF_STRIDES else NULL
+        buffer.suboffsets = NULL
+
+
+@cython.final
+@cython.no_gc
+cdef class StatusBuffer:
+    """Lend the 16 bytes of one block to a BlockStatus, and hold the node until that dies."""
+
+    def __cinit__(self, Storage storage, uint32_t slot):
+        # The count stands first: if it finds no memory, the node is not marked.
+        storage.exports[slot] = storage.exports.get(slot, 0) + 1
+        self.storage = storage
+        self.slot = slot
+        node_at(&storage.table, slot).flags |= EXPORTED
+
+    def __dealloc__(self):
+        cdef Node* node
+        cdef Table* table
+        if self.storage is None:
+            return
+        count = self.storage.exports.pop(self.slot) - 1
+        if count:
+            self.storage.exports[self.slot] = count
+            return
+        table = &self.storage.table
+        node = node_at(table, self.slot)
+        if node.flags & RETIRED:
+            table.num_retired -= 1
+            give_node(table, self.slot, node)
+        else:
+            node.flags &= <uint8_t>(~EXPORTED & 0xFF)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        self.shape[0] = sizeof(Block)
+        self.strides[0] = 1
+        buffer.buf = <void*>&node_at(&self.storage.table, self.slot).block
+        buffer.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
+        buffer.internal = NULL
+        buffer.itemsize = 1
+        buffer.len = sizeof(Block)
+        buffer.ndim = 1
+        buffer.obj = self
+        buffer.readonly = 0
+        buffer.shape = self.shape if flags & PyBUF_ND else NULL
+        buffer.strides = self.strides if flags & PyBUF_STRIDES else NULL
+        buffer.suboffsets = NULL

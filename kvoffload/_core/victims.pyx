@@ -1,0 +1,124 @@
+"""The search for victims; see ``victims.pxd``."""
+
+from libc.string cimport memset
+
+from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.ring cimport ring_ensure_parking, ring_list, ring_park, ring_unlist
+from kvoffload._core.table cimport NIL, Node, node_at
+
+cdef enum:
+    FIRST_ROOM = 64
+
+
+cdef void victims_open(Victims* victims) noexcept:
+    memset(victims, 0, sizeof(Victims))
+
+
+cdef void victims_close(Victims* victims) noexcept:
+    discard(victims.items)
+    discard(victims.aside)
+    memset(victims, 0, sizeof(Victims))
+
+
+cdef Victim* grown(Victim* items, uint64_t* room) noexcept:
+    """Return `items` with more room, or NULL with the old ones untouched."""
+    cdef uint64_t wanted = max(2 * room[0], <uint64_t>FIRST_ROOM)
+    cdef Victim* larger = <Victim*>resize(items, wanted * sizeof(Victim))
+    if larger != NULL:
+        room[0] = wanted
+    return larger
+
+
+cdef inline bint ensure_items(Victims* victims) noexcept:
+    cdef Victim* larger
+    if victims.size < victims.room:
+        return True
+    larger = grown(victims.items, &victims.room)
+    if larger == NULL:
+        victims.no_memory = True
+        return False
+    victims.items = larger
+    return True
+
+
+cdef inline bint ensure_aside(Victims* victims) noexcept:
+    cdef Victim* larger
+    if victims.num_aside < victims.aside_room:
+        return True
+    larger = grown(victims.aside, &victims.aside_room)
+    if larger == NULL:
+        victims.no_memory = True
+        return False
+    victims.aside = larger
+    return True
+
+
+cdef inline void put(Victim* place, Ring* ring, uint32_t slot) noexcept:
+    place.slot = slot
+    place.ring = ring
+
+
+cdef bint next_alone(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:
+    cdef Node* node
+    cdef uint32_t slot = cursor.slot if cursor.started else ring.oldest
+    cursor.started = True
+    while slot != NIL:
+        node = node_at(table, slot)
+        cursor.slot = node.next
+        if node.block.ref_cnt == 0 and node.block.mark != table.epoch:
+            put(&victims.items[victims.size], ring, slot)
+            victims.size += 1
+            return True
+        slot = node.next
+    cursor.slot = NIL
+    return False
+
+
+cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:
+    cdef Node* node
+    cdef uint32_t slot
+    if not ensure_items(victims):
+        return False
+    if not victims.managed:
+        return next_alone(victims, table, ring, cursor)
+    while ring.num_listed or ring.oldest != NIL:
+        if not ensure_aside(victims):
+            return False
+        if ring.num_listed:
+            slot = ring_unlist(table, ring)
+            node = node_at(table, slot)
+        else:
+            if not ring_ensure_parking(ring):
+                victims.no_memory = True
+                return False
+            slot = ring.oldest
+            node = node_at(table, slot)
+            ring_park(table, ring, node)
+        if node.block.ref_cnt != 0:
+            continue  # it is listed again when it becomes idle
+        if node.block.mark == table.epoch:
+            put(&victims.aside[victims.num_aside], ring, slot)
+            victims.num_aside += 1
+            continue
+        put(&victims.items[victims.size], ring, slot)
+        victims.size += 1
+        return True
+    return False
+
+
+cdef void list_again(Victim* items, uint64_t size, Table* table) noexcept:
+    cdef uint64_t place
+    for place in range(size):
+        ring_list(table, items[place].ring, items[place].slot, node_at(table, items[place].slot))
+
+
+cdef void victims_settle(Victims* victims, Table* table) noexcept:
+    list_again(victims.aside, victims.num_aside, table)
+    victims.num_aside = 0
+
+
+cdef void victims_cancel(Victims* victims, Table* table) noexcept:
+    if victims.managed:
+        list_again(victims.items, victims.size, table)
+    victims.size = 0
+    victims_settle(victims, table)

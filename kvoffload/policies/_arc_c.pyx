@@ -1,0 +1,180 @@
+"""ARC, compiled (Megiddo & Modha, FAST'03, fig. 4), as vLLM adapts it.
+
+Structure
+    Four rings of one table: T1, T2 and the ghosts B1, B2. See ``_arc_py`` for the Python twin and
+    for where both differ from the paper.
+Cost
+    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is pinned.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.ring cimport Ring, ring_append, ring_remove, ring_renew
+from kvoffload._core.table cimport NIL, Node, drop_block, drop_key, node_at
+from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+from kvoffload.policies._views import BlocksView, GhostsView
+from kvoffload.policies.base import CachePolicy
+
+cdef enum:
+    T1 = 0
+    T2 = 1
+    B1 = 2
+    B2 = 3
+
+
+cdef class _ARC(CompiledPolicy):
+    cdef double target      # size that T1 should have, in blocks: the paper's p
+
+    def __init__(self, cache_capacity):
+        self.set_up(cache_capacity, 3, 4)
+        self.target = 0.0
+
+    @property
+    def t1(self):
+        """Blocks seen once and their live statuses, least recent first; read-only."""
+        self.require_ready()
+        return BlocksView(self, T1)
+
+    @property
+    def t2(self):
+        """Blocks seen again and their live statuses, least recent first; read-only."""
+        self.require_ready()
+        return BlocksView(self, T2)
+
+    @property
+    def b1(self):
+        """Ghosts of T1, least recent first; read-only."""
+        self.require_ready()
+        return GhostsView(self, B1)
+
+    @property
+    def b2(self):
+        """Ghosts of T2, least recent first; read-only."""
+        self.require_ready()
+        return GhostsView(self, B2)
+
+    @property
+    def target_t1_size(self):
+        """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
+        self.require_ready()
+        return self.target
+
+    cdef void c_touch(self, Batch* batch) noexcept:
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        cdef Node* node
+        for place in range(batch.size - 1, -1, -1):
+            slot = batch.slots[place]
+            if slot == NIL:
+                continue
+            node = node_at(self.table, slot)
+            if node.ring == T1 + 1 and node.block.ref_cnt >= 0:
+                ring_remove(self.table, &self.rings[T1], node)
+                ring_append(self.table, &self.rings[T2], slot, node)
+                continue
+            if node.ring == B1 + 1:
+                # Case II: T1 was too small by the share that B2 exceeds B1.
+                self.target = min(
+                    self.target + self.step(B2, B1), <double>self.capacity
+                )
+            elif node.ring == B2 + 1:
+                # Case III: T2 was too small.
+                self.target = max(self.target - self.step(B1, B2), 0.0)
+            ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
+
+    cdef double step(self, int other, int own) noexcept:
+        cdef double share = <double>self.rings[other].size / <double>self.rings[own].size
+        return share if share > 1.0 else 1.0
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        if node.ring:
+            ring_remove(self.table, &self.rings[node.ring - 1], node)
+        ring_append(self.table, &self.rings[T1], slot, node)
+
+    cdef bint c_search(self, uint64_t n) noexcept:
+        cdef Cursor cursors[2]
+        cdef bint exhausted[2]
+        cdef uint64_t t1_size = self.rings[T1].size
+        cdef uint64_t target = <uint64_t>self.target
+        cdef int first, attempt, ring
+        cdef bint found
+        cursors[T1].started = cursors[T2].started = False
+        exhausted[T1] = exhausted[T2] = False
+        while self.victims.size < n:
+            # REPLACE of figure 4; an exhausted ring stays exhausted.
+            first = T1 if t1_size >= target else T2
+            found = False
+            for attempt in range(2):
+                ring = first if attempt == 0 else 1 - first
+                if exhausted[ring]:
+                    continue
+                found = victims_next(
+                    &self.victims, self.table, &self.rings[ring], &cursors[ring]
+                )
+                if found:
+                    if ring == T1:
+                        t1_size -= 1
+                    break
+                if self.victims.no_memory:
+                    break
+                exhausted[ring] = True
+            if not found:
+                victims_cancel(&self.victims, self.table)
+                return False
+        return True
+
+    cdef void c_evicted(self, const Victim* victim) noexcept:
+        cdef Node* node = node_at(self.table, victim.slot)
+        cdef int ghosts = B1 if node.ring == T1 + 1 else B2
+        cdef uint32_t slot
+        self.take_off(node)
+        slot = drop_block(self.table, victim.slot, node)
+        ring_append(self.table, &self.rings[ghosts], slot, node_at(self.table, slot))
+
+    cdef void c_settled(self) noexcept:
+        self.trim(&self.rings[B1])
+        self.trim(&self.rings[B2])
+
+    cdef void trim(self, Ring* ghosts) noexcept:
+        """Forget the oldest ghosts beyond the capacity."""
+        cdef uint32_t slot
+        cdef Node* node
+        while ghosts.size > <uint64_t>self.capacity:
+            slot = ghosts.oldest
+            node = node_at(self.table, slot)
+            ring_remove(self.table, ghosts, node)
+            # A ghost of the batch at work is about to be inserted: its key stays.
+            if node.block.mark != self.table.epoch:
+                drop_key(self.table, slot, node)
+
+    cdef uint64_t c_num_ghosts(self) noexcept:
+        return self.rings[B1].size + self.rings[B2].size
+
+    cdef void c_clear(self) noexcept:
+        self.target = 0.0
+
+    cdef const char* c_check(self) noexcept:
+        if not 0.0 <= self.target <= <double>self.capacity:
+            return b"the target is within the capacity"
+        if max(self.rings[B1].size, self.rings[B2].size) > <uint64_t>self.capacity:
+            return b"B1 and B2 are within the capacity"
+        if self.rings[T1].size + self.rings[T2].size != self.num_resident:
+            return b"resident is T1 and T2"
+        return NULL
+
+
+class ARCCachePolicy(_ARC, CachePolicy):
+    """Balance recency and frequency by adaptive replacement, as vLLM has it.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        Upper bound of the target size of T1, and of each ghost list.
+
+    References
+    ----------
+    Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
+    """

@@ -1,0 +1,12 @@
+from collections.abc import Mapping
+
+from kvoffload.policies._twin_c import CompiledPolicy
+from kvoffload.policies.base import CachePolicy
+from kvoffload.types import BlockHash, BlockStatus
+
+class _LRU(CompiledPolicy):
+    def __init__(self, cache_capacity: int) -> None: ...
+    @property
+    def blocks(self) -> Mapping[BlockHash, BlockStatus]: ...
+
+class LRUCachePolicy(_LRU, CachePolicy): ...  # type: ignore[override]

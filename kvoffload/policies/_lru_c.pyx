@@ -1,0 +1,64 @@
+"""LRU, compiled: the least recently used idle block leaves first.
+
+Structure
+    One ring. See ``_lru_py`` for the Python twin.
+Cost
+    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is pinned.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.ring cimport ring_append, ring_renew
+from kvoffload._core.table cimport NIL, Node, drop_key, node_at
+from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+from kvoffload.policies._views import BlocksView
+from kvoffload.policies.base import CachePolicy
+
+
+cdef class _LRU(CompiledPolicy):
+    def __init__(self, cache_capacity):
+        self.set_up(cache_capacity, 1, 1)
+
+    @property
+    def blocks(self):
+        """Resident blocks and their live statuses, least recent first; read-only."""
+        self.require_ready()
+        return BlocksView(self, 0)
+
+    cdef void c_touch(self, Batch* batch) noexcept:
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        for place in range(batch.size - 1, -1, -1):
+            slot = batch.slots[place]
+            if slot != NIL:
+                ring_renew(self.table, &self.rings[0], slot, node_at(self.table, slot))
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        ring_append(self.table, &self.rings[0], slot, node)
+
+    cdef bint c_search(self, uint64_t n) noexcept:
+        cdef Cursor cursor
+        cursor.started = False
+        while self.victims.size < n:
+            if not victims_next(&self.victims, self.table, &self.rings[0], &cursor):
+                victims_cancel(&self.victims, self.table)
+                return False
+        return True
+
+    cdef void c_evicted(self, const Victim* victim) noexcept:
+        cdef Node* node = node_at(self.table, victim.slot)
+        self.take_off(node)
+        drop_key(self.table, victim.slot, node)
+
+
+class LRUCachePolicy(_LRU, CachePolicy):
+    """Evict the least recently used idle block.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        Number of blocks that the manager has room for. LRU keeps it for the reader only.
+    """

@@ -1,0 +1,57 @@
+"""What every compiled policy shares; the C interface that the compiled manager calls."""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.ring cimport Ring
+from kvoffload._core.table cimport Node, Storage, Table
+from kvoffload._core.victims cimport Victim, Victims
+
+cdef enum:
+    MOST_RINGS = 20
+
+
+cdef class CompiledPolicy:
+    cdef Storage storage
+    cdef Table* table               # storage's; NULL before __init__
+    cdef Victims victims            # the search for victims at work
+    cdef Batch batch                # of calls on the policy itself
+    cdef Ring rings[MOST_RINGS]     # rings[i] has number i + 1
+    cdef int num_rings
+    cdef uint64_t num_resident
+    cdef int64_t capacity           # in blocks
+
+    # Reserve room for about `num_nodes` keys and open `num_rings` rings.
+    cdef int set_up(self, object cache_capacity, int nodes_a_block, int num_rings) except -1
+    cdef int require_ready(self) except -1
+    cdef list open_batch(self, object hashes, str name)
+    cdef bint c_ensure(self, uint64_t more) noexcept
+
+    # -- what a policy defines ------------------------------------------------------------
+    # Touch the batch, last key first; slots are found, NIL where unknown.
+    cdef void c_touch(self, Batch* batch) noexcept
+    # A node has got a block: put it on its ring. It may still be a ghost, on a ghost ring.
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept
+    # Search for exactly `n` victims; False, with the search cancelled, if there are fewer.
+    cdef bint c_search(self, uint64_t n) noexcept
+    # Let a victim go: off its ring; it becomes a ghost or is dropped.
+    cdef void c_evicted(self, const Victim* victim) noexcept
+    # All victims of a search are gone.
+    cdef void c_settled(self) noexcept
+    cdef uint64_t c_num_ghosts(self) noexcept
+    cdef void c_clear(self) noexcept
+    cdef const char* c_check(self) noexcept
+
+    # -- what a policy may redefine -------------------------------------------------------
+    # Answer how many of the `n` chosen keys of the batch to store, with the victims in
+    # `victims`; -1, with the search cancelled, to refuse.
+    cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept
+
+    # -- what they share ------------------------------------------------------------------
+    cdef void take_off(self, Node* node) noexcept
+    cdef void became_idle(self, uint32_t slot, Node* node) noexcept
+    cdef void commit(self) noexcept
+    cdef list evict_now(self, int64_t count)
+
+
+cdef bytes key_of(Node* node)

@@ -1,0 +1,359 @@
+"""What every compiled policy shares: the public methods, over C structures.
+
+See ``_twin_py`` for the Python twin, ``_core`` for the structures.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int32_t
+from libc.string cimport memset
+
+from kvoffload._core.batch cimport batch_close, batch_ensure, find_all, find_item
+from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
+from kvoffload._core.items cimport check_items, list_items
+from kvoffload._core.ring cimport (
+    ring_check,
+    ring_clear,
+    ring_close,
+    ring_list,
+    ring_open,
+    ring_remove,
+    ring_slots,
+)
+from kvoffload._core.table cimport (
+    NIL,
+    RESIDENT,
+    add_key,
+    drop_key,
+    hash_key,
+    index_find,
+    key_bytes,
+    node_at,
+    table_check,
+    table_clear,
+    table_ensure,
+    table_new_epoch,
+)
+from kvoffload._core.victims cimport victims_cancel, victims_close, victims_open, victims_settle
+
+from kvoffload._checks import (
+    as_batch,
+    batch_error,
+    check_cache_capacity,
+    check_hash,
+    check_int,
+    check_status,
+)
+from kvoffload.errors import (
+    block_already_resident,
+    block_not_found,
+    cannot_pickle,
+    policy_not_initialised,
+)
+from kvoffload.types import BlockStatus
+
+# Nodes beyond the capacity, for keys of a batch that is not stored yet.
+cdef enum:
+    SPARE_NODES = 1024
+
+
+cdef uint32_t find_key(CompiledPolicy policy, bytes block_hash) noexcept:
+    cdef const uint8_t* key = <const uint8_t*>PyBytes_AS_STRING(block_hash)
+    cdef uint64_t length = <uint64_t>PyBytes_GET_SIZE(block_hash)
+    return index_find(policy.table, key, length, hash_key(policy.table, key, length))
+
+
+cdef bytes key_of(Node* node):
+    cdef uint64_t length
+    cdef const uint8_t* key = key_bytes(node, &length)
+    return PyBytes_FromStringAndSize(<const char*>key, <Py_ssize_t>length)
+
+
+cdef class CompiledPolicy:
+    """Turn the C functions of a compiled twin into the public contract."""
+
+    def __cinit__(self):
+        self.table = NULL
+        victims_open(&self.victims)
+        memset(&self.batch, 0, sizeof(Batch))
+
+    def __dealloc__(self):
+        cdef int number
+        for number in range(self.num_rings):
+            ring_close(&self.rings[number])
+        victims_close(&self.victims)
+        batch_close(&self.batch)
+
+    def __reduce__(self):
+        raise cannot_pickle(self)
+
+    cdef int set_up(self, object cache_capacity, int nodes_a_block, int num_rings) except -1:
+        cdef int64_t capacity = check_cache_capacity(cache_capacity)
+        cdef Storage storage = Storage()
+        cdef int number
+        cdef uint64_t num_nodes = <uint64_t>capacity * nodes_a_block + SPARE_NODES
+        storage.open(min(num_nodes, <uint64_t>0xFFFFFFFE))
+        for number in range(self.num_rings):
+            ring_close(&self.rings[number])
+        for number in range(num_rings):
+            ring_open(&self.rings[number], <uint8_t>(number + 1))
+        self.num_rings = num_rings
+        self.storage = storage
+        self.table = &storage.table
+        self.capacity = capacity
+        self.num_resident = 0
+        self.victims.managed = False
+        return 0
+
+    cdef int require_ready(self) except -1:
+        if self.table == NULL:
+            raise policy_not_initialised()
+        return 0
+
+    cdef list open_batch(self, object hashes, str name):
+        """Return the batch as a checked list, which the scratch arrays point into."""
+        cdef list batch
+        self.require_ready()
+        if type(hashes) is list:
+            batch = <list>hashes
+            if not check_items(batch):
+                raise batch_error(batch, name)
+        else:
+            batch = as_batch(hashes, name)
+        if not batch_ensure(&self.batch, len(batch)):
+            raise MemoryError()
+        self.batch.items = list_items(batch)
+        self.batch.size = len(batch)
+        return batch
+
+    cdef bint c_ensure(self, uint64_t more) noexcept:
+        """Make sure of `more` nodes, and of one for each status that is held."""
+        return table_ensure(self.table, more + <uint64_t>len(self.storage.exports))
+
+    # -- the public contract -----------------------------------------------------------------
+
+    @property
+    def cache_capacity(self):
+        """Number of blocks that the manager has room for."""
+        self.require_ready()
+        return self.capacity
+
+    def get(self, block_hash):
+        """Return the live status of a resident block, or None."""
+        self.require_ready()
+        cdef uint32_t slot = find_key(self, check_hash(block_hash))
+        if slot == NIL or not node_at(self.table, slot).flags & RESIDENT:
+            return None
+        return self.storage.export(slot)
+
+    def insert(self, block_hash, status):
+        """Make a block resident, as the most recent of those inserted."""
+        self.require_ready()
+        cdef bytes key = check_hash(block_hash)
+        check_status(status)
+        cdef int32_t ref_cnt = status.ref_cnt
+        cdef int64_t block_id = status.block_id
+        cdef uint32_t slot = find_key(self, key)
+        cdef Node* node
+        cdef const uint8_t* address = <const uint8_t*>PyBytes_AS_STRING(key)
+        if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
+            raise block_already_resident("insert", key)
+        if slot == NIL:
+            if self.c_ensure(1):
+                slot = add_key(
+                    self.table,
+                    address,
+                    <uint64_t>len(key),
+                    hash_key(self.table, address, <uint64_t>len(key)),
+                )
+            if slot == NIL:
+                raise MemoryError()
+        node = node_at(self.table, slot)
+        node.block.ref_cnt = ref_cnt
+        node.block.block_id = block_id
+        node.flags |= RESIDENT
+        self.num_resident += 1
+        self.c_insert(slot, node)
+
+    def remove(self, block_hash):
+        """Drop a resident block without remembering it."""
+        self.require_ready()
+        cdef uint32_t slot = find_key(self, check_hash(block_hash))
+        cdef Node* node
+        if slot == NIL or not node_at(self.table, slot).flags & RESIDENT:
+            raise block_not_found("remove", block_hash)
+        node = node_at(self.table, slot)
+        self.take_off(node)
+        drop_key(self.table, slot, node)
+
+    def touch(self, hashes):
+        """Mark blocks as recently used, last hash first."""
+        cdef list batch = self.open_batch(hashes, "hashes")
+        find_all(self.table, &self.batch)
+        self.c_touch(&self.batch)
+
+    def evict(self, n, protected):
+        """Evict exactly `n` idle blocks that are not protected, or none."""
+        cdef int64_t count
+        cdef list batch
+        cdef int collecting
+        self.require_ready()
+        count = check_int("n", n, 0)
+        batch = self.open_batch(protected, "protected")
+        # With the collector off no Python code runs until the victims are gone.
+        collecting = PyGC_Disable()
+        try:
+            return self.evict_now(count)
+        finally:
+            if collecting:
+                PyGC_Enable()
+
+    def clear(self):
+        """Drop every block, ghost and adaptive state."""
+        cdef int number
+        self.require_ready()
+        for number in range(self.num_rings):
+            ring_clear(&self.rings[number])
+        table_clear(self.table)
+        self.num_resident = 0
+        self.c_clear()
+
+    def __len__(self):
+        """Return the number of resident blocks."""
+        self.require_ready()
+        return self.num_resident
+
+    @property
+    def num_ghosts(self):
+        """Number of hashes remembered after eviction."""
+        self.require_ready()
+        return self.c_num_ghosts()
+
+    @property
+    def block_table(self):
+        """View of all statuses: read-only structured array, rows in no order."""
+        self.require_ready()
+        return self.storage.block_table()
+
+    def _check(self):
+        """Verify every invariant; raise AssertionError with the broken one."""
+        cdef const char* broken
+        cdef uint64_t resident = 0
+        cdef uint32_t slot
+        cdef int number
+        self.require_ready()
+        broken = table_check(self.table)
+        for number in range(self.num_rings):
+            if broken == NULL:
+                broken = ring_check(self.table, &self.rings[number])
+        if broken == NULL:
+            broken = self.c_check()
+        for slot in range(self.table.num_used):
+            if node_at(self.table, slot).flags & RESIDENT:
+                resident += 1
+        if broken == NULL and resident != self.num_resident:
+            broken = b"resident blocks are counted"
+        if broken == NULL and (self.victims.size or self.victims.num_aside):
+            broken = b"no search for victims is open"
+        if broken != NULL:
+            raise AssertionError((<bytes>broken).decode())
+
+    # -- for the views -----------------------------------------------------------------------
+
+    def _ring_length(self, int number):
+        """Return the number of keys on a ring, from 0."""
+        return self.rings[number].size
+
+    def _ring_keys(self, int number):
+        """Return the keys of a ring, from 0, least recent first."""
+        return [key_of(node_at(self.table, slot))
+                for slot in ring_slots(self.table, &self.rings[number])]
+
+    def _ring_holds(self, int number, block_hash):
+        """Tell whether a key is on a ring, from 0."""
+        cdef uint32_t slot
+        if type(block_hash) is not bytes or not block_hash:
+            return False
+        slot = find_key(self, block_hash)
+        return slot != NIL and node_at(self.table, slot).ring == number + 1
+
+    # -- what policies share -----------------------------------------------------------------
+
+    cdef list evict_now(self, int64_t count):
+        cdef Node* node
+        cdef uint64_t place
+        cdef uint32_t slot
+        cdef list evicted = []
+        if count == 0:
+            return evicted
+        if <uint64_t>count > self.num_resident:
+            return None
+        if not self.c_ensure(0):
+            raise MemoryError()
+        table_new_epoch(self.table)
+        find_all(self.table, &self.batch)
+        for place in range(<uint64_t>self.batch.size):
+            slot = self.batch.slots[place]
+            if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
+                node_at(self.table, slot).block.mark = self.table.epoch
+        if not self.c_search(<uint64_t>count):
+            if self.victims.no_memory:
+                raise MemoryError()
+            return None
+        try:
+            for place in range(self.victims.size):
+                node = node_at(self.table, self.victims.items[place].slot)
+                status = BlockStatus(node.block.block_id)
+                status.ref_cnt = node.block.ref_cnt
+                evicted.append((key_of(node), status))
+        except BaseException:
+            victims_cancel(&self.victims, self.table)
+            raise
+        self.commit()
+        return evicted
+
+    cdef void commit(self) noexcept:
+        """Let all victims go."""
+        cdef uint64_t place
+        for place in range(self.victims.size):
+            self.c_evicted(&self.victims.items[place])
+        self.victims.size = 0
+        victims_settle(&self.victims, self.table)
+        self.c_settled()
+
+    cdef void take_off(self, Node* node) noexcept:
+        """Take a resident node off its ring; the caller drops its key or its block."""
+        ring_remove(self.table, &self.rings[node.ring - 1], node)
+        self.num_resident -= 1
+
+    cdef void became_idle(self, uint32_t slot, Node* node) noexcept:
+        """Tell the ring of a parked node that it may leave again."""
+        ring_list(self.table, &self.rings[node.ring - 1], slot, node)
+
+    cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept:
+        if n <= num_free:
+            return n
+        return n if self.c_search(<uint64_t>(n - num_free)) else -1
+
+    cdef void c_touch(self, Batch* batch) noexcept:
+        pass
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        pass
+
+    cdef bint c_search(self, uint64_t n) noexcept:
+        return False
+
+    cdef void c_evicted(self, const Victim* victim) noexcept:
+        pass
+
+    cdef void c_settled(self) noexcept:
+        pass
+
+    cdef uint64_t c_num_ghosts(self) noexcept:
+        return 0
+
+    cdef void c_clear(self) noexcept:
+        pass
+
+    cdef const char* c_check(self) noexcept:
+        return NULL
