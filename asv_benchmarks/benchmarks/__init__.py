@@ -1,0 +1,1 @@
+"""Benchmarks that asv runs; each module imports at any commit."""
