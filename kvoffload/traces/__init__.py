@@ -8,7 +8,7 @@ from .reader import Trace
 from .request import Request
 from .survey import Survey
 from .workload import Workload
-from .writer import write_trace
+from .writer import write_requests, write_trace
 
 __all__ = [
     "MissingExtraError",
@@ -17,5 +17,6 @@ __all__ = [
     "Trace",
     "TraceError",
     "Workload",
+    "write_requests",
     "write_trace",
 ]

@@ -1,0 +1,36 @@
+"""The ``kvoffload`` command: one file a command, `main` is what the console script calls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from kvoffload.traces._extras import MissingExtraError, require
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Without the program's name; by default those of the process.
+
+    Returns
+    -------
+    int
+        0; 1 for data that cannot be read or written; 2 for wrong usage or a missing extra; 130
+        after Ctrl-C. A reader that closes the pipe is no error.
+    """
+    try:
+        for module in ("click", "rich", "msgspec"):
+            require(module, "the command")
+        from ._app import run
+    except MissingExtraError as error:
+        sys.stderr.write(f"kvoffload: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return run(sys.argv[1:] if arguments is None else arguments)

@@ -1,0 +1,131 @@
+"""The result of ``kvoffload replay`` as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvoffload import IMPLEMENTATION
+from kvoffload.replay import ReplayResult
+
+from ._terminal import Column, print_tables
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy at one capacity.
+
+    Attributes
+    ----------
+    policy : str
+        Policy string.
+    asked : str
+        Capacity as it was asked for.
+    capacity : int
+        Capacity, blocks.
+    result : ReplayResult
+        What came of it.
+    """
+
+    policy: str
+    asked: str
+    capacity: int
+    result: ReplayResult
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What a column of the table shows of a cell, under which title."""
+
+    title: str
+    text: Callable[[Cell], str]
+    numeric: bool = True
+
+    def of(self, cells: list[Cell]) -> Column:
+        """Return the column."""
+        return Column(self.title, [self.text(cell) for cell in cells], self.numeric)
+
+
+def milliseconds(nanoseconds: int) -> str:
+    """Return a duration in milliseconds with three digits that count."""
+    value = nanoseconds / 1e6
+    for digits, limit in ((4, 0.1), (3, 1), (2, 10), (1, 100)):
+        if value < limit:
+            return f"{value:.{digits}f}"
+    return f"{value:,.0f}"
+
+
+def ratio(value: float | None) -> str:
+    """Return a ratio with four digits."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+WHICH = [
+    Field("policy", lambda cell: cell.policy, numeric=False),
+    Field("capacity", lambda cell: f"{cell.capacity:,}"),
+]
+ASKED = Field("asked", lambda cell: cell.asked)
+FOUND = [
+    Field("requests", lambda cell: f"{cell.result.requests:,}"),
+    Field("blocks", lambda cell: f"{cell.result.blocks:,}"),
+    Field("hits", lambda cell: f"{cell.result.hits:,}"),
+    Field("block\nhit ratio", lambda cell: ratio(cell.result.hit_ratio)),
+    Field("token\nhit ratio", lambda cell: ratio(cell.result.token_hit_ratio)),
+]
+KEPT = [
+    Field("stored", lambda cell: f"{cell.result.stored:,}"),
+    Field("evicted", lambda cell: f"{cell.result.evicted:,}"),
+    Field("refused", lambda cell: f"{cell.result.refused:,}"),
+]
+NOT_ADMITTED = Field("not\nadmitted", lambda cell: f"{cell.result.not_admitted:,}")
+TIME = [
+    Field("p50\nms", lambda cell: milliseconds(cell.result.times.percentile(50))),
+    Field("p99\nms", lambda cell: milliseconds(cell.result.times.percentile(99))),
+    Field("max\nms", lambda cell: milliseconds(cell.result.times.max)),
+    Field("blocks/s", lambda cell: f"{cell.result.blocks_per_second:,.0f}"),
+    Field("implementation", lambda _: IMPLEMENTATION, numeric=False),
+]
+
+
+def as_object(cell: Cell) -> dict[str, object]:
+    """Return a cell as the object that ``--json`` prints."""
+    result = cell.result
+    return {
+        "policy": cell.policy,
+        "capacity": cell.capacity,
+        "capacity_asked": cell.asked,
+        "requests": result.requests,
+        "blocks": result.blocks,
+        "hits": result.hits,
+        "hit_ratio": result.hit_ratio,
+        "token_hit_ratio": result.token_hit_ratio,
+        "stored": result.stored,
+        "evicted": result.evicted,
+        "refused": result.refused,
+        "not_admitted": result.not_admitted,
+        "seconds": result.seconds,
+        "request_seconds": {
+            "p50": result.times.percentile(50) / 1e9,
+            "p99": result.times.percentile(99) / 1e9,
+            "max": result.times.max / 1e9,
+        },
+        "blocks_per_second": result.blocks_per_second,
+    }
+
+
+def print_cells(
+    name: str, cells: list[Cell], block_tokens: int | None, unique_blocks: int | None
+) -> None:
+    """Print the cells as one table, or as several where the terminal is too narrow for one."""
+    facts = [name]
+    if block_tokens is not None:
+        facts.append(f"blocks of {block_tokens:,} tokens")
+    if unique_blocks is not None:
+        facts.append(f"{unique_blocks:,} unique blocks")
+    found = [ASKED, *FOUND] if any(cell.asked != str(cell.capacity) for cell in cells) else FOUND
+    kept = [*KEPT, NOT_ADMITTED] if any(cell.result.not_admitted for cell in cells) else KEPT
+    print_tables(
+        "; ".join(facts),
+        [field.of(cells) for field in WHICH],
+        [[field.of(cells) for field in fields] for fields in (found, kept, TIME)],
+    )

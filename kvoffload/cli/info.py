@@ -1,0 +1,76 @@
+"""``kvoffload info``: what a trace holds."""
+
+from __future__ import annotations
+
+import click
+
+from kvoffload.traces import Survey
+
+from ._options import trace_options
+from ._sources import Source, open_source
+from ._terminal import Column, note, print_json, print_tables, progress_bar
+
+
+@click.command()
+@click.argument("trace")
+@trace_options
+def info(trace: str, *, limit: int | None, skip_bad: bool, as_json: bool, quiet: bool) -> None:
+    """Say what a trace holds: requests, blocks, how often they come again.
+
+    TRACE is a file in the Mooncake form, plain or compressed with gzip or zstandard; - is standard
+    input.
+    """
+    with open_source(trace, skip_bad=skip_bad, limit=limit) as source:
+        with progress_bar("reading", limit, quiet=quiet) as progress:
+            survey = Survey.of(source.requests, progress=progress)
+        if as_json:
+            print_json(as_object(source, survey))
+            return
+        names, values = zip(*as_rows(survey), strict=True)
+        print_tables(source.name, [Column("", [*names], numeric=False)], [[Column("", [*values])]])
+        if source.bad_lines:
+            note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+
+
+def as_object(source: Source, survey: Survey) -> dict[str, object]:
+    """Return what a trace holds as the object that ``--json`` prints."""
+    return {
+        "trace": source.name,
+        "requests": survey.requests,
+        "blocks": survey.blocks,
+        "unique_blocks": survey.unique_blocks,
+        "reuse": survey.blocks / survey.unique_blocks if survey.unique_blocks else 0.0,
+        "block_tokens": survey.block_tokens,
+        "ideal_hit_ratio": survey.ideal_hit_ratio,
+        "seconds": survey.seconds,
+        "input_tokens": survey.input_tokens,
+        "output_tokens": survey.output_tokens,
+        "longest_request_blocks": survey.longest,
+        "bad_lines": source.bad_lines,
+    }
+
+
+def as_rows(survey: Survey) -> list[tuple[str, str]]:
+    """Return what a trace holds in words."""
+    unique = survey.unique_blocks or 0
+    size = survey.block_tokens
+    return [
+        ("requests", f"{survey.requests:,}"),
+        ("blocks", f"{survey.blocks:,}"),
+        ("unique blocks", f"{unique:,}"),
+        ("reuse, blocks per unique block", f"{survey.blocks / unique:.2f}" if unique else "none"),
+        ("block size, tokens", "no size fits all requests" if size is None else f"{size:,}"),
+        ("ideal hit ratio, cache without bounds", f"{survey.ideal_hit_ratio:.4f}"),
+        ("span", duration(survey.seconds)),
+        ("input tokens", f"{survey.input_tokens:,}"),
+        ("output tokens", f"{survey.output_tokens:,}"),
+        ("longest request, blocks", f"{survey.longest:,}"),
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as hours, minutes and seconds."""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    parts = [f"{hours:,} h"] * bool(hours) + [f"{minutes} min"] * bool(hours or minutes)
+    return " ".join([*parts, f"{rest:.0f} s" if parts else f"{rest:.3g} s"])

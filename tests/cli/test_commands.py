@@ -1,0 +1,182 @@
+"""`info`, `generate`, `--version`, and how the command ends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import kvoffload as library
+from kvoffload.traces import Survey, Trace, Workload
+from kvoffload.traces.writer import trace_line
+
+from .conftest import COMMAND
+
+
+def test_version_names_the_implementation(kvoffload):
+    done = kvoffload("--version")
+    assert done.out == f"kvoffload {library.__version__} ({library.IMPLEMENTATION})\n"
+    python = kvoffload("--version", KVOFFLOAD_PURE_PYTHON="1")
+    assert python.out == f"kvoffload {library.__version__} (python)\n"
+
+
+@pytest.mark.parametrize("command", [[], ["replay"], ["generate"], ["info"]])
+def test_help(kvoffload, command):
+    for flag in ("-h", "--help"):
+        done = kvoffload(*command, flag)
+        assert done.code == 0
+        assert done.out.startswith(f"Usage: {' '.join(['kvoffload', *command])} ")
+        assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_generate_writes_the_workload(kvoffload, tmp_path):
+    done = kvoffload("generate", "--requests", 30, "--seed", 4, "--block-tokens", 64)
+    workload = Workload(30, seed=4, block_tokens=64)
+    assert done.out.encode() == b"".join(map(trace_line, workload))
+    for name in ("t.jsonl", "t.jsonl.gz", "t.jsonl.zst"):
+        quiet = kvoffload("generate", "--requests", 30, "--seed", 4, "-o", tmp_path / name)
+        assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+        assert list(Trace(tmp_path / name)) == list(Workload(30, seed=4))
+
+
+def test_generate_says_where_it_cannot_write(kvoffload, tmp_path):
+    done = kvoffload("generate", "-o", tmp_path / "none" / "t")
+    assert done.code == 1
+    assert done.error == f"{tmp_path / 'none' / 't'}: No such file or directory"
+    assert kvoffload("generate", "--requests", 0).code == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+def test_a_full_disk_is_one_line():
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [*COMMAND, "generate", "--requests", "2000"],
+            stdout=full, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == b"kvoffload: No space left on device\n"
+
+
+def test_info_as_table_and_json(kvoffload, tmp_path):
+    path = tmp_path / "t.jsonl"
+    kvoffload("generate", "--requests", 200, "-o", path)
+    survey = Survey.of(Workload(200))
+    whole = json.loads(kvoffload("info", path, "--json").out)
+    assert whole == {
+        "trace": str(path),
+        "requests": 200,
+        "blocks": survey.blocks,
+        "unique_blocks": survey.unique_blocks,
+        "reuse": survey.blocks / survey.unique_blocks,
+        "block_tokens": 512,
+        "ideal_hit_ratio": survey.ideal_hit_ratio,
+        "seconds": survey.seconds,
+        "input_tokens": survey.input_tokens,
+        "output_tokens": survey.output_tokens,
+        "longest_request_blocks": survey.longest,
+        "bad_lines": 0,
+    }
+    title, _, *rows = kvoffload("info", path).out.splitlines()
+    assert title == str(path)
+    shown = dict(re.split(r"\s{2,}", row) for row in rows)
+    assert shown["unique blocks"] == f"{survey.unique_blocks:,}"
+    assert shown["block size, tokens"] == "512"
+    assert shown["ideal hit ratio, cache without bounds"] == f"{survey.ideal_hit_ratio:.4f}"
+    assert json.loads(kvoffload("info", path, "--json", "--limit", 7).out)["requests"] == 7
+
+
+def test_info_of_a_trace_without_blocks(kvoffload):
+    line = b'{"timestamp":0,"input_length":0,"output_length":1,"hash_ids":[]}'
+    done = kvoffload("info", "-", stdin=line)
+    assert done.code == 0
+    assert "none" in done.out
+    assert json.loads(kvoffload("info", "-", "--json", stdin=line).out)["reuse"] == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.25, "0.25 s"), (75, "1 min 15 s"), (35_999.6, "9 h 59 min 60 s"),
+     (7_261, "2 h 1 min 1 s")],
+)  # fmt: skip
+def test_durations(seconds, text):
+    from kvoffload.cli.info import duration
+
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("command", [["generate", "--requests", "50000"], ["replay", "--json"]])
+def test_a_closed_pipe_ends_it_quietly(command):
+    with subprocess.Popen(
+        [*COMMAND, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        if command[0] == "generate":
+            process.stdout.readline()
+        process.stdout.close()
+        error = process.stderr.read()
+        assert process.wait(60) == 0
+    assert error == b""
+
+
+def test_control_c_ends_it_quietly():
+    with subprocess.Popen(
+        [*COMMAND, "replay", "--limit", "10000000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (out, error.strip()) == (b"", b"")
+
+
+def test_a_missing_extra_is_one_line_that_says_what_to_install():
+    code = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == {0!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from kvoffload.__main__ import main\n"
+        "sys.exit(main(['--version']))"
+    )
+    for module in ("click", "rich", "msgspec"):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(module)],
+            capture_output=True, check=False, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"kvoffload: the command needs {module}: pip install 'kvoffload[cli]'\n"
+        )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_terminal_gets_a_progress_bar_on_standard_error_unless_quiet(quiet):
+    import pty
+
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "replay", "--limit", "3000", *["--quiet"] * quiet],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:
+        pass  # how Linux says that the other side is closed
+    out = process.stdout.read()
+    process.stdout.close()
+    assert process.wait(60) == 0
+    os.close(ours)
+    assert b"policy" in out
+    assert (b"lru, " in shown and b"requests" in shown) is not quiet
+    assert quiet is (shown == b"")

@@ -1,0 +1,231 @@
+"""`kvoffload replay`: what it prints and what each option does."""
+
+import gzip
+import json
+import os
+import threading
+
+import pytest
+
+import kvoffload as library
+from kvoffload.replay import Selection, replay
+from kvoffload.traces import Request, Survey, Workload, write_trace
+
+WORKLOAD = Workload(300, seed=3)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    write_trace(WORKLOAD, path)
+    return path
+
+
+def results(done):
+    assert done.code == 0, done.err
+    return json.loads(done.out)["results"]
+
+
+def expected(requests, policy, capacity, block_tokens=512):
+    manager = library.CPUOffloadingManager(16, capacity, policy)
+    result = replay(requests, manager, block_tokens=block_tokens)
+    return {
+        "requests": result.requests,
+        "blocks": result.blocks,
+        "hits": result.hits,
+        "hit_ratio": result.hit_ratio,
+        "token_hit_ratio": result.token_hit_ratio,
+        "stored": result.stored,
+        "evicted": result.evicted,
+        "refused": result.refused,
+        "not_admitted": result.not_admitted,
+    }
+
+
+def test_json_is_one_object_with_what_the_library_counts(kvoffload, trace):
+    done = kvoffload("replay", trace, "--policy", "lru,arc", "--capacity", "100,400", "--json")
+    whole = json.loads(done.out)
+    assert whole["trace"] == str(trace)
+    assert whole["implementation"] == library.IMPLEMENTATION
+    assert whole["version"] == library.__version__
+    assert whole["block_tokens"] == 512
+    assert whole["bad_lines"] == 0
+    order = [(row["policy"], row["capacity"]) for row in whole["results"]]
+    assert order == [("lru", 100), ("arc", 100), ("lru", 400), ("arc", 400)]
+    for row in whole["results"]:
+        counts = expected(WORKLOAD, row["policy"], row["capacity"])
+        assert {name: row[name] for name in counts} == counts
+        times = row["request_seconds"]
+        assert 0 < times["p50"] <= times["p99"] <= times["max"] <= row["seconds"]
+        assert row["blocks_per_second"] == pytest.approx(row["blocks"] / row["seconds"])
+
+
+def test_options_may_be_repeated(kvoffload, trace):
+    listed = kvoffload(
+        "replay", trace, "--policy=lru,arc", "--capacity=100, 10%", "--limit=50", "--json"
+    )
+    repeated = kvoffload(
+        "replay", trace, "--policy=lru", "--policy=arc", "--capacity=100", "--capacity=10%",
+        "--limit=50", "--json",
+    )  # fmt: skip
+    one, other = results(listed), results(repeated)
+    assert len(one) == 4
+    for row in (*one, *other):
+        for timed in ("seconds", "request_seconds", "blocks_per_second"):
+            del row[timed]
+    assert one == other
+
+
+def test_without_a_trace_it_replays_the_workload(kvoffload):
+    done = kvoffload("replay", "--limit", 200, "--seed", 9, "--capacity", 300, "--json")
+    assert json.loads(done.out)["trace"] == "generated, seed 9"
+    for row in results(done):
+        counts = expected(Workload(200, seed=9), row["policy"], 300)
+        assert {name: row[name] for name in counts} == counts
+
+
+@pytest.mark.parametrize(
+    ("capacity", "extra", "blocks"),
+    [
+        ("7", [], 7),
+        ("10%", [], "10%"),
+        ("0.5%", [], "0.5%"),
+        ("1MiB", ["--block-bytes", "1000"], 1048),
+        ("5 GB", ["--block-bytes", "2 MiB"], 2384),
+        ("1.5kB", ["--block-bytes", "512"], 2),
+        ("1tib", ["--block-bytes", "1GiB"], 1024),
+    ],
+)
+def test_capacities(kvoffload, trace, capacity, extra, blocks):
+    done = kvoffload("replay", trace, "--policy=lru", "--capacity", capacity, *extra, "--json")
+    if isinstance(blocks, str):
+        unique = Survey.of(WORKLOAD).unique_blocks
+        blocks = int(unique * float(blocks[:-1]) / 100)
+    (row,) = results(done)
+    assert (row["capacity"], row["capacity_asked"]) == (blocks, capacity)
+
+
+def test_a_percentage_is_of_what_is_replayed(kvoffload, trace):
+    done = kvoffload("replay", trace, "--capacity=10%", "--limit=100", "--full-blocks", "--json")
+    chosen = Selection(WORKLOAD, limit=100, full_block_tokens=512)
+    for row in results(done):
+        assert row["capacity"] == Survey.of(chosen).unique_blocks // 10
+        counts = expected(chosen, row["policy"], row["capacity"])
+        assert {name: row[name] for name in counts} == counts
+
+
+def test_a_block_size_that_is_given_counts(kvoffload, trace):
+    done = kvoffload(
+        "replay", trace, "--block-tokens=100", "--full-blocks", "--capacity=50", "--json"
+    )
+    for row in results(done):
+        chosen = Selection(WORKLOAD, full_block_tokens=100)
+        assert row["hits"] == expected(chosen, row["policy"], 50, 100)["hits"]
+    assert json.loads(done.out)["block_tokens"] == 100
+
+
+def unsized(tmp_path):
+    path = tmp_path / "unsized.jsonl"
+    write_trace([Request(0, 1000, 1, (1, 2)), Request(1, 1000, 1, (1,))], path)
+    return path
+
+
+def test_without_a_block_size_the_token_ratio_is_left_out(kvoffload, tmp_path):
+    path = unsized(tmp_path)
+    done = kvoffload("replay", path, "--capacity=5", "--json", "--policy=lru")
+    (row,) = results(done)
+    assert row["token_hit_ratio"] is None
+    assert row["hit_ratio"] == pytest.approx(1 / 3)
+    assert done.err.startswith("note: no block size fits all requests")
+    table = kvoffload("replay", path, "--capacity=5", "--quiet")
+    assert "0.3333          -" in table.out
+    assert table.err == ""
+    refused = kvoffload("replay", path, "--capacity=5", "--full-blocks")
+    assert refused.code == 2
+    assert refused.error == "--full-blocks needs --block-tokens: no block size fits all requests"
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
+def test_standard_input_is_read_once_and_replayed_often(kvoffload, trace, pack):
+    data = pack(gzip.decompress(trace.read_bytes()))
+    done = kvoffload("replay", "-", "--capacity=10%,100", "--json", stdin=data)
+    from_file = kvoffload("replay", trace, "--capacity=10%,100", "--json")
+    assert json.loads(done.out)["trace"] == "-"
+    hits = [row["hits"] for row in results(done)]
+    assert hits == [row["hits"] for row in results(from_file)]
+
+
+def test_a_named_pipe_is_read_once_and_replayed_often(kvoffload, trace, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    feeder = threading.Thread(target=lambda: pipe.write_bytes(trace.read_bytes()))
+    feeder.start()
+    done = kvoffload("replay", pipe, "--capacity=10%,100", "--json")
+    feeder.join()
+    assert len(results(done)) == 4
+
+
+def test_bad_lines_are_counted_when_skipped(kvoffload, tmp_path):
+    path = tmp_path / "t.jsonl"
+    good = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
+    path.write_bytes(good + b"bad\n" + good + b"worse\n")
+    for source, stdin in ((path, b""), ("-", path.read_bytes())):
+        done = kvoffload("replay", source, "--skip-bad", "--capacity=3", "--json", stdin=stdin)
+        assert "note: 2 bad lines passed over" in done.err
+        assert json.loads(done.out)["bad_lines"] == 2
+        assert results(done)[0]["requests"] == 2
+        quiet = kvoffload("replay", source, "--skip-bad", "--capacity=3", "--quiet", stdin=stdin)
+        assert quiet.err == ""
+
+
+def test_a_file_or_pipe_gets_the_table_whole(kvoffload, trace):
+    done = kvoffload("replay", trace, "--capacity=1%,200")
+    title, blank, above, head, rule, *rows = done.out.splitlines()
+    assert (done.err, blank) == ("", "")
+    assert title.startswith(f"{trace}; blocks of 512 tokens; ")
+    assert len(rows) == 4
+    words = "policy capacity asked requests blocks hits hit ratio hit ratio stored evicted refused"
+    assert head.split() == [*words.split(), "ms", "ms", "ms", "blocks/s", "implementation"]
+    assert above.split() == ["block", "token", "p50", "p99", "max"]
+    assert set(rule) == {"─"}
+    counts = expected(WORKLOAD, "arc", 200)
+    row = rows[3].split()
+    assert row[:6] == ["arc", "200", "200", "300", f"{counts['blocks']:,}", f"{counts['hits']:,}"]
+    assert row[6:8] == [f"{counts['hit_ratio']:.4f}", f"{counts['token_hit_ratio']:.4f}"]
+    assert row[8:11] == [f"{counts[name]:,}" for name in ("stored", "evicted", "refused")]
+    assert row[-1] == library.IMPLEMENTATION
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+def test_the_table_fits_the_width_and_cuts_no_number(kvoffload, trace, columns):
+    done = kvoffload("replay", trace, "--capacity=1%,200", COLUMNS=str(columns))
+    lines = done.out.splitlines()[1:]
+    assert max(map(len, lines)) <= columns
+    assert "…" not in done.out
+    counts = expected(WORKLOAD, "lru", 200)
+    for name in ("blocks", "hits", "stored", "evicted"):
+        assert f" {counts[name]:,} " in done.out
+    if columns < 200:
+        assert sum(line.startswith("policy") for line in lines) > 1
+
+
+def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys):
+    from kvoffload.cli._replay_result import Cell, print_cells
+    from kvoffload.replay import ReplayResult
+
+    print_cells("t", [Cell("lru", "5", 5, ReplayResult(not_admitted=1234))], None, None)
+    assert "admitted" in (out := capsys.readouterr().out)
+    assert "1,234" in out
+    print_cells("t", [Cell("lru", "5", 5, ReplayResult())], None, None)
+    assert "admitted" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [(0, "0.0000"), (1_234, "0.0012"), (99_949, "0.0999"), (123_456, "0.123"), (9_876_543, "9.88"),
+     (98_765_432, "98.8"), (1_234_567_890, "1,235")],
+)  # fmt: skip
+def test_milliseconds_have_three_digits_that_count(nanoseconds, text):
+    from kvoffload.cli._replay_result import milliseconds
+
+    assert milliseconds(nanoseconds) == text

@@ -1,0 +1,100 @@
+"""Wrong usage and bad data: one line, the right exit code, no traceback."""
+
+import gzip
+
+import pytest
+
+from .conftest import run_process
+
+GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--capacity", "0"], "value for '--capacity': must be 1 ... 2147483647 blocks, got 0"),
+        (["--capacity", "-1"], "value for '--capacity': must be 1 ... 2147483647 blocks, got -1"),
+        (["--capacity", "99999999999"], "2147483647 blocks, got 99999999999"),
+        (["--capacity", "9" * 5000], "Invalid value for '--capacity': must be blocks (4096)"),
+        (["--capacity", "many"], "unique blocks (5%) or a size (64GiB), got 'many'"),
+        (["--capacity", "-5%"], "got '-5%'"),
+        (["--capacity", "5,"], "got ''"),
+        (["--capacity", "5 GB"], "--capacity in bytes needs --block-bytes, got '5 GB' without it"),
+        (["--capacity", "5XB", "--block-bytes", "1"], "got '5XB'"),
+        (["--capacity", "5B", "--block-bytes", "6"], "blocks, got 0 (5 bytes / 6 bytes a block)"),
+        (["--capacity", "9TB", "--block-bytes", "1"], "got 9000000000000 (9,000,"),
+        (["--capacity", "0.0001%"], "got 0 (0.0001% of "),
+        (["--block-bytes", "0"], "must be bytes >= 1, as 2097152 or 2MiB, got '0'"),
+        (["--block-bytes", "x"], "must be bytes >= 1"),
+        (["--block-tokens", "0"], "'--block-tokens': 0 is not in the range x>=1."),
+        (["--limit", "0"], "'--limit': 0 is not in the range x>=1."),
+        (["--seed", "-1"], "'--seed': -1 is not in the range x>=0."),
+        (["--policy", "lur"], "cache_policy must be one of lru, "),
+        (["--policy", "lur"], "got 'lur'; did you mean 'lru'?"),
+        (["--policy", "lru?x=1"], "policy 'lru' has no option 'x'"),
+        (["--policy", ""], "got ''"),
+        (["--nothing"], "No such option '--nothing'."),
+        (["a", "b"], "Got unexpected extra argument (b)"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_wrong_usage_of_replay(kvoffload, arguments, message):
+    done = kvoffload("replay", *arguments)
+    assert done.code == 2
+    assert message in done.error
+
+
+def test_unknown_command(kvoffload):
+    done = kvoffload("repaly")
+    assert done.code == 2
+    assert done.error == "No such command 'repaly'. Did you mean 'replay'?"
+
+
+def test_no_command_prints_the_help_as_an_error(kvoffload):
+    done = kvoffload()
+    assert (done.code, done.out) == (2, "")
+    assert "Commands:" in done.err
+
+
+@pytest.mark.parametrize("command", [["replay", "--capacity=5"], ["info"]], ids=["replay", "info"])
+@pytest.mark.parametrize(
+    ("data", "rule"),
+    [
+        (GOOD + b"not json\n", "2: must be a JSON object"),
+        (GOOD + b'{"timestamp":0}\n', "2: must have the field input_length"),
+        (GOOD.replace(b"5", b"-5"), "1: input_length must be an integer >= 0, got -5"),
+        (GOOD.replace(b"[1]", b'["x"]'), "1: hash_ids[0] must be an integer >= 0, got 'x'"),
+        (b"", "1: a trace must hold at least one request, got an empty file"),
+        (
+            gzip.compress(GOOD)[:-4],
+            "2: must be readable to its end: the compressed data is",
+        ),
+    ],
+    ids=["no json", "missing", "negative", "no integer", "empty", "cut"],
+)
+def test_bad_data(kvoffload, tmp_path, command, data, rule):
+    path = tmp_path / "t"
+    path.write_bytes(data)
+    done = kvoffload(*command, path)
+    assert done.code == 1
+    assert done.error.startswith(f"{path}:{rule}")
+    piped = kvoffload(*command, "-", stdin=data)
+    assert piped.code == 1
+    assert piped.error.startswith(f"<stdin>:{rule}")
+
+
+@pytest.mark.parametrize("command", [["replay", "--capacity=5"], ["info"]], ids=["replay", "info"])
+def test_what_cannot_be_opened(kvoffload, tmp_path, command):
+    done = kvoffload(*command, tmp_path)
+    assert (done.code, done.error) == (1, f"{tmp_path}: must be a readable file: Is a directory")
+    done = kvoffload(*command, tmp_path / "no\nne")
+    assert done.code == 1
+    assert done.error.endswith("no\\nne: must be a readable file: No such file or directory")
+
+
+def test_an_error_is_told_without_a_traceback_by_the_process(tmp_path):
+    done = run_process("info", tmp_path)
+    assert (done.code, done.error) == (1, f"{tmp_path}: must be a readable file: Is a directory")
+    done = run_process("replay", "--capacity", "0")
+    assert done.code == 2
+    assert done.error.startswith("Invalid value for '--capacity'")
