@@ -26,7 +26,8 @@ ROOMS = [
     {"__init__"},
     {"traces"},
     {"replay"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
     {"integrations"},
 ]
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
