@@ -35,14 +35,21 @@ cdef extern from "Python.h":
 
 cdef struct Batch:
     PyObject** items        # (size,) borrowed bytes objects
+    uint64_t* hashes        # (size,) hash of each key that went through the index
     uint32_t* slots         # (size,) node of each key, NIL if unknown
     uint32_t* chosen        # (size,) room for a selection of them
     uint32_t* places        # (size,) and for their positions in the batch
     Py_ssize_t size
-    Py_ssize_t room         # of the three arrays
+    Py_ssize_t room         # of the four arrays
 
 cdef enum:
     GROUP = 16              # keys that go through the index together
+
+cdef extern from *:
+    """
+    #define KVO_BACKWARDS UINT32_MAX
+    """
+    const uint32_t BACKWARDS "KVO_BACKWARDS"  # stride -1
 
 # Make room for `size` hashes; False, with nothing changed, if there is no memory.
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept
@@ -63,58 +70,64 @@ cdef inline uint32_t find_item(
     """Return the node of one key through the index, NIL if unknown."""
     cdef const uint8_t* key = item_key(batch, place)
     cdef uint64_t length = item_length(batch, place)
-    return index_find(table, key, length, hash_key(table, key, length))
+    batch.hashes[place] = hash_key(table, key, length)
+    return index_find(table, key, length, batch.hashes[place])
 
 
 cdef inline void find_group(
     Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop
 ) noexcept nogil:
     """Find up to GROUP keys with their cache misses overlapped."""
-    cdef uint64_t hashes[GROUP]
+    cdef uint64_t* hashes = batch.hashes
     cdef KvoBucket* bucket
     cdef uint32_t bits
     cdef Py_ssize_t place
     for place in range(start, stop):
-        hashes[place - start] = hash_key(table, item_key(batch, place), item_length(batch, place))
-        kvo_prefetch(table.buckets + home_of(table, hashes[place - start]))
+        hashes[place] = hash_key(table, item_key(batch, place), item_length(batch, place))
+        kvo_prefetch(table.buckets + home_of(table, hashes[place]))
     for place in range(start, stop):
-        bucket = table.buckets + home_of(table, hashes[place - start])
-        bits = kvo_match(bucket, tag_of(hashes[place - start]))
+        bucket = table.buckets + home_of(table, hashes[place])
+        bits = kvo_match(bucket, tag_of(hashes[place]))
         if bits:
             kvo_prefetch(node_at(table, bucket.slots[kvo_lowest(bits)]))
     for place in range(start, stop):
         batch.slots[place] = index_find(
-            table, item_key(batch, place), item_length(batch, place), hashes[place - start]
+            table, item_key(batch, place), item_length(batch, place), hashes[place]
         )
 
 
 cdef inline Py_ssize_t find_run(
-    Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop, uint32_t* last
+    Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop, uint32_t last, uint32_t stride
 ) noexcept nogil:
-    """Find keys in the nodes after `last`; return the position of the first that is not there."""
-    cdef uint32_t slot = last[0]
+    """Find keys in successive nodes; return the position of the first that is not there."""
+    cdef uint32_t slot = last + stride
     cdef Py_ssize_t place = start
-    while place < stop:
-        slot += 1
-        if slot >= table.num_used or not holds_key(
-            node_at(table, slot), item_key(batch, place), item_length(batch, place)
-        ):
-            break
+    # Below 0 the slot wraps around, far above num_used.
+    while (
+        place < stop
+        and slot < table.num_used
+        and holds_key(node_at(table, slot), item_key(batch, place), item_length(batch, place))
+    ):
         batch.slots[place] = slot
-        last[0] = slot
+        slot += stride
         place += 1
     return place
 
 
 cdef inline void find_range(
-    Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop, uint32_t* last
+    Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop
 ) noexcept nogil:
-    """Find the keys of positions `start` to `stop`; `last` is the last hit before, or NIL."""
+    """Find the keys of positions `start` to `stop`; those before `start` are found."""
     cdef Py_ssize_t place = start
     cdef Py_ssize_t end
+    cdef uint32_t last, stride = 1
     while place < stop:
-        if last[0] != NIL:
-            place = find_run(table, batch, place, stop, last)
+        last = batch.slots[place - 1] if place else NIL
+        if last != NIL:
+            # A chain whose nodes were freed head first lies in them backwards.
+            if place > 1:
+                stride = BACKWARDS if last - batch.slots[place - 2] == BACKWARDS else 1
+            place = find_run(table, batch, place, stop, last, stride)
             if place == stop:
                 return
         if table.prefetch:
@@ -123,11 +136,9 @@ cdef inline void find_range(
         else:
             end = place + 1
             batch.slots[place] = find_item(table, batch, place)
-        last[0] = batch.slots[end - 1]
         place = end
 
 
 cdef inline void find_all(Table* table, Batch* batch) noexcept nogil:
     """Find the node of every key of the batch."""
-    cdef uint32_t last = NIL
-    find_range(table, batch, 0, batch.size, &last)
+    find_range(table, batch, 0, batch.size)

@@ -6,24 +6,24 @@ from kvoffload._core.memory cimport discard, resize
 
 cdef enum:
     LEAST_ROOM = 128
-    ARRAYS = 3
 
 
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
     cdef Py_ssize_t room = max(size + size // 2, <Py_ssize_t>LEAST_ROOM)
-    cdef uint32_t* slots
+    cdef uint64_t* hashes
     if batch.room >= size:
         return True
-    slots = <uint32_t*>resize(batch.slots, ARRAYS * room * sizeof(uint32_t))
-    if slots == NULL:
+    hashes = <uint64_t*>resize(batch.hashes, room * (sizeof(uint64_t) + 3 * sizeof(uint32_t)))
+    if hashes == NULL:
         return False
-    batch.slots = slots
-    batch.chosen = slots + room
-    batch.places = slots + 2 * room
+    batch.hashes = hashes
+    batch.slots = <uint32_t*>(hashes + room)
+    batch.chosen = batch.slots + room
+    batch.places = batch.slots + 2 * room
     batch.room = room
     return True
 
 
 cdef void batch_close(Batch* batch) noexcept:
-    discard(batch.slots)
+    discard(batch.hashes)
     memset(batch, 0, sizeof(Batch))

@@ -2,6 +2,8 @@
 
 from cpython.object cimport PyObject, PyTypeObject
 
+from kvoffload._core.table cimport kvo_prefetch
+
 cdef extern from "Python.h":
     ctypedef struct PyListObject:
         PyObject** ob_item
@@ -22,4 +24,6 @@ cdef inline bint check_items(list batch) noexcept:
     for place in range(len(batch)):
         if Py_TYPE(items[place]) != &PyBytes_Type or PyBytes_GET_SIZE(items[place]) == 0:
             return False
+        # The key of a digest reaches into the object's second cache line.
+        kvo_prefetch(<const char*>items[place] + 64)
     return True

@@ -291,12 +291,26 @@ cdef inline uint32_t add_key(
     return slot
 
 
-cdef inline void drop_key(Table* table, uint32_t slot, Node* node) noexcept:
-    """Forget a key: it leaves the index, its node is free or retired. It is on no ring."""
-    index_remove(table, slot, hash_node(table, node))
+cdef inline void drop_hashed_key(
+    Table* table, uint32_t slot, Node* node, uint64_t hashed
+) noexcept:
+    """Forget a key whose hash is known."""
+    index_remove(table, slot, hashed)
     if node.key_length == LONG_KEY:
         free_long_key(node)
     retire_or_give(table, slot, node)
+
+
+cdef inline void drop_key(Table* table, uint32_t slot, Node* node) noexcept:
+    """Forget a key: it leaves the index, its node is free or retired. It is on no ring."""
+    drop_hashed_key(table, slot, node, hash_node(table, node))
+
+
+cdef inline uint64_t hash_ahead(Table* table, const Node* node) noexcept nogil:
+    """Hash the key of a node and fetch its bucket, for the removal that will follow."""
+    cdef uint64_t hashed = hash_node(table, node)
+    kvo_prefetch(table.buckets + home_of(table, hashed))
+    return hashed
 
 
 cdef inline uint32_t drop_block(Table* table, uint32_t slot, Node* node) noexcept:

@@ -18,6 +18,7 @@ from kvoffload._core.table cimport Table
 cdef struct Victim:
     uint32_t slot
     Ring* ring
+    uint64_t hashed         # of the victim's key, where the policy has put it
 
 # Where a search stands on one ring, in a policy used alone.
 cdef struct Cursor:

@@ -4,7 +4,7 @@ from libc.string cimport memset
 
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.ring cimport ring_ensure_parking, ring_list, ring_park, ring_unlist
-from kvoffload._core.table cimport NIL, Node, node_at
+from kvoffload._core.table cimport NIL, Node, kvo_prefetch, node_at
 
 cdef enum:
     FIRST_ROOM = 64
@@ -93,6 +93,8 @@ cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* curso
                 return False
             slot = ring.oldest
             node = node_at(table, slot)
+            if node.next != NIL:
+                kvo_prefetch(node_at(table, node.next))
             ring_park(table, ring, node)
         if node.block.ref_cnt != 0:
             continue  # it is listed again when it becomes idle

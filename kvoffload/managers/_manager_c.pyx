@@ -178,12 +178,12 @@ cdef class Manager:
         cdef Table* table = self._policy.table
         cdef Py_ssize_t size = self.batch.size
         cdef Py_ssize_t place = 0, end = 0
-        cdef uint32_t slot, last = NIL
+        cdef uint32_t slot
         cdef Node* node
         while place < size:
             if place == end:
                 end = min(place + LOOKUP_STEP, size)
-                find_range(table, &self.batch, place, end, &last)
+                find_range(table, &self.batch, place, end)
             slot = self.batch.slots[place]
             if slot == NIL:
                 break
@@ -367,7 +367,7 @@ cdef class Manager:
         for place in range(batch.size):
             slot = batch.slots[place]
             if slot == NIL:
-                hashed = hash_key(table, item_key(batch, place), item_length(batch, place))
+                hashed = batch.hashes[place]
                 # A repeat of an unknown key has got a node by now.
                 slot = index_find(table, item_key(batch, place), item_length(batch, place), hashed)
                 if slot == NIL:

@@ -11,7 +11,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.ring cimport Ring, ring_append, ring_remove, ring_renew
-from kvoffload._core.table cimport NIL, Node, drop_block, drop_key, node_at
+from kvoffload._core.table cimport NIL, Node, drop_block, drop_hashed_key, hash_ahead, node_at
 from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
@@ -23,6 +23,7 @@ cdef enum:
     T2 = 1
     B1 = 2
     B2 = 3
+    TRIM_GROUP = 16     # ghosts forgotten together, their cache misses overlapped
 
 
 cdef class _ARC(CompiledPolicy):
@@ -140,15 +141,24 @@ cdef class _ARC(CompiledPolicy):
 
     cdef void trim(self, Ring* ghosts) noexcept:
         """Forget the oldest ghosts beyond the capacity."""
+        cdef uint64_t hashes[TRIM_GROUP]
+        cdef uint64_t place, count
         cdef uint32_t slot
         cdef Node* node
         while ghosts.size > <uint64_t>self.capacity:
+            count = min(ghosts.size - <uint64_t>self.capacity, <uint64_t>TRIM_GROUP)
             slot = ghosts.oldest
-            node = node_at(self.table, slot)
-            ring_remove(self.table, ghosts, node)
-            # A ghost of the batch at work is about to be inserted: its key stays.
-            if node.block.mark != self.table.epoch:
-                drop_key(self.table, slot, node)
+            for place in range(count):
+                node = node_at(self.table, slot)
+                hashes[place] = hash_ahead(self.table, node)
+                slot = node.next
+            for place in range(count):
+                slot = ghosts.oldest
+                node = node_at(self.table, slot)
+                ring_remove(self.table, ghosts, node)
+                # A ghost of the batch at work is about to be inserted: its key stays.
+                if node.block.mark != self.table.epoch:
+                    drop_hashed_key(self.table, slot, node, hashes[place])
 
     cdef uint64_t c_num_ghosts(self) noexcept:
         return self.rings[B1].size + self.rings[B2].size

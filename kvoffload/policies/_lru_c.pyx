@@ -10,7 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.ring cimport ring_append, ring_renew
-from kvoffload._core.table cimport NIL, Node, drop_key, node_at
+from kvoffload._core.table cimport NIL, Node, drop_hashed_key, hash_ahead, node_at
 from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
@@ -41,17 +41,20 @@ cdef class _LRU(CompiledPolicy):
 
     cdef bint c_search(self, uint64_t n) noexcept:
         cdef Cursor cursor
+        cdef Victim* victim
         cursor.started = False
         while self.victims.size < n:
             if not victims_next(&self.victims, self.table, &self.rings[0], &cursor):
                 victims_cancel(&self.victims, self.table)
                 return False
+            victim = &self.victims.items[self.victims.size - 1]
+            victim.hashed = hash_ahead(self.table, node_at(self.table, victim.slot))
         return True
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.slot)
         self.take_off(node)
-        drop_key(self.table, victim.slot, node)
+        drop_hashed_key(self.table, victim.slot, node, victim.hashed)
 
 
 class LRUCachePolicy(_LRU, CachePolicy):

@@ -1,0 +1,406 @@
+"""Print how much faster the compiled twin is than the Python twin, and what a block costs.
+
+Every figure is a ratio of medians from one process in which the sides take turns, so that a noisy
+machine disturbs both alike. Usage::
+
+    python asv_benchmarks/ratios.py [--quick] [--rows PATTERN] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import gzip
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from os import environ
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from kvoffload import _compiled, _python
+
+ROOT = Path(__file__).resolve().parent.parent
+TRACES = Path(environ.get("KVOFFLOAD_TRACES") or ROOT.parent / "shared" / "traces")
+REQUEST = 128
+Sides = dict[str, Callable[[int], Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: `must` and `aim` bound `value`, from below unless `at_most`."""
+
+    name: str
+    value: float
+    unit: str
+    must: float
+    aim: float
+    at_most: bool = False
+
+    def verdict(self) -> str:
+        """Say which bound holds."""
+        sign = -1 if self.at_most else 1
+        if sign * self.value >= sign * self.aim:
+            return "aim"
+        return "must" if sign * self.value >= sign * self.must else "MISSED"
+
+
+def make_keys(first: int, count: int) -> list[bytes]:
+    """Make keys of 36 bytes: a digest and a group suffix, new objects at each call."""
+    return [sha256(b"%d" % i).digest() + b"\0\0\0\0" for i in range(first, first + count)]
+
+
+def interleave(
+    sides: Sides, rounds: int, prepare: Callable[[int], None] | None = None
+) -> dict[str, float]:
+    """Return the median time of each side in ns; the sides take turns, in changing order."""
+    times: dict[str, list[int]] = {name: [] for name in sides}
+    names = list(sides)
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(rounds):
+            if prepare is not None:
+                prepare(number)
+            for name in names if number % 2 else reversed(names):
+                start = perf_counter_ns()
+                sides[name](number)
+                times[name].append(perf_counter_ns() - start)
+    finally:
+        gc.enable()
+    return {name: statistics.median(spent) for name, spent in times.items()}
+
+
+def fill(manager: Any, keys: list[bytes]) -> None:
+    """Store keys as requests of REQUEST blocks."""
+    for start in range(0, len(keys), REQUEST):
+        output = manager.prepare_store(keys[start : start + REQUEST])
+        manager.complete_store(output.block_hashes_to_store)
+
+
+class Pair:
+    """Both twins in the same state, and requests that hit them."""
+
+    def __init__(self, policy: str, capacity: int) -> None:
+        self.capacity = capacity
+        self.python = _python.CPUOffloadingManager(16, capacity, policy)
+        self.compiled = _compiled.CPUOffloadingManager(16, capacity, policy)
+        keys = make_keys(0, capacity)
+        for manager in (self.python, self.compiled):
+            fill(manager, keys)
+        self.next_new = capacity
+
+    def requests(self, count: int, *, chains: bool, seed: int = 1) -> list[list[bytes]]:
+        """Make `count` requests that hit: stored in a row, or scattered over the cache."""
+        rng = random.Random(seed)
+        made = []
+        for _ in range(count):
+            if chains:
+                first = rng.randrange(self.capacity // REQUEST) * REQUEST
+                made.append(make_keys(first, REQUEST))
+            else:
+                numbers = rng.sample(range(self.capacity), REQUEST)
+                made.append([make_keys(number, 1)[0] for number in numbers])
+        return made
+
+    def new_requests(self, count: int) -> list[list[bytes]]:
+        """Make requests of blocks that were never seen."""
+        made = [make_keys(self.next_new + i * REQUEST, REQUEST) for i in range(count)]
+        self.next_new += count * REQUEST
+        return made
+
+    def compare(
+        self, call: Callable[[Any, list[bytes]], Any], requests: list[list[bytes]]
+    ) -> float:
+        """Return the ratio of the median times, Python over compiled, of a call on each request."""
+        medians = interleave(
+            {
+                "python": lambda i: call(self.python, requests[i]),
+                "compiled": lambda i: call(self.compiled, requests[i]),
+            },
+            len(requests),
+        )
+        return medians["python"] / medians["compiled"]
+
+
+def load(manager: Any, request: list[bytes]) -> None:
+    """Do one load."""
+    manager.prepare_load(request)
+    manager.complete_load(request)
+
+
+def store(manager: Any, request: list[bytes]) -> None:
+    """Do one store."""
+    manager.prepare_store(request)
+    manager.complete_store(request)
+
+
+def call_rows(capacities: list[int], rounds: int) -> Iterator[Row]:
+    """Compare single calls."""
+    for capacity in capacities:
+        for policy in ("lru", "arc"):
+            pair = Pair(policy, capacity)
+            where = f"{policy} {capacity:,}"
+            chains = pair.requests(rounds, chains=True)
+            aim = 20 if capacity >= 1_000_000 else 15
+            ratio = pair.compare(lambda m, r: m.lookup(r), chains)
+            yield Row(f"lookup, chains, {where}", ratio, "x", 8, aim)
+            scattered = pair.requests(rounds, chains=False)
+            ratio = pair.compare(lambda m, r: m.lookup(r), scattered)
+            yield Row(f"lookup, scattered, {where}", ratio, "x", 8, 15)
+            ratio = pair.compare(lambda m, r: m.touch(r), chains)
+            yield Row(f"touch, {where}", ratio, "x", 4, 8)
+            ratio = pair.compare(load, chains)
+            yield Row(f"prepare + complete load, {where}", ratio, "x", 10, 18)
+            ratio = pair.compare(store, pair.new_requests(rounds))
+            aim = 40 if policy == "arc" else 15
+            yield Row(f"store with eviction, {where}", ratio, "x", 10, aim)
+    for policy in ("lru", "arc"):
+        pair = Pair(policy, 0)
+        pair.python = _python.CPUOffloadingManager(16, rounds * REQUEST, policy)
+        pair.compiled = _compiled.CPUOffloadingManager(16, rounds * REQUEST, policy)
+        ratio = pair.compare(store, pair.new_requests(rounds))
+        yield Row(f"store without eviction, {policy}", ratio, "x", 10, 16)
+
+
+def replay_rows(rounds: int) -> Iterator[Row]:
+    """Compare whole replays of a production trace, manager calls alone."""
+    path = TRACES / "mooncake_conversation.jsonl.gz"
+    if not path.exists():
+        print(f"no {path.name} in KVOFFLOAD_TRACES: replays are left out", file=sys.stderr)
+        return
+    with gzip.open(path) as lines:
+        ids = [json.loads(line)["hash_ids"] for line in lines]
+    keys = {i: sha256(b"%d" % i).digest() for request in ids for i in request}
+    requests = [[keys[i] for i in request] for request in ids]
+    for policy, must, aim in (("lru", 10, 15), ("arc", 12, 25)):
+        for capacity in (10_000, 50_000):
+
+            def replay(twin: Any, policy: str = policy, capacity: int = capacity) -> None:
+                manager = twin.CPUOffloadingManager(512, capacity, policy)
+                for request in requests:
+                    manager.touch(request)
+                    hits = manager.lookup(request)
+                    if hits:
+                        manager.prepare_load(request[:hits])
+                        manager.complete_load(request[:hits])
+                    output = manager.prepare_store(request)
+                    manager.touch(request)
+                    if output is not None:
+                        manager.complete_store(output.block_hashes_to_store)
+
+            medians = interleave(
+                {"python": lambda _: replay(_python), "compiled": lambda _: replay(_compiled)},
+                rounds,
+            )
+            ratio = medians["python"] / medians["compiled"]
+            yield Row(
+                f"replay of mooncake_conversation, {policy} {capacity:,}", ratio, "x", must, aim
+            )
+
+
+def pinned_rows(rounds: int) -> Iterator[Row]:
+    """Compare a store with eviction with 50,000 pinned blocks at the old end and with none."""
+    capacity, num_pinned = 100_000, 50_000
+    keys = make_keys(0, capacity)
+    for policy in ("lru", "arc"):
+        managers = {}
+        for name in ("none", "pinned"):
+            managers[name] = _compiled.CPUOffloadingManager(16, capacity, policy)
+            fill(managers[name], keys)
+        managers["pinned"].prepare_load(keys[:num_pinned])
+        requests = [make_keys(capacity + i * REQUEST, REQUEST) for i in range(rounds)]
+        medians = interleave(
+            {
+                name: lambda i, manager=manager: store(manager, requests[i])
+                for name, manager in managers.items()
+            },
+            rounds,
+        )
+        ratio = medians["pinned"] / medians["none"]
+        yield Row(f"store, 50,000 pinned against none, {policy}", ratio, "x", 1.2, 1.1, True)
+
+
+def cold_rows(rounds: int) -> Iterator[Row]:
+    """Compare a lookup of 1M blocks with a dict's, on keys that nobody touched for long."""
+    capacity = 1_000_000
+    keys = make_keys(0, capacity)
+    manager = _compiled.CPUOffloadingManager(16, capacity, "lru")
+    fill(manager, keys)
+    plain = dict.fromkeys(keys, 0)
+    starts = random.Random(3).sample(range(capacity // REQUEST), min(rounds, capacity // REQUEST))
+    requests = [make_keys(start * REQUEST, REQUEST) for start in starts]
+    medians = interleave(
+        {
+            "dict": lambda i: [plain.get(key) for key in requests[i]],
+            "compiled": lambda i: manager.lookup(requests[i]),
+        },
+        len(requests),
+    )
+    yield Row(
+        "lookup, cold, 1,000,000, against dict.get",
+        medians["dict"] / medians["compiled"],
+        "x",
+        8,
+        25,
+    )
+
+
+def eviction_rows(rounds: int) -> Iterator[Row]:
+    """Time one eviction of 4,096 blocks by ARC."""
+    capacity, count = 100_000, 4_096
+    spent = []
+    for _ in range(rounds):
+        policy = _compiled.CPUOffloadingManager(16, capacity, "arc")
+        fill(policy, make_keys(0, capacity))
+        batch = make_keys(capacity, count)
+        start = perf_counter_ns()
+        policy.prepare_store(batch)
+        spent.append(perf_counter_ns() - start)
+    yield Row(
+        "ARC, store that evicts 4,096, a victim",
+        statistics.median(spent) / count,
+        "ns",
+        150,
+        150,
+        True,
+    )
+
+
+def event_rows(rounds: int) -> Iterator[Row]:
+    """Compare stores with events on and off."""
+    capacity = 100_000
+    keys = make_keys(0, capacity)
+    for policy in ("lru", "arc"):
+        managers = {}
+        for name in ("off", "on"):
+            managers[name] = _compiled.CPUOffloadingManager(16, capacity, policy, name == "on")
+            fill(managers[name], keys)
+            managers[name].take_events()
+        requests = [make_keys(capacity + i * REQUEST, REQUEST) for i in range(rounds)]
+
+        def step(i: int, manager: Any, requests: list[list[bytes]] = requests) -> None:
+            store(manager, requests[i])
+            manager.take_events()
+
+        medians = interleave(
+            {name: lambda i, m=m: step(i, m) for name, m in managers.items()}, rounds
+        )
+        yield Row(
+            f"store, events on against off, {policy}",
+            medians["on"] / medians["off"],
+            "x",
+            1.15,
+            1.15,
+            True,
+        )
+
+
+def plain_rows(rounds: int) -> Iterator[Row]:
+    """Compare the Python twin with a plain OrderedDict loop without checks."""
+    capacity = 100_000
+    pair = Pair("lru", capacity)
+    blocks: OrderedDict[bytes, Any] = OrderedDict(pair.python.policy.blocks.items())
+    requests = pair.requests(rounds, chains=True)
+
+    def plain_lookup(i: int) -> int:
+        hits = 0
+        for key in requests[i]:
+            status = blocks.get(key)
+            if status is None or status.ref_cnt < 0:
+                break
+            hits += 1
+        return hits
+
+    def plain_touch(i: int) -> None:
+        for key in reversed(requests[i]):
+            if key in blocks:
+                blocks.move_to_end(key)
+
+    for name, plain in (("lookup", plain_lookup), ("touch", plain_touch)):
+        medians = interleave(
+            {
+                "plain": plain,
+                "python": lambda i, name=name: getattr(pair.python, name)(requests[i]),
+            },
+            rounds,
+        )
+        ratio = medians["python"] / medians["plain"]
+        yield Row(f"Python twin against a plain loop, {name}", ratio, "x", 1.3, 1.3, True)
+
+
+MEMORY_SCRIPT = """
+import os, sys
+from hashlib import sha256
+from kvoffload import _compiled
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+count = 200_000
+keys = [sha256(b"%d" % i).digest() + bytes(4) for i in range(count)]
+warm = _compiled.CPUOffloadingManager(16, 1024, sys.argv[1])
+warm.complete_store(warm.prepare_store(keys[:1024]).block_hashes_to_store)
+before = resident()
+manager = _compiled.CPUOffloadingManager(16, count, sys.argv[1])
+for start in range(0, count, 128):
+    manager.complete_store(manager.prepare_store(keys[start:start + 128]).block_hashes_to_store)
+print((resident() - before) / count)
+"""
+
+
+def memory_rows() -> Iterator[Row]:
+    """Measure resident bytes a block: growth while 200,000 blocks are stored, keys excluded."""
+    for policy, must, aim in (("lru", 80, 72), ("arc", 100, 90)):
+        figures = [
+            float(subprocess.check_output([sys.executable, "-c", MEMORY_SCRIPT, policy]))
+            for _ in range(3)
+        ]
+        yield Row(
+            f"resident bytes a block, {policy}", statistics.median(figures), "B", must, aim, True
+        )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds and no large cache")
+    parser.add_argument("--rows", default="", help="only groups whose name matches this pattern")
+    parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
+    chosen = parser.parse_args()
+    rounds = 20 if chosen.quick else 400
+    capacities = [10_000] if chosen.quick else [10_000, 100_000, 1_000_000]
+    groups: dict[str, Callable[[], Iterator[Row]]] = {
+        "calls": lambda: call_rows(capacities, rounds),
+        "replay": lambda: replay_rows(1 if chosen.quick else 5),
+        "pinned": lambda: pinned_rows(rounds),
+        "cold": lambda: cold_rows(rounds),
+        "eviction": lambda: eviction_rows(1 if chosen.quick else 5),
+        "events": lambda: event_rows(rounds),
+        "plain": lambda: plain_rows(rounds),
+        "memory": memory_rows,
+    }
+    for name, group in groups.items():
+        if not re.search(chosen.rows, name):
+            continue
+        for row in group():
+            if chosen.json:
+                print(json.dumps({**asdict(row), "verdict": row.verdict()}), flush=True)
+            else:
+                bound = "<=" if row.at_most else ">="
+                print(
+                    f"{row.name:55} {row.value:8.2f} {row.unit:2} must {bound} {row.must:g}, "
+                    f"aim {row.aim:g}: {row.verdict()}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
