@@ -4,14 +4,17 @@ Structure
     ``items`` are borrowed from the caller's list, which the caller of these functions keeps alive
     and unchanged: no Python code runs between `batch_open` and the last use.
 Cost
-    Consecutive hashes of a request usually lie in successive nodes, since they were stored in
-    order: the node after the last hit is tried before the index, which saves hashing the key and
-    reading a bucket. Where that fails and the table exceeds the caches, groups of keys go through
-    the index together, with prefetches between the steps.
+    Three guesses at where a key is, each decided by comparing the whole key, each saving the hash
+    and the bucket. An engine asks about the same blocks in one call after the other, so the node
+    that the previous call found at this position is tried first. Consecutive hashes of a request
+    usually lie in successive nodes, since they were stored in order, so the node after the last
+    hit comes next. Where both fail and the table exceeds the caches, groups of keys go through the
+    index together, with prefetches between the steps.
 """
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from kvoffload._core.table cimport (
     NIL,
@@ -36,10 +39,12 @@ cdef extern from "Python.h":
 cdef struct Batch:
     PyObject** items        # (size,) borrowed bytes objects
     uint64_t* hashes        # (size,) hash of each key that went through the index
-    uint32_t* slots         # (size,) node of each key, NIL if unknown
+    uint32_t* slots         # (size,) node of each key, NIL if unknown; before: the last call's
     uint32_t* chosen        # (size,) room for a selection of them
     uint32_t* places        # (size,) and for their positions in the batch
     Py_ssize_t size
+    Py_ssize_t num_hints    # leading slots that the last call left
+    Py_ssize_t num_chosen   # leading entries of `chosen` that are in use
     Py_ssize_t room         # of the four arrays
 
 cdef enum:
@@ -54,6 +59,20 @@ cdef extern from *:
 # Make room for `size` hashes; False, with nothing changed, if there is no memory.
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept
 cdef void batch_close(Batch* batch) noexcept
+
+
+cdef inline void batch_set(Batch* batch, PyObject** items, Py_ssize_t size) noexcept nogil:
+    """Point to the hashes of a call; what was found for the last ones remains as a hint."""
+    batch.num_hints = batch.size
+    batch.items = items
+    batch.size = size
+
+
+cdef inline void hint_chosen(Batch* batch) noexcept nogil:
+    """Take the selection of an earlier call, of as many keys, for hints."""
+    if batch.num_chosen == batch.size:
+        memcpy(batch.slots, batch.chosen, <size_t>batch.size * sizeof(uint32_t))
+        batch.num_hints = batch.size
 
 
 cdef inline const uint8_t* item_key(const Batch* batch, Py_ssize_t place) noexcept nogil:
@@ -96,6 +115,23 @@ cdef inline void find_group(
         )
 
 
+cdef inline Py_ssize_t find_again(
+    Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop
+) noexcept nogil:
+    """Find keys in the nodes of the last call; return the first position that differs."""
+    cdef Py_ssize_t place = start
+    cdef uint32_t slot
+    stop = min(stop, batch.num_hints)
+    while place < stop:
+        slot = batch.slots[place]
+        if slot >= table.num_used or not holds_key(
+            node_at(table, slot), item_key(batch, place), item_length(batch, place)
+        ):
+            break
+        place += 1
+    return place
+
+
 cdef inline Py_ssize_t find_run(
     Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop, uint32_t last, uint32_t stride
 ) noexcept nogil:
@@ -122,6 +158,9 @@ cdef inline void find_range(
     cdef Py_ssize_t end
     cdef uint32_t last, stride = 1
     while place < stop:
+        place = find_again(table, batch, place, stop)
+        if place == stop:
+            return
         last = batch.slots[place - 1] if place else NIL
         if last != NIL:
             # A chain whose nodes were freed head first lies in them backwards.

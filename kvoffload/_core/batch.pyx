@@ -17,6 +17,8 @@ cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
     if hashes == NULL:
         return False
     batch.hashes = hashes
+    batch.num_chosen = 0
+    batch.size = 0
     batch.slots = <uint32_t*>(hashes + room)
     batch.chosen = batch.slots + room
     batch.places = batch.slots + 2 * room

@@ -21,8 +21,10 @@ from kvoffload._core.batch cimport (
     Batch,
     batch_close,
     batch_ensure,
+    batch_set,
     find_all,
     find_range,
+    hint_chosen,
     item_key,
     item_length,
 )
@@ -164,8 +166,7 @@ cdef class Manager:
             batch = as_batch(hashes)
         if not batch_ensure(&self.batch, len(batch)):
             raise MemoryError()
-        self.batch.items = list_items(batch)
-        self.batch.size = len(batch)
+        batch_set(&self.batch, list_items(batch), len(batch))
         return batch
 
     # -- the life of a block -----------------------------------------------------------------
@@ -377,6 +378,7 @@ cdef class Manager:
                     if slot == NIL:
                         self.forget(0, num_missing)
                         return -1
+                batch.slots[place] = slot
             node = node_at(table, slot)
             if not node.flags & RESIDENT and node.block.mark != table.epoch:
                 batch.chosen[num_missing] = slot
@@ -419,6 +421,7 @@ cdef class Manager:
             policy.c_insert(self.batch.chosen[place], node)
         policy.num_resident += <uint64_t>num_admitted
         self.num_pending += <uint64_t>num_admitted
+        self.batch.num_chosen = num_admitted
         self.forget(num_admitted, num_missing)
         self.counters.stored_blocks += <uint64_t>num_admitted
         self.counters.not_admitted += <uint64_t>(num_missing - num_admitted)
@@ -445,6 +448,7 @@ cdef class Manager:
         cdef uint32_t slot
         cdef Node* node
         cdef int collecting
+        hint_chosen(&self.batch)
         find_all(table, &self.batch)
         if succeeded and self._events is not None:
             collecting = PyGC_Disable()

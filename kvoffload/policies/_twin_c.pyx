@@ -7,7 +7,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int32_t
 from libc.string cimport memset
 
-from kvoffload._core.batch cimport batch_close, batch_ensure, find_all, find_item
+from kvoffload._core.batch cimport batch_close, batch_ensure, batch_set, find_all
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.ring cimport (
@@ -121,8 +121,7 @@ cdef class CompiledPolicy:
             batch = as_batch(hashes, name)
         if not batch_ensure(&self.batch, len(batch)):
             raise MemoryError()
-        self.batch.items = list_items(batch)
-        self.batch.size = len(batch)
+        batch_set(&self.batch, list_items(batch), len(batch))
         return batch
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
