@@ -14,6 +14,7 @@ import click
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.traces import MissingExtraError, TraceError
 
+from .convert import convert
 from .generate import generate
 from .info import info
 from .replay import replay
@@ -52,7 +53,7 @@ def root(ctx: click.Context) -> None:
         ctx.exit(USAGE_ERROR)
 
 
-for command in (replay, generate, info):
+for command in (replay, info, generate, convert):
     root.add_command(command)
 
 

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from kvoffload.traces.formats import FORMS
+
 MAX_BLOCKS = 2**31 - 1
 _UNITS = {"B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -132,19 +134,26 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
     return callback
 
 
-def trace_options(function: CommandFunction) -> CommandFunction:
+def reading_options(function: CommandFunction) -> CommandFunction:
     """Add the options of every command that reads a trace."""
     for option in (
         click.option("--quiet", is_flag=True, help="Print the result only: no progress, no notes."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
         click.option("--skip-bad", is_flag=True, help="Go on past bad lines and say how many."),
         click.option(
             "--limit", type=click.IntRange(min=1), help="Read this many requests at most."
+        ),
+        click.option(
+            "--format",
+            "form",
+            type=click.Choice(list(FORMS)),
+            help="Form of the trace; recognised if not given.",
         ),
     ):
         function = option(function)
     return function
 
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 seed_option = click.option(
     "--seed",

@@ -33,18 +33,30 @@ class Source:
     trace: Trace | None = None
 
     @property
+    def form(self) -> str | None:
+        """Form of the trace, None if it is generated."""
+        return None if self.trace is None else self.trace.form
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Tokens a block, where the trace itself says so."""
+        return None if self.trace is None else self.trace.block_tokens
+
+    @property
     def bad_lines(self) -> int:
         """Bad lines that the last reading of the file passed over."""
         return 0 if self.trace is None else self.trace.bad_lines
 
 
 @contextlib.contextmanager
-def open_source(path: str, *, skip_bad: bool, limit: int | None) -> Iterator[Source]:
+def open_source(
+    path: str, *, form: str | None, skip_bad: bool, limit: int | None
+) -> Iterator[Source]:
     """Give the first requests of a trace, for as many iterations as one likes.
 
     What can be read but once, standard input or a named pipe, is kept in a temporary file.
     """
-    trace = Trace(path, skip_bad=skip_bad)
+    trace = Trace(path, form=form, skip_bad=skip_bad)
     requests = Selection(trace, limit=limit)
     if path != STDIN and not _is_pipe(path):
         yield Source(path, requests, trace)

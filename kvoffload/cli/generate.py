@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from kvoffload.traces import Workload, write_requests, write_trace
+from kvoffload.traces import Workload
 
 from ._options import seed_option
+from ._output import output_option, write_output
 
 
 @click.command()
@@ -27,13 +26,7 @@ from ._options import seed_option
     show_default=True,
     help="Tokens a block.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(),
-    default="-",
-    help="File to write, compressed if it ends in .gz or .zst; standard output by default.",
-)
+@output_option
 def generate(requests: int, seed: int, block_tokens: int, output: str) -> None:
     """Write a generated workload as a trace in the Mooncake form.
 
@@ -41,8 +34,4 @@ def generate(requests: int, seed: int, block_tokens: int, output: str) -> None:
     with Poisson arrivals. A seed gives the same trace on every machine.
     """
     workload = Workload(requests, seed=seed, block_tokens=block_tokens)
-    if output == "-":
-        write_requests(workload, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-    else:
-        write_trace(workload, output)
+    write_output(workload, output)

@@ -6,27 +6,36 @@ import click
 
 from kvoffload.traces import Survey
 
-from ._options import trace_options
+from ._options import json_option, reading_options
 from ._sources import Source, open_source
 from ._terminal import Column, note, print_json, print_tables, progress_bar
 
 
 @click.command()
 @click.argument("trace")
-@trace_options
-def info(trace: str, *, limit: int | None, skip_bad: bool, as_json: bool, quiet: bool) -> None:
+@reading_options
+@json_option
+def info(
+    trace: str,
+    *,
+    form: str | None,
+    limit: int | None,
+    skip_bad: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Say what a trace holds: requests, blocks, how often they come again.
 
-    TRACE is a file in the Mooncake form, plain or compressed with gzip or zstandard; - is standard
+    TRACE is a file in any of the forms, plain or compressed with gzip or zstandard; - is standard
     input.
     """
-    with open_source(trace, skip_bad=skip_bad, limit=limit) as source:
+    with open_source(trace, form=form, skip_bad=skip_bad, limit=limit) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(source.requests, progress=progress)
         if as_json:
             print_json(as_object(source, survey))
             return
-        names, values = zip(*as_rows(survey), strict=True)
+        names, values = zip(*as_rows(source, survey), strict=True)
         print_tables(source.name, [Column("", [*names], numeric=False)], [[Column("", [*values])]])
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
@@ -36,11 +45,12 @@ def as_object(source: Source, survey: Survey) -> dict[str, object]:
     """Return what a trace holds as the object that ``--json`` prints."""
     return {
         "trace": source.name,
+        "format": source.form,
         "requests": survey.requests,
         "blocks": survey.blocks,
         "unique_blocks": survey.unique_blocks,
         "reuse": survey.blocks / survey.unique_blocks if survey.unique_blocks else 0.0,
-        "block_tokens": survey.block_tokens,
+        "block_tokens": source.block_tokens or survey.block_tokens,
         "ideal_hit_ratio": survey.ideal_hit_ratio,
         "seconds": survey.seconds,
         "input_tokens": survey.input_tokens,
@@ -50,11 +60,12 @@ def as_object(source: Source, survey: Survey) -> dict[str, object]:
     }
 
 
-def as_rows(survey: Survey) -> list[tuple[str, str]]:
+def as_rows(source: Source, survey: Survey) -> list[tuple[str, str]]:
     """Return what a trace holds in words."""
     unique = survey.unique_blocks or 0
-    size = survey.block_tokens
+    size = source.block_tokens or survey.block_tokens
     return [
+        ("format", source.form or ""),
         ("requests", f"{survey.requests:,}"),
         ("blocks", f"{survey.blocks:,}"),
         ("unique blocks", f"{unique:,}"),

@@ -14,10 +14,11 @@ from kvoffload.traces import Survey, Workload
 
 from ._options import (
     Capacity,
+    json_option,
     read_capacity,
     read_size,
+    reading_options,
     seed_option,
-    trace_options,
     value_of,
     values_of,
 )
@@ -64,7 +65,8 @@ GENERATED_REQUESTS = 5_000
 )
 @click.option("--full-blocks", is_flag=True, help="Drop the block that a prompt fills in part.")
 @seed_option
-@trace_options
+@reading_options
+@json_option
 def replay(
     trace: str | None,
     *,
@@ -74,6 +76,7 @@ def replay(
     block_tokens: int | None,
     full_blocks: bool,
     seed: int,
+    form: str | None,
     limit: int | None,
     skip_bad: bool,
     as_json: bool,
@@ -81,7 +84,7 @@ def replay(
 ) -> None:
     """Replay a trace through the cache managers and compare the policies.
 
-    TRACE is a file in the Mooncake form, plain or compressed with gzip or zstandard; - is standard
+    TRACE is a file in any of the forms, plain or compressed with gzip or zstandard; - is standard
     input. Without it, a generated workload is replayed.
 
     Times are those of the manager's calls alone, all calls of a request together; percentiles are
@@ -92,13 +95,13 @@ def replay(
             raise click.UsageError(
                 f"--capacity in bytes needs --block-bytes, got {capacity.text!r} without it"
             )
-    with _open(trace, seed=seed, skip_bad=skip_bad, limit=limit) as source:
+    with _open(trace, form=form, seed=seed, skip_bad=skip_bad, limit=limit) as source:
         needs_unique = any(capacity.percent is not None for capacity in capacities)
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(source.requests, unique=needs_unique, progress=progress)
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
-        block_tokens = block_tokens or survey.block_tokens
+        block_tokens = block_tokens or source.block_tokens or survey.block_tokens
         requests = source.requests
         if full_blocks:
             if block_tokens is None:
@@ -141,10 +144,10 @@ def replay(
 
 
 def _open(
-    trace: str | None, *, seed: int, skip_bad: bool, limit: int | None
+    trace: str | None, *, form: str | None, seed: int, skip_bad: bool, limit: int | None
 ) -> AbstractContextManager[Source]:
     if trace is not None:
-        return open_source(trace, skip_bad=skip_bad, limit=limit)
+        return open_source(trace, form=form, skip_bad=skip_bad, limit=limit)
     workload = Workload(limit or GENERATED_REQUESTS, seed=seed)
     return nullcontext(Source(workload.name, workload))
 

@@ -20,7 +20,8 @@ class Selection:
         How many requests at most; None for all.
     full_block_tokens : int or None
         Where given, the block size, tokens: a prompt keeps its first ``input_length //
-        full_block_tokens`` blocks, because an engine stores no block that is filled in part.
+        full_block_tokens`` blocks, because an engine stores no block that is filled in part. A
+        prompt of unknown length keeps all.
     """
 
     def __init__(
@@ -42,6 +43,6 @@ class Selection:
 
     def _cut(self, request: Request) -> Request:
         full = request.input_length // (self._full_block_tokens or 1)
-        if full >= len(request.hash_ids):
+        if request.input_length == 0 or full >= len(request.hash_ids):
             return request
         return replace(request, hash_ids=request.hash_ids[:full])

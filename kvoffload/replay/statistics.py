@@ -104,10 +104,13 @@ class ReplayResult:
 
     @property
     def token_hit_ratio(self) -> float | None:
-        """Share of the prompt tokens that lay in hit blocks; None without a block size."""
-        if self.hit_tokens is None:
+        """Share of the prompt tokens that lay in hit blocks.
+
+        None without a block size, or where the lengths of the prompts are not known.
+        """
+        if self.hit_tokens is None or not self.tokens:
             return None
-        return self.hit_tokens / self.tokens if self.tokens else 0.0
+        return self.hit_tokens / self.tokens
 
     @property
     def seconds(self) -> float:

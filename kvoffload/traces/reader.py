@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from .errors import BadLineError, TraceError
-from .formats import FORMS, MOONCAKE
+from .formats import FORMS, Parser, recognise
 from .lines import MAX_LINE_BYTES, STDIN, Lines
 from .request import Request
 
@@ -23,6 +23,9 @@ class Trace:
     ----------
     path : str or os.PathLike
         The file; ``-`` is standard input.
+    form : str, optional
+        The form of the trace: ``"mooncake"``, ``"lmcache"``, ``"bailian"`` or ``"hex"``; by default
+        the one that its first good line is in.
     skip_bad : bool
         Pass over the lines that break the form's rules, and count them in `bad_lines`. Where a
         compressed file is cut off, what was readable counts, and the cut as one bad line.
@@ -35,9 +38,15 @@ class Trace:
         What messages call the trace.
     bad_lines : int
         Bad lines passed over by the iteration begun last.
+    form : str or None
+        The form that was given, or that the iteration begun last recognised.
+    block_tokens : int or None
+        Tokens a block, where the trace itself says so, as the iteration begun last knows it.
 
     Raises
     ------
+    ValueError
+        If there is no form of that name.
     TraceError
         From iteration: the file cannot be opened or read, a line breaks a rule (without
         `skip_bad`), or the trace holds no request.
@@ -51,6 +60,7 @@ class Trace:
         self,
         path: str | os.PathLike[str],
         *,
+        form: str | None = None,
         skip_bad: bool = False,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
@@ -58,16 +68,27 @@ class Trace:
         self.name = "<stdin>" if self.path == STDIN else self.path
         self.skip_bad = skip_bad
         self.bad_lines = 0
+        self.form = form
+        self.block_tokens: int | None = None
+        self._given_form = form
         self._max_line_bytes = max_line_bytes
+        if form is not None and form not in FORMS:
+            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
 
     def __iter__(self) -> Iterator[Request]:
         self.bad_lines = 0
+        self.block_tokens = None
+        self.form = self._given_form
+        parse: Parser = FORMS[self.form or next(iter(FORMS))].new_parser()
         requests = 0
         with Lines(self.path, self._max_line_bytes) as lines:
-            parse = FORMS[MOONCAKE.name].new_parser()
             while True:
                 try:
-                    request = parse(next(lines))
+                    line = next(lines)
+                    if requests == 0 and self._given_form is None:
+                        form = recognise(line)
+                        self.form, parse = form.name, form.new_parser()
+                    request = parse(line)
                 except StopIteration:
                     break
                 except (BadLineError, TraceError) as error:
@@ -78,6 +99,7 @@ class Trace:
                     self.bad_lines += 1
                     continue
                 requests += 1
+                self.block_tokens = parse.block_tokens
                 yield request
             if requests == 0:
                 found = f"{self.bad_lines} bad lines" if self.bad_lines else "an empty file"

@@ -15,11 +15,11 @@ class Request:
     Attributes
     ----------
     timestamp : int or float
-        Arrival, milliseconds since the start of the trace.
+        Arrival, milliseconds since the start of the trace; 0 in all where it is not known.
     input_length : int
-        Prompt, tokens.
+        Prompt, tokens; 0 with blocks where it is not known.
     output_length : int
-        Answer, tokens.
+        Answer, tokens; 0 where it is not known.
     hash_ids : tuple of int
         The prompt's blocks, first block first, each in [0, 2**64). Ids are prefix-chained: equal
         ids mean equal prompts up to and including that block. The last one may stand for a block

@@ -24,7 +24,7 @@ def test_version_names_the_implementation(kvoffload):
     assert python.out == f"kvoffload {library.__version__} (python)\n"
 
 
-@pytest.mark.parametrize("command", [[], ["replay"], ["generate"], ["info"]])
+@pytest.mark.parametrize("command", [[], ["replay"], ["generate"], ["info"], ["convert"]])
 def test_help(kvoffload, command):
     for flag in ("-h", "--help"):
         done = kvoffload(*command, flag)
@@ -68,6 +68,7 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
     whole = json.loads(kvoffload("info", path, "--json").out)
     assert whole == {
         "trace": str(path),
+        "format": "mooncake",
         "requests": 200,
         "blocks": survey.blocks,
         "unique_blocks": survey.unique_blocks,

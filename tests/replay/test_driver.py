@@ -127,7 +127,7 @@ def test_without_a_block_size_there_is_no_token_ratio():
 
 def test_ratios_of_nothing_are_zero():
     result = replay([], CPUOffloadingManager(16, 9), block_tokens=16)
-    assert (result.hit_ratio, result.token_hit_ratio, result.blocks_per_second) == (0, 0, 0)
+    assert (result.hit_ratio, result.token_hit_ratio, result.blocks_per_second) == (0, None, 0)
 
 
 def test_keys_are_the_digests_of_the_ids():
@@ -173,3 +173,8 @@ def test_selection_of_the_first_requests_and_of_full_blocks():
     full = Selection(requests, full_block_tokens=16)
     for _ in range(2):
         assert [request.hash_ids for request in full] == [(1, 2), (1, 2), ()]
+
+
+def test_selection_keeps_all_blocks_of_a_prompt_of_unknown_length():
+    requests = [Request(0, 0, 0, (1, 2, 3))]
+    assert list(Selection(requests, full_block_tokens=16)) == requests

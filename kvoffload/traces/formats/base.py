@@ -1,17 +1,36 @@
-"""What a form of trace is, and what the JSON forms share."""
+"""What a form of trace is, and what the forms share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from hashlib import blake2b
+from typing import Any, Protocol
 
 from kvoffload.traces._extras import require
 from kvoffload.traces.errors import BadLineError, describe
-from kvoffload.traces.request import MAX_TOKENS, Request
+from kvoffload.traces.request import MAX_HASH_ID, MAX_TOKENS, Request
 
-Parser = Callable[[bytes], Request]
-"""Turns a line, stripped and not blank, into a request, or raises `BadLineError`."""
+
+class Parser(Protocol):
+    """Turn the lines of one pass over one trace into requests.
+
+    Attributes
+    ----------
+    block_tokens : int or None
+        Tokens a block, where the lines so far say so and agree.
+    """
+
+    block_tokens: int | None
+
+    def __call__(self, line: bytes) -> Request:
+        """Parse a line, which is stripped and not blank.
+
+        Raises
+        ------
+        BadLineError
+            If it breaks a rule of the form.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +44,7 @@ class Form:
     summary : str
         What it is, in a line.
     new_parser : callable
-        Returns a parser for one pass over one trace; a parser may remember earlier lines.
+        Returns a parser for one pass over one trace.
     """
 
     name: str
@@ -58,16 +77,46 @@ def field(row: dict[str, Any], name: str) -> object:
     return row[name]
 
 
-def checked_integer(value: object, name: str, largest: int = MAX_TOKENS) -> int:
-    """Return a value that must be an integer from 0 to `largest`."""
-    if type(value) is not int or not 0 <= value <= largest:
-        rule = ">= 0" if type(value) is not int or value < 0 else f"<= {largest}"
+def integer(value: object, name: str, *, least: int = 0, largest: int = MAX_TOKENS) -> int:
+    """Return a value that must be an integer from `least` to `largest`."""
+    if type(value) is not int or not least <= value <= largest:
+        too_large = type(value) is int and value > largest
+        rule = f"<= {largest}" if too_large else f">= {least}"
         raise BadLineError(f"{name} must be an integer {rule}, got {describe(value)}")
     return value
 
 
-def checked_number(value: object, name: str) -> int | float:
+def number(value: object, name: str) -> int | float:
     """Return a value that must be a number >= 0."""
-    if type(value) not in (int, float) or not value >= 0:  # type: ignore[operator]
+    if (type(value) is not int and type(value) is not float) or not value >= 0:
         raise BadLineError(f"{name} must be a number >= 0, got {describe(value)}")
-    return value  # type: ignore[return-value]
+    return value
+
+
+def integer_ids(row: dict[str, Any]) -> tuple[int, ...]:
+    """Return the field `hash_ids`, which must be a list of integers in [0, 2**64)."""
+    ids = field(row, "hash_ids")
+    if not isinstance(ids, list):
+        raise BadLineError(f"hash_ids must be a list of integers, got {describe(ids)}")
+    for position, hash_id in enumerate(ids):
+        integer(hash_id, f"hash_ids[{position}]", largest=MAX_HASH_ID)
+    return tuple(ids)
+
+
+def hexadecimal_id(text: str, name: str, namespace: bytes = b"") -> int:
+    """Return the id of a block hash that is written in hexadecimal, with or without ``0x``.
+
+    The id is 63 bits of a digest of the hash and its namespace, so that it needs no memory, is the
+    same in every file and fits a signed integer; among n blocks two share an id with a chance of
+    about n² / 2⁶⁴.
+    """
+    digits = text.removeprefix("-").removeprefix("0x").lower()
+    if not digits or not set(digits) <= _HEXADECIMAL:
+        raise BadLineError(f"{name} must be a hexadecimal number, got {describe(text)}")
+    if text.startswith("-"):  # a signed 64-bit hash, as Python's hex() writes it
+        digits = "-" + digits
+    digest = blake2b(digits.encode() + b"\0" + namespace, digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+_HEXADECIMAL = frozenset("0123456789abcdef")

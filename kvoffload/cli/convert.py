@@ -1,0 +1,53 @@
+"""``kvoffload convert``: a trace in another form, in the Mooncake form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kvoffload.replay import Selection
+from kvoffload.traces import Trace
+
+from ._options import reading_options
+from ._output import output_option, write_output
+from ._terminal import note
+
+
+@click.command()
+@click.argument("trace")
+@output_option
+@reading_options
+def convert(
+    trace: str,
+    *,
+    output: str,
+    form: str | None,
+    limit: int | None,
+    skip_bad: bool,
+    quiet: bool,
+) -> None:
+    """Write a trace in the Mooncake form.
+
+    TRACE is in the Mooncake form itself, LMCache's lookup-hash log, the form of the Bailian traces
+    or plain text with a request's hexadecimal hashes on each line.
+    """
+    if _same_file(trace, output):
+        raise click.UsageError(f"--output must be another file than TRACE, got {output!r}")
+    source = Trace(trace, form=form, skip_bad=skip_bad)
+    write_output(Selection(source, limit=limit), output)
+    if source.bad_lines:
+        note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+    if source.form == "lmcache" and source.block_tokens is not None:
+        note(
+            f"blocks of {source.block_tokens:,} tokens, full ones only: "
+            f"replay it with --block-tokens {source.block_tokens}",
+            quiet=quiet,
+        )
+
+
+def _same_file(trace: str, output: str) -> bool:
+    try:
+        return Path(trace).samefile(output)
+    except (OSError, ValueError):  # one of them is not there, or is a stream
+        return False

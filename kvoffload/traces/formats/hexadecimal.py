@@ -1,0 +1,37 @@
+"""Plain text: a request a line, its block hashes in hexadecimal, first block first.
+
+The hashes stand apart by blanks or commas, with or without ``0x``. Neither times nor lengths are
+known: they are 0 in every request.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kvoffload.traces.errors import BadLineError, describe
+from kvoffload.traces.request import Request
+
+from .base import Form, hexadecimal_id
+
+_SEPARATORS = re.compile(r"[\s,]+")
+
+
+class HexadecimalParser:
+    """Parse lines in this form."""
+
+    block_tokens: int | None = None
+
+    def __call__(self, line: bytes) -> Request:
+        """Parse a line."""
+        try:
+            text = line.decode("ascii")
+        except UnicodeDecodeError:
+            raise BadLineError(f"must be hexadecimal hashes, got {describe(line)}") from None
+        words = [word for word in _SEPARATORS.split(text) if word]
+        hash_ids = tuple(
+            hexadecimal_id(word, f"hash {position}") for position, word in enumerate(words)
+        )
+        return Request(0, 0, 0, hash_ids)
+
+
+HEXADECIMAL = Form("hex", "plain text, a request a line of hexadecimal hashes", HexadecimalParser)

@@ -1,0 +1,100 @@
+"""`kvoffload convert`, and the other forms in the commands that read a trace."""
+
+import json
+
+import pytest
+
+from kvoffload.traces import Request, Trace, Workload, write_trace
+
+LMCACHE = [
+    {"timestamp": 1e9 + i, "chunk_size": 256, "seq_len": 600 + i, "chunk_hashes": ["0xa1", "0xb2"]}
+    for i in range(3)
+]
+
+
+@pytest.fixture
+def lmcache(tmp_path):
+    path = tmp_path / "lookup_hashes.jsonl"
+    path.write_text("\n".join(map(json.dumps, LMCACHE)))
+    return path
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+def test_writes_the_mooncake_form(kvoffload, lmcache, tmp_path, name):
+    done = kvoffload("convert", lmcache, "-o", tmp_path / name)
+    assert (done.code, done.out) == (0, "")
+    assert done.err == (
+        "note: blocks of 256 tokens, full ones only: replay it with --block-tokens 256\n"
+    )
+    converted = Trace(tmp_path / name)
+    assert list(converted) == list(Trace(lmcache))
+    assert converted.form == "mooncake"
+
+
+def test_writes_to_standard_output_and_reads_standard_input(kvoffload, tmp_path):
+    done = kvoffload("convert", "-", "--quiet", stdin=b"aabbccdd 11223344\naabbccdd\n")
+    path = tmp_path / "t"
+    path.write_text(done.out)
+    first, second = Trace(path)
+    assert first.hash_ids[0] == second.hash_ids[0]
+    assert (done.code, done.err) == (0, "")
+
+
+def test_the_mooncake_form_stays_as_it_is(kvoffload, tmp_path):
+    write_trace(Workload(50), tmp_path / "a")
+    assert kvoffload("convert", tmp_path / "a", "-o", tmp_path / "b").code == 0
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_limit_and_bad_lines(kvoffload, lmcache, tmp_path):
+    lmcache.write_text("bad\n" + lmcache.read_text())
+    out = tmp_path / "out"
+    done = kvoffload("convert", lmcache, "-o", out, "--skip-bad", "--limit", 2)
+    assert done.err.startswith("note: 1 bad lines passed over\n")
+    assert len(list(Trace(out))) == 2
+
+
+def test_a_bad_trace_leaves_no_file(kvoffload, lmcache, tmp_path):
+    lmcache.write_text(lmcache.read_text() + "\nbad")
+    done = kvoffload("convert", lmcache, "-o", tmp_path / "out")
+    assert done.code == 1
+    assert done.error.startswith(f"{lmcache}:4: must be a JSON object")
+    assert not (tmp_path / "out").exists()
+
+
+def test_does_not_write_over_the_trace_that_it_reads(kvoffload, lmcache):
+    before = lmcache.read_bytes()
+    done = kvoffload("convert", lmcache, "-o", lmcache.parent / "." / lmcache.name)
+    assert done.code == 2
+    assert done.error.startswith("--output must be another file than TRACE, got ")
+    assert lmcache.read_bytes() == before
+
+
+def test_an_unknown_format_is_wrong_usage(kvoffload, lmcache):
+    for command in ("convert", "info", "replay"):
+        done = kvoffload(command, lmcache, "--format", "csv")
+        assert done.code == 2
+        assert "'--format': 'csv' is not one of 'mooncake', 'lmcache', 'bailian'" in done.error
+
+
+@pytest.mark.parametrize("stdin", [False, True])
+def test_other_forms_replay_with_the_block_size_that_they_name(kvoffload, lmcache, stdin):
+    source, data = ("-", lmcache.read_bytes()) if stdin else (lmcache, b"")
+    done = kvoffload("replay", source, "--capacity=5", "--policy=lru", "--json", stdin=data)
+    whole = json.loads(done.out)
+    assert whole["block_tokens"] == 256
+    (row,) = whole["results"]
+    assert row["hits"] == 4
+    assert row["token_hit_ratio"] == pytest.approx(2 * 512 / (600 + 601 + 602))
+    info = json.loads(kvoffload("info", source, "--json", stdin=data).out)
+    assert (info["format"], info["block_tokens"], info["seconds"]) == ("lmcache", 256, 2)
+
+
+def test_where_lengths_are_not_known_there_is_no_token_ratio(kvoffload, tmp_path):
+    path = tmp_path / "hashes.txt"
+    path.write_text("aabbccdd 11223344\naabbccdd\n")
+    done = kvoffload("replay", path, "--capacity=5", "--block-tokens=16", "--full-blocks", "--json")
+    row = json.loads(done.out)["results"][0]
+    assert (row["hits"], row["blocks"], row["token_hit_ratio"]) == (1, 3, None)
+    first, second = Trace(path)
+    assert second == Request(0, 0, 0, first.hash_ids[:1])

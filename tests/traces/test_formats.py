@@ -1,0 +1,195 @@
+"""Other people's forms of trace: recognised, read by their rules, refused in the same words."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+
+from kvoffload.traces import Request, Trace, TraceError
+from kvoffload.traces.errors import BadLineError
+from kvoffload.traces.formats import FORMS, recognise
+from kvoffload.traces.formats.bailian import BailianParser
+from kvoffload.traces.formats.base import hexadecimal_id
+
+MOONCAKE = {"timestamp": 1, "input_length": 20, "output_length": 3, "hash_ids": [1, 2]}
+BAILIAN = {
+    "chat_id": 159,
+    "parent_chat_id": -1,
+    "timestamp": 61.114,
+    "input_length": 20,
+    "output_length": 3,
+    "type": "text",
+    "turn": 1,
+    "hash_ids": [1089, 1090],
+}
+LMCACHE = {
+    "timestamp": 1711929600.123,
+    "request_id": "req-001",
+    "model_name": "a-model",
+    "chunk_size": 256,
+    "seq_len": 600,
+    "dtypes": ["bfloat16"],
+    "shapes": [[2, 32, 256, 1024]],
+    "chunk_hashes": ["0xab12", "0xCD34"],
+}
+HEX = "0xdeadbeef00 AABBCCDD,11223344"
+LINES = {
+    "mooncake": json.dumps(MOONCAKE),
+    "bailian": json.dumps(BAILIAN),
+    "lmcache": json.dumps(LMCACHE),
+    "hex": HEX,
+}
+
+
+def read(tmp_path, *rows, **options):
+    path = tmp_path / "trace"
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    trace = Trace(path, **options)
+    return list(trace), trace
+
+
+def rule(tmp_path, *rows, **options):
+    with pytest.raises(TraceError) as caught:
+        read(tmp_path, *rows, **options)
+    return caught.value.rule
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_recognised_and_can_be_named(tmp_path, form):
+    recognised, trace = read(tmp_path, LINES[form])
+    assert trace.form == form
+    named, trace = read(tmp_path, LINES[form], form=form)
+    assert trace.form == form
+    assert recognised == named
+    assert len(named) == 1
+
+
+def test_an_unknown_form_is_refused():
+    with pytest.raises(ValueError, match="form must be one of mooncake, lmcache, "):
+        Trace("x", form="csv")
+
+
+def test_a_named_form_holds_whatever_the_line_looks_like(tmp_path):
+    assert rule(tmp_path, MOONCAKE, form="lmcache").startswith("must have the field chunk_size")
+    requests, _ = read(tmp_path, BAILIAN, form="mooncake")
+    assert requests == [Request(61.114, 20, 3, (1089, 1090))]
+
+
+def test_the_form_of_the_first_good_line_holds_for_all(tmp_path):
+    assert rule(tmp_path, LMCACHE, MOONCAKE).startswith("must have the field chunk_size")
+    requests, trace = read(tmp_path, "not json", '{"chunk_hashes":1}', LMCACHE, skip_bad=True)
+    assert (trace.form, trace.bad_lines, len(requests)) == ("lmcache", 2, 1)
+
+
+@pytest.mark.parametrize("line", ["not json", "bad", "add face", "{", "[]", '"x"', "-5"])
+def test_what_is_in_no_form_is_told_by_the_rules_of_the_first(tmp_path, line):
+    assert recognise(line.encode()).name == "mooncake"
+    assert rule(tmp_path, line).startswith("must be a JSON object")
+
+
+def test_bailian_seconds_become_milliseconds_and_chats_sessions(tmp_path):
+    rows = [
+        BAILIAN,
+        BAILIAN | {"chat_id": 160, "parent_chat_id": 159, "turn": 2},
+        BAILIAN | {"chat_id": "161", "parent_chat_id": 160, "turn": 3},
+        BAILIAN | {"chat_id": 7, "parent_chat_id": 5},
+        {name: value for name, value in BAILIAN.items() if name != "parent_chat_id"},
+    ]
+    requests, trace = read(tmp_path, *rows)
+    assert requests[0] == Request(61114, 20, 3, (1089, 1090), "159")
+    assert [request.session for request in requests] == ["159", "159", "159", "5", "159"]
+    assert trace.block_tokens == 16
+
+
+def test_bailian_rows_that_do_not_fit_leave_the_block_size_open(tmp_path):
+    _, trace = read(tmp_path, BAILIAN, BAILIAN | {"input_length": 100}, BAILIAN)
+    assert trace.block_tokens is None
+
+
+def test_bailian_remembers_a_bounded_number_of_chats(monkeypatch):
+    monkeypatch.setattr(BailianParser, "REMEMBERED", 3)
+    parse = BailianParser()
+    for chat in range(50):
+        parse(json.dumps(BAILIAN | {"chat_id": chat, "parent_chat_id": chat - 1}).encode())
+        assert len(parse._sessions) <= 3
+    assert set(parse._sessions.values()) == {"0"}
+
+
+def test_lmcache_time_counts_from_the_first_line(tmp_path):
+    rows = [LMCACHE | {"timestamp": LMCACHE["timestamp"] + later} for later in (0, 1.5, -2)]
+    requests, _ = read(tmp_path, *rows)
+    assert [request.timestamp for request in requests] == [0, 1500, 0]
+
+
+def test_lmcache_lengths_and_chunks(tmp_path):
+    rows = [LMCACHE, LMCACHE | {"chunk_hashes": ["0xAB12", "cd34", "-0xab12"], "seq_len": 800}]
+    (first, second), trace = read(tmp_path, *rows)
+    assert (first.input_length, first.output_length) == (600, 0)
+    assert second.hash_ids[:2] == first.hash_ids, "case and prefix do not count, the sign does"
+    assert len(set(second.hash_ids)) == 3
+    assert trace.block_tokens == 256
+
+
+def test_lmcache_models_share_nothing_and_may_have_other_chunks(tmp_path):
+    (first, second), trace = read(
+        tmp_path, LMCACHE, LMCACHE | {"model_name": "another", "chunk_size": 512}
+    )
+    assert set(first.hash_ids).isdisjoint(second.hash_ids)
+    assert trace.block_tokens is None
+
+
+def test_hexadecimal_text_has_neither_times_nor_lengths(tmp_path):
+    first = "0xdeadbeef00 AABBCCDD,11223344"
+    (one, other), trace = read(tmp_path, first, "DEADBEEF00\taabbccdd , 0x55667788")
+    assert one.hash_ids[:2] == other.hash_ids[:2]
+    assert len({*one.hash_ids, *other.hash_ids}) == 4
+    assert one == Request(0, 0, 0, one.hash_ids)
+    assert trace.block_tokens is None
+    assert read(tmp_path, "a b 1", form="hex")[0][0].hash_ids[0] == hexadecimal_id("a", "")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (BAILIAN | {"chat_id": [1]}, "chat_id must be an integer or a string, got [1]"),
+        (BAILIAN | {"parent_chat_id": True}, "parent_chat_id must be an integer or a string"),
+        (BAILIAN | {"timestamp": -1}, "timestamp must be a number >= 0, got -1"),
+        (BAILIAN | {"hash_ids": [-1]}, "hash_ids[0] must be an integer >= 0, got -1"),
+        (BAILIAN | {"input_length": "5"}, "input_length must be an integer >= 0, got '5'"),
+        (LMCACHE | {"chunk_size": 0}, "chunk_size must be an integer >= 1, got 0"),
+        (LMCACHE | {"seq_len": -1}, "seq_len must be an integer >= 0, got -1"),
+        (LMCACHE | {"chunk_hashes": "0xab"}, "chunk_hashes must be a list of strings, got '0xab'"),
+        (LMCACHE | {"chunk_hashes": [7]}, "chunk_hashes must be a list of strings, got [7]"),
+        (LMCACHE | {"chunk_hashes": ["0x"]}, "chunk_hashes[0] must be a hexadecimal number, got"),
+        (LMCACHE | {"chunk_hashes": ["0xg"]}, "chunk_hashes[0] must be a hexadecimal number, got"),
+        (LMCACHE | {"model_name": 5}, "model_name must be a string, got 5"),
+        (LMCACHE | {"timestamp": None}, "timestamp must be a number >= 0, got None"),
+    ],
+)  # fmt: skip
+def test_refuses_a_bad_row(tmp_path, row, message):
+    assert rule(tmp_path, row).startswith(message)
+
+
+def test_refuses_bad_hexadecimal_text(tmp_path):
+    assert rule(tmp_path, HEX, "zz") == "hash 0 must be a hexadecimal number, got 'zz'"
+    assert rule(tmp_path, HEX, "aa bé").startswith("must be hexadecimal hashes, got")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(data=st.binary() | st.text().map(str.encode), row=st.dictionaries(
+    st.sampled_from(sorted({*MOONCAKE, *BAILIAN, *LMCACHE})),
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists),
+))  # fmt: skip
+def test_a_parser_yields_a_request_or_raises_bad_line_error(form, data, row):
+    for line in (data.strip(), json.dumps(row).encode(), b"0x" + data.hex().encode()):
+        for parse in (FORMS[form].new_parser(), recognise(line).new_parser()):
+            try:
+                request = parse(line)
+            except BadLineError as error:
+                assert len(str(error)) < 300  # noqa: PT017
+                continue
+            assert all(0 <= hash_id < 2**64 for hash_id in request.hash_ids)
+            assert 0 <= request.timestamp < float("inf")
