@@ -12,6 +12,7 @@ extensions = [
     "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
+    "sphinx_click",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
@@ -35,6 +36,7 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 html_title = "kvoffload"
 html_static_path = ["_static"]
+html_css_files = ["house.css"]
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
 
