@@ -220,7 +220,7 @@ def pinned_rows(rounds: int) -> Iterator[Row]:
         requests = [make_keys(capacity + i * REQUEST, REQUEST) for i in range(rounds)]
         medians = interleave(
             {
-                name: lambda i, manager=manager: store(manager, requests[i])
+                name: lambda i, manager=manager, requests=requests: store(manager, requests[i])
                 for name, manager in managers.items()
             },
             rounds,
