@@ -38,7 +38,7 @@ DOCUMENTED = {"errors", "types", "policies.registry"}
 SOURCES = sorted(
     path
     for suffix in ("py", "pyi", "pyx", "pxd", "pxi", "h")
-    for folder in ("kvoffload", "tests", "asv_benchmarks", "docs")
+    for folder in ("kvoffload", "tests", "examples", "asv_benchmarks", "docs")
     for path in (ROOT / folder).rglob(f"*.{suffix}")
     if not {"_build", "env", "html", "results"} & set(path.relative_to(ROOT).parts)
 )

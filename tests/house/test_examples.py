@@ -1,0 +1,28 @@
+"""The example programs run, in each implementation that is built."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("choice", ["", "1"], ids=["any", "python"])
+def test_example_runs(path: Path, choice: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(path)],
+        env={**os.environ, "KVOFFLOAD_PURE_PYTHON": choice, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "every byte as computed" in done.stdout
+    assert "0 pinned, 0 pending" in done.stdout
