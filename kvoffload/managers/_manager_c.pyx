@@ -95,6 +95,16 @@ cdef inline object new_output(list to_store, object spec, list evicted):
     return output
 
 
+cdef inline object new_event(list block_hashes, object backend, bint removed):
+    """Build the event without its constructor: another thread may run while Python code does."""
+    event = new_object(OffloadingEvent)
+    event.block_hashes = block_hashes
+    event.block_size = backend.block_size
+    event.medium = backend.medium
+    event.removed = removed
+    return event
+
+
 cdef struct Counters:
     uint64_t lookups            # calls
     uint64_t lookup_blocks
@@ -337,9 +347,7 @@ cdef class Manager:
             evicted = self.victim_keys()
             output = new_output(to_store, new_spec(block_ids), evicted)
             if self._events is not None and evicted:
-                self._events.append(
-                    OffloadingEvent(list(evicted), self._backend_object.block_size, self._backend_object.medium, True)
-                )
+                self._events.append(new_event(list(evicted), self._backend_object, True))
         except BaseException:
             victims_cancel(&policy.victims, policy.table)
             self.forget(0, num_missing)
@@ -491,7 +499,7 @@ cdef class Manager:
             if node.flags & RESIDENT and node.block.ref_cnt < 0 and not self.seen(node):
                 stored.append(batch[place])
         if stored:
-            self._events.append(OffloadingEvent(stored, self._backend_object.block_size, self._backend_object.medium, False))
+            self._events.append(new_event(stored, self._backend_object, False))
         return 0
 
     cdef inline bint seen(self, Node* node) noexcept:

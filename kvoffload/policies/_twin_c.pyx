@@ -62,6 +62,9 @@ cdef uint32_t find_key(CompiledPolicy policy, bytes block_hash) noexcept:
     return index_find(policy.table, key, length, hash_key(policy.table, key, length))
 
 
+cdef object new_status = BlockStatus.__new__
+
+
 cdef bytes key_of(Node* node):
     cdef uint64_t length
     cdef const uint8_t* key = key_bytes(node, &length)
@@ -229,7 +232,7 @@ cdef class CompiledPolicy:
 
     @property
     def block_table(self):
-        """View of all statuses: read-only structured array, rows in no order."""
+        """Statuses as a read-only structured array, rows in no order; zero-copy where compiled."""
         self.require_ready()
         return self.storage.block_table()
 
@@ -301,7 +304,9 @@ cdef class CompiledPolicy:
         try:
             for place in range(self.victims.size):
                 node = node_at(self.table, self.victims.items[place].slot)
-                status = BlockStatus(node.block.block_id)
+                # Not by the constructor: another thread may run while Python code does.
+                status = new_status(BlockStatus)
+                status.block_id = node.block.block_id
                 status.ref_cnt = node.block.ref_cnt
                 evicted.append((key_of(node), status))
         except BaseException:
