@@ -38,15 +38,17 @@ cdef inline int64_t pool_take(Pool* pool) noexcept nogil:
     return block_id
 
 
-cdef inline void pool_give(Pool* pool, int64_t block_id) noexcept nogil:
-    """Take back an id that is given out."""
-    pool.freed[pool.num_freed] = <uint32_t>block_id
-    pool.num_freed += 1
-    pool.bits[block_id >> 3] |= <uint8_t>(1 << (block_id & 7))
-
-
 cdef inline bint pool_holds(const Pool* pool, int64_t block_id) noexcept nogil:
     """Tell whether an id is given out."""
     if block_id < 0 or block_id >= pool.num_fresh:
         return False
     return (pool.bits[block_id >> 3] >> (block_id & 7) & 1) == 0
+
+
+cdef inline void pool_give(Pool* pool, int64_t block_id) noexcept nogil:
+    """Take back an id; one that is not given out is ignored, so that the stack never overflows."""
+    if not pool_holds(pool, block_id):
+        return
+    pool.freed[pool.num_freed] = <uint32_t>block_id
+    pool.num_freed += 1
+    pool.bits[block_id >> 3] |= <uint8_t>(1 << (block_id & 7))

@@ -94,7 +94,9 @@ class CPUBackend(Backend):
         return statuses
 
     def _free(self, status: BlockStatus) -> None:
-        self._freed[status.block_id] = None
+        # An id that is not given out is ignored: somebody freed it behind the manager's back.
+        if 0 <= status.block_id < self._num_fresh:
+            self._freed[status.block_id] = None
 
     def _load_store_spec(
         self,
