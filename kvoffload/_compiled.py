@@ -27,20 +27,20 @@ __all__ = [
 
 class CPUOffloadingManager(CPUConstruction, Manager, OffloadingManager):
     __doc__ = _public_docs.CPU
-    twin = "c"
-    backend_class = CPUBackend
+    _twin = "c"
+    _backend_class = CPUBackend
 
 
 class LRUOffloadingManager(LRUConstruction, Manager, OffloadingManager):
     __doc__ = _public_docs.LRU
-    twin = "c"
-    backend_class = CPUBackend
+    _twin = "c"
+    _backend_class = CPUBackend
 
 
 class ARCOffloadingManager(ARCConstruction, Manager, OffloadingManager):
     __doc__ = _public_docs.ARC
-    twin = "c"
-    backend_class = CPUBackend
+    _twin = "c"
+    _backend_class = CPUBackend
 
 
 def policy_class(name: str) -> type[CachePolicy]:

@@ -60,8 +60,8 @@ _COUNTERS = (
 class Manager(OffloadingManager):
     """Hold what every manager does, whichever policy and backend it is built from."""
 
-    twin: Literal["py", "c"] = "py"
-    backend_class: type[Backend] = CPUBackend
+    _twin: Literal["py", "c"] = "py"
+    _backend_class: type[Backend] = CPUBackend
 
     _policy_object: CachePolicy
     _backend_object: Backend

@@ -18,9 +18,9 @@ class OverBackend:
 
     __slots__ = ()
 
-    policy_name: ClassVar[str]
-    twin: Literal["py", "c"]
-    backend_class: type[Backend]
+    _policy_name: ClassVar[str]
+    _twin: Literal["py", "c"]
+    _backend_class: type[Backend]
     _setup: Callable[..., None]
     _backend_object: Backend
     policy: Any
@@ -28,8 +28,8 @@ class OverBackend:
     def __init__(self, backend: Backend, enable_events: bool = False) -> None:
         if not isinstance(backend, Backend):
             raise TypeError(f"backend must be a Backend, got {type(backend).__name__}")
-        twin = self.twin if type(backend) is self.backend_class else "py"
-        policy_class = registry.load(registry.entry(self.policy_name), twin)
+        twin = self._twin if type(backend) is self._backend_class else "py"
+        policy_class = registry.load(registry.entry(self._policy_name), twin)
         policy = policy_class(cache_capacity=backend.get_num_free_blocks())
         self._setup(policy, backend, bool(enable_events))
 

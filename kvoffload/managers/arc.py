@@ -14,7 +14,7 @@ class ARCConstruction(OverBackend):
 
     __slots__ = ()
 
-    policy_name = "arc"
+    _policy_name = "arc"
 
     @property
     def t1(self) -> Mapping[BlockHash, BlockStatus]:

@@ -15,8 +15,8 @@ class CPUConstruction:
 
     __slots__ = ()
 
-    twin: Literal["py", "c"]
-    backend_class: Any
+    _twin: Literal["py", "c"]
+    _backend_class: Any
     _setup: Callable[..., None]
 
     def __init__(
@@ -28,8 +28,8 @@ class CPUConstruction:
     ) -> None:
         block_size = check_block_size(block_size)
         num_blocks = check_num_blocks(num_blocks)
-        policy, rebuild = _resolve(cache_policy, num_blocks, self.twin)
-        backend = self.backend_class(block_size, num_blocks)
+        policy, rebuild = _resolve(cache_policy, num_blocks, self._twin)
+        backend = self._backend_class(block_size, num_blocks)
         self._setup(policy, backend, bool(enable_events), rebuild)
 
 

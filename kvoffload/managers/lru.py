@@ -14,7 +14,7 @@ class LRUConstruction(OverBackend):
 
     __slots__ = ()
 
-    policy_name = "lru"
+    _policy_name = "lru"
 
     @property
     def blocks(self) -> Mapping[BlockHash, BlockStatus]:

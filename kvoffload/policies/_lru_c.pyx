@@ -65,3 +65,7 @@ class LRUCachePolicy(_LRU, CachePolicy):
     cache_capacity : int
         Number of blocks that the manager has room for. LRU keeps it for the reader only.
     """
+
+    def __init__(self, cache_capacity):
+        # Not inherited: a Python function shows its signature, a slot of a C type does not.
+        _LRU.__init__(self, cache_capacity)

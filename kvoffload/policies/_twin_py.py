@@ -65,7 +65,7 @@ class PythonPolicy(CachePolicy):
 
     @property
     def cache_capacity(self) -> int:  # type: ignore[override]  # read-only in the built-in ones
-        """Number of blocks that the policy was built for."""
+        """Number of blocks that the manager has room for."""
         return self._cache_capacity
 
     # -- the public contract ---------------------------------------------------------------
@@ -110,7 +110,7 @@ class PythonPolicy(CachePolicy):
 
     @property
     def block_table(self) -> npt.NDArray[np.void]:
-        """Copy of all statuses: read-only structured array, rows in no order."""
+        """Statuses as a read-only structured array, rows in no order; zero-copy where compiled."""
         return block_table(self._resident.values())
 
     # -- the trusted protocol --------------------------------------------------------------
