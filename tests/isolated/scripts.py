@@ -1,0 +1,35 @@
+"""Run a script in a process of its own, with the package of this checkout or installation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 120
+
+
+def run_script(
+    script: str, *arguments: str, environment: dict[str, str] | None = None, status: int = 0
+) -> str:
+    """Run `script` and return what it printed; fail unless it ends with `status`."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    for name, value in (environment or {}).items():
+        variables[name] = value
+    completed = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT,
+        env=variables,
+    )
+    if completed.returncode != status:
+        raise AssertionError(
+            f"the script ended with {completed.returncode}, not {status}\n"
+            f"{completed.stdout}\n{completed.stderr}"
+        )
+    return completed.stdout
