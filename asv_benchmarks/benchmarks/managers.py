@@ -1,43 +1,35 @@
-"""One call of a manager on a request's blocks, in each implementation, policy and capacity."""
+"""One call of a manager on a request's blocks: implementation, policy, capacity, length."""
 
-import hashlib
-import importlib
-from typing import Any
+from .common import (
+    CAPACITIES,
+    IMPLEMENTATIONS,
+    MIDDLE,
+    REQUEST_LENGTHS,
+    block_hashes,
+    fill,
+    new_manager,
+    policy_names,
+)
 
-
-def block_hashes(first: int, count: int) -> list[bytes]:
-    """Make `count` keys of 36 bytes: a digest and a group suffix, as an engine makes them."""
-    return [
-        hashlib.sha256(number.to_bytes(8, "big")).digest() + b"\0\0\0\0"
-        for number in range(first, first + count)
-    ]
-
-
-def implementation(name: str) -> Any:
-    """Give the module that holds one implementation's classes; asv skips what a commit lacks."""
-    try:
-        return importlib.import_module(f"kvoffload._{name}")
-    except ImportError as cause:
-        raise NotImplementedError(f"not built: {name}") from cause
+PARAMS = (IMPLEMENTATIONS, policy_names(), CAPACITIES, REQUEST_LENGTHS)
+PARAM_NAMES = ("implementation", "policy", "capacity", "request_length")
 
 
 class FullCache:
     """Calls on a manager whose every slot holds an idle block."""
 
-    params = (["python", "compiled"], ["lru", "arc"], [10_000, 100_000], [128])
-    param_names = ("implementation", "policy", "capacity", "request_length")
+    params = PARAMS
+    param_names = PARAM_NAMES
+    timeout = 300
 
     def setup(self, name: str, policy: str, capacity: int, length: int) -> None:
         """Fill the cache, and choose a request from its middle."""
-        self.manager = implementation(name).CPUOffloadingManager(16, capacity, policy)
+        self.manager = new_manager(name, policy, capacity)
         resident = block_hashes(0, capacity)
-        for start in range(0, capacity, 1_000):
-            output = self.manager.prepare_store(resident[start : start + 1_000])
-            self.manager.complete_store(output.block_hashes_to_store)
+        fill(self.manager, resident)
         middle = capacity // 2
-        self.request = resident[middle : middle + length]
-        self.fresh = block_hashes(capacity, 2 * capacity)
-        self.offset = 0
+        request = resident[middle : middle + length]
+        self.request = request[: self.manager.lookup(request)]
 
     def time_lookup(self, name: str, policy: str, capacity: int, length: int) -> None:
         self.manager.lookup(self.request)
@@ -49,10 +41,78 @@ class FullCache:
         self.manager.prepare_load(self.request)
         self.manager.complete_load(self.request)
 
+
+class Stores:
+    """Stores of blocks that were never seen, each once: the number of calls is fixed."""
+
+    params = PARAMS
+    param_names = PARAM_NAMES
+    timeout = 300
+    number = 8
+    repeat = 5
+    warmup_time = 0
+    rounds = 1
+
+    def setup(self, name: str, policy: str, capacity: int, length: int) -> None:
+        """Fill one cache, leave another empty, and make new requests for each call."""
+        self.full = new_manager(name, policy, capacity)
+        fill(self.full, block_hashes(0, capacity))
+        self.empty = new_manager(name, policy, max(capacity, self.number * length))
+        fresh = block_hashes(capacity, self.number * length)
+        self.requests = [fresh[start : start + length] for start in range(0, len(fresh), length)]
+
     def time_store_with_eviction(self, name: str, policy: str, capacity: int, length: int) -> None:
-        # Walks over twice as many blocks as there are slots, so that every block is evicted before
-        # it is stored again.
-        blocks = self.fresh[self.offset : self.offset + length]
-        self.offset = (self.offset + length) % (len(self.fresh) - length)
-        output = self.manager.prepare_store(blocks)
+        request = self.requests.pop()
+        output = self.full.prepare_store(request)
+        self.full.complete_store(output.block_hashes_to_store)
+
+    def time_store_without_eviction(
+        self, name: str, policy: str, capacity: int, length: int
+    ) -> None:
+        request = self.requests.pop()
+        output = self.empty.prepare_store(request)
+        self.empty.complete_store(output.block_hashes_to_store)
+
+
+class Pinned:
+    """A store with eviction while half of the blocks, the oldest, are pinned."""
+
+    params = (IMPLEMENTATIONS, policy_names(), [0, MIDDLE // 2])
+    param_names = ("implementation", "policy", "pinned")
+    number = 8
+    repeat = 5
+    warmup_time = 0
+    rounds = 1
+
+    def setup(self, name: str, policy: str, pinned: int) -> None:
+        """Fill a cache and pin its oldest half."""
+        self.manager = new_manager(name, policy, MIDDLE)
+        resident = block_hashes(0, MIDDLE)
+        fill(self.manager, resident)
+        self.manager.prepare_load([key for key in resident[:pinned] if key in self.manager])
+        fresh = block_hashes(MIDDLE, self.number * 128)
+        self.requests = [fresh[start : start + 128] for start in range(0, len(fresh), 128)]
+
+    def time_store(self, name: str, policy: str, pinned: int) -> None:
+        output = self.manager.prepare_store(self.requests.pop())
         self.manager.complete_store(output.block_hashes_to_store)
+
+
+class LargeEviction:
+    """One store that evicts 4,096 blocks, or half of a smaller cache."""
+
+    params = (IMPLEMENTATIONS, policy_names())
+    param_names = ("implementation", "policy")
+    number = 1
+    repeat = 5
+    warmup_time = 0
+    rounds = 1
+
+    def setup(self, name: str, policy: str) -> None:
+        """Fill a cache."""
+        self.manager = new_manager(name, policy, MIDDLE)
+        fill(self.manager, block_hashes(0, MIDDLE))
+        self.request = block_hashes(MIDDLE, min(4_096, MIDDLE // 2))
+
+    def time_large_eviction(self, name: str, policy: str) -> None:
+        self.manager.prepare_store(self.request)
