@@ -11,7 +11,6 @@ Invariants
 """
 
 from cpython.list cimport PyList_New, PyList_SET_ITEM
-from cpython.object cimport PyTypeObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
@@ -72,13 +71,7 @@ cdef enum:
     # Keys that a lookup finds at a time before it looks whether one is not ready.
     LOOKUP_STEP = 64
 
-cdef extern from "Python.h":
-    object PyType_GenericAlloc(PyTypeObject* kind, Py_ssize_t items)
-
-# Their constructors check, copy, and are Python code: here the parts are right already.
-cdef object spec_class = CPULoadStoreSpec
-cdef object output_class = PrepareStoreOutput
-cdef object event_class = OffloadingEvent
+cdef object new_object = object.__new__
 
 
 cdef inline cnp.ndarray new_ids(Py_ssize_t size):
@@ -88,14 +81,14 @@ cdef inline cnp.ndarray new_ids(Py_ssize_t size):
 
 cdef inline object new_spec(cnp.ndarray block_ids):
     """Build the spec without its constructor, which checks and copies."""
-    spec = PyType_GenericAlloc(<PyTypeObject*>spec_class, 0)
+    spec = new_object(CPULoadStoreSpec)
     spec.block_ids = block_ids
     return spec
 
 
 cdef inline object new_output(list to_store, object spec, list evicted):
     """Build the output without its constructor, which is Python."""
-    output = PyType_GenericAlloc(<PyTypeObject*>output_class, 0)
+    output = new_object(PrepareStoreOutput)
     output.block_hashes_to_store = to_store
     output.store_spec = spec
     output.block_hashes_evicted = evicted
@@ -104,7 +97,7 @@ cdef inline object new_output(list to_store, object spec, list evicted):
 
 cdef inline object new_event(list block_hashes, object backend, bint removed):
     """Build the event without its constructor: another thread may run while Python code does."""
-    event = PyType_GenericAlloc(<PyTypeObject*>event_class, 0)
+    event = new_object(OffloadingEvent)
     event.block_hashes = block_hashes
     event.block_size = backend.block_size
     event.medium = backend.medium

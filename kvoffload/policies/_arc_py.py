@@ -20,13 +20,13 @@ Cost
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Collection, Iterable, KeysView, Mapping
 from itertools import chain
 from types import MappingProxyType
 
 from kvoffload.types import BlockHash, BlockStatus
 
-from ._twin_py import PythonPolicy, require
+from ._twin_py import PythonPolicy, evictable, require
 
 _Ring = OrderedDict[BlockHash, BlockStatus]
 _Ghosts = OrderedDict[BlockHash, None]
@@ -121,8 +121,8 @@ class ARCCachePolicy(PythonPolicy):
     def _evict(
         self, n: int, protected: Collection[BlockHash]
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        from_t1 = _idle(self._t1, protected)
-        from_t2 = _idle(self._t2, protected)
+        from_t1 = evictable(self._t1, protected)
+        from_t2 = evictable(self._t2, protected)
         target = int(self._target)
         t1_size = len(self._t1)
         victims: list[tuple[BlockHash, BlockStatus, bool]] = []
@@ -173,10 +173,3 @@ class ARCCachePolicy(PythonPolicy):
         require(0 <= self._target <= self._cache_capacity, "the target is within the capacity")
         require(len(self._b1) <= self._cache_capacity, "B1 is within the capacity")
         require(len(self._b2) <= self._cache_capacity, "B2 is within the capacity")
-
-
-def _idle(ring: _Ring, protected: Collection[BlockHash]) -> Iterator[tuple[BlockHash, BlockStatus]]:
-    """Yield the blocks of a ring that may leave, least recent first."""
-    for block_hash, status in ring.items():
-        if status.ref_cnt == 0 and block_hash not in protected:
-            yield block_hash, status

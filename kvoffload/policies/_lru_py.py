@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from kvoffload.types import BlockHash, BlockStatus
 
-from ._twin_py import PythonPolicy
+from ._twin_py import PythonPolicy, evictable
 
 
 class LRUCachePolicy(PythonPolicy):
@@ -57,12 +57,7 @@ class LRUCachePolicy(PythonPolicy):
     def _evict(
         self, n: int, protected: Collection[BlockHash]
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        idle = (
-            (block_hash, status)
-            for block_hash, status in self._resident.items()
-            if status.ref_cnt == 0 and block_hash not in protected
-        )
-        victims = list(islice(idle, n))
+        victims = list(islice(evictable(self._resident, protected), n))
         if len(victims) < n:
             return None
         for block_hash, _ in victims:

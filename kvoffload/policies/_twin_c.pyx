@@ -169,6 +169,8 @@ cdef class CompiledPolicy:
                 )
             if slot == NIL:
                 raise MemoryError()
+        # Marks of earlier batches mean nothing to this insert.
+        table_new_epoch(self.table)
         node = node_at(self.table, slot)
         node.block.ref_cnt = ref_cnt
         node.block.block_id = block_id
@@ -297,6 +299,7 @@ cdef class CompiledPolicy:
             slot = self.batch.slots[place]
             if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
                 node_at(self.table, slot).block.mark = self.table.epoch
+        self.victims.no_memory = False
         if not self.c_search(<uint64_t>count):
             if self.victims.no_memory:
                 raise MemoryError()

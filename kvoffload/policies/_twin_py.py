@@ -11,7 +11,7 @@ Trusted protocol
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -161,6 +161,15 @@ class PythonPolicy(CachePolicy):
         for block_hash, status in self._resident.items():
             require(type(block_hash) is bytes and len(block_hash) > 0, "hashes are bytes")
             require(status.ref_cnt >= -1, f"ref_cnt of {block_hash!r} is {status.ref_cnt}")
+
+
+def evictable(
+    ring: Mapping[BlockHash, BlockStatus], protected: Collection[BlockHash]
+) -> Iterator[tuple[BlockHash, BlockStatus]]:
+    """Yield the blocks of a ring that may leave, least recent first."""
+    for block_hash, status in ring.items():
+        if status.ref_cnt == 0 and block_hash not in protected:
+            yield block_hash, status
 
 
 def require(holds: bool, invariant: str) -> None:

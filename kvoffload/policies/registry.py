@@ -129,6 +129,20 @@ class PolicySpec:
 _ENTRIES = (
     Entry("lru", "lru", "LRUCachePolicy", "least recently used leaves first"),
     Entry("arc", "arc", "ARCCachePolicy", "adaptive replacement as vLLM has it"),
+    Entry(
+        "arc-classic",
+        "arc_classic",
+        "ARCClassicCachePolicy",
+        "adaptive replacement as published",
+    ),
+    Entry(
+        "slru",
+        "slru",
+        "SLRUCachePolicy",
+        "LRU in two segments: blocks seen again are protected",
+        (Option("protected", 0.8, 0.0, 1.0, "share of the capacity for blocks seen again"),),
+    ),
+    Entry("lfu", "lfu", "LFUCachePolicy", "least frequently used leaves first, counts age"),
 )
 _BY_NAME = {entry.name: entry for entry in _ENTRIES}
 

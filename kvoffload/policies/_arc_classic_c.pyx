@@ -1,0 +1,212 @@
+"""ARC as published, compiled (Megiddo & Modha, FAST'03, fig. 4).
+
+Structure
+    Four rings of one table: T1, T2 and the ghosts B1, B2. A ghost's ``note`` is 1 once its return
+    was counted. See ``_arc_classic_py`` for the Python twin, for how the paper's requests map to
+    calls, and for where both differ from the paper.
+Cost
+    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is pinned.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.ring cimport Ring, ring_append, ring_remove, ring_renew
+from kvoffload._core.table cimport NIL, Node, drop_block, drop_key, node_at
+from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+from kvoffload.policies._views import BlocksView, GhostsView
+from kvoffload.policies.base import CachePolicy
+
+cdef enum:
+    T1 = 0
+    T2 = 1
+    B1 = 2
+    B2 = 3
+
+
+cdef class _ARCClassic(CompiledPolicy):
+    cdef double target      # size that T1 should have, in blocks: the paper's p
+
+    def __init__(self, cache_capacity):
+        self.set_up(cache_capacity, 2, 4)
+        self.target = 0.0
+
+    @property
+    def t1(self):
+        """Blocks seen once and their live statuses, least recent first; read-only."""
+        self.require_ready()
+        return BlocksView(self, T1)
+
+    @property
+    def t2(self):
+        """Blocks seen again and their live statuses, least recent first; read-only."""
+        self.require_ready()
+        return BlocksView(self, T2)
+
+    @property
+    def b1(self):
+        """Ghosts of T1, least recent first; read-only."""
+        self.require_ready()
+        return GhostsView(self, B1)
+
+    @property
+    def b2(self):
+        """Ghosts of T2, least recent first; read-only."""
+        self.require_ready()
+        return GhostsView(self, B2)
+
+    @property
+    def target_t1_size(self):
+        """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
+        self.require_ready()
+        return self.target
+
+    cdef void c_touch(self, Batch* batch) noexcept:
+        cdef bint later_is_in_t2 = False
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        cdef Node* node
+        for place in range(batch.size - 1, -1, -1):
+            slot = batch.slots[place]
+            if slot == NIL:
+                continue
+            node = node_at(self.table, slot)
+            if node.ring == T1 + 1 and (node.block.ref_cnt >= 0 or later_is_in_t2):
+                ring_remove(self.table, &self.rings[T1], node)
+                ring_append(self.table, &self.rings[T2], slot, node)
+                later_is_in_t2 = True
+                continue
+            if node.ring == T2 + 1:
+                later_is_in_t2 = True
+            elif node.ring != T1 + 1:
+                self.adapt(node)
+                node.note = 1
+            ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
+
+    cdef void adapt(self, Node* ghost) noexcept:
+        """Move the target for a ghost that returns, once."""
+        if ghost.note:
+            return
+        if ghost.ring == B1 + 1:
+            # Case II: T1 was too small by the share that B2 exceeds B1.
+            self.target = min(self.target + self.step(B2, B1), <double>self.capacity)
+        else:
+            # Case III: T2 was too small.
+            self.target = max(self.target - self.step(B1, B2), 0.0)
+
+    cdef double step(self, int other, int own) noexcept:
+        cdef double share = <double>self.rings[other].size / <double>self.rings[own].size
+        return share if share > 1.0 else 1.0
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        if node.ring:
+            self.adapt(node)
+            ring_remove(self.table, &self.rings[node.ring - 1], node)
+            ring_append(self.table, &self.rings[T2], slot, node)
+        else:
+            ring_append(self.table, &self.rings[T1], slot, node)
+        node.note = 0
+        self.trim_ghosts()
+
+    cdef void trim_ghosts(self) noexcept:
+        """Drop the oldest ghosts that the paper's bounds leave no room for (case IV)."""
+        cdef uint64_t capacity = <uint64_t>self.capacity
+        cdef uint64_t resident = self.rings[T1].size + self.rings[T2].size
+        while self.rings[B1].size and self.rings[T1].size + self.rings[B1].size > capacity:
+            self.drop_oldest(&self.rings[B1])
+        while (
+            self.rings[B2].size
+            and resident + self.rings[B1].size + self.rings[B2].size > 2 * capacity
+        ):
+            self.drop_oldest(&self.rings[B2])
+
+    cdef void drop_oldest(self, Ring* ghosts) noexcept:
+        cdef uint32_t slot = ghosts.oldest
+        cdef Node* node = node_at(self.table, slot)
+        ring_remove(self.table, ghosts, node)
+        node.note = 0
+        # A ghost of the batch at work is about to be inserted: its key stays.
+        if node.block.mark != self.table.epoch:
+            drop_key(self.table, slot, node)
+
+    cdef bint c_search(self, uint64_t n) noexcept:
+        cdef Cursor cursors[2]
+        cdef bint exhausted[2]
+        cdef uint64_t t1_size = self.rings[T1].size
+        cdef int first, attempt, ring
+        cdef bint found
+        cursors[T1].started = cursors[T2].started = False
+        exhausted[T1] = exhausted[T2] = False
+        while self.victims.size < n:
+            # REPLACE; an exhausted ring stays exhausted.
+            first = T1 if <double>t1_size > self.target else T2
+            found = False
+            for attempt in range(2):
+                ring = first if attempt == 0 else 1 - first
+                if exhausted[ring]:
+                    continue
+                found = victims_next(
+                    &self.victims, self.table, &self.rings[ring], &cursors[ring]
+                )
+                if found:
+                    # The block that takes its place enters T1.
+                    t1_size += ring == T2
+                    break
+                if self.victims.no_memory:
+                    break
+                exhausted[ring] = True
+            if not found:
+                victims_cancel(&self.victims, self.table)
+                return False
+        return True
+
+    cdef void c_evicted(self, const Victim* victim) noexcept:
+        cdef Node* node = node_at(self.table, victim.slot)
+        cdef int ghosts = B1 if node.ring == T1 + 1 else B2
+        cdef uint32_t slot
+        self.take_off(node)
+        slot = drop_block(self.table, victim.slot, node)
+        ring_append(self.table, &self.rings[ghosts], slot, node_at(self.table, slot))
+
+    cdef void c_settled(self) noexcept:
+        self.trim_ghosts()
+
+    cdef uint64_t c_num_ghosts(self) noexcept:
+        return self.rings[B1].size + self.rings[B2].size
+
+    cdef void c_clear(self) noexcept:
+        self.target = 0.0
+
+    cdef const char* c_check(self) noexcept:
+        cdef uint64_t capacity = <uint64_t>self.capacity
+        cdef uint64_t l1 = self.rings[T1].size + self.rings[B1].size
+        cdef uint64_t l2 = self.rings[T2].size + self.rings[B2].size
+        if not 0.0 <= self.target <= <double>self.capacity:
+            return b"the target is within the capacity"
+        if self.rings[T1].size + self.rings[T2].size != self.num_resident:
+            return b"resident is T1 and T2"
+        if self.rings[B1].size and l1 > capacity:
+            return b"T1 and B1 are within the capacity"
+        if self.rings[B2].size and l1 + l2 > 2 * capacity:
+            return b"all lists are within twice the capacity"
+        return NULL
+
+
+class ARCClassicCachePolicy(_ARCClassic, CachePolicy):
+    """Balance recency and frequency by adaptive replacement, as published.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        The paper's c: upper bound of the target size of T1, and of T1 and its ghosts together.
+
+    References
+    ----------
+    Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
+    """
+
+    def __init__(self, cache_capacity):
+        # Not inherited: a Python function shows its signature, a slot of a C type does not.
+        _ARCClassic.__init__(self, cache_capacity)

@@ -1,0 +1,221 @@
+"""ARC as published (Megiddo & Modha, FAST'03, fig. 4), for batches of blocks that may be in use.
+
+Structure
+    T1, blocks seen once; T2, blocks seen again; B1 and B2, the ghosts of each; all least recent
+    first. ``target_t1_size`` is the paper's p. A ghost carries whether its return was counted.
+How the paper's request x maps to calls
+    Case I, x in T1 or T2: `touch` moves a ready block to T2. A pending block has not been seen
+    again, so it keeps its list and becomes that list's most recent. A request may touch its blocks
+    twice, before and after its store: the second time the block is in T2 already.
+    Cases II and III, x in B1 or B2: the target adapts **once for each return of a ghost**, at the
+    first `touch` or, where none came before, at `insert`; `insert` then puts the block into T2.
+    Case IV, x nowhere: `insert` puts the block into T1.
+    REPLACE: `evict`, victim by victim, as if the blocks that need the room came one by one: on the
+    sizes as they would be with the victims so far gone, and a new block in T1 for each.
+Differs from the paper
+    Pinned, pending and protected blocks are passed over, and where the list that should give has
+    none, the other gives. The tie rule of REPLACE (|T1| = p and x in B2) is left out: a batch has
+    no one x. A touched ghost becomes its list's most recent, so that the batch that brings it back
+    does not push it out first. A pending block of T1 moves to T2 if a block touched before it in
+    the same batch, a later one of its chain, is in T2: whoever has seen a block has seen its
+    prefix.
+Invariants
+    A hash is in one of the four lists at most; ``_resident`` is the union of T1 and T2; ``0 <=
+    target_t1_size <= cache_capacity``; a ghost list holds nothing where the paper's bounds leave it
+    no room: |T1| + |B1| <= c or B1 is empty, all four <= 2c or B2 is empty.
+Order in a chain
+    Inside each list a chain leaves tail first. Across the lists REPLACE decides, as published: it
+    can take the tail of what is in T2 while blocks behind it are still in T1.
+Cost
+    insert, remove, get O(1); touch O(n); evict O(n + blocks passed over): one scan of each list,
+    however many victims.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, KeysView, Mapping
+from itertools import chain
+from types import MappingProxyType
+
+from kvoffload.types import BlockHash, BlockStatus
+
+from ._twin_py import PythonPolicy, evictable, require
+
+_Ring = OrderedDict[BlockHash, BlockStatus]
+#: Ghost -> whether the target has adapted to its return already.
+_Ghosts = OrderedDict[BlockHash, bool]
+
+
+class ARCClassicCachePolicy(PythonPolicy):
+    """Balance recency and frequency by adaptive replacement, as published.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        The paper's c: upper bound of the target size of T1, and of T1 and its ghosts together.
+
+    References
+    ----------
+    Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
+    """
+
+    __slots__ = ("_b1", "_b2", "_t1", "_t2", "_target")
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self._t1: _Ring = OrderedDict()
+        self._t2: _Ring = OrderedDict()
+        self._b1: _Ghosts = OrderedDict()
+        self._b2: _Ghosts = OrderedDict()
+        self._target = 0.0
+
+    @property
+    def t1(self) -> Mapping[BlockHash, BlockStatus]:
+        """Blocks seen once and their live statuses, least recent first; read-only."""
+        return MappingProxyType(self._t1)
+
+    @property
+    def t2(self) -> Mapping[BlockHash, BlockStatus]:
+        """Blocks seen again and their live statuses, least recent first; read-only."""
+        return MappingProxyType(self._t2)
+
+    @property
+    def b1(self) -> KeysView[BlockHash]:
+        """Ghosts of T1, least recent first; read-only."""
+        return self._b1.keys()
+
+    @property
+    def b2(self) -> KeysView[BlockHash]:
+        """Ghosts of T2, least recent first; read-only."""
+        return self._b2.keys()
+
+    @property
+    def target_t1_size(self) -> float:
+        """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
+        return self._target
+
+    @property
+    def num_ghosts(self) -> int:
+        """Number of hashes remembered after eviction."""
+        return len(self._b1) + len(self._b2)
+
+    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+        if self._adapt(block_hash):
+            self._b1.pop(block_hash, None)
+            self._b2.pop(block_hash, None)
+            self._t2[block_hash] = status
+        else:
+            self._t1[block_hash] = status
+        self._resident[block_hash] = status
+        self._trim_ghosts()
+
+    def _remove(self, block_hash: BlockHash) -> None:
+        del self._resident[block_hash]
+        ring = self._t1 if block_hash in self._t1 else self._t2
+        del ring[block_hash]
+
+    def _touch(self, batch: list[BlockHash]) -> None:
+        t1, t2 = self._t1, self._t2
+        later_is_in_t2 = False
+        for block_hash in reversed(batch):
+            if block_hash in t1:
+                if t1[block_hash].ref_cnt >= 0 or later_is_in_t2:
+                    t2[block_hash] = t1.pop(block_hash)
+                    later_is_in_t2 = True
+                else:
+                    t1.move_to_end(block_hash)
+            elif block_hash in t2:
+                t2.move_to_end(block_hash)
+                later_is_in_t2 = True
+            elif self._adapt(block_hash):
+                ghosts = self._b1 if block_hash in self._b1 else self._b2
+                ghosts[block_hash] = True
+                ghosts.move_to_end(block_hash)
+
+    def _adapt(self, block_hash: BlockHash) -> bool:
+        """Move the target for a ghost that returns, once; tell whether it is a ghost."""
+        b1, b2 = self._b1, self._b2
+        counted = b1.get(block_hash)
+        if counted is not None:
+            if not counted:
+                # Case II: T1 was too small by the share that B2 exceeds B1.
+                step = max(1.0, len(b2) / len(b1))
+                self._target = min(self._target + step, float(self._cache_capacity))
+            return True
+        counted = b2.get(block_hash)
+        if counted is not None:
+            if not counted:
+                # Case III: T2 was too small.
+                step = max(1.0, len(b1) / len(b2))
+                self._target = max(self._target - step, 0.0)
+            return True
+        return False
+
+    def _evict(
+        self, n: int, protected: Collection[BlockHash]
+    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+        from_t1 = evictable(self._t1, protected)
+        from_t2 = evictable(self._t2, protected)
+        target = self._target
+        t1_size = len(self._t1)
+        victims: list[tuple[BlockHash, BlockStatus, bool]] = []
+        for _ in range(n):
+            # REPLACE; an exhausted list stays exhausted, so each is scanned once.
+            if t1_size > target:
+                victim = next(from_t1, None)
+                seen_once = victim is not None
+                if victim is None:
+                    victim = next(from_t2, None)
+            else:
+                victim = next(from_t2, None)
+                seen_once = victim is None
+                if victim is None:
+                    victim = next(from_t1, None)
+            if victim is None:
+                return None
+            # The block that takes its place enters T1.
+            t1_size += not seen_once
+            victims.append((*victim, seen_once))
+        for block_hash, _status, seen_once in victims:
+            ring, ghosts = (self._t1, self._b1) if seen_once else (self._t2, self._b2)
+            del ring[block_hash]
+            del self._resident[block_hash]
+            ghosts[block_hash] = False
+        self._trim_ghosts()
+        return [(block_hash, status) for block_hash, status, _ in victims]
+
+    def _trim_ghosts(self) -> None:
+        """Drop the oldest ghosts that the paper's bounds leave no room for (case IV)."""
+        b1, b2 = self._b1, self._b2
+        while b1 and len(self._t1) + len(b1) > self._cache_capacity:
+            b1.popitem(last=False)
+        while b2 and len(self._resident) + len(b1) + len(b2) > 2 * self._cache_capacity:
+            b2.popitem(last=False)
+
+    def _clear(self) -> None:
+        for blocks in (self._resident, self._t1, self._t2, self._b1, self._b2):
+            blocks.clear()
+        self._target = 0.0
+
+    def _in_eviction_order(self) -> Iterable[BlockStatus]:
+        return chain(self._t1.values(), self._t2.values())
+
+    def _check(self) -> None:
+        super()._check()
+        lists = (self._t1, self._t2, self._b1, self._b2)
+        distinct = set().union(*lists)
+        require(len(distinct) == sum(len(one) for one in lists), "a hash is in one list at most")
+        for ring in (self._t1, self._t2):
+            for block_hash, status in ring.items():
+                require(self._resident.get(block_hash) is status, "T1 and T2 hold live statuses")
+        require(len(self._resident) == len(self._t1) + len(self._t2), "resident is T1 and T2")
+        require(0 <= self._target <= self._cache_capacity, "the target is within the capacity")
+        require(
+            not self._b1 or len(self._t1) + len(self._b1) <= self._cache_capacity,
+            "T1 and B1 are within the capacity",
+        )
+        require(
+            not self._b2 or len(distinct) <= 2 * self._cache_capacity,
+            "all lists are within twice the capacity",
+        )

@@ -1,0 +1,139 @@
+"""LFU with dynamic aging, compiled (Arlitt, Cherkasova, Dilley, Friedrich & Jin, 1999).
+
+Structure
+    Sixteen rings of one table: blocks of priority K are on the ring of K mod 16. A block's count is
+    its node's ``note``. See ``_lfu_py`` for the Python twin and for where both differ from the
+    paper.
+Cost
+    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is pinned.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
+from kvoffload._core.table cimport NIL, Node, drop_hashed_key, hash_ahead, node_at
+from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
+from kvoffload.policies._touch_pairs_c cimport TouchPairs
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+from kvoffload.policies.base import CachePolicy
+
+cdef enum:
+    MOST_COUNTED = 15
+    NUM_RINGS = 16
+
+
+cdef class _LFU(CompiledPolicy):
+    cdef int64_t least_priority     # the age L
+    cdef int64_t last_priority      # of the last victim that left
+    cdef TouchPairs touches
+
+    def __init__(self, cache_capacity):
+        self.set_up(cache_capacity, 1, NUM_RINGS)
+        self.touches = TouchPairs()
+        self.least_priority = self.last_priority = 0
+
+    @property
+    def age(self):
+        """The least priority that a block can have."""
+        self.require_ready()
+        return self.least_priority
+
+    cdef void c_touch(self, Batch* batch) noexcept:
+        cdef bint is_access = not self.touches.repeats(batch)
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        cdef uint8_t ring
+        cdef Node* node
+        for place in range(batch.size - 1, -1, -1):
+            slot = batch.slots[place]
+            if slot == NIL:
+                continue
+            node = node_at(self.table, slot)
+            if is_access and node.block.ref_cnt >= 0 and node.note < MOST_COUNTED:
+                node.note += 1
+            ring = <uint8_t>((self.least_priority + node.note) % NUM_RINGS)
+            if node.ring == ring + 1:
+                ring_renew(self.table, &self.rings[ring], slot, node)
+            else:
+                ring_remove(self.table, &self.rings[node.ring - 1], node)
+                ring_append(self.table, &self.rings[ring], slot, node)
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        node.note = 1
+        ring_append(
+            self.table, &self.rings[(self.least_priority + 1) % NUM_RINGS], slot, node
+        )
+
+    cdef bint c_search(self, uint64_t n) noexcept:
+        cdef int64_t priority = self.least_priority
+        cdef Cursor cursor
+        cdef Victim* victim
+        cursor.started = False
+        while self.victims.size < n:
+            if victims_next(
+                &self.victims, self.table, &self.rings[priority % NUM_RINGS], &cursor
+            ):
+                victim = &self.victims.items[self.victims.size - 1]
+                victim.hashed = hash_ahead(self.table, node_at(self.table, victim.slot))
+                continue
+            priority += 1
+            cursor.started = False
+            if self.victims.no_memory or priority == self.least_priority + NUM_RINGS:
+                victims_cancel(&self.victims, self.table)
+                return False
+        return True
+
+    cdef void c_evicted(self, const Victim* victim) noexcept:
+        cdef Node* node = node_at(self.table, victim.slot)
+        cdef int64_t ahead = (node.ring - 1 - self.least_priority) % NUM_RINGS
+        self.last_priority = self.least_priority + (ahead + NUM_RINGS) % NUM_RINGS
+        self.take_off(node)
+        drop_hashed_key(self.table, victim.slot, node, victim.hashed)
+
+    cdef void c_settled(self) noexcept:
+        while (
+            self.least_priority < self.last_priority
+            and self.rings[self.least_priority % NUM_RINGS].size == 0
+        ):
+            self.least_priority += 1
+        self.last_priority = self.least_priority
+
+    cdef void c_clear(self) noexcept:
+        self.least_priority = self.last_priority = 0
+        self.touches.clear()
+
+    cdef const char* c_check(self) noexcept:
+        cdef uint64_t in_rings = 0
+        cdef uint32_t slot
+        cdef int number
+        cdef Node* node
+        for number in range(NUM_RINGS):
+            in_rings += self.rings[number].size
+        if in_rings != self.num_resident:
+            return b"resident is the union of the rings"
+        for slot in range(self.table.num_used):
+            node = node_at(self.table, slot)
+            if node.ring and not 1 <= node.note <= MOST_COUNTED:
+                return b"F is 1 ... 15"
+        return NULL
+
+
+class LFUCachePolicy(_LFU, CachePolicy):
+    """Evict the least frequently used block, old counts fading as the cache ages.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        Number of blocks that the manager has room for. LFU keeps it for the reader only.
+
+    References
+    ----------
+    Arlitt, Cherkasova, Dilley, Friedrich & Jin, "Evaluating Content Management Techniques for Web
+    Proxy Caches", Workshop on Internet Server Performance, 1999.
+    """
+
+    def __init__(self, cache_capacity):
+        # Not inherited: a Python function shows its signature, a slot of a C type does not.
+        _LFU.__init__(self, cache_capacity)

@@ -1,0 +1,154 @@
+"""LFU with dynamic aging, LFU-DA (Arlitt, Cherkasova, Dilley, Friedrich & Jin, 1999).
+
+Structure
+    Each block has a count of accesses F, 1 ... 15, and a priority K. The cache has an age L, 0 at
+    first. No K is less than L or more than L + 15, so sixteen ordered dicts hold the blocks, least
+    recent first: those of K stand in number K mod 16.
+How it works
+    K is set to L + F whenever a block is inserted (F = 1) or touched. The victim is the least
+    recent block of the least K, and L becomes its K: a block that was popular once stays until L
+    has caught up with it.
+One request, one access
+    A request may touch its blocks twice; the second touch (see ``_touch_pairs_py``) sets K anew but
+    adds nothing to F. Neither does the touch of a pending block: it has not been seen again.
+Differs from the paper
+    F stops at 15, so that what was popular yesterday is gone after 15 steps of age. A batch of
+    victims ages the cache once, to the last one's K. Pinned, pending and protected blocks are
+    passed over and keep their place, and L stops at the least of them: it goes on when they have
+    left or were touched.
+Order in a chain
+    A block's prefix is touched whenever the block is, so it has no smaller F, was given its K at no
+    smaller L, and with the same K it is the more recent: a chain leaves tail first.
+Invariants
+    Every block is in the ring of its K, L <= K <= L + 15; ``_resident`` is the union of the rings.
+Cost
+    insert, remove, get O(1); touch O(n); evict O(n + blocks passed over).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+
+from kvoffload.types import BlockHash, BlockStatus
+
+from ._touch_pairs_py import TouchPairs
+from ._twin_py import PythonPolicy, evictable, require
+
+MOST_COUNTED = 15
+NUM_RINGS = MOST_COUNTED + 1
+
+
+class LFUCachePolicy(PythonPolicy):
+    """Evict the least frequently used block, old counts fading as the cache ages.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        Number of blocks that the manager has room for. LFU keeps it for the reader only.
+
+    References
+    ----------
+    Arlitt, Cherkasova, Dilley, Friedrich & Jin, "Evaluating Content Management Techniques for Web
+    Proxy Caches", Workshop on Internet Server Performance, 1999.
+    """
+
+    __slots__ = ("_age", "_counts", "_priorities", "_rings", "_touches")
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self._age = 0
+        self._counts: dict[BlockHash, int] = {}
+        self._priorities: dict[BlockHash, int] = {}
+        self._rings: list[OrderedDict[BlockHash, BlockStatus]] = [
+            OrderedDict() for _ in range(NUM_RINGS)
+        ]
+        self._touches = TouchPairs()
+
+    @property
+    def age(self) -> int:
+        """The least priority that a block can have."""
+        return self._age
+
+    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+        self._resident[block_hash] = status
+        self._counts[block_hash] = 1
+        self._place(block_hash)
+
+    def _place(self, block_hash: BlockHash) -> None:
+        """Put a resident block that is in no ring at the most recent end of the ring of its K."""
+        priority = self._age + self._counts[block_hash]
+        self._priorities[block_hash] = priority
+        self._rings[priority % NUM_RINGS][block_hash] = self._resident[block_hash]
+
+    def _take_out(self, block_hash: BlockHash) -> None:
+        """Take a block out of its ring."""
+        del self._rings[self._priorities.pop(block_hash) % NUM_RINGS][block_hash]
+
+    def _remove(self, block_hash: BlockHash) -> None:
+        self._take_out(block_hash)
+        del self._counts[block_hash]
+        del self._resident[block_hash]
+
+    def _touch(self, batch: list[BlockHash]) -> None:
+        is_access = not self._touches.repeats(batch)
+        for block_hash in reversed(batch):
+            status = self._resident.get(block_hash)
+            if status is not None:
+                if is_access and status.ref_cnt >= 0:
+                    self._counts[block_hash] = min(self._counts[block_hash] + 1, MOST_COUNTED)
+                self._take_out(block_hash)
+                self._place(block_hash)
+
+    def _evict(
+        self, n: int, protected: Collection[BlockHash]
+    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+        victims = list(islice(self._by_priority(protected), n))
+        if len(victims) < n:
+            return None
+        if victims:
+            last_priority = self._priorities[victims[-1][0]]
+            for block_hash, _ in victims:
+                self._remove(block_hash)
+            while self._age < last_priority and not self._rings[self._age % NUM_RINGS]:
+                self._age += 1
+        return victims
+
+    def _by_priority(
+        self, protected: Collection[BlockHash]
+    ) -> Iterator[tuple[BlockHash, BlockStatus]]:
+        """Yield the blocks that may leave, least K first, then least recent first."""
+        for ring in self._rings_by_priority():
+            yield from evictable(ring, protected)
+
+    def _rings_by_priority(self) -> Iterator[OrderedDict[BlockHash, BlockStatus]]:
+        for priority in range(self._age, self._age + NUM_RINGS):
+            yield self._rings[priority % NUM_RINGS]
+
+    def _clear(self) -> None:
+        self._age = 0
+        self._resident.clear()
+        self._counts.clear()
+        self._priorities.clear()
+        for ring in self._rings:
+            ring.clear()
+        self._touches.clear()
+
+    def _in_eviction_order(self) -> Iterable[BlockStatus]:
+        for ring in self._rings_by_priority():
+            yield from ring.values()
+
+    def _check(self) -> None:
+        super()._check()
+        for number, ring in enumerate(self._rings):
+            for block_hash, status in ring.items():
+                require(self._resident.get(block_hash) is status, "rings hold live statuses")
+                priority = self._priorities[block_hash]
+                require(priority % NUM_RINGS == number, "a block is in the ring of its K")
+                require(0 <= priority - self._age <= MOST_COUNTED, "K is L ... L + 15")
+                require(1 <= self._counts[block_hash] <= MOST_COUNTED, "F is 1 ... 15")
+        num_in_rings = sum(map(len, self._rings))
+        require(num_in_rings == len(self._resident), "resident is the union of the rings")
+        require(len(self._counts) == num_in_rings, "every block has one count")
+        require(len(self._priorities) == num_in_rings, "every block has one priority")

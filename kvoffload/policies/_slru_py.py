@@ -1,0 +1,142 @@
+"""SLRU: segmented LRU (Karedla, Love & Wherry, IEEE Computer 27(3), 1994).
+
+Structure
+    Two ordered dicts, least recent first: *probation*, blocks seen once or demoted, and
+    *protected*, blocks seen again. Protected is to hold the share `protected` of the capacity at
+    most.
+How it works
+    `insert` puts a block at the most recent end of probation. `touch` puts a ready block at the
+    most recent end of protected; a pending one has not been seen again and becomes its segment's
+    most recent. After each touch, protected gives what it has too many, least recent first, to the
+    most recent end of probation. Victims: probation's least recent first, then protected's. A
+    request may touch its blocks twice: the second time changes nothing but order.
+Differs from the paper
+    Demotion is made once a batch. A block that is not idle is passed over by demotion as by
+    eviction and keeps its place, so protected can hold more than its share while blocks are in use.
+    A pending block moves to protected if a block touched before it in the same batch, a later one
+    of its chain, is there: whoever has seen a block has seen its prefix. So a chain's protected
+    blocks are a prefix of it, and it leaves tail first.
+Invariants
+    A hash is in one segment at most; ``_resident`` is the union of both.
+Cost
+    insert, remove, get O(1); touch O(n + blocks demoted or passed over); evict O(n + blocks passed
+    over).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain, islice
+from types import MappingProxyType
+
+from kvoffload.types import BlockHash, BlockStatus
+
+from . import registry
+from ._twin_py import PythonPolicy, evictable, require
+
+_Segment = OrderedDict[BlockHash, BlockStatus]
+
+
+class SLRUCachePolicy(PythonPolicy):
+    """Evict the least recently used of the blocks that were not seen again.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        Number of blocks that the manager has room for.
+    protected : float
+        Share of the capacity for blocks that were seen again, ``0.0 ... 1.0``; 0 is LRU.
+
+    References
+    ----------
+    Karedla, Love & Wherry, "Caching Strategies to Improve Disk System Performance", IEEE Computer
+    27(3), 1994.
+    """
+
+    __slots__ = ("_probation", "_protected", "_protected_size")
+
+    def __init__(self, cache_capacity: int, *, protected: float = 0.8) -> None:
+        super().__init__(cache_capacity)
+        share = registry.entry("slru").option("protected").check(protected)
+        self._protected_size = int(share * self._cache_capacity)
+        self._probation: _Segment = OrderedDict()
+        self._protected: _Segment = OrderedDict()
+
+    @property
+    def probation(self) -> Mapping[BlockHash, BlockStatus]:
+        """Blocks seen once or demoted and their live statuses, least recent first; read-only."""
+        return MappingProxyType(self._probation)
+
+    @property
+    def protected(self) -> Mapping[BlockHash, BlockStatus]:
+        """Blocks seen again and their live statuses, least recent first; read-only."""
+        return MappingProxyType(self._protected)
+
+    @property
+    def protected_size(self) -> int:
+        """Number of blocks that protected is to hold at most."""
+        return self._protected_size
+
+    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+        self._probation[block_hash] = status
+        self._resident[block_hash] = status
+
+    def _remove(self, block_hash: BlockHash) -> None:
+        del self._resident[block_hash]
+        segment = self._probation if block_hash in self._probation else self._protected
+        del segment[block_hash]
+
+    def _touch(self, batch: list[BlockHash]) -> None:
+        probation, protected = self._probation, self._protected
+        later_is_protected = False
+        for block_hash in reversed(batch):
+            if block_hash in protected:
+                protected.move_to_end(block_hash)
+                later_is_protected = True
+            elif block_hash in probation:
+                if probation[block_hash].ref_cnt >= 0 or later_is_protected:
+                    protected[block_hash] = probation.pop(block_hash)
+                    later_is_protected = True
+                else:
+                    probation.move_to_end(block_hash)
+        self._demote()
+
+    def _demote(self) -> None:
+        """Give what protected has too many to probation."""
+        excess = len(self._protected) - self._protected_size
+        if excess > 0:
+            for block_hash, status in list(islice(evictable(self._protected, ()), excess)):
+                del self._protected[block_hash]
+                self._probation[block_hash] = status
+
+    def _evict(
+        self, n: int, protected: Collection[BlockHash]
+    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+        may_leave = chain(
+            evictable(self._probation, protected), evictable(self._protected, protected)
+        )
+        victims = list(islice(may_leave, n))
+        if len(victims) < n:
+            return None
+        for block_hash, _ in victims:
+            self._remove(block_hash)
+        return victims
+
+    def _clear(self) -> None:
+        for blocks in (self._resident, self._probation, self._protected):
+            blocks.clear()
+
+    def _in_eviction_order(self) -> Iterable[BlockStatus]:
+        return chain(self._probation.values(), self._protected.values())
+
+    def _check(self) -> None:
+        super()._check()
+        require(self._probation.keys().isdisjoint(self._protected), "a hash is in one segment")
+        for segment in (self._probation, self._protected):
+            for block_hash, status in segment.items():
+                require(self._resident.get(block_hash) is status, "segments hold live statuses")
+        require(
+            len(self._resident) == len(self._probation) + len(self._protected),
+            "resident is probation and protected",
+        )

@@ -1,0 +1,81 @@
+"""Victims are the tail of a chain before its head."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload.policies import registry
+from tests.blocks import block_hash, block_hashes
+from tests.policies.steps import request
+
+# ARC decides between its lists by their sizes, so it can take a block of T2 before those behind it
+# in T1; so it was published. Inside a list it keeps the order too.
+BETWEEN_LISTS = {"arc", "arc-classic"}
+STRICT = [name for name in registry.names() if name not in BETWEEN_LISTS]
+
+# A request is a path in a tree: node n has the children 3n+1 ... 3n+3.
+Path = list[int]
+paths = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+
+
+def nodes(turns: Path) -> list[int]:
+    """Return the numbers of the nodes on the way from the root."""
+    way = [0]
+    for turn in turns:
+        way.append(3 * way[-1] + 1 + turn)
+    return way
+
+
+class Watched:
+    """A manager whose victims are compared with what is resident behind them."""
+
+    def __init__(self, twin: ModuleType, name: str, capacity: int) -> None:
+        self.manager = twin.CPUOffloadingManager(16, capacity, name)
+        self.number_of: dict[bytes, int] = {}
+        self.resident: set[int] = set()
+        self.too_early: list[int] = []
+
+    def request(self, numbers: list[int]) -> None:
+        hashes = block_hashes(*numbers)
+        self.number_of.update(zip(hashes, numbers, strict=True))
+        output = request(self.manager, hashes)
+        self.manager._check()
+        if output is None:
+            return
+        for victim in (self.number_of[block] for block in output.block_hashes_evicted):
+            self.resident.remove(victim)
+            if not self.resident.isdisjoint(range(3 * victim + 1, 3 * victim + 4)):
+                self.too_early.append(victim)
+        self.resident.update(self.number_of[block] for block in output.block_hashes_to_store)
+
+
+@pytest.mark.parametrize("name", STRICT)
+@given(st.lists(paths, min_size=5, max_size=60), st.integers(10, 24))
+def test_no_block_leaves_before_those_behind_it(
+    twin: ModuleType, name: str, requests: list[Path], capacity: int
+) -> None:
+    watched = Watched(twin, name, capacity)
+    for turns in requests:
+        watched.request(nodes(turns))
+    assert watched.too_early == []
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("lengths", [(8,), (8, 8), (8, 8, 8, 8, 8), (3, 5, 8), (8, 8, 3, 8)])
+def test_a_chain_leaves_tail_first(twin: ModuleType, name: str, lengths: tuple[int, ...]) -> None:
+    manager = twin.CPUOffloadingManager(16, 12, name)
+    chain = block_hashes(*range(8))
+    for length in lengths:
+        request(manager, chain[:length])
+    left: list[Any] = []
+    for number in range(100, 140):
+        output = request(manager, [block_hash(number)])
+        left += [block for block in output.block_hashes_evicted if block in chain]
+    assert left == chain[::-1][: len(left)]
+    if lengths == (8,):
+        assert left == chain[::-1]

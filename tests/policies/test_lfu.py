@@ -1,0 +1,109 @@
+"""LFU with dynamic aging, rule by rule."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from kvoffload import BlockStatus
+from tests.blocks import A, B, C, D, block_hashes
+from tests.policies.steps import evict, idle, pinned, policy_of
+
+
+def lfu(twin: ModuleType, blocks: list[bytes]) -> Any:
+    return policy_of(twin, "lfu", 8, blocks)
+
+
+def touch_by_requests(policy: Any, block: bytes, times: int) -> None:
+    """Touch a block as part of `times` requests that differ."""
+    for other in block_hashes(*range(100, 100 + times)):
+        policy.touch([block, other])
+
+
+def test_the_least_frequent_leaves_first(twin: ModuleType) -> None:
+    policy = lfu(twin, [A, B, C])
+    touch_by_requests(policy, A, 2)
+    touch_by_requests(policy, B, 1)
+    assert evict(policy, 3) == "CBA"
+
+
+def test_of_equals_the_least_recent_leaves_first(twin: ModuleType) -> None:
+    policy = lfu(twin, [A, B, C])
+    policy.touch([B, A])
+    assert evict(policy, 3) == "CAB"
+
+
+def test_the_second_touch_of_a_request_is_not_another_access(twin: ModuleType) -> None:
+    policy = lfu(twin, [A, B])
+    policy.touch([A])
+    policy.touch([A])  # the same request, after its store
+    touch_by_requests(policy, B, 2)
+    assert evict(policy, 2) == "AB"
+
+
+def test_the_third_touch_is_another_request(twin: ModuleType) -> None:
+    policy = lfu(twin, [B, A])
+    for _ in range(3):
+        policy.touch([A])
+    touch_by_requests(policy, B, 1)
+    assert evict(policy, 2) == "BA"
+
+
+def test_the_touch_of_a_pending_block_counts_nothing(twin: ModuleType) -> None:
+    policy = lfu(twin, [A])
+    policy.insert(B, BlockStatus(1))
+    touch_by_requests(policy, B, 3)
+    touch_by_requests(policy, A, 1)
+    policy.get(B).ref_cnt = 0
+    assert evict(policy, 2) == "BA"
+
+
+def test_age_lets_new_blocks_catch_up(twin: ModuleType) -> None:
+    policy = lfu(twin, [A])
+    touch_by_requests(policy, A, 2)  # K = 3
+    for age, block in enumerate((B, C, D), start=1):
+        policy.insert(block, idle())
+        if age < 3:
+            # K of the new block is the age + 1; of those with K = 3 the oldest is A.
+            assert evict(policy, 1) == {B: "B", C: "C"}[block]
+            assert policy.age == age
+    assert evict(policy, 2) == "AD"
+
+
+def test_counts_stop_at_fifteen(twin: ModuleType) -> None:
+    policy = lfu(twin, [A, B])
+    touch_by_requests(policy, A, 40)
+    touch_by_requests(policy, B, 14)
+    assert evict(policy, 2) == "AB"  # both K = 15, A the less recent
+    assert policy.age == 15
+
+
+def test_the_age_stops_at_a_block_that_cannot_leave(twin: ModuleType) -> None:
+    policy = lfu(twin, [A])
+    policy.insert(B, pinned())
+    touch_by_requests(policy, A, 5)
+    assert evict(policy, 1) == "A"
+    assert policy.age == 1  # the priority of B
+    policy.get(B).ref_cnt = 0
+    policy.insert(C, idle())
+    assert evict(policy, 2) == "BC"
+    assert policy.age == 2
+
+
+def test_a_failed_eviction_changes_nothing(twin: ModuleType) -> None:
+    policy = lfu(twin, [A, B, C])
+    touch_by_requests(policy, A, 1)
+    assert evict(policy, 3, B) is None
+    assert policy.age == 0
+    assert evict(policy, 3) == "BCA"
+
+
+def test_clear_forgets_age_and_counts(twin: ModuleType) -> None:
+    policy = lfu(twin, [A])
+    touch_by_requests(policy, A, 3)
+    evict(policy, 1)
+    policy.clear()
+    assert (policy.age, len(policy)) == (0, 0)
+    policy.insert(A, idle())
+    policy.insert(B, idle())
+    assert evict(policy, 2) == "AB"
