@@ -1,10 +1,11 @@
-"""Request traces: read, made up, written, looked over."""
+"""Request traces: read, made up, recorded, written, looked over."""
 
 from __future__ import annotations
 
 from ._extras import MissingExtraError
 from .errors import TraceError
 from .reader import Trace
+from .recorder import TraceRecorder
 from .request import Request
 from .survey import Survey
 from .workload import Workload
@@ -16,6 +17,7 @@ __all__ = [
     "Survey",
     "Trace",
     "TraceError",
+    "TraceRecorder",
     "Workload",
     "write_requests",
     "write_trace",

@@ -1,0 +1,158 @@
+"""A manager that records the requests that it sees."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from kvoffload import (
+    BlockHash,
+    LoadStoreSpec,
+    OffloadingEvent,
+    OffloadingManager,
+    PrepareStoreOutput,
+)
+
+from .request_log import RequestLog
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class TraceRecorder(OffloadingManager):
+    """Wrap a manager and record each `lookup` as a request of a trace in the Mooncake form.
+
+    The manager does what it would do without: every call is passed on, and what it returns or
+    raises comes back. One `lookup` is one request, and its hashes are the request's blocks. Their
+    ids are salted with a secret of the recorder's own, which is never written: equal hashes have
+    equal ids, and nothing else of a hash leaves the process. A recorded trace replays to the
+    counters of the manager that it was recorded from, where that was driven request by request.
+
+    A thread of its own writes the trace (see `RequestLog` for what bounds it in memory and on
+    disk). No trouble with the file is ever raised by the manager's methods: recording stops, and
+    says so once through `logging`.
+
+    Parameters
+    ----------
+    manager : OffloadingManager
+        Any manager.
+    path : str or os.PathLike
+        The trace, ``.zst`` or ``.gz``; a file that is there is kept as ``NAME-previous.…``.
+    block_tokens : int, optional
+        Tokens a block; by default the manager's `block_size`, or 1 if it has none. The length of a
+        request is recorded as that of its blocks.
+    max_bytes : int
+        Most bytes on disk, the previous file included, >= 65,536.
+
+    Attributes
+    ----------
+    manager : OffloadingManager
+        The manager.
+    log : RequestLog
+        What writes the trace: whether it is `recording`, how many requests were dropped.
+
+    Raises
+    ------
+    ValueError, OSError, MissingExtraError
+        From the constructor alone, as `RequestLog` does.
+
+    Notes
+    -----
+    Thread-safety: that of the manager. Attributes that this class does not have are the manager's.
+
+    Complexity: `lookup` adds O(n), some nanoseconds a block; the other methods add nothing.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from kvoffload import CPUOffloadingManager
+    >>> from kvoffload.traces import Trace, TraceRecorder
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = folder.name + "/trace.jsonl.gz"
+    >>> with TraceRecorder(CPUOffloadingManager(16, 100), path) as manager:
+    ...     manager.lookup([b"block 0", b"block 1"])
+    0
+    >>> [request.input_length for request in Trace(path)]
+    [32]
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        manager: OffloadingManager,
+        path: str | os.PathLike[str],
+        *,
+        block_tokens: int | None = None,
+        max_bytes: int = 2**30,
+    ) -> None:
+        if block_tokens is None:
+            block_tokens = getattr(manager, "block_size", 1)
+        self.manager = manager
+        self.log = RequestLog(path, block_tokens=block_tokens, max_bytes=max_bytes)
+        self._lookup = manager.lookup
+        for name in _PASSED_ON:  # found before the methods of the class: nothing stands between
+            setattr(self, name, getattr(manager, name))
+
+    def lookup(self, hashes: Iterable[BlockHash]) -> int:
+        """Count the leading blocks that are ready, and record the request."""
+        if not self.log.recording:
+            return self._lookup(hashes)
+        if type(hashes) is not list:
+            try:
+                iterator = iter(hashes)
+            except TypeError:
+                return self._lookup(hashes)  # which says what is wrong with it
+            hashes = list(iterator)
+        found = self._lookup(hashes)
+        self.log.add(hashes)
+        return found
+
+    def prepare_load(self, hashes: Iterable[BlockHash]) -> LoadStoreSpec:
+        """Do as the manager does."""
+        return self.manager.prepare_load(hashes)
+
+    def prepare_store(self, hashes: Iterable[BlockHash]) -> PrepareStoreOutput | None:
+        """Do as the manager does."""
+        return self.manager.prepare_store(hashes)
+
+    def take_events(self) -> Iterator[OffloadingEvent]:
+        """Do as the manager does."""
+        return self.manager.take_events()
+
+    def close(self) -> None:
+        """Write what is waiting and record no more; the manager goes on. Repeatable."""
+        self.log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "manager":  # not yet set
+            raise AttributeError(name)
+        return getattr(self.manager, name)
+
+    def __len__(self) -> int:
+        return len(self.manager)  # type: ignore[arg-type]
+
+    def __contains__(self, block_hash: object) -> bool:
+        return block_hash in self.manager  # type: ignore[operator]
+
+
+_PASSED_ON = (
+    "touch",
+    "prepare_load",
+    "complete_load",
+    "prepare_store",
+    "complete_store",
+    "take_events",
+)

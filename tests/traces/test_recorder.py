@@ -1,0 +1,336 @@
+"""Recording: the manager does what it did, the trace replays, and nothing reaches the engine."""
+
+import gzip
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.replay import replay
+from kvoffload.traces import Trace, TraceRecorder, Workload, request_log
+from kvoffload.traces import _salted_ids_py as python_ids
+
+HASHES = [bytes([n]) * 32 for n in range(1, 9)]
+
+
+@pytest.fixture(params=[".zst", ".gz"])
+def path(request, tmp_path):
+    if request.param == ".zst":
+        pytest.importorskip(request_log.zstd_module())
+    return tmp_path / f"trace.jsonl{request.param}"
+
+
+def recorded(path):
+    return [request.hash_ids for request in Trace(path)]
+
+
+def counters(result):
+    return (result.requests, result.blocks, result.hits, result.stored, result.evicted,
+            result.refused)  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_a_recorded_trace_replays_to_the_same_counters(path, policy):
+    workload = Workload(800, seed=5)
+    manager = CPUOffloadingManager(512, 100, policy)
+    with TraceRecorder(manager, path) as recorder:
+        original = replay(workload, recorder)
+    assert recorder.log.dropped_requests == 0
+    again = replay(Trace(path), CPUOffloadingManager(512, 100, policy))
+    assert counters(again) == counters(original)
+    assert original.refused > 0
+    assert original.evicted > 0
+
+
+def test_times_and_lengths(path):
+    with TraceRecorder(CPUOffloadingManager(48, 9), path) as recorder:
+        recorder.lookup(HASHES[:3])
+        time.sleep(0.05)
+        recorder.lookup([])
+        recorder.lookup(HASHES[:1])
+    first, empty, last = Trace(path)
+    assert [r.input_length for r in (first, empty, last)] == [144, 0, 48]
+    assert empty.hash_ids == ()
+    assert last.hash_ids == first.hash_ids[:1]
+    assert 50 <= empty.timestamp - first.timestamp < 5000
+    with TraceRecorder(CPUOffloadingManager(48, 9), path, block_tokens=7) as recorder:
+        recorder.lookup(HASHES[:3])
+    assert [request.input_length for request in Trace(path)] == [21]
+
+
+def test_every_call_is_passed_on_and_comes_back(path):
+    plain = CPUOffloadingManager(16, 4, enable_events=True)
+    with TraceRecorder(CPUOffloadingManager(16, 4, enable_events=True), path) as recorder:
+        for manager in (plain, recorder):
+            stored = manager.prepare_store(HASHES[:3])
+            assert stored.block_hashes_to_store == HASHES[:3]
+            manager.complete_store(HASHES[:2])
+            manager.complete_store(HASHES[2:3], success=False)
+            assert manager.lookup(HASHES) == 2
+            assert manager.prepare_load(HASHES[:2]).block_ids.tolist() == [0, 1]
+            manager.complete_load(HASHES[:2])
+            manager.touch(HASHES[1:2])
+        assert recorder.stats() == plain.stats()
+        assert list(recorder.take_events()) != []
+        assert len(recorder) == len(plain) == 2
+        assert HASHES[0] in recorder
+        assert HASHES[3] not in recorder
+        assert recorder.block_size == 16
+        assert list(recorder.policy.blocks) == list(plain.policy.blocks)
+        with pytest.raises(AttributeError):
+            _ = recorder.nothing
+
+
+@pytest.mark.parametrize("batch", [5, [b""], ["text"], [b"a", bytearray(b"b")], iter([b"a", 3])])
+def test_what_the_manager_refuses_is_refused_alike_and_not_recorded(path, batch):
+    def message(manager, argument):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            manager.lookup(argument)
+        return type(caught.value), str(caught.value)
+
+    batches = [list(batch), list(batch)] if hasattr(batch, "__next__") else [batch, batch]
+    if hasattr(batch, "__next__"):
+        batches = [iter([b"a", 3]), iter([b"a", 3])]
+    plain = message(CPUOffloadingManager(16, 9), batches[0])
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        assert message(recorder, batches[1]) == plain
+        recorder.lookup([b"good"])
+    assert len(recorded(path)) == 1
+
+
+@pytest.mark.parametrize("make", [list, tuple, iter, lambda h: (x for x in h), dict.fromkeys])
+def test_any_iterable_is_a_request(path, make):
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        recorder.prepare_store(HASHES[:2])
+        recorder.complete_store(HASHES[:2])
+        assert recorder.lookup(make(HASHES[:3])) == 2
+    (ids,) = recorded(path)
+    assert len(set(ids)) == 3
+
+
+def test_a_list_may_be_changed_after_the_call(path):
+    batch = HASHES[:2]
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        recorder.lookup(batch)
+        batch.clear()
+        recorder.lookup(HASHES[:2])
+    first, second = recorded(path)
+    assert first == second
+
+
+def test_ids_are_salted_anew_and_hold_nothing_of_the_hash(path, tmp_path):
+    other = path.with_name("other" + path.suffix)
+    for where in (path, other):
+        with TraceRecorder(CPUOffloadingManager(16, 9), where) as recorder:
+            recorder.lookup(HASHES)
+    assert set(recorded(path)[0]).isdisjoint(recorded(other)[0])
+    assert all(len(str(hash_id)) == 16 for hash_id in recorded(path)[0])
+
+
+def test_a_file_that_is_there_is_kept_as_the_previous_one(path):
+    for hashes in (HASHES[:1], HASHES[:2]):
+        with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+            recorder.lookup(hashes)
+    assert [len(ids) for ids in recorded(path)] == [2]
+    assert [len(ids) for ids in recorded(recorder.log.previous_path)] == [1]
+    assert recorder.log.previous_path.name.startswith("trace-previous.jsonl.")
+
+
+def test_the_disk_is_bounded_and_the_latest_requests_stay(path, monkeypatch):
+    monkeypatch.setattr(request_log, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.0)
+    hashes = [os.urandom(32) for _ in range(60_000)]
+    with TraceRecorder(CPUOffloadingManager(16, 9), path, max_bytes=2**16) as recorder:
+        for start in range(0, len(hashes), 100):
+            recorder.lookup(hashes[start : start + 100])
+            time.sleep(0.0005)
+            total = sum(file.stat().st_size for file in path.parent.iterdir())
+            assert total <= 2**16
+    assert recorder.log.dropped_requests == 0
+    previous, present = recorded(recorder.log.previous_path), recorded(path)
+    assert len(list(path.parent.iterdir())) == 2
+    ids = list(chain.from_iterable(previous + present))
+    assert len(ids) == len(set(ids)) > 2000
+    last = list(Trace(path))[-1].timestamp
+    assert last >= list(Trace(recorder.log.previous_path))[-1].timestamp
+
+
+def test_memory_is_bounded_by_dropping_requests(path, monkeypatch, caplog):
+    monkeypatch.setattr(request_log, "WAITING_BLOCKS", 20)
+    monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        for _ in range(50):
+            recorder.lookup(HASHES)
+        assert recorder.log.dropped_requests == 48
+    assert len(recorded(path)) == 2
+    messages = [record.message for record in caplog.records]
+    assert messages == [f"{path}: requests come faster than they can be recorded"]
+
+
+def wait_until_stopped(recorder):
+    deadline = time.monotonic() + 10
+    while recorder.log.recording:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+def test_on_a_full_disk_recording_stops_and_says_so_once(path, monkeypatch, caplog):
+    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.0)
+    path.symlink_to("/dev/full")
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        recorder.lookup(HASHES)
+        wait_until_stopped(recorder)
+        for _ in range(5):
+            assert recorder.lookup(HASHES) == 0
+    (record,) = caplog.records
+    assert record.message == f"{path}: recording stopped: [Errno 28] No space left on device"
+    assert record.levelno == logging.WARNING
+
+
+def test_a_frame_that_does_not_fit_the_disk_leaves_the_frames_before_it(path, monkeypatch, caplog):
+    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.0)
+    real = os.write
+    room = 10_000
+
+    def write(file, data):
+        nonlocal room
+        done = real(file, data[:room])
+        room -= done
+        if not done:
+            raise OSError(28, "No space left on device")
+        return done
+
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        recorder.lookup(HASHES)
+        while not path.stat().st_size:
+            time.sleep(0.01)
+        monkeypatch.setattr(request_log.os, "write", write)
+        recorder.lookup([os.urandom(32) for _ in range(10_000)])
+        wait_until_stopped(recorder)
+    assert [len(ids) for ids in recorded(path)] == [len(HASHES)]
+    assert len(caplog.records) == 1
+
+
+def test_a_killed_process_leaves_a_readable_file(path):
+    code = """
+import os, sys
+from kvoffload import CPUOffloadingManager
+from kvoffload.traces import TraceRecorder, request_log
+request_log.FLUSH_SECONDS = 0.0
+recorder = TraceRecorder(CPUOffloadingManager(16, 9), sys.argv[1])
+for number in range(10**9):
+    recorder.lookup([os.urandom(32) for _ in range(20)])
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(path)]) as process:
+        deadline = time.monotonic() + 20
+        while not (path.exists() and path.stat().st_size > 20_000):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert len(recorded(path)) > 100
+
+
+def test_what_waits_is_written_when_the_interpreter_ends(path):
+    code = """
+import sys
+from kvoffload import CPUOffloadingManager
+from kvoffload.traces import TraceRecorder
+TraceRecorder(CPUOffloadingManager(16, 9), sys.argv[1]).lookup([b"a", b"b"])
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code, str(path)], check=True)
+    assert [len(ids) for ids in recorded(path)] == [2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_record(path):
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # fork beside a thread
+            child = os.fork()
+        if child == 0:
+            recorder.lookup(HASHES)
+            os._exit(int(recorder.log.recording))
+        assert os.waitpid(child, 0)[1] == 0
+        recorder.lookup(HASHES[:1])
+    assert [len(ids) for ids in recorded(path)] == [1]
+
+
+def test_after_close_the_manager_goes_on(path):
+    recorder = TraceRecorder(CPUOffloadingManager(16, 9), path)
+    recorder.lookup(HASHES)
+    recorder.close()
+    recorder.close()
+    recorder.prepare_store(HASHES)
+    recorder.complete_store(HASHES)
+    assert recorder.lookup(HASHES) == 8
+    assert len(recorded(path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("t.jsonl", {}, r"path must end in \.zst or \.gz, got 't\.jsonl'"),
+        ("t.gz", {"max_bytes": 65535}, "max_bytes must be >= 65536, got 65535"),
+        ("t.gz", {"block_tokens": 0}, "block_tokens must be >= 1, got 0"),
+    ],
+)
+def test_refuses(tmp_path, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / name, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_created_is_told_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / "none" / "t.gz")
+
+
+def test_siphash_by_its_published_test_vector():
+    """Key 00 … 0f and message 00 … 07, from the reference implementation's list."""
+    import numpy as np
+
+    message = np.array([0x0706050403020100], dtype=np.uint64)
+    low, high = 0x0706050403020100, 0x0F0E0D0C0B0A0908
+    assert int(python_ids._siphash(message, low, high)[0]) == 0x93F5F5799A932462
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=40), max_size=1200),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+)
+def test_the_twins_write_the_same_ids(hashes, low, high):
+    compiled_ids = pytest.importorskip("kvoffload.traces._salted_ids_c")
+    words = python_ids.fingerprints(hashes)
+    assert compiled_ids.fingerprints(hashes) == words
+    text = python_ids.salted_texts(words, low, high)
+    assert compiled_ids.salted_texts(words, low, high) == text
+    ids = text.decode().split(",")[:-1]
+    assert len(ids) == len(hashes)
+    assert all(len(hash_id) == 16 and hash_id[0] != "0" for hash_id in ids)
+    assert len(set(ids)) == len(set(hashes))
+
+
+def test_ids_of_many_hashes_are_distinct():
+    words = os.urandom(8 * 200_000)
+    ids = python_ids.salted_texts(words, 1, 2).split(b",")
+    assert len(set(ids)) == 200_001
+
+
+def test_frames_are_gzip_members_in_a_gz_file(tmp_path):
+    path = tmp_path / "t.gz"
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        recorder.lookup(HASHES)
+    assert gzip.decompress(path.read_bytes()).count(b"\n") == 1
