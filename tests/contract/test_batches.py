@@ -46,12 +46,13 @@ def prepared(build: Build, method: str) -> Any:
     return manager
 
 
-@pytest.mark.parametrize("form", [list, tuple, iter, once, deque, dict.fromkeys])
-def test_any_iterable_will_do(build: Build, method: str, form: Any) -> None:
-    by_list, by_form = prepared(build, method), prepared(build, method)
+def test_any_iterable_will_do(build: Build, method: str) -> None:
+    by_list = prepared(build, method)
     getattr(by_list, method)([A, B])
-    getattr(by_form, method)(form([A, B]))
-    assert observe(by_form) == observe(by_list)
+    for form in (tuple, iter, once, deque, dict.fromkeys):
+        by_form = prepared(build, method)
+        getattr(by_form, method)(form([A, B]))
+        assert observe(by_form) == observe(by_list)
 
 
 def test_an_empty_batch_is_legal(build: Build, method: str) -> None:
@@ -65,35 +66,31 @@ def test_an_empty_batch_is_legal(build: Build, method: str) -> None:
     assert slots(build(2).prepare_load([])) == []
 
 
-@pytest.mark.parametrize(
-    "element", [bytearray(A), memoryview(A), A.hex(), 5, None, BytesOfMyOwn(A), (A,)]
-)
 @pytest.mark.parametrize("position", [0, 1, 3])
-def test_an_element_that_is_not_exactly_bytes(
-    build: Build, method: str, element: Any, position: int
-) -> None:
+def test_an_element_that_is_not_exactly_bytes(build: Build, method: str, position: int) -> None:
     manager = prepared(build, method)
     before = observe(manager)
-    batch: list[Any] = [A, B, C]
-    batch.insert(position, element)
-    with pytest.raises(TypeError) as caught:
-        getattr(manager, method)(batch)
-    assert f"[{position}]" in str(caught.value)
-    assert "bytes" in str(caught.value)
-    assert type(element).__name__ in str(caught.value)
-    assert observe(manager) == before
+    for element in (bytearray(A), memoryview(A), A.hex(), 5, None, BytesOfMyOwn(A), (A,)):
+        batch: list[Any] = [A, B, C]
+        batch.insert(position, element)
+        with pytest.raises(TypeError) as caught:
+            getattr(manager, method)(batch)
+        assert f"[{position}]" in str(caught.value)
+        assert "bytes" in str(caught.value)
+        assert type(element).__name__ in str(caught.value)
+        assert observe(manager) == before
 
 
-@pytest.mark.parametrize("position", [0, 2])
-def test_an_empty_hash(build: Build, method: str, position: int) -> None:
+def test_an_empty_hash(build: Build, method: str) -> None:
     manager = prepared(build, method)
     before = observe(manager)
-    batch = [A, B, C]
-    batch.insert(position, b"")
-    with pytest.raises(ValueError, match="empty") as caught:
-        getattr(manager, method)(batch)
-    assert f"[{position}]" in str(caught.value)
-    assert observe(manager) == before
+    for position in (0, 2):
+        batch = [A, B, C]
+        batch.insert(position, b"")
+        with pytest.raises(ValueError, match="empty") as caught:
+            getattr(manager, method)(batch)
+        assert f"[{position}]" in str(caught.value)
+        assert observe(manager) == before
 
 
 def test_the_first_bad_element_decides(build: Build, method: str) -> None:

@@ -13,12 +13,15 @@ TIMEOUT = 120
 
 
 def run_script(
-    script: str, *arguments: str, environment: dict[str, str] | None = None, status: int = 0
+    script: str, *arguments: str, environment: dict[str, str | None] | None = None, status: int = 0
 ) -> str:
-    """Run `script` and return what it printed; fail unless it ends with `status`."""
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    for name, value in (environment or {}).items():
-        variables[name] = value
+    """Run `script` and return what it printed; fail unless it ends with `status`.
+
+    The variables of `environment` are set; those whose value is None are taken away.
+    """
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    given = {**os.environ, "PYTHONPATH": path, **(environment or {})}
+    variables = {name: value for name, value in given.items() if value is not None}
     completed = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *arguments],
         capture_output=True,

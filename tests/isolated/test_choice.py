@@ -1,0 +1,165 @@
+"""Which twins `import kvoffload` gives: every value of the variable, with and without the build."""
+
+from __future__ import annotations
+
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import kvoffload
+from tests.isolated.scripts import run_script
+
+VARIABLE = "KVOFFLOAD_PURE_PYTHON"
+PACKAGE = Path(kvoffload.__file__).parent
+
+IMPORT = """
+import sys
+
+hidden = set(sys.argv[1:])
+
+
+class Hider:
+    def find_spec(self, name, path=None, target=None):
+        if name in hidden:
+            raise ImportError(f"{name} is hidden", name=name)
+
+
+sys.meta_path.insert(0, Hider())
+try:
+    import kvoffload
+except ImportError as error:
+    print("refused", error)
+    cause = error.__cause__
+    print("cause", type(cause).__name__, cause)
+else:
+    print("implementation", kvoffload.IMPLEMENTATION)
+    twins = sys.modules[f"kvoffload._{kvoffload.IMPLEMENTATION}"]
+    for name in ("LRUCachePolicy", "ARCCachePolicy", "CPUBackend", "CPUOffloadingManager",
+                 "LRUOffloadingManager", "ARCOffloadingManager"):
+        assert getattr(kvoffload, name) is getattr(twins, name), name
+    manager = kvoffload.CPUOffloadingManager(16, 2)
+    manager.complete_store(manager.prepare_store([b"x"]).block_hashes_to_store)
+    assert manager.lookup([b"x"]) == 1
+    loaded = sorted(name for name in sys.modules if name in set(sys.argv[1:]))
+    assert not loaded, loaded
+"""
+
+VALUES = {
+    None: ("compiled", "python"),
+    "": ("compiled", "python"),
+    "0": ("compiled", "refused"),
+    "1": ("python", "python"),
+    "yes": ("python", "python"),
+    "00": ("python", "python"),
+    "false": ("python", "python"),
+    "no": ("python", "python"),
+    " 0": ("python", "python"),
+    "0 ": ("python", "python"),
+    " ": ("python", "python"),
+    "-0": ("python", "python"),
+    "2": ("python", "python"),
+}
+"""Value -> what is chosen where the compiled twins are present, and where they are not."""
+
+
+def extension_modules() -> list[str]:
+    """Return the names of the package's compiled modules."""
+    found = set()
+    for suffix in EXTENSION_SUFFIXES:
+        for path in PACKAGE.rglob(f"*{suffix}"):
+            relative = path.relative_to(PACKAGE.parent)
+            found.add(".".join([*relative.parts[:-1], relative.name.removesuffix(suffix)]))
+    return sorted(name for name in found if "." in name and "-" not in name)
+
+
+def choose(value: str | None, hidden: list[str]) -> str:
+    return run_script(IMPORT, *hidden, environment={VARIABLE: value})
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_every_value_where_the_compiled_twins_are_present(
+    twins: tuple[ModuleType, ModuleType], value: str | None
+) -> None:
+    assert choose(value, []) == f"implementation {VALUES[value][0]}\n"
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_every_value_where_the_compiled_twins_are_absent(value: str | None) -> None:
+    hidden = ["kvoffload._compiled", *extension_modules()]
+    printed = choose(value, hidden)
+    if VALUES[value][1] == "python":
+        assert printed == "implementation python\n"
+        return
+    refusal, cause = printed.splitlines()
+    assert refusal.startswith(f"refused {VARIABLE}=0 ")
+    assert cause == "cause ImportError kvoffload._compiled is hidden"
+
+
+@pytest.mark.parametrize("name", extension_modules() or ["none"])
+def test_all_twins_or_none(name: str) -> None:
+    if name == "none":
+        pytest.skip("the compiled twins are not built")
+    assert choose(None, [name]) == "implementation python\n"
+    refusal, cause = choose("0", [name]).splitlines()
+    assert VARIABLE in refusal
+    assert cause == f"cause ImportError {name} is hidden"
+
+
+def test_a_compiled_module_that_fails_in_another_way_is_named_too() -> None:
+    script = """
+    import sys
+
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name == "kvoffload._compiled":
+                raise ModuleNotFoundError("undefined symbol: kvo_map", name=name)
+
+    sys.meta_path.insert(0, Broken())
+    try:
+        import kvoffload
+    except ImportError as error:
+        print(error, "|", error.__cause__)
+    """
+    printed = run_script(script, environment={VARIABLE: "0"})
+    assert printed.count("undefined symbol: kvo_map") == 2
+
+
+def test_the_choice_is_made_once() -> None:
+    script = """
+    import os
+    os.environ["KVOFFLOAD_PURE_PYTHON"] = "1"
+    import kvoffload
+    os.environ["KVOFFLOAD_PURE_PYTHON"] = ""
+    import kvoffload.replay, kvoffload.traces
+    print(kvoffload.IMPLEMENTATION, type(kvoffload.CPUOffloadingManager(16, 1).policy).__module__)
+    """
+    assert run_script(script) == "python kvoffload.policies._lru_py\n"
+
+
+def test_both_twins_stay_importable_beside_each_other(
+    twins: tuple[ModuleType, ModuleType],
+) -> None:
+    script = """
+    import kvoffload._python, kvoffload._compiled, kvoffload
+    assert kvoffload._python.LRUCachePolicy is not kvoffload._compiled.LRUCachePolicy
+    print(kvoffload.IMPLEMENTATION)
+    """
+    assert run_script(script, environment={VARIABLE: "1"}) == "python\n"
+    assert run_script(script, environment={VARIABLE: None}) == "compiled\n"
+
+
+@pytest.mark.parametrize("value", ["1", ""])
+def test_importing_the_package_imports_no_extra(value: str) -> None:
+    script = """
+    import sys
+    import kvoffload
+    extras = {"vllm", "torch", "click", "rich", "msgspec", "zstandard", "hypothesis", "pytest",
+              "Cython", "asv", "sphinx"}
+    print(sorted(extras & set(sys.modules)))
+    ours = {name for name in sys.modules if name.startswith("kvoffload.")}
+    print(sorted(name for name in ours if name.split(".")[1] in
+          {"cli", "replay", "traces", "integrations", "__main__"}))
+    """
+    assert run_script(script, environment={VARIABLE: value}) == "[]\n[]\n"

@@ -1,0 +1,247 @@
+"""Leaks: each scenario runs in a process of its own, which watches its memory and its keys.
+
+After a warm-up the resident set may not grow by more than a bound far below what one small leak a
+round would add, and no key, output or event may keep a reference that it should have dropped.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from tests.isolated.scripts import run_script
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="reads /proc/self/statm"
+)
+
+PRELUDE = """
+import gc
+import importlib
+import itertools
+import os
+import sys
+
+from kvoffload import BlockStatus, OffloadError
+
+twin = importlib.import_module(sys.argv[1])
+SHORT = [bytes([number]) * 32 for number in range(1, 9)]
+LONG = [bytes([number]) * 700 for number in range(1, 9)]
+KEYS = SHORT[:4] + LONG[:4]
+fresh = itertools.count()
+
+
+def build(num_blocks=6, events=True):
+    return twin.CPUOffloadingManager(16, num_blocks, name, events)  # `name` is the loop's
+
+
+def new_keys(count, length=48):
+    return [next(fresh).to_bytes(8, "big") * (length // 8) for _ in range(count)]
+
+
+def memory():
+    gc.collect()
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+"""
+
+MEASURE = """
+for name in ("lru", "arc"):
+    exec(scenario, globals())
+    for _ in range(rounds // 4):
+        step()
+    before = memory()
+    references = [sys.getrefcount(key) for key in KEYS]
+    for _ in range(rounds):
+        step()
+    grown = memory() - before
+    assert [sys.getrefcount(key) for key in KEYS] == references, "references to keys have changed"
+    assert grown < 400_000, f"{name} grew by {grown} bytes in {rounds} rounds"
+print("tight")
+"""
+
+SCENARIOS = {
+    "stores that evict": (
+        4000,
+        """
+manager = build()
+def step():
+    output = manager.prepare_store(new_keys(3))
+    if output is not None:
+        manager.complete_store(output.block_hashes_to_store)
+    list(manager.take_events())
+""",
+    ),
+    "stores of long keys that evict": (
+        3000,
+        """
+manager = build()
+def step():
+    output = manager.prepare_store(new_keys(3, 800))
+    if output is not None:
+        manager.complete_store(output.block_hashes_to_store)
+    list(manager.take_events())
+""",
+    ),
+    "stores that fail": (
+        6000,
+        """
+manager = build()
+def step():
+    manager.prepare_store(KEYS[:2] + LONG[:2])
+    manager.complete_store(KEYS + LONG, success=False)
+""",
+    ),
+    "stores that are refused": (
+        6000,
+        """
+manager = build(3)
+def step():
+    assert manager.prepare_store(KEYS + LONG) is None
+""",
+    ),
+    "lookups, touches and loads": (
+        6000,
+        """
+manager = build(8)
+manager.prepare_store(KEYS)
+manager.complete_store(KEYS)
+def step():
+    manager.lookup(iter(KEYS))
+    manager.touch(tuple(KEYS))
+    manager.prepare_load(KEYS)
+    manager.complete_load(KEYS)
+""",
+    ),
+    "mistakes": (
+        2000,
+        """
+manager = build(8)
+manager.prepare_store(SHORT[:2])
+def failing():
+    yield KEYS[0]
+    raise ZeroDivisionError
+def step():
+    for method in ("lookup", "touch", "prepare_load", "complete_load", "prepare_store",
+                   "complete_store"):
+        for batch in ([*KEYS, 5], [*KEYS, b""], 5, failing(), [b"absent"], SHORT[:1]):
+            if method in ("prepare_store", "complete_store") and batch == [b"absent"]:
+                continue
+            try:
+                getattr(manager, method)(batch)
+            except (OffloadError, TypeError, ValueError, ZeroDivisionError):
+                pass
+    manager.complete_store(SHORT[:2], False)
+    manager.prepare_store(SHORT[:2])
+    list(manager.take_events())
+""",
+    ),
+    "resets": (
+        4000,
+        """
+manager = build()
+def step():
+    manager.prepare_store(KEYS[:3] + LONG[4:6])
+    manager.complete_store(KEYS)
+    list(manager.take_events())
+    manager.reset_cache()
+""",
+    ),
+    "views and statuses": (
+        2500,
+        """
+manager = build(8)
+manager.prepare_store(KEYS)
+manager.complete_store(KEYS)
+list(manager.take_events())
+views = [v for v in dir(type(manager.policy)) if v in ("blocks", "t1", "t2", "b1", "b2")]
+def step():
+    for view in views:
+        content = getattr(manager.policy, view)
+        list(content), len(content), KEYS[0] in content
+    held = [manager.policy.get(key) for key in KEYS]
+    assert manager.block_table is not None
+    manager.stats(), manager.events, held[0].ref_cnt
+""",
+    ),
+    "statuses held over evictions": (
+        2500,
+        """
+manager = build(4)
+def step():
+    keys = new_keys(2)
+    manager.prepare_store(keys)
+    manager.complete_store(keys)
+    held = [manager.policy.get(key) for key in keys]
+    manager.prepare_store(new_keys(4))
+    manager.reset_cache()
+    list(manager.take_events())
+    assert all(status is None or status.block_id >= 0 for status in held)
+""",
+    ),
+    "managers that come and go": (
+        1500,
+        """
+def step():
+    manager = build(64)
+    manager.prepare_store(KEYS + LONG)
+    manager.complete_store(KEYS + LONG)
+    table = manager.block_table
+    status = manager.policy.get(KEYS[0])
+    events = manager.take_events()
+    next(events, None)
+""",
+    ),
+    "policies that come and go": (
+        1500,
+        """
+def step():
+    policy = twin.policy_class(name)(8)
+    for block_id, key in enumerate(KEYS):
+        status = BlockStatus(block_id)
+        status.ref_cnt = 0
+        policy.insert(key, status)
+    policy.touch(KEYS)
+    policy.evict(3, KEYS[:2])
+    policy.evict(99, ())
+    policy.remove(next(key for key in KEYS if policy.get(key) is not None))
+    policy.touch(KEYS)
+    policy.clear()
+""",
+    ),
+    "pools that come and go": (
+        3000,
+        """
+def step():
+    pool = twin.CPUBackend(16, 64)
+    given = pool.allocate_blocks(KEYS)
+    pool.get_load_store_spec(KEYS, given)
+    for status in given:
+        pool.free(status)
+    manager = twin.LRUOffloadingManager(pool)
+    manager.prepare_store(KEYS)
+""",
+    ),
+    "managers in cycles": (
+        1000,
+        """
+class Linked(twin.CPUOffloadingManager):
+    pass
+def step():
+    manager = Linked(16, 16, name)
+    manager.myself = manager
+    manager.prepare_store(KEYS)
+    if next(fresh) % 50 == 0:
+        gc.collect()
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_nothing_leaks(twin: ModuleType, scenario: str) -> None:
+    rounds, body = SCENARIOS[scenario]
+    script = f"{PRELUDE}\nrounds, scenario = {rounds}, {body!r}\n{MEASURE}"
+    assert run_script(script, twin.__name__) == "tight\n"

@@ -1,0 +1,202 @@
+"""When an allocation fails: MemoryError, nothing changed, and the next call works."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from tests.isolated.scripts import run_script
+
+PRELUDE = """
+import gc
+import importlib
+import sys
+
+twin = importlib.import_module("kvoffload._compiled")
+name = sys.argv[1]
+gc.disable()
+from kvoffload import BlockStatus
+from kvoffload._core import memory
+from tests.observation import observe
+
+KEYS = [bytes([number]) * (32 if number % 2 else 40) for number in range(1, 13)]
+MANY = [number.to_bytes(4, "big") * (10 if number % 3 == 0 else 4) for number in range(3000)]
+
+
+def manager():
+    built = twin.CPUOffloadingManager(16, 6, name, True)
+    built.prepare_store(KEYS[:6])
+    built.complete_store(KEYS[:5])
+    built.prepare_load(KEYS[:1])
+    built.touch(KEYS[:3])
+    return built
+
+
+def policy():
+    built = twin.policy_class(name)(6)
+    for block_id, key in enumerate(KEYS[:6]):
+        status = BlockStatus(block_id)
+        status.ref_cnt = 0
+        built.insert(key, status)
+    return built
+
+
+CALLS = {
+    "lookup": (manager, lambda m: m.lookup(MANY)),
+    "touch": (manager, lambda m: m.touch(MANY)),
+    "prepare_load": (manager, lambda m: m.prepare_load(KEYS[:5] * 100)),
+    "complete_load": (manager, lambda m: m.complete_load(KEYS[:1])),
+    "store": (manager, lambda m: m.prepare_store(KEYS[6:9])),
+    "store long": (manager, lambda m: m.prepare_store([b"l" * 500, b"m" * 600])),
+    "store refused": (manager, lambda m: m.prepare_store(MANY[:300])),
+    "complete": (manager, lambda m: m.complete_store(KEYS)),
+    "fail": (manager, lambda m: m.complete_store(KEYS, False)),
+    "events": (manager, lambda m: m.take_events()),
+    "reset": (manager, lambda m: m.reset_cache()),
+    "get": (manager, lambda m: m.policy.get(KEYS[0])),
+    "table": (manager, lambda m: m.block_table.tolist()),
+    "stats": (manager, lambda m: m.stats()),
+    "policy insert": (policy, lambda p: p.insert(b"n" * 99, BlockStatus(9))),
+    "policy evict": (policy, lambda p: p.evict(3, KEYS[:2])),
+    "policy touch": (policy, lambda p: p.touch(MANY)),
+    "policy make_room": (policy, lambda p: p.make_room(KEYS[6:8], 0, KEYS[:1])),
+    "policy clear": (policy, lambda p: p.clear()),
+}
+
+
+def survives(build, call, fail, restore):
+    # One call with the n-th allocation failing, for every n at which one does.
+    failed = 0
+    for n in range(400):
+        thing = build()
+        before = observe(thing)
+        refused = False
+        fail(n)
+        try:
+            call(thing)
+        except MemoryError:
+            refused = True
+        finally:
+            restore()
+        if not refused:
+            thing._check()
+            return failed
+        failed += 1
+        assert observe(thing) == before, f"allocation {n}"
+        thing._check()
+        call(thing)
+        thing._check()
+    raise AssertionError("an allocation fails however late it is")
+"""
+
+C_ALLOCATIONS = """
+total = 0
+for label, (build, call) in CALLS.items():
+    try:
+        total += survives(build, call, memory.fail_after, lambda: memory.fail_after(None))
+    except AssertionError as error:
+        raise AssertionError(f"{label}: {error}") from error
+assert total >= 8, total
+for construct in (lambda: twin.CPUOffloadingManager(16, 4, name), lambda: twin.CPUBackend(16, 4),
+                  lambda: twin.policy_class(name)(4)):
+    for n in range(50):
+        memory.fail_after(n)
+        try:
+            construct()
+        except MemoryError:
+            continue
+        finally:
+            memory.fail_after(None)
+        break
+    assert 0 < n < 49, n
+print("nothing changed")
+"""
+
+GROWTH = """
+pool = twin.CPUBackend(16, 6)
+spared = 0
+for n in range(40):
+    grown = twin.policy_class(name)(2)
+    memory.fail_after(n)
+    failures = 0
+    for number, key in enumerate(MANY):
+        try:
+            grown.insert(key, BlockStatus(number))
+        except MemoryError:
+            failures += 1
+            assert grown.get(key) is None
+            memory.fail_after(None)
+            grown._check()
+            grown.insert(key, BlockStatus(number))
+    memory.fail_after(None)
+    assert len(grown) == len(MANY)
+    grown._check()
+    spared += failures
+assert spared > 5, spared
+print("nothing changed")
+"""
+
+PYTHON_ALLOCATIONS = """
+import _testcapi
+
+failures = 0
+for label, (build, call) in CALLS.items():
+    for n in range(120):
+        thing = build()
+        before = observe(thing)
+        refused = False
+        _testcapi.set_nomemory(n, n + 1)
+        try:
+            call(thing)
+        except MemoryError:
+            refused = True
+        finally:
+            _testcapi.remove_mem_hooks()
+        thing._check()
+        if refused:
+            failures += 1
+            assert observe(thing) == before, f"{label}: allocation {n}"
+            call(thing)
+            thing._check()
+assert failures > 50, failures
+print("nothing changed")
+"""
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_a_failing_allocation_of_ours_changes_nothing(
+    twins: tuple[ModuleType, ModuleType], policy: str
+) -> None:
+    assert run_script(PRELUDE + C_ALLOCATIONS, policy) == "nothing changed\n"
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_a_failing_allocation_while_the_storage_grows(
+    twins: tuple[ModuleType, ModuleType], policy: str
+) -> None:
+    assert run_script(PRELUDE + GROWTH, policy) == "nothing changed\n"
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_a_failing_allocation_of_pythons_changes_nothing(
+    twins: tuple[ModuleType, ModuleType], policy: str
+) -> None:
+    pytest.importorskip("_testcapi", reason="this Python cannot make its allocations fail")
+    assert run_script(PRELUDE + PYTHON_ALLOCATIONS, policy) == "nothing changed\n"
+
+
+def test_more_blocks_than_memory_is_a_memory_error(twin: ModuleType) -> None:
+    script = """
+    import importlib, resource, sys
+    twin = importlib.import_module(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 31, resource.RLIM_INFINITY))
+    for name in ("lru", "arc"):
+        try:
+            manager = twin.CPUOffloadingManager(16, 2**31 - 1, name)
+        except MemoryError:
+            continue
+        assert manager.prepare_store([b"x"]).store_spec.block_ids.tolist() == [0]
+    print("alive")
+    """
+    assert run_script(script, twin.__name__) == "alive\n"

@@ -1,0 +1,229 @@
+"""Managers, policies and pools as objects: collected, not pickled, used after a fork."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import weakref
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvoffload import BlockStatus, CPULoadStoreSpec, OffloadingEvent, PrepareStoreOutput
+from kvoffload.policies import registry
+from tests.blocks import A, B, store
+from tests.isolated.scripts import run_script
+from tests.observation import as_value, observe
+from tests.parts import ListBackend, ListPolicy
+
+
+def things(twin: ModuleType) -> list[Any]:
+    managers = [
+        twin.CPUOffloadingManager(16, 4),
+        twin.CPUOffloadingManager(16, 4, "arc", True),
+        twin.CPUOffloadingManager(16, 4, ListPolicy),
+        twin.LRUOffloadingManager(twin.CPUBackend(16, 4), True),
+        twin.ARCOffloadingManager(ListBackend(16, 4)),
+    ]
+    for manager in managers:
+        store(manager, [A, B])
+        manager.prepare_load([A])
+    policies = [twin.policy_class(name)(4) for name in registry.names()]
+    for policy in policies:
+        policy.insert(A, BlockStatus(0))
+    return [*managers, *policies, twin.CPUBackend(16, 4)]
+
+
+def test_pickling_is_refused_and_harmless(twin: ModuleType) -> None:
+    for thing in things(twin):
+        before = observe(thing)
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+            with pytest.raises(TypeError, match=type(thing).__name__):
+                pickle.dumps(thing, protocol)
+        for duplicate in (copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match=type(thing).__name__):
+                duplicate(thing)
+        assert observe(thing) == before
+        thing._check()
+
+
+def test_what_managers_give_can_be_pickled(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 1, "lru", True)
+    store(manager, [A])
+    manager.prepare_load([A])
+    spec = manager.prepare_load([A])
+    manager.complete_load([A, A])
+    output = store(manager, [B])
+    given = [spec, output, *manager.take_events(), manager.policy.get(B)]
+    kinds = [CPULoadStoreSpec, PrepareStoreOutput, *[OffloadingEvent] * 3, BlockStatus]
+    for thing, kind in zip(given, kinds, strict=True):
+        for back in (pickle.loads(pickle.dumps(thing)), copy.deepcopy(thing)):
+            assert type(back) is type(thing) is kind
+            assert as_value(back) == as_value(thing)
+
+
+def test_a_manager_in_a_cycle_is_collected(twin: ModuleType) -> None:
+    class Linked(twin.CPUOffloadingManager):  # type: ignore[misc, name-defined]
+        pass
+
+    class Watching(ListPolicy):
+        watched: Any = None
+
+    manager = Linked(16, 4)
+    manager.myself = manager
+    over_user_part = twin.CPUOffloadingManager(16, 4, Watching(4))
+    over_user_part.policy.watched = over_user_part
+    died = [weakref.ref(manager), weakref.ref(over_user_part)]
+    store(manager, [A])
+    store(over_user_part, [A])
+    del manager, over_user_part
+    gc.collect()
+    assert [reference() for reference in died] == [None, None]
+
+
+def test_a_manager_whose_events_hold_it_is_collected(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 4, "lru", True)
+    store(manager, [A])
+    manager.events[0].block_hashes.append(manager)
+    reference = weakref.ref(manager)
+    del manager
+    gc.collect()
+    assert reference() is None
+
+
+def test_views_outlive_their_manager(twin: ModuleType) -> None:
+    manager = twin.LRUOffloadingManager(twin.CPUBackend(16, 4))
+    store(manager, [A, B])
+    blocks, table, policy, events = (
+        manager.blocks,
+        manager.block_table,
+        manager.policy,
+        manager.take_events(),
+    )
+    del manager
+    gc.collect()
+    assert list(blocks) == [A, B]
+    assert sorted(row[1] for row in table.tolist() if row[1] >= 0) == [0, 1]
+    assert policy.get(B).block_id == 1
+    assert list(events) == []
+
+
+def test_a_policy_outlives_its_manager(twin: ModuleType) -> None:
+    for name in registry.names():
+        manager = twin.CPUOffloadingManager(16, 4, name)
+        store(manager, [A, B])
+        policy = manager.policy
+        del manager
+        gc.collect()
+        assert policy.get(A).block_id == 0
+        assert len(policy.evict(1, [A])) == 1
+        policy.remove(A)
+        policy._check()
+
+
+FORK = """
+import importlib
+import os
+import sys
+
+twin = importlib.import_module(sys.argv[1])
+A, B, C = b"a" * 32, b"b" * 40, b"c" * 36
+
+
+def use(manager):
+    assert manager.lookup([A, B]) == 2
+    output = manager.prepare_store([C])
+    assert output.block_hashes_evicted, output
+    manager.complete_store([C])
+    manager._check()
+    manager.reset_cache()
+    manager._check()
+    assert manager.prepare_store([A, B]).store_spec.block_ids.tolist() == [0, 1]
+
+
+managers = [twin.CPUOffloadingManager(16, 2, name) for name in ("lru", "arc")]
+for manager in managers:
+    manager.prepare_store([A, B])
+    manager.complete_store([A, B])
+child = os.fork()
+for manager in managers:
+    use(manager)
+if child:
+    _, status = os.waitpid(child, 0)
+    print("child", os.waitstatus_to_exitcode(status), "parent 0")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+def test_a_manager_works_on_both_sides_of_a_fork(twin: ModuleType) -> None:
+    assert run_script(FORK, twin.__name__) == "child 0 parent 0\n"
+
+
+ABUSE = """
+import importlib
+import random
+import sys
+
+from kvoffload import BlockStatus
+
+twin = importlib.import_module(sys.argv[1])
+name = sys.argv[2]
+generator = random.Random(7)
+KEYS = [bytes([number]) * (32 if number % 3 else 40) for number in range(1, 20)]
+policy = twin.policy_class(name)(4)
+backend = twin.CPUBackend(16, 4)
+left = twin.CPUOffloadingManager(16, 4, policy, True)
+right = twin.CPUOffloadingManager(16, 2, policy)
+over = twin.LRUOffloadingManager(backend)
+
+
+def abuse():
+    key = generator.choice(KEYS)
+    batch = generator.sample(KEYS, 3)
+    manager = generator.choice([left, right, over])
+    part = generator.choice([policy, over.policy])
+    choice = generator.randrange(12)
+    if choice == 0:
+        part.insert(key, BlockStatus(generator.choice([0, 3, 10**9, -5, 2**62])))
+    elif choice == 1:
+        part.remove(key)
+    elif choice == 2:
+        part.evict(generator.randrange(3), batch)
+    elif choice == 3:
+        part.clear()
+    elif choice == 4:
+        part.touch(batch)
+    elif choice == 5:
+        status = part.get(key)
+        if status is not None:
+            status.ref_cnt = generator.choice([-1, 0, 1, -7, 2**31 - 1])
+            status.block_id = generator.choice([0, 1, 10**9, -5])
+    elif choice == 6:
+        backend.free(BlockStatus(generator.randrange(4)))
+    elif choice in (7, 8, 9):
+        manager.prepare_store(batch)
+        manager.complete_store(batch, generator.random() < 0.7)
+    elif choice == 10:
+        manager.prepare_load([key])
+        manager.complete_load([key])
+    else:
+        manager.reset_cache()
+
+
+for _ in range(20_000):
+    try:
+        abuse()
+    except Exception:
+        pass
+    list(left.take_events())
+    left.stats(), over.stats()
+print("survived")
+"""
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_misuse_of_a_managers_parts_does_not_end_the_process(twin: ModuleType, name: str) -> None:
+    assert run_script(ABUSE, twin.__name__, name) == "survived\n"
