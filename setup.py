@@ -12,8 +12,10 @@ KVOFFLOAD_SANITIZE
     sanitizers for the C compiler, such as ``address,undefined``.
 KVOFFLOAD_LINETRACE
     ``1``: line events for coverage of the .pyx files.
+KVOFFLOAD_PORTABLE
+    ``1``: the plain C path that other processors than x86-64 take.
 
-The last three change the generated code: give each of them a checkout of its own.
+The last four change the generated code: give each of them a checkout of its own.
 """
 
 import os
@@ -27,6 +29,7 @@ ROOT = Path(__file__).parent
 CHOICE = os.environ.get("KVOFFLOAD_PURE_PYTHON", "")
 DEBUG = os.environ.get("KVOFFLOAD_DEBUG", "") not in ("", "0")
 SANITIZE = os.environ.get("KVOFFLOAD_SANITIZE", "")
+PORTABLE = os.environ.get("KVOFFLOAD_PORTABLE", "") not in ("", "0")
 LINETRACE = os.environ.get("KVOFFLOAD_LINETRACE", "") not in ("", "0")
 
 PURE = CHOICE not in ("", "0")
@@ -70,6 +73,8 @@ def extensions() -> list[Extension]:
     macros: list[tuple[str, str | None]] = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
     if DEBUG:
         macros.append(("KVOFFLOAD_DEBUG", "1"))
+    if PORTABLE:
+        macros.append(("KVOFFLOAD_PORTABLE", "1"))
     if LINETRACE:
         macros += [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")]
     modules = cythonize(

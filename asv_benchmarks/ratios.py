@@ -96,37 +96,46 @@ class Pair:
         keys = make_keys(0, capacity)
         for manager in (self.python, self.compiled):
             fill(manager, keys)
-        self.next_new = capacity
 
-    def requests(self, count: int, *, chains: bool, seed: int = 1) -> list[list[bytes]]:
-        """Make `count` requests that hit: stored in a row, or scattered over the cache."""
-        rng = random.Random(seed)
-        made = []
-        for _ in range(count):
+    def hits(self, *, chains: bool) -> Callable[[int], list[bytes]]:
+        """Return a maker of requests that hit: stored in a row, or scattered over the cache."""
+
+        def make(number: int) -> list[bytes]:
+            rng = random.Random(number)
             if chains:
-                first = rng.randrange(self.capacity // REQUEST) * REQUEST
-                made.append(make_keys(first, REQUEST))
-            else:
-                numbers = rng.sample(range(self.capacity), REQUEST)
-                made.append([make_keys(number, 1)[0] for number in numbers])
-        return made
+                return make_keys(rng.randrange(self.capacity // REQUEST) * REQUEST, REQUEST)
+            numbers = rng.sample(range(self.capacity), REQUEST)
+            return [make_keys(number, 1)[0] for number in numbers]
 
-    def new_requests(self, count: int) -> list[list[bytes]]:
-        """Make requests of blocks that were never seen."""
-        made = [make_keys(self.next_new + i * REQUEST, REQUEST) for i in range(count)]
-        self.next_new += count * REQUEST
-        return made
+        return make
+
+    def misses(self, number: int) -> list[bytes]:
+        """Make a request of blocks that were never seen."""
+        return make_keys(10**9 + self.capacity + number * REQUEST, REQUEST)
 
     def compare(
-        self, call: Callable[[Any, list[bytes]], Any], requests: list[list[bytes]]
+        self,
+        call: Callable[[Any, list[bytes]], Any],
+        make: Callable[[int], list[bytes]],
+        rounds: int,
     ) -> float:
-        """Return the ratio of the median times, Python over compiled, of a call on each request."""
+        """Return the ratio of the median times, Python over compiled, of a call on each request.
+
+        A request is made just before both sides get it, as an engine hashes a prompt just before
+        it asks: its keys are in the caches for both.
+        """
+        request: list[bytes] = []
+
+        def prepare(number: int) -> None:
+            request[:] = make(number)
+
         medians = interleave(
             {
-                "python": lambda i: call(self.python, requests[i]),
-                "compiled": lambda i: call(self.compiled, requests[i]),
+                "python": lambda _: call(self.python, request),
+                "compiled": lambda _: call(self.compiled, request),
             },
-            len(requests),
+            rounds,
+            prepare,
         )
         return medians["python"] / medians["compiled"]
 
@@ -149,25 +158,24 @@ def call_rows(capacities: list[int], rounds: int) -> Iterator[Row]:
         for policy in ("lru", "arc"):
             pair = Pair(policy, capacity)
             where = f"{policy} {capacity:,}"
-            chains = pair.requests(rounds, chains=True)
+            chains, scattered = pair.hits(chains=True), pair.hits(chains=False)
             aim = 20 if capacity >= 1_000_000 else 15
-            ratio = pair.compare(lambda m, r: m.lookup(r), chains)
+            ratio = pair.compare(lambda m, r: m.lookup(r), chains, rounds)
             yield Row(f"lookup, chains, {where}", ratio, "x", 8, aim)
-            scattered = pair.requests(rounds, chains=False)
-            ratio = pair.compare(lambda m, r: m.lookup(r), scattered)
+            ratio = pair.compare(lambda m, r: m.lookup(r), scattered, rounds)
             yield Row(f"lookup, scattered, {where}", ratio, "x", 8, 15)
-            ratio = pair.compare(lambda m, r: m.touch(r), chains)
+            ratio = pair.compare(lambda m, r: m.touch(r), chains, rounds)
             yield Row(f"touch, {where}", ratio, "x", 4, 8)
-            ratio = pair.compare(load, chains)
+            ratio = pair.compare(load, chains, rounds)
             yield Row(f"prepare + complete load, {where}", ratio, "x", 10, 18)
-            ratio = pair.compare(store, pair.new_requests(rounds))
+            ratio = pair.compare(store, pair.misses, rounds)
             aim = 40 if policy == "arc" else 15
             yield Row(f"store with eviction, {where}", ratio, "x", 10, aim)
     for policy in ("lru", "arc"):
         pair = Pair(policy, 0)
         pair.python = _python.CPUOffloadingManager(16, rounds * REQUEST, policy)
         pair.compiled = _compiled.CPUOffloadingManager(16, rounds * REQUEST, policy)
-        ratio = pair.compare(store, pair.new_requests(rounds))
+        ratio = pair.compare(store, pair.misses, rounds)
         yield Row(f"store without eviction, {policy}", ratio, "x", 10, 16)
 
 
@@ -237,13 +245,18 @@ def cold_rows(rounds: int) -> Iterator[Row]:
     fill(manager, keys)
     plain = dict.fromkeys(keys, 0)
     starts = random.Random(3).sample(range(capacity // REQUEST), min(rounds, capacity // REQUEST))
-    requests = [make_keys(start * REQUEST, REQUEST) for start in starts]
+    request: list[bytes] = []
+
+    def prepare(number: int) -> None:
+        request[:] = make_keys(starts[number] * REQUEST, REQUEST)
+
     medians = interleave(
         {
-            "dict": lambda i: [plain.get(key) for key in requests[i]],
-            "compiled": lambda i: manager.lookup(requests[i]),
+            "dict": lambda _: [plain.get(key) for key in request],
+            "compiled": lambda _: manager.lookup(request),
         },
-        len(requests),
+        len(starts),
+        prepare,
     )
     yield Row(
         "lookup, cold, 1,000,000, against dict.get",
@@ -309,7 +322,8 @@ def plain_rows(rounds: int) -> Iterator[Row]:
     capacity = 100_000
     pair = Pair("lru", capacity)
     blocks: OrderedDict[bytes, Any] = OrderedDict(pair.python.policy.blocks.items())
-    requests = pair.requests(rounds, chains=True)
+    make = pair.hits(chains=True)
+    requests = [make(number) for number in range(rounds)]
 
     def plain_lookup(i: int) -> int:
         hits = 0

@@ -8,8 +8,8 @@ Cost
     and the bucket. An engine asks about the same blocks in one call after the other, so the node
     that the previous call found at this position is tried first. Consecutive hashes of a request
     usually lie in successive nodes, since they were stored in order, so the node after the last
-    hit comes next. Where both fail and the table exceeds the caches, groups of keys go through the
-    index together, with prefetches between the steps.
+    hit comes next. Where both fail, a group of keys goes through the index together, with
+    prefetches between the steps, before guesses are made again.
 """
 
 from cpython.object cimport PyObject
@@ -49,6 +49,7 @@ cdef struct Batch:
 
 cdef enum:
     GROUP = 16              # keys that go through the index together
+    RUN_AHEAD = 8           # nodes that a run fetches ahead
 
 cdef extern from *:
     """
@@ -81,16 +82,6 @@ cdef inline const uint8_t* item_key(const Batch* batch, Py_ssize_t place) noexce
 
 cdef inline uint64_t item_length(const Batch* batch, Py_ssize_t place) noexcept nogil:
     return <uint64_t>PyBytes_GET_SIZE(batch.items[place])
-
-
-cdef inline uint32_t find_item(
-    Table* table, const Batch* batch, Py_ssize_t place
-) noexcept nogil:
-    """Return the node of one key through the index, NIL if unknown."""
-    cdef const uint8_t* key = item_key(batch, place)
-    cdef uint64_t length = item_length(batch, place)
-    batch.hashes[place] = hash_key(table, key, length)
-    return index_find(table, key, length, batch.hashes[place])
 
 
 cdef inline void find_group(
@@ -144,6 +135,8 @@ cdef inline Py_ssize_t find_run(
         and slot < table.num_used
         and holds_key(node_at(table, slot), item_key(batch, place), item_length(batch, place))
     ):
+        # Beyond the last node the address is wrong, and a prefetch of it does nothing.
+        kvo_prefetch(table.nodes + <uint32_t>(slot + RUN_AHEAD * stride))
         batch.slots[place] = slot
         slot += stride
         place += 1
@@ -169,12 +162,8 @@ cdef inline void find_range(
             place = find_run(table, batch, place, stop, last, stride)
             if place == stop:
                 return
-        if table.prefetch:
-            end = min(place + GROUP, stop)
-            find_group(table, batch, place, end)
-        else:
-            end = place + 1
-            batch.slots[place] = find_item(table, batch, place)
+        end = min(place + GROUP, stop)
+        find_group(table, batch, place, end)
         place = end
 
 

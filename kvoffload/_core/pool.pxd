@@ -8,6 +8,8 @@ Cost
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
+from kvoffload._core.table cimport kvo_require
+
 cdef struct Pool:
     int64_t num_blocks      # slots in all
     int64_t num_fresh       # ids that were given out at least once
@@ -28,6 +30,7 @@ cdef inline int64_t pool_num_free(const Pool* pool) noexcept nogil:
 cdef inline int64_t pool_take(Pool* pool) noexcept nogil:
     """Give out an id; the caller has seen that one is free."""
     cdef int64_t block_id
+    kvo_require(pool_num_free(pool) > 0, "the caller has seen that a slot is free")
     if pool.num_fresh < pool.num_blocks:
         block_id = pool.num_fresh
         pool.num_fresh += 1

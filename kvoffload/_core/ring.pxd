@@ -18,7 +18,7 @@ Cost
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from kvoffload._core.table cimport EXPORTED, LISTED, NIL, PARKED, RESIDENT, Node, Table, node_at
+from kvoffload._core.table cimport EXPORTED, LISTED, NIL, PARKED, RESIDENT, Node, Table, kvo_require, node_at
 
 cdef struct Listed:
     uint64_t number         # parking number of the node when it was listed
@@ -58,6 +58,7 @@ cdef inline uint64_t parking_number(const Node* node) noexcept nogil:
 
 cdef inline void ring_append(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept nogil:
     """Put a node that is on no ring at the most recent end."""
+    kvo_require(node.ring == 0 and not node.flags & PARKED, "the node is on no ring")
     node.ring = ring.number
     node.next = NIL
     node.prev = ring.newest
@@ -83,6 +84,7 @@ cdef inline void ring_detach(Table* table, Ring* ring, Node* node) noexcept nogi
 
 cdef inline void ring_remove(Table* table, Ring* ring, Node* node) noexcept nogil:
     """Take a node off the ring, parked or not."""
+    kvo_require(node.ring == ring.number, "the node is on this ring")
     if node.flags & PARKED:
         ring.num_parked -= 1
         if node.flags & LISTED:
@@ -104,6 +106,8 @@ cdef inline void ring_renew(Table* table, Ring* ring, uint32_t slot, Node* node)
 
 cdef inline void ring_park(Table* table, Ring* ring, Node* node) noexcept nogil:
     """Park a node of the list that a scan passes over; `ring_ensure_parking` was called."""
+    kvo_require(not node.flags & PARKED, "a node is parked once")
+    kvo_require(ring.heap_room >= 2 * (ring.num_parked + 1), "the heap has room for it")
     ring_detach(table, ring, node)
     node.prev = <uint32_t>ring.next_number
     node.next = <uint32_t>(ring.next_number >> 32)

@@ -27,6 +27,9 @@ cdef extern from "bucket.h" nogil:
     uint32_t kvo_lowest(uint32_t bits)
     void kvo_prefetch(const void* address)
 
+cdef extern from "require.h" nogil:
+    void kvo_require(bint holds, const char* invariant)
+
 cdef extern from *:
     """
     #define KVO_NIL UINT32_MAX
@@ -77,7 +80,6 @@ cdef struct Table:
     uint64_t num_keys       # keys in the index
     uint64_t max_keys       # keys that the index takes before it has to grow
     uint32_t epoch          # of the batch at work; marks of other epochs mean nothing
-    bint prefetch           # the table exceeds the L2 cache
     uint64_t secret[8]      # words that key the hash
 
 # Reserve room for about `num_nodes` nodes; False, with nothing reserved, if there is none.
@@ -95,6 +97,7 @@ cdef const char* table_check(Table* table) noexcept
 
 
 cdef inline Node* node_at(Table* table, uint32_t slot) noexcept nogil:
+    kvo_require(slot < table.num_ready, "a slot is a node that is ready")
     if slot < table.num_reserved:
         return table.nodes + slot
     slot -= table.num_reserved
@@ -166,6 +169,7 @@ cdef inline uint32_t index_find(
 
 cdef inline void index_insert(Table* table, uint32_t slot, uint64_t hashed) noexcept nogil:
     """Add a slot whose key is absent; the caller has made sure of room."""
+    kvo_require(table.num_keys < table.max_keys, "the caller has made sure of room in the index")
     cdef uint64_t number = home_of(table, hashed)
     cdef KvoBucket* bucket = table.buckets + number
     cdef uint32_t bits = kvo_match(bucket, 0)
@@ -199,6 +203,7 @@ cdef inline void index_remove(Table* table, uint32_t slot, uint64_t hashed) noex
                 table.num_keys -= 1
                 return
             bits &= bits - 1
+        kvo_require(bucket.overflow > 0, "a removed key is in the index")
         bucket.overflow -= 1
         number += 1
         if number == table.num_buckets:
@@ -238,6 +243,9 @@ cdef inline bint table_ensure(Table* table, uint64_t more) noexcept:
 cdef inline uint32_t take_node(Table* table) noexcept nogil:
     """Take a node that is not in use; the caller has made sure that there is one."""
     cdef uint32_t slot = table.free_head
+    kvo_require(
+        slot != NIL or table.num_used < table.num_ready, "the caller has made sure of a node"
+    )
     if slot != NIL:
         table.free_head = node_at(table, slot).next
         table.num_freed -= 1
@@ -249,6 +257,7 @@ cdef inline uint32_t take_node(Table* table) noexcept nogil:
 
 cdef inline void give_node(Table* table, uint32_t slot, Node* node) noexcept nogil:
     """Put a node on the free stack."""
+    kvo_require((node.flags & (RETIRED | EXPORTED)) != EXPORTED, "no status lies on a free node")
     node.block.ref_cnt = 0
     node.block.block_id = -1
     node.block.mark = 0

@@ -27,8 +27,6 @@ cdef enum:
     MOST_KEYS_PER_BUCKET = 10
     # Nodes made ready at a time: their block_id is written, so their pages get memory.
     READY_STEP = 4096
-    # Beyond this many bytes of nodes a lookup prefetches.
-    CACHED_BYTES = 1 << 20
 
 #: Rows of ``block_table``: the fields of ``BlockStatus`` at the head of each node.
 BLOCK_DTYPE = np.dtype(
@@ -65,7 +63,6 @@ cdef bint table_open(Table* table, uint64_t num_nodes) noexcept:
     table.num_reserved = <uint32_t>num_nodes
     table.num_buckets = num_buckets
     table.max_keys = num_buckets * MOST_KEYS_PER_BUCKET
-    table.prefetch = num_nodes * sizeof(Node) > CACHED_BYTES
     make_ready(table, min(num_nodes, <uint64_t>READY_STEP))
     return True
 
@@ -90,9 +87,10 @@ cdef void table_close(Table* table) noexcept:
 cdef void make_ready(Table* table, uint64_t num_ready) noexcept:
     """Write "no block" into the nodes up to `num_ready`."""
     cdef uint32_t slot
-    for slot in range(table.num_ready, <uint32_t>num_ready):
-        node_at(table, slot).block.block_id = -1
+    cdef uint32_t first = table.num_ready
     table.num_ready = <uint32_t>num_ready
+    for slot in range(first, table.num_ready):
+        node_at(table, slot).block.block_id = -1
 
 
 cdef bint add_segment(Table* table) noexcept:
@@ -219,7 +217,7 @@ cdef const char* table_check(Table* table) noexcept:
         elif node.flags & RETIRED:
             retired += 1
     for number in range(table.num_buckets):
-        for entry in range(BUCKET_ENTRIES):
+        for entry in range(<uint32_t>BUCKET_ENTRIES):
             entries += table.buckets[number].tags[entry] != 0
     slot = table.free_head
     while slot != NIL and freed <= table.num_used:

@@ -68,7 +68,9 @@ cnp.import_array()
 
 cdef enum:
     MOST_PINS = 0x7FFFFFFF
-    # Keys that a lookup finds at a time before it looks whether one is not ready.
+    # Keys that a lookup finds before it looks whether one is not ready: few at first, since many
+    # a prompt is not known at all.
+    FIRST_LOOKUP_STEP = 4
     LOOKUP_STEP = 64
 
 cdef object new_object = object.__new__
@@ -193,7 +195,7 @@ cdef class Manager:
         cdef Node* node
         while place < size:
             if place == end:
-                end = min(place + LOOKUP_STEP, size)
+                end = min(place + (LOOKUP_STEP if place else FIRST_LOOKUP_STEP), size)
                 find_range(table, &self.batch, place, end)
             slot = self.batch.slots[place]
             if slot == NIL:
