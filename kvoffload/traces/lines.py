@@ -29,7 +29,16 @@ MAX_LINE_BYTES = 16 * 2**20
 STDIN = "-"
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+
+# How a recording starts: an empty gzip member with a name, a zstandard frame that is skipped. A
+# killed process may leave a recording whose last frame is cut off, and that is how it ends then;
+# any other compressed file that is cut off is damaged.
+RECORDING = {
+    ".gz": b"\x1f\x8b\x08\x08" + bytes(5) + b"\xffkvoffload recording\0\x03" + bytes(9),
+    ".zst": b"\x50\x2a\x4d\x18\x13\0\0\0kvoffload recording",
+}
 _READ_BYTES = 2**17
+_START_BYTES = max(map(len, RECORDING.values()))
 
 
 def zstd_module() -> str:
@@ -82,16 +91,17 @@ class Lines:
     def _open(self, path: str, opened: contextlib.ExitStack) -> BinaryIO:
         file = io.FileIO(0 if path == STDIN else path, closefd=path != STDIN)
         raw = opened.enter_context(io.BufferedReader(file, _READ_BYTES))
-        start = raw.peek(4)[:4]
+        start = raw.peek(_START_BYTES)[:_START_BYTES]
+        self._is_recording = start.startswith(tuple(RECORDING.values()))
         if start.startswith(_GZIP):
             return cast("BinaryIO", opened.enter_context(gzip.GzipFile(fileobj=raw)))
-        if start == _ZSTD:
+        if start.startswith((_ZSTD, RECORDING[".zst"])):
             zstd = require(zstd_module(), "a zstandard trace")
             self._faults = (*self._faults, zstd.ZstdError)
             return cast("BinaryIO", opened.enter_context(zstd.ZstdFile(raw)))
         for suffix, form in ((".gz", "gzip"), (".zst", "zstandard")):
             if start and path.endswith(suffix):
-                rule = f"must be {form} as its name says, got a file that starts with {start!r}"
+                rule = f"must be {form} as its name says, got a file that starts with {start[:4]!r}"
                 raise TraceError(self.name, None, rule)
         return raw
 
@@ -137,6 +147,8 @@ class Lines:
             return self._stream.readline(self._max_line_bytes + 1)
         except self._faults as error:
             self._stream = None
+            if self._is_recording and _is_cut_off(error):
+                return b""
             rule = f"must be readable to its end: {_why(error)}"
             raise TraceError(self.name, self.number + 1, rule) from None
 
@@ -148,10 +160,16 @@ class Lines:
                 return
 
 
+def _is_cut_off(error: Exception) -> bool:
+    """Tell whether compressed data ends too early, be it after one byte of a gzip member."""
+    one_byte = isinstance(error, gzip.BadGzipFile) and "(b'\\x1f')" in str(error)
+    return one_byte or isinstance(error, EOFError)
+
+
 def _why(error: Exception) -> str:
     """Return what the system says of a fault, without the file's name."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
-    if isinstance(error, EOFError):
+    if _is_cut_off(error):
         return "the compressed data is cut off"
     return printable(str(error)) or type(error).__name__

@@ -2,9 +2,10 @@
 
 The thread that sees a request only puts 8 bytes a hash on a queue. The log's thread takes them from
 there ten times a second, turns them into salted ids and ids into lines, and writes these in
-compressed frames, each complete in itself and written by one call, at least once a second: what a
-killed process leaves ends at a frame. The file is exchanged for a new one when it has half of the
-bytes that the log may take, and the one before it is kept.
+compressed frames, each complete in itself, at least once a second: of what a killed process leaves,
+every frame but the last is complete, and the reader knows by the first bytes that it may be so.
+The file is exchanged for a new one when it has half of the bytes that the log may take, and the one
+before it is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 from kvoffload import IMPLEMENTATION
 
 from ._extras import require
-from .lines import zstd_module
+from .lines import RECORDING, zstd_module
 
 if IMPLEMENTATION == "compiled":
     from ._salted_ids_c import TEXT_BYTES, fingerprints, salted_texts
@@ -43,6 +44,8 @@ FRAME_BYTES = 2**22  # of text
 WORD_BYTES = 8  # of a fingerprint
 
 _LINE = b'{"timestamp":%d,"input_length":%d,"output_length":0,"hash_ids":[%b]}\n'
+
+_START_BYTES = max(map(len, RECORDING.values()))
 
 _logger = logging.getLogger(__name__)
 
@@ -201,15 +204,18 @@ class RequestLog:
         if not self._text:
             return
         frame = self._compress(b"".join(self._text))
+        if not self._file_bytes:
+            frame = RECORDING[self.path.suffix] + frame
         requests = len(self._text)
         self._text.clear()
         self._text_bytes = 0
-        if len(frame) > self._max_file_bytes:
+        if len(frame) + _START_BYTES > self._max_file_bytes:
             self._drop(requests)
             return
         if self._file_bytes + len(frame) > self._max_file_bytes:
             os.close(self._file)
             self._file = self._open()
+            frame = RECORDING[self.path.suffix] + frame
         try:
             rest = memoryview(frame)
             while rest:

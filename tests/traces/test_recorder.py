@@ -18,7 +18,7 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.replay import replay
-from kvoffload.traces import Trace, TraceRecorder, Workload, request_log
+from kvoffload.traces import Trace, TraceError, TraceRecorder, Workload, request_log
 from kvoffload.traces import _salted_ids_py as python_ids
 
 HASHES = [bytes([n]) * 32 for n in range(1, 9)]
@@ -43,11 +43,11 @@ def counters(result):
 @pytest.mark.parametrize("policy", ["lru", "arc"])
 def test_a_recorded_trace_replays_to_the_same_counters(path, policy):
     workload = Workload(800, seed=5)
-    manager = CPUOffloadingManager(512, 100, policy)
+    manager = CPUOffloadingManager(512, 50, policy)
     with TraceRecorder(manager, path) as recorder:
         original = replay(workload, recorder)
     assert recorder.log.dropped_requests == 0
-    again = replay(Trace(path), CPUOffloadingManager(512, 100, policy))
+    again = replay(Trace(path), CPUOffloadingManager(512, 50, policy))
     assert counters(again) == counters(original)
     assert original.refused > 0
     assert original.evicted > 0
@@ -334,3 +334,23 @@ def test_frames_are_gzip_members_in_a_gz_file(tmp_path):
     with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
         recorder.lookup(HASHES)
     assert gzip.decompress(path.read_bytes()).count(b"\n") == 1
+
+
+def test_a_recording_that_is_cut_off_ends_with_its_last_whole_line(path, monkeypatch):
+    monkeypatch.setattr(request_log, "FRAME_BYTES", 1000)
+    monkeypatch.setattr(request_log, "BATCH_BLOCKS", 8)
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        for _ in range(60):
+            recorder.lookup([os.urandom(32) for _ in range(8)])
+    whole, expected = path.read_bytes(), recorded(path)
+    assert len(expected) == 60
+    readable = 0
+    for length in range(1200, len(whole) + 1, 3):
+        path.write_bytes(whole[:length])
+        found = recorded(path)
+        assert found == expected[: len(found)]
+        assert len(found) >= readable
+        readable = len(found)
+    path.write_bytes(whole + b"garbage")
+    with pytest.raises(TraceError, match="must be readable to its end"):
+        recorded(path)
