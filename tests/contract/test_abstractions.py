@@ -116,6 +116,24 @@ def test_a_backend_says_where_and_how_large() -> None:
     assert (backend.block_size, backend.medium) == (16, "SHELF")
 
 
+@pytest.mark.parametrize("block_size", [0, -1, True, 1.5, None])
+def test_a_backend_checks_its_block_size(block_size: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="block_size must be"):
+        SmallestBackend(block_size, "SHELF")
+
+
+@pytest.mark.parametrize("medium", [None, 5, b"SHELF"])
+def test_a_backend_checks_its_medium(medium: Any) -> None:
+    with pytest.raises(TypeError, match="medium must be a string"):
+        SmallestBackend(16, medium)
+
+
+@pytest.mark.parametrize("capacity", [-1, 2**31, True, "4"])
+def test_a_policy_checks_its_capacity(capacity: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="cache_capacity must be"):
+        SmallestPolicy(capacity)
+
+
 def test_a_backend_may_leave_its_spec_alone() -> None:
     with pytest.raises(NotImplementedError):
         SmallestBackend(16, "SHELF").get_load_store_spec([A], [BlockStatus(0)])

@@ -154,6 +154,26 @@ def test_an_option_out_of_bounds(twin: ModuleType) -> None:
                     twin.CPUOffloadingManager(16, 4, f"{name}?{option.name}={value}")
 
 
+def test_an_option_of_the_wrong_type() -> None:
+    whole = registry.Option("whole", 2, 1, 4, "an integer")
+    part = registry.Option("part", 0.5, 0.0, 1.0, "a number")
+    assert (whole.check("3"), whole.check(3), part.check("1"), part.check(0)) == (3, 3, 1.0, 0.0)
+    for option, value in ((whole, 1.5), (whole, True), (part, None), (part, [1])):
+        with pytest.raises(TypeError, match=f"{option.name} must be"):
+            option.check(value)
+    for option, value in ((whole, 5), (whole, "1.5"), (part, "nan"), (part, -0.1)):
+        with pytest.raises(ValueError, match=f"{option.name} must be"):
+            option.check(value)
+
+
+def test_a_policy_string_is_read_and_written() -> None:
+    for name in registry.names():
+        assert str(registry.parse(name)) == name
+        for option in registry.entry(name).options:
+            text = f"{name}?{option.name}={option.default}"
+            assert str(registry.parse(text)) == text
+
+
 @pytest.mark.parametrize("policy", [None, 5, object, int, b"lru", ["lru"]])
 def test_what_is_no_policy(twin: ModuleType, policy: Any) -> None:
     with pytest.raises(TypeError, match="cache_policy must be"):

@@ -258,6 +258,23 @@ def test_a_policy_alone_has_a_block_table(twin: ModuleType) -> None:
         assert [row for row in table.tolist() if row[1] >= 0] == [(-1, 9)]
 
 
+@pytest.mark.parametrize("kind", ["cpu-lru", "cpu-arc"])
+def test_the_check_finds_what_is_broken(twin: ModuleType, kind: str) -> None:
+    manager = builder(twin, kind)(2)
+    store(manager, [A, B])
+    manager._check()
+    first, second = manager.policy.get(A), manager.policy.get(B)
+    first.ref_cnt = -7
+    with pytest.raises(AssertionError, match="ref_cnt"):
+        manager._check()
+    first.ref_cnt = 0
+    first.block_id = second.block_id
+    with pytest.raises(AssertionError, match="slot"):
+        manager._check()
+    first.block_id = 0
+    manager._check()
+
+
 def test_views_see_the_ids_of_the_outputs(build_pooled: Build) -> None:
     manager = build_pooled(4)
     output = store(manager, [C, A])

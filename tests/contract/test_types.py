@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import ctypes
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,6 +150,35 @@ def test_an_empty_spec_is_int64_too(spec_class: type[BlockIDsLoadStoreSpec]) -> 
     block_ids = spec_class([]).block_ids
     assert block_ids.dtype == np.int64
     assert block_ids.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("block_ids", "kind", "message"),
+    [
+        ([[1, 2], [3, 4]], ValueError, "block_ids must have one dimension, got 2"),
+        (5, ValueError, "block_ids must have one dimension, got 0"),
+        ([1.5], TypeError, "block_ids must hold integers"),
+        (["1"], TypeError, "block_ids must hold integers"),
+        ([True], TypeError, "block_ids must hold integers"),
+        ([2**63], ValueError, "block_ids must be < 2\\*\\*63, got 9223372036854775808"),
+    ],
+)
+def test_ids_that_are_none(block_ids: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        CPULoadStoreSpec(block_ids)
+
+
+def test_the_ids_of_a_spec_are_its_own() -> None:
+    given = np.array([1, 2], dtype=np.int64)
+    spec = CPULoadStoreSpec(given)
+    given[0] = 9
+    assert spec.block_ids.tolist() == [1, 2]
+
+
+def test_statuses_and_specs_show_their_content() -> None:
+    assert repr(BlockStatus(7)) == "BlockStatus(ref_cnt=-1, block_id=7)"
+    assert repr(GPULoadStoreSpec([1, 2])) == "GPULoadStoreSpec(block_ids=[1, 2])"
+    assert "removed=True" in repr(OffloadingEvent([A], 16, "CPU", True))
 
 
 def test_an_output_has_three_parts() -> None:

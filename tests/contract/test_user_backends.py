@@ -197,6 +197,24 @@ def test_an_allocation_that_is_not_a_list_of_statuses(manager_class: Any, answer
     manager._check()
 
 
+@pytest.mark.parametrize("free", [-1, None, 1.5, "4"])
+def test_a_number_of_free_blocks_that_is_none(manager_class: Any, free: Any) -> None:
+    class Uncountable(ListBackend):
+        answer: Any = 2
+
+        def get_num_free_blocks(self) -> int:
+            return self.answer  # type: ignore[no-any-return]
+
+    backend = Uncountable(16, 2)
+    manager = manager_class(backend)
+    store(manager, [A])
+    backend.answer = free
+    with pytest.raises(BackendError, match="get_num_free_blocks must return an integer >= 0"):
+        manager.prepare_store([B])
+    backend.answer = 1
+    assert names(store(manager, [B]).block_hashes_to_store) == "B"
+
+
 class UserFailedError(Exception):
     """What a user's own code raises."""
 

@@ -237,9 +237,19 @@ def victim_twice(policy: Wrong, victims: Any) -> Any:
     return [victims[0]] * len(victims)
 
 
+def not_resident(policy: Wrong, victims: Any) -> Any:
+    return [*victims[:-1], (b"never stored", victims[-1][1])]
+
+
+def not_a_hash(policy: Wrong, victims: Any) -> Any:
+    return [*victims[:-1], ([], victims[-1][1])]
+
+
 @pytest.mark.parametrize(
     "answer",
     [
+        pytest.param(not_resident, id="a block that is not resident"),
+        pytest.param(not_a_hash, id="something that is no hash"),
         pytest.param(drop_one, id="too few"),
         pytest.param(one_more, id="too many"),
         pytest.param(swap_for(A), id="protected"),
@@ -270,6 +280,51 @@ def test_a_policy_that_evicts_wrongly(
     assert after["stored_blocks"] == before["stored_blocks"]
     assert after["pending"] <= 1
     assert not any(block in manager for block in new)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [5, (1,), (1, 2, 3), ("1", []), (1, 5), (1, [A]), (2, []), (-1, []), (1, [(A, None)])],
+    ids=repr,
+)
+def test_a_policy_that_answers_nonsense(twin: ModuleType, answer: Any) -> None:
+    class Nonsense(ListPolicy):
+        talks = False
+
+        def make_room(self, hashes: Any, num_free: int, protected: Any) -> Any:
+            return answer if self.talks else super().make_room(hashes, num_free, protected)
+
+    policy = Nonsense(2)
+    manager = twin.CPUOffloadingManager(16, 2, policy)
+    store(manager, [A])
+    policy.talks = True
+    with pytest.raises(PolicyError, match="Nonsense"):
+        manager.prepare_store([C])
+    assert C not in manager
+    policy.talks = False
+    assert manager.stats()["resident"] + manager.stats()["free"] == 2
+
+
+def test_a_policy_that_loses_what_was_inserted(twin: ModuleType) -> None:
+    class Losing(ListPolicy):
+        def get(self, block_hash: bytes) -> BlockStatus | None:
+            return None if block_hash == B else super().get(block_hash)
+
+    manager = twin.CPUOffloadingManager(16, 2, Losing)
+    store(manager, [A])
+    with pytest.raises(PolicyError, match=r"Losing.get must return the status"):
+        manager.prepare_store([B])
+    assert manager.stats()["free"] == 1
+    assert A in manager
+
+
+def test_an_instance_that_cannot_count_its_blocks(twin: ModuleType) -> None:
+    class Uncounted(ListPolicy):
+        __len__ = CachePolicy.__len__
+
+    manager = twin.CPUOffloadingManager(16, 2, Uncounted(2))
+    store(manager, [A])
+    assert len(manager) == 1
 
 
 class UserFailedError(Exception):

@@ -49,6 +49,23 @@ def test_generated_workloads(
         assert stats["evicted_blocks"] > 0
 
 
+def options_at_their_bounds() -> list[str]:
+    """Return a policy string for each bound of each option."""
+    return [
+        f"{name}?{option.name}={bound}"
+        for name in registry.names()
+        for option in registry.entry(name).options
+        for bound in (option.minimum, option.maximum)
+    ]
+
+
+@pytest.mark.parametrize("text", options_at_their_bounds())
+@pytest.mark.parametrize("workload", GENERATED)
+def test_options_at_their_bounds(twins: Twins, seed: int, text: str, workload: str) -> None:
+    pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 60, text, True))
+    replay(pair, GENERATED[workload](seed, 80))
+
+
 @pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("capacity", [100, 1500])
 @pytest.mark.parametrize("trace_name", TRACES)
