@@ -26,7 +26,7 @@ def block_hashes(*numbers: int) -> list[BlockHash]:
 A, B, C, D, E, F, G, H = block_hashes(*range(8))
 """Eight hashes for tests that name each block."""
 
-NAMES = dict(zip((A, B, C, D, E, F, G, H), "ABCDEFGH", strict=True))
+NAMES: dict[bytes, str] = dict(zip((A, B, C, D, E, F, G, H), "ABCDEFGH", strict=True))
 
 
 def names(hashes: Iterable[bytes]) -> str:

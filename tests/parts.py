@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from kvoffload import Backend, BlockStatus, CachePolicy, CPULoadStoreSpec
+from kvoffload import Backend, BlockHash, BlockStatus, CachePolicy, CPULoadStoreSpec
 
 
 class ListPolicy(CachePolicy):
@@ -13,7 +13,7 @@ class ListPolicy(CachePolicy):
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
-        self.order: list[tuple[bytes, BlockStatus]] = []
+        self.order: list[tuple[BlockHash, BlockStatus]] = []
 
     def __len__(self) -> int:
         return len(self.order)
@@ -21,15 +21,15 @@ class ListPolicy(CachePolicy):
     def clear(self) -> None:
         self.order = []
 
-    def get(self, block_hash: bytes) -> BlockStatus | None:
+    def get(self, block_hash: BlockHash) -> BlockStatus | None:
         return next((status for block, status in self.order if block == block_hash), None)
 
-    def insert(self, block_hash: bytes, status: BlockStatus) -> None:
+    def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         own = BlockStatus(status.block_id)
         own.ref_cnt = status.ref_cnt
         self.order.append((block_hash, own))
 
-    def remove(self, block_hash: bytes) -> None:
+    def remove(self, block_hash: BlockHash) -> None:
         self.order = [pair for pair in self.order if pair[0] != block_hash]
 
     def touch(self, hashes: Iterable[bytes]) -> None:
@@ -37,7 +37,9 @@ class ListPolicy(CachePolicy):
             found = [pair for pair in self.order if pair[0] == block_hash]
             self.order = [pair for pair in self.order if pair[0] != block_hash] + found
 
-    def evict(self, n: int, protected: Collection[bytes]) -> list[tuple[bytes, BlockStatus]] | None:
+    def evict(
+        self, n: int, protected: Collection[bytes]
+    ) -> list[tuple[BlockHash, BlockStatus]] | None:
         idle = [pair for pair in self.order if pair[1].ref_cnt == 0 and pair[0] not in protected]
         if len(idle) < n:
             return None
@@ -49,7 +51,7 @@ class ListPolicy(CachePolicy):
 class KeepingListPolicy(ListPolicy):
     """The same, keeping the status objects it is given."""
 
-    def insert(self, block_hash: bytes, status: BlockStatus) -> None:
+    def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         self.order.append((block_hash, status))
 
 
@@ -72,7 +74,7 @@ class ListBackend(Backend):
     def get_num_free_blocks(self) -> int:
         return len(self.unused)
 
-    def allocate_blocks(self, hashes: list[bytes]) -> list[BlockStatus]:
+    def allocate_blocks(self, hashes: list[BlockHash]) -> list[BlockStatus]:
         self.asked.append(list(hashes))
         made: list[BlockStatus] = []
         for block_hash in hashes:

@@ -79,7 +79,8 @@ class UserPolicy:
         left: _Victims = []
         fault = None
         for block_hash, _ in victims:
-            own = self._resident.get(block_hash) if type(block_hash) is bytes else None
+            is_hash = type(block_hash) is bytes
+            own = self._resident.get(block_hash) if is_hash else None
             if own is None:
                 fault = fault or f"evicted a block that is not resident: {describe(block_hash)}"
             elif own.ref_cnt != 0 or block_hash in protected:

@@ -9,6 +9,7 @@ import pytest
 
 from kvoffload import (
     Backend,
+    BlockHash,
     BlockStatus,
     CachePolicy,
     CPULoadStoreSpec,
@@ -16,7 +17,7 @@ from kvoffload import (
     OffloadingManager,
     PrepareStoreOutput,
 )
-from tests.blocks import A
+from tests.blocks import A, B, C, D
 
 
 class SmallestManager(OffloadingManager):
@@ -31,27 +32,27 @@ class SmallestManager(OffloadingManager):
 
 
 class SmallestPolicy(CachePolicy):
-    def get(self, block_hash: bytes) -> BlockStatus | None:
+    def get(self, block_hash: BlockHash) -> BlockStatus | None:
         return None
 
-    def insert(self, block_hash: bytes, block: BlockStatus) -> None:
+    def insert(self, block_hash: BlockHash, block: BlockStatus) -> None:
         raise NotImplementedError
 
-    def remove(self, block_hash: bytes) -> None:
+    def remove(self, block_hash: BlockHash) -> None:
         raise NotImplementedError
 
     def touch(self, block_hashes: Iterable[bytes]) -> None:
         raise NotImplementedError
 
-    def evict(self, n: int, protected: Any) -> list[tuple[bytes, BlockStatus]] | None:
-        return [(b"victim", BlockStatus(0))] * n if n < 3 else None
+    def evict(self, n: int, protected: Any) -> list[tuple[BlockHash, BlockStatus]] | None:
+        return [(A, BlockStatus(0))] * n if n < 3 else None
 
 
 class SmallestBackend(Backend):
     def get_num_free_blocks(self) -> int:
         return 0
 
-    def allocate_blocks(self, block_hashes: list[bytes]) -> list[BlockStatus]:
+    def allocate_blocks(self, block_hashes: list[BlockHash]) -> list[BlockStatus]:
         return []
 
     def free(self, block: BlockStatus) -> None:
@@ -94,21 +95,21 @@ def test_a_policy_may_leave_clear_and_len_alone() -> None:
 
 def test_the_default_admission_asks_evict_for_room_for_all() -> None:
     policy = SmallestPolicy(4)
-    admitted = policy.make_room([b"1", b"2", b"3"], 1, set())
+    admitted = policy.make_room([B, C, D], 1, set())
     assert admitted is not None
     number, victims = admitted
     assert number == 3
-    assert [block_hash for block_hash, _ in victims] == [b"victim", b"victim"]
+    assert [block_hash for block_hash, _ in victims] == [A, A]
 
 
 def test_the_default_admission_asks_for_nothing_where_there_is_room() -> None:
-    admitted = SmallestPolicy(4).make_room([b"1", b"2"], 5, set())
+    admitted = SmallestPolicy(4).make_room([B, C], 5, set())
     assert admitted is not None
     assert (admitted[0], list(admitted[1])) == (2, [])
 
 
 def test_the_default_admission_gives_up_where_evict_does() -> None:
-    assert SmallestPolicy(4).make_room([b"1", b"2", b"3"], 0, set()) is None
+    assert SmallestPolicy(4).make_room([B, C, D], 0, set()) is None
 
 
 def test_a_backend_says_where_and_how_large() -> None:

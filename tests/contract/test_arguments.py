@@ -149,19 +149,31 @@ def test_an_option_out_of_bounds(twin: ModuleType) -> None:
             for value in (option.minimum - 1, option.maximum + 1):
                 with pytest.raises(ValueError, match=option.name):
                     twin.CPUOffloadingManager(16, 4, f"{name}?{option.name}={value}")
-            for value in ("", "x", "nan"):
+            for text in ("", "x", "nan"):
                 with pytest.raises(ValueError, match=option.name):
-                    twin.CPUOffloadingManager(16, 4, f"{name}?{option.name}={value}")
+                    twin.CPUOffloadingManager(16, 4, f"{name}?{option.name}={text}")
 
 
 def test_an_option_of_the_wrong_type() -> None:
     whole = registry.Option("whole", 2, 1, 4, "an integer")
     part = registry.Option("part", 0.5, 0.0, 1.0, "a number")
     assert (whole.check("3"), whole.check(3), part.check("1"), part.check(0)) == (3, 3, 1.0, 0.0)
-    for option, value in ((whole, 1.5), (whole, True), (part, None), (part, [1])):
+    wrong_types: list[tuple[registry.Option, Any]] = [
+        (whole, 1.5),
+        (whole, True),
+        (part, None),
+        (part, [1]),
+    ]
+    for option, value in wrong_types:
         with pytest.raises(TypeError, match=f"{option.name} must be"):
             option.check(value)
-    for option, value in ((whole, 5), (whole, "1.5"), (part, "nan"), (part, -0.1)):
+    wrong_values: list[tuple[registry.Option, Any]] = [
+        (whole, 5),
+        (whole, "1.5"),
+        (part, "nan"),
+        (part, -0.1),
+    ]
+    for option, value in wrong_values:
         with pytest.raises(ValueError, match=f"{option.name} must be"):
             option.check(value)
 
@@ -246,7 +258,7 @@ def test_use_before_init(twin: ModuleType, name: str) -> None:
             pass
 
     manager = Forgetful()
-    calls = {
+    calls: dict[str, list[Any]] = {
         "lookup": [[A]],
         "touch": [[A]],
         "prepare_load": [[A]],

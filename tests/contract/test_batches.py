@@ -56,7 +56,8 @@ def test_any_iterable_will_do(build: Build, method: str) -> None:
 
 
 def test_an_empty_batch_is_legal(build: Build, method: str) -> None:
-    for batch in ([], (), iter(())):
+    empty: list[Any] = [[], (), iter(())]
+    for batch in empty:
         manager = prepared(build, method)
         before = observe(manager)
         getattr(manager, method)(batch)
@@ -85,7 +86,7 @@ def test_an_empty_hash(build: Build, method: str) -> None:
     manager = prepared(build, method)
     before = observe(manager)
     for position in (0, 2):
-        batch = [A, B, C]
+        batch: list[bytes] = [A, B, C]
         batch.insert(position, b"")
         with pytest.raises(ValueError, match="empty") as caught:
             getattr(manager, method)(batch)
@@ -161,7 +162,7 @@ def test_an_iterator_that_fails_changes_nothing(build: Build, method: str) -> No
 
 def test_a_batch_list_stays_the_callers(build: Build, method: str) -> None:
     manager = prepared(build, method)
-    batch = [A, B, A] if method != "complete_load" else [A, B]
+    batch: list[bytes] = [A, B, A] if method != "complete_load" else [A, B]
     copy = list(batch)
     output = getattr(manager, method)(batch)
     assert batch == copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_a_policy_is_a_cache_policy_and_says_its_capacity(policy_class: Any) -> 
     assert len(policy) == 0
     assert bool(policy)
     with pytest.raises(AttributeError):
-        policy.cache_capacity = 5
+        policy.cache_capacity = 5  # type: ignore[misc]
 
 
 def test_get_finds_what_was_inserted(policy: Any) -> None:
@@ -234,13 +235,14 @@ def test_touch_of_unknown_hashes_brings_nothing_in(policy: Any) -> None:
 @pytest.mark.parametrize("element", [5, "x", bytearray(b"x"), None])
 def test_bad_hashes(policy: Any, element: Any) -> None:
     before = observe(policy)
-    for call in (
+    calls: tuple[Callable[[], Any], ...] = (
         lambda: policy.get(element),
         lambda: policy.insert(element, idle(9)),
         lambda: policy.remove(element),
         lambda: policy.touch([A, element]),
         lambda: policy.evict(1, [A, element]),
-    ):
+    )
+    for call in calls:
         with pytest.raises(TypeError, match="must be bytes"):
             call()
     assert observe(policy) == before
@@ -248,13 +250,14 @@ def test_bad_hashes(policy: Any, element: Any) -> None:
 
 def test_empty_hashes(policy: Any) -> None:
     before = observe(policy)
-    for call in (
+    calls: tuple[Callable[[], Any], ...] = (
         lambda: policy.get(b""),
         lambda: policy.insert(b"", idle(9)),
         lambda: policy.remove(b""),
         lambda: policy.touch([A, b""]),
         lambda: policy.evict(1, [b""]),
-    ):
+    )
+    for call in calls:
         with pytest.raises(ValueError, match="empty"):
             call()
     assert observe(policy) == before

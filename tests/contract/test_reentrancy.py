@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_the_protected_of_an_eviction_may_call_the_policy(twin: ModuleType) -> N
         policy = policy_class(4)
         for block in (A, B, C, D):
             policy.insert(block, manager.policy.get(block))
-        evicted = policy.evict(2, with_call(lambda p=policy: p.remove(A), E, D))
+        evicted = policy.evict(2, with_call(partial(policy.remove, A), E, D))
         assert names(block for block, _ in evicted) == "BC"
         assert len(policy) == 1
         policy._check()

@@ -85,7 +85,7 @@ def test_the_public_classes_are_those_of_the_implementation() -> None:
 
 def test_a_block_hash_is_bytes_to_the_interpreter() -> None:
     assert BlockHash(b"x") == b"x"
-    assert BlockHash.__supertype__ is bytes
+    assert BlockHash.__supertype__ is bytes  # type: ignore[attr-defined]
 
 
 def test_a_status_is_sixteen_bytes_with_the_id_at_eight() -> None:
@@ -95,7 +95,7 @@ def test_a_status_is_sixteen_bytes_with_the_id_at_eight() -> None:
         ("block_id", ctypes.c_int64),
     ]
     assert ctypes.sizeof(BlockStatus) == 16
-    assert (BlockStatus.ref_cnt.offset, BlockStatus.block_id.offset) == (0, 8)
+    assert [vars(BlockStatus)[name].offset for name in ("ref_cnt", "block_id")] == [0, 8]
 
 
 def test_a_new_status_is_pending() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload import BackendError, BlockStatus, GPULoadStoreSpec
+from kvoffload import BackendError, BlockHash, BlockStatus, GPULoadStoreSpec
 from tests.blocks import A, B, C, D, E, F, names, slots, store
 from tests.parts import ListBackend
 
@@ -121,7 +121,7 @@ class Broken(ListBackend):
 
     spoil: Callable[[list[Any]], Any] | None = None
 
-    def allocate_blocks(self, hashes: list[bytes]) -> Any:
+    def allocate_blocks(self, hashes: list[BlockHash]) -> Any:
         made = super().allocate_blocks(hashes)
         return made if self.spoil is None else self.spoil(made)
 

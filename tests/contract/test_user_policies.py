@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload import BlockStatus, CachePolicy, PolicyError
+from kvoffload import BlockHash, BlockStatus, CachePolicy, PolicyError
 from tests.blocks import A, B, C, D, E, F, names, once, slots, store
 from tests.observation import observe
 from tests.parts import KeepingListPolicy, ListPolicy
@@ -139,11 +139,11 @@ def test_an_extended_policy_hears_every_call(twin: ModuleType) -> None:
             calls.append("touch")
             super().touch(hashes)
 
-        def insert(self, block_hash: bytes, status: BlockStatus) -> None:
+        def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
             calls.append("insert")
             super().insert(block_hash, status)
 
-        def remove(self, block_hash: bytes) -> None:
+        def remove(self, block_hash: BlockHash) -> None:
             calls.append("remove")
             super().remove(block_hash)
 
@@ -224,7 +224,7 @@ def one_more(policy: Wrong, victims: Any) -> Any:
     return [*victims, policy.order.pop(0)]
 
 
-def swap_for(block: bytes) -> Callable[[Wrong, Any], Any]:
+def swap_for(block: BlockHash) -> Callable[[Wrong, Any], Any]:
     def answer(policy: Wrong, victims: Any) -> Any:
         wrong = (block, policy.get(block))
         policy.remove(block)
@@ -307,7 +307,7 @@ def test_a_policy_that_answers_nonsense(twin: ModuleType, answer: Any) -> None:
 
 def test_a_policy_that_loses_what_was_inserted(twin: ModuleType) -> None:
     class Losing(ListPolicy):
-        def get(self, block_hash: bytes) -> BlockStatus | None:
+        def get(self, block_hash: BlockHash) -> BlockStatus | None:
             return None if block_hash == B else super().get(block_hash)
 
     manager = twin.CPUOffloadingManager(16, 2, Losing)
@@ -363,7 +363,7 @@ def test_an_insert_that_fails_gives_the_slots_back(twin: ModuleType) -> None:
     class Failing(ListPolicy):
         fails = False
 
-        def insert(self, block_hash: bytes, status: BlockStatus) -> None:
+        def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
             if self.fails and block_hash == D:
                 raise UserFailedError
             super().insert(block_hash, status)

@@ -38,7 +38,7 @@ class Pair:
             attempt(thing, method, *((form(*first),) if form else first), *rest)
             for thing in (self.python, self.compiled)
         ]
-        require_equal(*outcomes, what=method, context=arguments)
+        require_equal(outcomes[0], outcomes[1], method, arguments)
         return outcomes[0]
 
     def agree(self) -> None:

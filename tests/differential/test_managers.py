@@ -54,7 +54,7 @@ class ManagerPairMachine(RuleBasedStateMachine):
 
     def blocks_with(self, lowest: int, highest: int) -> list[bytes]:
         """Return the resident blocks whose `ref_cnt` lies within bounds."""
-        found = []
+        found: list[bytes] = []
         for key in KEYS:
             status = self.pair.python.policy.get(key)
             if status is not None and lowest <= status.ref_cnt <= highest:
