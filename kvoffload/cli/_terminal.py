@@ -96,7 +96,7 @@ def _table(columns: list[Column]) -> Table:
 
 @contextlib.contextmanager
 def progress_bar(
-    description: str, total: int | None, *, quiet: bool
+    description: str, total: int | None, *, quiet: bool, unit: str = "requests"
 ) -> Iterator[Callable[[int], None] | None]:
     """Give a function that shows how many requests are done; None where no bar is wanted.
 
@@ -109,7 +109,7 @@ def progress_bar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("requests"),
+        TextColumn(unit),
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-INSTALL = "pip install 'kvoffload[cli]'"
+INSTALL = "pip install 'kvoffload[{}]'"
 
 
 class MissingExtraError(ImportError):
-    """Something was asked for that needs the ``cli`` extra, which is not installed."""
+    """Something was asked for that needs an extra which is not installed."""
 
 
-def require(module: str, purpose: str) -> ModuleType:
-    """Import a module that belongs to the ``cli`` extra.
+def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:
+    """Import a module that belongs to an extra.
 
     Parameters
     ----------
@@ -21,6 +21,8 @@ def require(module: str, purpose: str) -> ModuleType:
         Full name of the module.
     purpose : str
         What needs it, as the subject of the sentence "... needs <module>".
+    extra : str
+        The extra that installs it.
 
     Raises
     ------
@@ -30,5 +32,5 @@ def require(module: str, purpose: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        message = f"{purpose} needs {module}: {INSTALL}"
+        message = f"{purpose} needs {module}: {INSTALL.format(extra)}"
         raise MissingExtraError(message, name=error.name) from error

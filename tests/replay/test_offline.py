@@ -1,0 +1,157 @@
+"""The ceilings and the device's cache, against the plainest possible counts."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.replay import (
+    CEILINGS,
+    DecodedTrace,
+    belady,
+    device_hits,
+    infinite_hits,
+    replay,
+    simulate,
+)
+from kvoffload.traces import Request, Survey, Workload
+
+
+def trace_of(*rows: tuple[int, ...]) -> DecodedTrace:
+    return DecodedTrace.of(Request(0, 0, 0, row) for row in rows)
+
+
+def nothing(trace: DecodedTrace):
+    return device_hits(trace, 0)
+
+
+def best_hits(accesses: list[int], capacity: int) -> int:
+    """Return the most hits of any choice of what to store and what to evict: try them all."""
+
+    @functools.cache
+    def best(place: int, cached: frozenset[int]) -> int:
+        if place == len(accesses):
+            return 0
+        block = accesses[place]
+        if block in cached:
+            return 1 + best(place + 1, cached)
+        most = best(place + 1, cached)
+        if len(cached) < capacity:
+            return max(most, best(place + 1, cached | {block}))
+        for victim in cached:
+            most = max(most, best(place + 1, cached - {victim} | {block}))
+        return most
+
+    return best(0, frozenset())
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=14), st.integers(1, 4))
+def test_belady_is_the_best_choice(accesses: list[int], capacity: int) -> None:
+    trace = trace_of(*((block,) for block in accesses))
+    assert belady(trace, capacity, nothing(trace))[0] == best_hits(accesses, capacity)
+
+
+def test_belady_passes_by_what_does_not_come_again() -> None:
+    trace = trace_of((1,), (2,), (3,), (1,))
+    assert belady(trace, 1, nothing(trace)) == (1, 1)
+
+
+def test_without_a_slot_there_is_no_hit() -> None:
+    trace = trace_of((1, 2), (1, 2))
+    assert belady(trace, 0, nothing(trace)) == (0, 0)
+
+
+@pytest.mark.parametrize("device_blocks", [0, 30, 300])
+def test_with_room_for_all_belady_is_the_infinite_cache(device_blocks: int) -> None:
+    trace = DecodedTrace.of(Workload(300, seed=3))
+    front = device_hits(trace, device_blocks)
+    assert belady(trace, trace.unique_blocks, front)[0] == infinite_hits(trace, front)
+
+
+def test_the_infinite_cache_hits_what_a_survey_calls_ideal() -> None:
+    workload = Workload(300, seed=1)
+    trace = DecodedTrace.of(workload)
+    survey = Survey.of(workload)
+    assert infinite_hits(trace, nothing(trace)) == survey.ideal_hits
+    assert (trace.num_requests, trace.num_blocks) == (survey.requests, survey.blocks)
+    assert trace.unique_blocks == survey.unique_blocks
+
+
+@pytest.mark.parametrize("device_blocks", [0, 200])
+@pytest.mark.parametrize("policy", ["lru", "arc-classic", "slru?protected=0.5", "lfu"])
+def test_no_policy_reaches_a_ceiling(policy: str, device_blocks: int) -> None:
+    trace = DecodedTrace.of(Workload(400, seed=2))
+    keys, front = trace.keys(), device_hits(trace, device_blocks)
+    for capacity in (50, 500, 3000):
+        found = [
+            simulate(trace, keys, name, capacity, device_hits=front).hits
+            for name in (policy, *CEILINGS)
+        ]
+        assert found == sorted(found)
+    assert found[0] > 0
+
+
+def test_the_device_keeps_the_last_prefixes() -> None:
+    trace = trace_of((1, 2, 3), (1, 2, 4), (9,), (1, 2, 3), (1, 2, 3, 5, 6), (1, 2, 3, 5, 6))
+    # Room for four: 1 2 3; then 1 2 4 and 3; then 9 drives out 3; 4 leaves for 3; of five, four.
+    assert device_hits(trace, 4).tolist() == [0, 2, 0, 2, 3, 4]
+
+
+def test_simulation_without_delay_or_device_is_the_replay() -> None:
+    workload = Workload(300, seed=5)
+    trace = DecodedTrace.of(workload)
+    for policy in ("lru", "arc"):
+        found = simulate(trace, trace.keys(), policy, 400, device_hits=nothing(trace))
+        result = replay(workload, CPUOffloadingManager(1, 400, policy))
+        assert (found.hits, found.stored, found.evicted, found.refused) == (
+            result.hits,
+            result.stored,
+            result.evicted,
+            result.refused,
+        )
+        assert found.hit_ratio == result.hit_ratio
+
+
+def test_a_store_in_flight_cannot_be_hit() -> None:
+    trace = trace_of((1,), (1,), (1,), (1,))
+    found = [
+        simulate(trace, trace.keys(), "lru", 4, device_hits=nothing(trace), pending=pending).hits
+        for pending in (0, 1, 2, 9)
+    ]
+    assert found == [3, 2, 1, 0]
+
+
+def test_the_device_is_asked_before_the_manager() -> None:
+    trace = trace_of((1, 2), (3, 4), (1, 2), (1, 2))
+    front = device_hits(trace, 2)
+    found = simulate(trace, trace.keys(), "lru", 4, device_hits=front)
+    assert front.tolist() == [0, 0, 0, 2]
+    assert (found.asked, found.hits, found.hit_ratio) == (6, 2, 2 / 6)
+
+
+def test_requests_without_blocks_count_nothing() -> None:
+    trace = trace_of((), (7,), (), (7,))
+    assert infinite_hits(trace, nothing(trace)) == 1
+    assert belady(trace, 1, nothing(trace)) == (1, 1)
+    assert simulate(trace, trace.keys(), "lru", 1, device_hits=nothing(trace)).hits == 1
+
+
+def test_a_saved_trace_is_the_same(tmp_path) -> None:
+    trace = DecodedTrace.of(Workload(50, seed=random.randrange(100)))
+    trace.save(tmp_path)
+    loaded = DecodedTrace.load(tmp_path)
+    assert loaded.fingerprint() == trace.fingerprint()
+    assert list(loaded.rows()) == list(trace.rows())
+    assert loaded.keys() == trace.keys()
+
+
+def test_the_fingerprint_knows_where_requests_end() -> None:
+    prints = {
+        trace_of(*rows).fingerprint() for rows in ([(1, 2)], [(1,), (2,)], [(2, 1)], [(1, 3)])
+    }
+    assert len(prints) == 4
