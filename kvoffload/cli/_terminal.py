@@ -98,7 +98,7 @@ def _table(columns: list[Column]) -> Table:
 def progress_bar(
     description: str, total: int | None, *, quiet: bool, unit: str = "requests"
 ) -> Iterator[Callable[[int], None] | None]:
-    """Give a function that shows how many requests are done; None where no bar is wanted.
+    """Give a function that shows how many units are done; None where no bar is wanted.
 
     The bar is drawn by that function, not by a thread that would run into what is being timed.
     """
@@ -117,11 +117,11 @@ def progress_bar(
         task = progress.add_task(description, total=total)
         drawn = 0.0
 
-        def show(requests: int) -> None:
+        def show(done: int) -> None:
             nonlocal drawn
             now = time.monotonic()
             if now - drawn >= REFRESH_SECONDS:
                 drawn = now
-                progress.update(task, completed=requests, refresh=True)
+                progress.update(task, completed=done, refresh=True)
 
         yield show

@@ -74,6 +74,11 @@ class BlockLengths:
             below = (tokens - 1) // (blocks - 1)
             self.largest = below if self.largest is None else min(self.largest, below)
 
+    def fits(self, size: int) -> bool:
+        """Tell whether a size, tokens, is one of them; no size is if no request had a block."""
+        above = self.largest is None or size <= self.largest
+        return self._bounded and self.smallest <= size and above
+
     def best(self) -> int | None:
         """Return the most plausible size that fits.
 

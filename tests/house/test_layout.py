@@ -26,6 +26,7 @@ ROOMS = [
     {"__init__"},
     {"traces"},
     {"replay"},
+    {"advise"},
     {"cli"},
     {"__main__"},
     {"integrations"},

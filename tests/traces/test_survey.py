@@ -100,3 +100,15 @@ def test_progress_is_reported_now_and_then():
     told: list[int] = []
     Survey.of(Workload(600), progress=told.append)
     assert told == [256, 512]
+
+
+@given(st.integers(1, 600), st.lists(st.integers(1, 5_000), min_size=1, max_size=20))
+def test_a_size_fits_if_it_gives_every_request_its_number_of_blocks(size, lengths):
+    sizes = BlockLengths()
+    assert not sizes.fits(size)
+    blocks = [-(-tokens // size) for tokens in lengths]
+    for tokens, count in zip(lengths, blocks, strict=True):
+        sizes.add(tokens, count)
+    for other in range(1, 700):
+        fits = all(-(-t // other) == count for t, count in zip(lengths, blocks, strict=True))
+        assert sizes.fits(other) == fits

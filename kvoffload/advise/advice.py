@@ -1,0 +1,264 @@
+"""What a trace says about policy and memory: the figures, and whether they suffice to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import ClassVar
+
+from kvoffload.policies import registry
+from kvoffload.traces import Request, Survey
+
+from .choice import Choice, choose
+from .grid import PARTS, Grid, Outcome, StoredTrace, replay_grid
+from .units import bytes_text, percent_text
+
+__all__ = ["LEAST_REQUESTS", "LEAST_REUSE", "SIZES", "Advice", "Cell", "Setup", "advise"]
+
+SIZES = (0.5, 1.0, 2.0, 4.0)
+"""The memories that are compared, as multiples of the one asked for."""
+
+LEAST_REQUESTS = 200
+"""Requests that a trace must have for a recommendation: twenty a part."""
+
+LEAST_REUSE = 0.01
+"""Share of the blocks that a cache without bounds must hit for a recommendation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is to be advised on.
+
+    Attributes
+    ----------
+    memory : int
+        Host memory for KV blocks, bytes.
+    block_tokens : int
+        Tokens a block.
+    token_bytes : int
+        Bytes of KV cache a token.
+    policies : tuple of str
+        Policy strings to compare.
+    """
+
+    memory: int
+    block_tokens: int
+    token_bytes: int
+    policies: tuple[str, ...] = registry.names()
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes a block."""
+        return self.block_tokens * self.token_bytes
+
+    def memories(self) -> list[int]:
+        """Return the memories that are compared, bytes."""
+        return [int(self.memory * size) for size in SIZES]
+
+    @property
+    def replays(self) -> int:
+        """How many replays it takes, the ceilings counted as one each."""
+        return (len(self.policies) + 1) * len(SIZES)
+
+    def capacity(self, memory: int) -> int:
+        """Return how many blocks fit into `memory` bytes."""
+        return memory // self.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a policy does in one memory.
+
+    Attributes
+    ----------
+    hit_ratio : float
+        Share of the blocks that are hits.
+    saved_tokens : int
+        Prompt tokens, over the trace, that need no prefill.
+    stored_per_hit : float or None
+        Blocks stored for each that is hit; None without a hit.
+    store_rate, load_rate : float or None
+        Bytes a second to host memory and back, at the trace's rate; None if it has no times.
+    busiest_store_rate, busiest_load_rate : float or None
+        The same in the part of the trace where the sum of both is highest.
+    """
+
+    hit_ratio: float
+    saved_tokens: int
+    stored_per_hit: float | None
+    store_rate: float | None
+    load_rate: float | None
+    busiest_store_rate: float | None
+    busiest_load_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a trace says.
+
+    Attributes
+    ----------
+    setup : Setup
+        What was asked.
+    survey : Survey
+        What the trace holds.
+    memories, capacities : list of int
+        The memories that were compared, bytes and blocks.
+    cells : dict of (str, int) to Cell
+        By policy and place in `memories`.
+    choices : list of Choice
+        The policy to take in each memory, whether or not the trace suffices.
+    ceilings : list of float
+        In each memory, the hit ratio that no policy can exceed.
+    unbounded : float
+        The hit ratio of a cache without bounds.
+    objections : list of str
+        Why the trace does not suffice for a recommendation; empty if it does.
+    """
+
+    setup: Setup
+    survey: Survey
+    memories: list[int]
+    capacities: list[int]
+    cells: dict[tuple[str, int], Cell]
+    choices: list[Choice]
+    ceilings: list[float]
+    unbounded: float
+    objections: list[str]
+
+    ASKED: ClassVar[int] = SIZES.index(1.0)
+
+    @property
+    def policy(self) -> str | None:
+        """The recommended policy; None if the trace does not suffice."""
+        return None if self.objections else self.choices[self.ASKED].policy
+
+    def cell(self, policy: str, place: int = ASKED) -> Cell:
+        """Return what a policy does in the memory that was asked for, or at another place."""
+        return self.cells[policy, place]
+
+    def ranking(self) -> list[str]:
+        """Return the policies, the one with the most hits in the memory asked for first."""
+        return sorted(self.setup.policies, key=lambda p: -self.cell(p).hit_ratio)
+
+
+def advise(
+    requests: Iterable[Request],
+    setup: Setup,
+    *,
+    processes: int = 1,
+    progress: Callable[[int], object] | None = None,
+) -> Advice:
+    """Replay a trace through the policies in several memories and say what follows.
+
+    Parameters
+    ----------
+    requests : iterable of Request
+        The trace; it is passed over once, and memory does not grow with its length.
+    setup : Setup
+        What is to be advised on; the smallest memory must hold a block.
+    processes : int
+        How many to divide the replays among.
+    progress : callable, optional
+        Called with the number of replays done, of the `setup.replays` that it takes.
+
+    Raises
+    ------
+    TraceError
+        As the trace does.
+    """
+    memories = setup.memories()
+    capacities = [setup.capacity(memory) for memory in memories]
+    with TemporaryDirectory(prefix="kvoffload-") as folder:
+        trace = StoredTrace.write(requests, Path(folder))
+        seconds = trace.part_seconds()
+        survey = Survey.of(trace)
+        # in a cache that holds all blocks nothing is evicted, however large it is
+        used = [max(1, min(capacity, survey.unique_blocks or 1)) for capacity in capacities]
+        distinct = sorted(set(used), reverse=True)
+        spared = setup.replays - (len(setup.policies) + 1) * len(distinct)
+        grid = replay_grid(
+            trace,
+            setup.policies,
+            distinct,
+            block_tokens=setup.block_tokens,
+            processes=processes,
+            progress=None if progress is None else lambda done: progress(spared + done),
+        )
+        del trace  # its files are about to go
+    cells = {
+        (policy, place): _cell(grid.outcomes[policy, capacity], setup, seconds)
+        for policy in setup.policies
+        for place, capacity in enumerate(used)
+    }
+    choices = [choose([grid.outcomes[p, capacity] for p in setup.policies]) for capacity in used]
+    blocks = survey.blocks or 1
+    return Advice(
+        setup=setup,
+        survey=survey,
+        memories=memories,
+        capacities=capacities,
+        cells=cells,
+        choices=choices,
+        ceilings=[grid.belady[capacity] / blocks for capacity in used],
+        unbounded=survey.ideal_hit_ratio or 0.0,
+        objections=_objections(survey, grid, used[Advice.ASKED], setup),
+    )
+
+
+def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
+    result = outcome.result
+    if result.tokens and result.hit_tokens is not None:
+        saved = result.hit_tokens
+    else:  # the trace does not know how long its prompts are
+        saved = result.hits * setup.block_tokens
+    rates = [
+        (part.stored * setup.block_bytes / time, part.hits * setup.block_bytes / time)
+        for part, time in zip(outcome.parts, seconds, strict=True)
+        if time > 0
+    ]
+    busiest = max(rates, key=sum, default=(None, None))
+    span = sum(seconds)
+    return Cell(
+        hit_ratio=result.hit_ratio,
+        saved_tokens=saved,
+        stored_per_hit=result.stored / result.hits if result.hits else None,
+        store_rate=result.stored * setup.block_bytes / span if span else None,
+        load_rate=result.hits * setup.block_bytes / span if span else None,
+        busiest_store_rate=busiest[0],
+        busiest_load_rate=busiest[1],
+    )
+
+
+def _objections(survey: Survey, grid: Grid, capacity: int, setup: Setup) -> list[str]:
+    """Say why a trace does not suffice: too few requests, no reuse, or a memory it never fills."""
+    ideal = survey.ideal_hit_ratio or 0.0
+    if ideal < LEAST_REUSE:
+        objection = (
+            "there is no reuse to speak of: a cache without bounds would hit "
+            f"{percent_text(ideal)} of the blocks, and at least {percent_text(LEAST_REUSE)} is "
+            "asked for. Offloading gains nothing on such requests"
+        )
+        return [objection]
+    found = []
+    if survey.requests < LEAST_REQUESTS:
+        found.append(
+            f"the trace is too short: {survey.requests:,} requests, and at least "
+            f"{LEAST_REQUESTS} are asked for"
+        )
+    evicted = (
+        part.evicted
+        for policy in setup.policies
+        for part in grid.outcomes[policy, capacity].parts[: PARTS // 2]
+    )
+    if not any(evicted):
+        unique = survey.unique_blocks or 0
+        found.append(
+            "the trace is too short for this memory: in the first half of its requests nothing is "
+            f"evicted from {bytes_text(setup.memory)}, so the policies cannot be told apart. All "
+            f"of its {unique:,} distinct blocks take {bytes_text(unique * setup.block_bytes)}; "
+            "record for longer, or ask for less --memory"
+        )
+    return found

@@ -1,0 +1,188 @@
+"""Where the lines, marks and labels of the chart lie: hit ratio over memory, a line a policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .advice import Advice
+from .units import bytes_text, count_text, percent_text, rate_text
+
+__all__ = ["Chart", "Line", "Point", "Tick", "chart"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A mark on a line: where, in which column of marks, and what it says."""
+
+    x: float
+    y: float
+    place: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A policy, or a ceiling.
+
+    Attributes
+    ----------
+    name : str
+        What stands at its end.
+    kind : str
+        ``"chosen"``, ``"policy"`` or ``"ceiling"``.
+    color : int
+        Number of its colour.
+    points : list of Point
+        Its marks, least memory first.
+    label_y : float
+        Where its name stands, so that no two names overlap.
+    """
+
+    name: str
+    kind: str
+    color: int
+    points: list[Point]
+    label_y: float
+
+    @property
+    def path(self) -> str:
+        """The line as points of an SVG polyline."""
+        return " ".join(f"{point.x:g},{point.y:g}" for point in self.points)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark on an axis."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A drawing of `width` by `height` units whose plot lies between the four edges."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    asked: float
+    lines: list[Line]
+
+
+def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Chart:
+    """Lay out the chart.
+
+    Parameters
+    ----------
+    advice : Advice
+        What is drawn.
+    width, height : int
+        Size, user units.
+    label_height : int
+        Distance between two names at the lines' ends, user units.
+    """
+    left, right, top, bottom = 48, width - 122, 16, height - 44
+    ratios = [cell.hit_ratio for cell in advice.cells.values()]
+    highest = max([*ratios, *advice.ceilings, advice.unbounded])
+    step = _step(highest)
+    count = max(1, math.ceil(highest / step - 1e-9))
+
+    def y(ratio: float) -> float:
+        return round(bottom - (bottom - top) * ratio / (count * step), 1)
+
+    last = len(advice.memories) - 1
+
+    def x(place: int) -> float:
+        return round(left + (right - left) * place / last, 1)
+
+    def points(ratios: Iterable[float], texts: Iterable[str]) -> list[Point]:
+        pairs = zip(ratios, texts, strict=True)
+        return [Point(x(place), y(r), place, text) for place, (r, text) in enumerate(pairs)]
+
+    memories = [bytes_text(memory) for memory in advice.memories]
+    places = range(len(memories))
+    lines = [
+        Line(
+            policy,
+            "chosen" if policy == advice.policy else "policy",
+            color,
+            points(
+                [advice.cell(policy, place).hit_ratio for place in places],
+                [_cell_text(advice, policy, place) for place in places],
+            ),
+            0.0,
+        )
+        for color, policy in enumerate(advice.setup.policies)
+    ]
+    best = [
+        f"{memory}: no policy can hit more than {percent_text(ratio)}"
+        for memory, ratio in zip(memories, advice.ceilings, strict=True)
+    ]
+    without = f"without bounds a cache would hit {percent_text(advice.unbounded)}"
+    lines += [
+        Line("best possible", "ceiling", 0, points(advice.ceilings, best), 0.0),
+        Line(
+            "without bounds",
+            "ceiling",
+            1,
+            points([advice.unbounded] * len(memories), [without] * len(memories)),
+            0.0,
+        ),
+    ]
+    return Chart(
+        width,
+        height,
+        left,
+        right,
+        top,
+        bottom,
+        [Tick(x(place), text) for place, text in enumerate(memories)],
+        [Tick(y(n * step), f"{n * step * 100:g} %") for n in range(count + 1)],
+        x(advice.ASKED),
+        _with_labels(lines, top, bottom, label_height),
+    )
+
+
+def _cell_text(advice: Advice, policy: str, place: int) -> str:
+    cell = advice.cell(policy, place)
+    text = (
+        f"{policy}, {bytes_text(advice.memories[place])}: {percent_text(cell.hit_ratio)} hit, "
+        f"{count_text(cell.saved_tokens)} prefill tokens saved"
+    )
+    if cell.store_rate is None:
+        return text
+    return f"{text}, {rate_text(cell.store_rate)} to host and {rate_text(cell.load_rate)} from it"
+
+
+def _step(highest: float) -> float:
+    """Return the distance between two grid lines, so that there are about five."""
+    for step in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1):
+        if highest / step <= 5:
+            return step
+    return 0.2
+
+
+def _with_labels(lines: list[Line], top: int, bottom: int, height: int) -> list[Line]:
+    """Give each line's name a place as near its end as the names above and below allow."""
+    order = sorted(range(len(lines)), key=lambda n: (lines[n].points[-1].y, lines[n].kind))
+    free = float(top)
+    places: list[float] = []
+    for number in order:
+        places.append(max(free, lines[number].points[-1].y))
+        free = places[-1] + height
+    limit = float(bottom)
+    for index in reversed(range(len(places))):
+        places[index] = min(places[index], limit)
+        limit = places[index] - height
+    at = dict(zip(order, places, strict=True))
+    return [
+        Line(line.name, line.kind, line.color, line.points, round(at[number], 1))
+        for number, line in enumerate(lines)
+    ]

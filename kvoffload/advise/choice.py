@@ -1,0 +1,99 @@
+"""Which policy to take: the simplest that is within noise of the best.
+
+*Noise.* The trace is one sample of the traffic to come. It is divided into ten parts of equally
+many requests (the cache goes on from one to the next), and the difference between the best policy
+and another is looked at part by part: twice the standard error of their mean is what another day's
+traffic may well turn round (batch means; Law, "Simulation Modeling and Analysis", chapter 9). A
+difference counts as noise up to that, but always up to `LEAST_NOISE`, which nobody would notice,
+and never above `MOST_NOISE`, which nobody would give away for simplicity.
+
+*Simplicity.* `SIMPLICITY` orders the policies by what there is to understand and to keep: one
+order, then two orders, then counts and ghosts, then learned statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .grid import Outcome, Part
+
+__all__ = ["LEAST_NOISE", "MOST_NOISE", "SIMPLICITY", "Choice", "choose", "noise"]
+
+LEAST_NOISE = 0.002
+MOST_NOISE = 0.01
+
+SIMPLICITY = ("lru", "sieve", "slru", "lfu", "s3fifo", "arc", "arc-classic", "hit-density")
+"""Policies from the simplest on; one that is not named here comes after all that are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The policy to take at one capacity.
+
+    Attributes
+    ----------
+    policy : str
+        The simplest policy within noise of the best.
+    best : str
+        The policy with the most hits.
+    behind : dict of str to float
+        By policy, how much lower its hit ratio is than the best one's.
+    noise : dict of str to float
+        By policy, up to what difference that is noise.
+    """
+
+    policy: str
+    best: str
+    behind: Mapping[str, float]
+    noise: Mapping[str, float]
+
+    def within_noise(self) -> list[str]:
+        """Return the policies that are within noise of the best, the simplest first."""
+        return by_simplicity([p for p in self.behind if self.behind[p] <= self.noise[p]])
+
+
+def by_simplicity(policies: Sequence[str]) -> list[str]:
+    """Return policies from the simplest on."""
+
+    def place(policy: str) -> int:
+        name = policy.partition("?")[0]
+        return SIMPLICITY.index(name) if name in SIMPLICITY else len(SIMPLICITY)
+
+    return sorted(policies, key=place)
+
+
+def noise(best: Sequence[Part], other: Sequence[Part]) -> float:
+    """Return up to what difference of two hit ratios, part by part, is noise.
+
+    Twice the standard error of the ratio of the summed differences to the summed blocks, at least
+    `LEAST_NOISE` and at most `MOST_NOISE`.
+    """
+    blocks = sum(part.blocks for part in best)
+    count = len(best)
+    if not blocks or count < 2:
+        return MOST_NOISE
+    differences = [a.hits - b.hits for a, b in zip(best, other, strict=True)]
+    mean = sum(differences) / blocks
+    squares = sum(
+        (difference - mean * part.blocks) ** 2
+        for difference, part in zip(differences, best, strict=True)
+    )
+    error = math.sqrt(squares * count / (count - 1)) / blocks
+    return min(MOST_NOISE, max(LEAST_NOISE, 2 * error))
+
+
+def choose(outcomes: Sequence[Outcome]) -> Choice:
+    """Choose among policies replayed at one capacity; at least one.
+
+    Of two that hit equally often the simpler one is the best.
+    """
+    hits = {outcome.policy: outcome.result.hits for outcome in outcomes}
+    parts = {outcome.policy: outcome.parts for outcome in outcomes}
+    blocks = outcomes[0].result.blocks
+    best = max(by_simplicity(list(hits)), key=lambda policy: hits[policy])
+    behind = {p: (hits[best] - hits[p]) / blocks if blocks else 0.0 for p in hits}
+    limits = {p: noise(parts[best], parts[p]) for p in hits}
+    simplest = by_simplicity([p for p in hits if behind[p] <= limits[p]])[0]
+    return Choice(simplest, best, behind, limits)

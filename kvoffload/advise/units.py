@@ -1,0 +1,44 @@
+"""Sizes, rates, shares and counts as a reader wants them."""
+
+from __future__ import annotations
+
+__all__ = ["bytes_text", "count_text", "percent_text", "rate_text"]
+
+_SIZES = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
+_RATES = ((10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"))
+_COUNTS = ((10**9, "billion"), (10**6, "million"))
+
+
+def _digits(value: float) -> str:
+    """Return three digits that count, no trailing zeros."""
+    if value >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    text = f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return text.rstrip("0").rstrip(".")
+
+
+def _in_units(value: float, units: tuple[tuple[int, str], ...], last: str) -> str:
+    for size, unit in units:
+        if value >= size:
+            return f"{_digits(value / size)} {unit}"
+    return f"{_digits(value)} {last}".rstrip()
+
+
+def bytes_text(size: float) -> str:
+    """Return a size as in ``512 GiB``."""
+    return _in_units(size, _SIZES, "B")
+
+
+def rate_text(bytes_per_second: float | None) -> str:
+    """Return a rate as in ``1.4 GB/s``; a dash where it is not known."""
+    return "-" if bytes_per_second is None else _in_units(bytes_per_second, _RATES, "B/s")
+
+
+def count_text(count: float) -> str:
+    """Return a count as in ``53.1 million``."""
+    return _in_units(count, _COUNTS, "")
+
+
+def percent_text(share: float | None) -> str:
+    """Return a share as in ``36.6 %``; a dash where it is not known."""
+    return "-" if share is None else f"{share * 100:.1f} %"

@@ -1,0 +1,141 @@
+"""The advice as text and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict
+
+import click
+
+from kvoffload import IMPLEMENTATION, __version__
+from kvoffload.advise import Advice
+from kvoffload.advise.configuration import python_text, vllm_arguments, vllm_text
+from kvoffload.advise.subject import Subject
+from kvoffload.advise.units import bytes_text, count_text, percent_text, rate_text
+from kvoffload.advise.wording import Finding, findings, headline, noise_text
+
+from ._terminal import Column, print_tables
+
+WIDTH = 100
+
+
+def as_object(subject: Subject) -> dict[str, object]:
+    """Return the advice as the object that ``--json`` prints."""
+    advice, setup, survey = subject.advice, subject.advice.setup, subject.advice.survey
+    policy = advice.policy
+    return {
+        "trace": subject.trace,
+        "implementation": IMPLEMENTATION,
+        "version": __version__,
+        "requests": survey.requests,
+        "seconds": survey.seconds,
+        "blocks": survey.blocks,
+        "unique_blocks": survey.unique_blocks,
+        "full_blocks": subject.full_blocks,
+        "input_tokens": survey.input_tokens,
+        "model": None if subject.model is None else subject.model.name,
+        "token_bytes": setup.token_bytes,
+        "block_tokens": setup.block_tokens,
+        "block_bytes": setup.block_bytes,
+        "memory": setup.memory,
+        "recommendation": policy,
+        "objections": advice.objections,
+        "findings": [asdict(finding) for finding in findings(advice)],
+        "configuration": None
+        if policy is None
+        else {
+            "python": python_text(policy, advice.capacities[advice.ASKED], setup.block_tokens),
+            "vllm": vllm_arguments(policy, setup.memory, setup.block_tokens),
+        },
+        "unbounded_hit_ratio": advice.unbounded,
+        "memories": [_memory(advice, place) for place in range(len(advice.memories))],
+    }
+
+
+def _memory(advice: Advice, place: int) -> dict[str, object]:
+    choice = advice.choices[place]
+    return {
+        "memory": advice.memories[place],
+        "capacity": advice.capacities[place],
+        "best_possible_hit_ratio": advice.ceilings[place],
+        "best": choice.best,
+        "simplest_within_noise": choice.policy,
+        "policies": {
+            policy: asdict(advice.cell(policy, place))
+            | {"behind": choice.behind[policy], "noise": choice.noise[policy]}
+            for policy in advice.setup.policies
+        },
+    }
+
+
+def print_advice(subject: Subject) -> None:
+    """Print the advice: what was replayed, the table, what follows, the configuration."""
+    advice, setup = subject.advice, subject.advice.setup
+    _table(subject)
+    click.echo()
+    click.echo(_wrapped(headline(advice)))
+    for finding in findings(advice):
+        click.echo()
+        click.echo(_paragraph(finding))
+    policy = advice.policy
+    if policy is None:
+        return
+    click.echo()
+    click.echo(_wrapped(noise_text()))
+    for remark in subject.remarks():
+        click.echo(_wrapped(remark))
+    click.echo("\nPython:\n")
+    capacity = advice.capacities[advice.ASKED]
+    click.echo(textwrap.indent(python_text(policy, capacity, setup.block_tokens), "    "))
+    click.echo("\nvLLM, --kv-transfer-config:\n")
+    click.echo(textwrap.indent(vllm_text(policy, setup.memory, setup.block_tokens), "    "))
+
+
+def _paragraph(finding: Finding) -> str:
+    return textwrap.fill(
+        finding.text,
+        WIDTH,
+        initial_indent=f"{finding.title}: ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _table(subject: Subject) -> None:
+    advice = subject.advice
+    ranking = advice.ranking()
+    names = [f"{policy} *" if policy == advice.policy else policy for policy in ranking]
+    asked = bytes_text(advice.setup.memory)
+    hit_ratios = [
+        Column(
+            f"hit ratio\n{bytes_text(memory)}",
+            [percent_text(advice.cell(policy, place).hit_ratio) for policy in ranking]
+            + [percent_text(advice.ceilings[place]), percent_text(advice.unbounded)],
+        )
+        for place, memory in enumerate(advice.memories)
+    ]
+    cells = [advice.cell(policy) for policy in ranking]
+    blank = ["", ""]
+    stored = ["-" if c.stored_per_hit is None else f"{c.stored_per_hit:.2f}" for c in cells]
+    rest = [
+        Column("tokens saved", [count_text(c.saved_tokens) for c in cells] + blank),
+        Column("stored\na hit", stored + blank),
+        Column("to host", [rate_text(c.store_rate) for c in cells] + blank),
+        Column("from host", [rate_text(c.load_rate) for c in cells] + blank),
+    ]
+    title = [
+        subject.name,
+        subject.trace_text(),
+        subject.memory_text(),
+        f"tokens saved, stores and rates: with {asked}",
+    ]
+    print_tables(
+        "\n".join(title),
+        [Column("policy", [*names, "best possible", "without bounds"], numeric=False)],
+        [hit_ratios, rest],
+    )

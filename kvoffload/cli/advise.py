@@ -1,0 +1,172 @@
+"""``kvoffload advise``: from a trace to a configuration."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from kvoffload.advise import ModelShape, Setup, model_names, model_shape
+from kvoffload.advise import advise as advise_on
+from kvoffload.advise.models import DTYPE_BYTES
+from kvoffload.advise.report import require_report, write_report
+from kvoffload.advise.subject import Subject
+from kvoffload.replay import Selection
+from kvoffload.traces import Survey
+from kvoffload.traces.errors import printable
+
+from ._advice_result import as_object, print_advice
+from ._options import MAX_BLOCKS, json_option, read_size, reading_options, value_of
+from ._sources import open_source
+from ._terminal import note, print_json, progress_bar
+
+
+@click.command()
+@click.argument("trace")
+@click.option(
+    "--memory",
+    required=True,
+    metavar="SIZE",
+    callback=value_of(read_size),
+    help="Host memory for KV blocks, such as 512GiB; half, twice and four times it are compared.",
+)
+@click.option(
+    "--model",
+    metavar="MODEL",
+    callback=value_of(model_shape),
+    help=f"Model whose KV cache is offloaded: {', '.join(model_names())}.",
+)
+@click.option(
+    "--kv-bytes-per-token",
+    metavar="SIZE",
+    callback=value_of(read_size),
+    help="Bytes of KV cache a token, for a model that is not in the list.",
+)
+@click.option(
+    "--kv-cache-dtype",
+    type=click.Choice(list(DTYPE_BYTES)),
+    help="Element type of the model's KV cache.  [default: bfloat16]",
+)
+@click.option(
+    "--tensor-parallel",
+    type=click.IntRange(min=1),
+    help="Workers that a layer of the model is divided among.  [default: 1]",
+)
+@click.option(
+    "--block-tokens",
+    type=click.IntRange(min=1),
+    help="Tokens a block; inferred where one size fits all requests.",
+)
+@click.option(
+    "--report",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write the advice as one HTML page that needs no other file.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="How many processes share the replays.",
+)
+@reading_options
+@json_option
+def advise(
+    trace: str,
+    *,
+    memory: int,
+    model: ModelShape | None,
+    kv_bytes_per_token: int | None,
+    kv_cache_dtype: str | None,
+    tensor_parallel: int | None,
+    block_tokens: int | None,
+    report: Path | None,
+    processes: int,
+    form: str | None,
+    limit: int | None,
+    skip_bad: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Say which policy to take, and what more memory would buy.
+
+    TRACE is a file in any of the forms, plain or compressed with gzip or zstandard; - is standard
+    input. It is replayed through every policy, in the memory given, in half of it, twice and four
+    times it. The simplest policy within noise of the best is recommended, as configuration that
+    can be pasted, unless the trace is too short or has no reuse.
+    """
+    token_bytes = _token_bytes(model, kv_bytes_per_token, kv_cache_dtype, tensor_parallel)
+    if report is not None:
+        if not report.parent.is_dir():
+            raise click.UsageError(f"--report must be in a folder that exists, got '{report}'")
+        require_report()
+    with open_source(trace, form=form, skip_bad=skip_bad, limit=limit) as source:
+        with progress_bar("reading", limit, quiet=quiet) as progress:
+            survey = Survey.of(source.requests, unique=False, progress=progress)
+        if source.bad_lines:
+            note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+        block_tokens = block_tokens or source.block_tokens or survey.block_tokens
+        if block_tokens is None:
+            raise click.UsageError("--block-tokens is needed: no block size fits all requests")
+        setup = Setup(memory, block_tokens, token_bytes)
+        _check(setup)
+        full = survey.block_lengths.fits(block_tokens)
+        requests = Selection(source.requests, full_block_tokens=block_tokens if full else None)
+        with progress_bar("replaying", setup.replays, quiet=quiet, unit="replays") as progress:
+            advice = advise_on(requests, setup, processes=processes, progress=progress)
+        dtype = kv_cache_dtype or "bfloat16"
+        command = _command(trace, setup, model, dtype, tensor_parallel)
+        subject = Subject(source.name, advice, model, dtype, full, command)
+        if report is not None:
+            write_report(subject, report)
+        if as_json:
+            print_json(as_object(subject))
+        else:
+            print_advice(subject)
+
+
+def _token_bytes(
+    model: ModelShape | None, given: int | None, dtype: str | None, tensor_parallel: int | None
+) -> int:
+    if (model is None) == (given is None):
+        raise click.UsageError("exactly one of --model and --kv-bytes-per-token must be given")
+    if model is None:
+        for option, value in (("kv-cache-dtype", dtype), ("tensor-parallel", tensor_parallel)):
+            if value is not None:
+                raise click.UsageError(f"--{option} must go with --model, got {value} without it")
+        return given or 0
+    try:
+        return model.bytes_per_token(dtype or "bfloat16", tensor_parallel or 1)
+    except ValueError as error:
+        raise click.UsageError(f"--tensor-parallel: {error}") from None
+
+
+def _command(
+    trace: str,
+    setup: Setup,
+    model: ModelShape | None,
+    dtype: str,
+    tensor_parallel: int | None,
+) -> str:
+    """Return the command that gives the same advice, every choice that it rests on written out."""
+    words = ["kvoffload", "advise", printable(trace), "--memory"]
+    gibibytes, rest = divmod(setup.memory, 2**30)
+    words.append(str(setup.memory) if rest else f"{gibibytes}GiB")
+    if model is None:
+        words += ["--kv-bytes-per-token", str(setup.token_bytes)]
+    else:
+        words += ["--model", model.name]
+        words += ["--kv-cache-dtype", dtype] if dtype != "bfloat16" else []
+        words += ["--tensor-parallel", str(tensor_parallel)] if tensor_parallel else []
+    return shlex.join([*words, "--block-tokens", str(setup.block_tokens)])
+
+
+def _check(setup: Setup) -> None:
+    capacities = [setup.capacity(memory) for memory in setup.memories()]
+    if capacities[0] < 1 or capacities[-1] > MAX_BLOCKS:
+        raise click.UsageError(
+            f"--memory must be 2 ... {MAX_BLOCKS // 4} blocks of {setup.block_bytes:,} bytes, "
+            f"got {setup.memory:,} bytes"
+        )

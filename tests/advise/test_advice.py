@@ -1,0 +1,121 @@
+"""The advice: its figures are the replay's, and it says when a trace does not suffice."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.advise import Setup, advise
+from kvoffload.advise.wording import findings, headline
+from kvoffload.policies import registry
+from kvoffload.replay import replay
+from kvoffload.traces import Request, Workload
+
+MIB = 2**20
+WORKLOAD = Workload(300, seed=3)
+SETUP = Setup(memory=200 * MIB, block_tokens=512, token_bytes=2048)  # a block a mebibyte
+
+
+@pytest.fixture(scope="module")
+def advice():
+    return advise(WORKLOAD, SETUP)
+
+
+def test_it_compares_half_once_twice_and_four_times_the_memory(advice):
+    assert advice.memories == [100 * MIB, 200 * MIB, 400 * MIB, 800 * MIB]
+    assert advice.capacities == [100, 200, 400, 800]
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_its_figures_are_those_of_a_replay(advice, policy):
+    for place, capacity in enumerate(advice.capacities):
+        manager = CPUOffloadingManager(512, capacity, policy)
+        result = replay(WORKLOAD, manager, block_tokens=512)
+        cell = advice.cell(policy, place)
+        assert cell.hit_ratio == result.hit_ratio
+        assert cell.saved_tokens == result.hit_tokens
+        assert cell.stored_per_hit == result.stored / result.hits
+        seconds = advice.survey.seconds
+        assert cell.store_rate == pytest.approx(result.stored * MIB / seconds)
+        assert cell.load_rate == pytest.approx(result.hits * MIB / seconds)
+        assert cell.busiest_store_rate + cell.busiest_load_rate >= (
+            cell.store_rate + cell.load_rate
+        )
+
+
+def test_no_policy_exceeds_the_ceilings(advice):
+    for place, ceiling in enumerate(advice.ceilings):
+        assert ceiling <= advice.unbounded
+        assert all(advice.cell(p, place).hit_ratio <= ceiling for p in registry.names())
+
+
+def test_processes_change_nothing(advice):
+    assert advise(WORKLOAD, SETUP, processes=2).cells == advice.cells
+
+
+def test_progress_ends_at_the_number_of_replays_and_never_falls():
+    seen = []
+    large = Setup(memory=100_000 * MIB, block_tokens=512, token_bytes=2048)
+    advise(WORKLOAD, large, progress=seen.append)  # all four memories hold everything
+    assert seen == sorted(seen)
+    assert seen[-1] == large.replays
+
+
+def test_the_recommendation_names_its_policy_and_its_reasons(advice):
+    assert advice.policy in registry.names()
+    assert headline(advice).startswith(f"Take {advice.policy}: with 200 MiB it hits ")
+    titles = [finding.title for finding in findings(advice)]
+    assert titles[0] == "Reason"
+    assert {"More memory", "Ceiling", "Saved", "Traffic"} <= set(titles)
+
+
+def test_without_times_there_are_no_rates():
+    timeless = [dataclasses.replace(request, timestamp=0) for request in WORKLOAD]
+    found = advise(timeless, SETUP)
+    assert found.policy is not None
+    assert found.cell(found.policy).store_rate is None
+    assert found.cell(found.policy).busiest_load_rate is None
+    assert "The trace has no times" in findings(found)[-1].text
+
+
+def test_where_lengths_are_not_known_a_hit_saves_a_block_of_tokens():
+    lengthless = [dataclasses.replace(request, input_length=0) for request in WORKLOAD]
+    found = advise(lengthless, SETUP)
+    cell = found.cell("lru")
+    assert cell.saved_tokens == round(cell.hit_ratio * found.survey.blocks) * 512
+
+
+def test_too_few_requests_give_no_recommendation():
+    found = advise(list(itertools.islice(WORKLOAD, 199)), SETUP)
+    assert found.policy is None
+    assert found.objections == [
+        "the trace is too short: 199 requests, and at least 200 are asked for"
+    ]
+    assert headline(found).startswith("No recommendation: the trace is too short: 199 requests")
+    assert [finding.title for finding in findings(found)] == ["Ceiling"]
+
+
+def test_no_reuse_gives_no_recommendation():
+    alone = [Request(n, 5_120, 1, tuple(range(10 * n, 10 * n + 10))) for n in range(400)]
+    found = advise(alone, SETUP)
+    assert found.policy is None
+    (objection,) = found.objections
+    assert objection.startswith("there is no reuse to speak of: a cache without bounds would hit")
+    assert "0.0 % of the blocks" in objection
+
+
+def test_a_memory_that_is_never_filled_gives_no_recommendation():
+    found = advise(WORKLOAD, Setup(memory=3_000 * MIB, block_tokens=512, token_bytes=2048))
+    assert found.policy is None
+    (objection,) = found.objections
+    assert objection.startswith("the trace is too short for this memory: ")
+    assert "All of its 1,862 distinct blocks take 1.82 GiB" in objection
+
+
+def test_a_request_without_blocks_is_no_trouble():
+    empty = Request(0, 0, 1, ())
+    found = advise([empty] * 300, SETUP)
+    assert found.policy is None
+    assert found.cell("lru").stored_per_hit is None
+    assert found.cell("lru").hit_ratio == 0

@@ -1,0 +1,79 @@
+"""Bytes of KV cache a token, by the two formulas."""
+
+import re
+
+import pytest
+
+from kvoffload.advise import model_names, model_shape
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama-3.1-8b", 131_072),  # 128 KiB, the figure that everyone knows
+        ("llama-3.1-70b", 327_680),
+        ("llama-3.1-405b", 516_096),
+        ("qwen2.5-7b", 57_344),
+        ("qwen3-32b", 262_144),
+        ("qwen3-235b-a22b", 192_512),
+        ("gpt-oss-120b", 73_728),
+        ("deepseek-v3", 70_272),  # 61 x (512 + 64) x 2: DeepSeek-V3's 70 KB a token
+        ("kimi-k2", 70_272),
+    ],
+)
+def test_bytes_a_token_in_bfloat16(name, expected):
+    assert model_shape(name).bytes_per_token() == expected
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_model_has_one_of_the_two_kinds_of_attention_and_a_source(name):
+    shape = model_shape(name)
+    assert shape.layers > 0
+    assert (shape.latent > 0) == (shape.rotary > 0) == (shape.kv_heads == 0 == shape.head_size)
+    assert shape.source.startswith("https://huggingface.co/")
+    assert shape.bytes_per_token("fp8") * 2 == shape.bytes_per_token("float16")
+
+
+def test_a_head_is_divided_among_workers_until_each_has_one_and_is_then_copied():
+    shape = model_shape("qwen3-30b-a3b")  # four KV heads
+    one = shape.bytes_per_token()
+    assert [shape.bytes_per_token(tensor_parallel=n) // one for n in (1, 2, 4, 8, 16)] == [
+        1,
+        1,
+        1,
+        2,
+        4,
+    ]
+
+
+def test_a_latent_vector_is_kept_once_whatever_the_workers():
+    shape = model_shape("deepseek-v3")
+    assert shape.bytes_per_token(tensor_parallel=8) == shape.bytes_per_token()
+
+
+def test_names_are_found_in_any_case_and_with_their_organisation():
+    assert model_shape("meta-llama/Llama-3.1-8B") is model_shape("llama-3.1-8b")
+
+
+HEADS = "tensor_parallel must divide the 8 KV heads of llama-3.1-8b or be a multiple of them, got 3"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: model_shape("llama-3.1-7b"), "got 'llama-3.1-7b'; did you mean 'llama-3.1-"),
+        (lambda: model_shape(""), "model must be one of llama-3.1-8b, "),
+        (
+            lambda: model_shape("llama-3.1-8b").bytes_per_token("int3"),
+            "dtype must be one of bfloat16, float16, fp8, got 'int3'",
+        ),
+        (lambda: model_shape("llama-3.1-8b").bytes_per_token(tensor_parallel=3), HEADS),
+        (
+            lambda: model_shape("deepseek-v3").bytes_per_token(tensor_parallel=0),
+            "tensor_parallel must be >= 1, got 0",
+        ),
+    ],
+)
+def test_bad_values_are_named(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()

@@ -1,0 +1,123 @@
+"""The report as a file: whole, escaped, and sealed by its content security policy."""
+
+import base64
+import itertools
+import re
+import sys
+from dataclasses import replace
+from hashlib import sha256
+from html.parser import HTMLParser
+
+import pytest
+
+pytest.importorskip("jinja2", reason="the report needs the report extra")
+
+from kvoffload.advise.chart import chart
+from kvoffload.advise.report import write_report
+from kvoffload.traces import MissingExtraError
+
+from .pages import HOSTILE, hostile_page, page, subject
+
+
+class Tags(HTMLParser):
+    """Collect the tags of a page, and the text of its scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags = []
+        self.sealed = {"script": "", "style": ""}
+        self.inside = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.inside = tag
+
+    def handle_endtag(self, tag):
+        self.inside = None
+
+    def handle_data(self, data):
+        if self.inside in self.sealed:
+            self.sealed[self.inside] += data
+
+
+@pytest.fixture(scope="module")
+def text():
+    return page()
+
+
+def test_it_names_nothing_outside_itself(text):
+    for tag, attributes in Tags(text).tags:
+        for name in ("src", "href", "action", "data", "xlink:href"):
+            target = attributes.get(name, "#")
+            assert target.startswith("#") or target == "data:,", (tag, attributes)
+        assert "style" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_its_policy_admits_its_own_script_and_style_and_nothing_else(text):
+    found = Tags(text)
+    (policy,) = (a["content"] for t, a in found.tags if a.get("http-equiv"))
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    for kind, content in found.sealed.items():
+        assert content
+        digest = base64.b64encode(sha256(content.encode()).digest()).decode()
+        assert rules[f"{kind}-src"] == f"'sha256-{digest}'"
+
+
+def test_foreign_strings_are_text():
+    hostile = hostile_page()
+    tags = Tags(hostile).tags
+    assert sum(tag == "script" for tag, _ in tags) == 1
+    assert not any(tag == "img" for tag, _ in tags)
+    assert HOSTILE.splitlines()[0] not in hostile
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in hostile
+    assert "{{7*7}}" in hostile
+    assert "49" not in re.findall(r"<h1>.*?</h1>", hostile, re.DOTALL)[0]
+
+
+def test_without_a_recommendation_there_is_no_configuration():
+    short = page(requests=20)
+    assert "No recommendation" in short
+    assert "CPUOffloadingManager" not in short
+    assert 'href="#table"' in short
+
+
+@pytest.mark.parametrize("requests", [1, 20, 300])
+def test_names_at_the_lines_ends_keep_their_distance_and_stay_inside(requests):
+    drawing = chart(subject(requests=requests).advice, width=340, height=360, label_height=16)
+    places = sorted(line.label_y for line in drawing.lines)
+    assert all(b - a >= 16 for a, b in itertools.pairwise(places))
+    assert places[-1] <= drawing.height
+    for line in drawing.lines:
+        for point in line.points:
+            assert drawing.left <= point.x <= drawing.right
+            assert drawing.top <= point.y <= drawing.bottom
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "out.html"
+    path.write_text("before")
+    write_report(subject(), path)
+    assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    before = path.read_text(encoding="utf-8")
+    broken = replace(subject(), advice=None)
+    with pytest.raises(AttributeError):
+        write_report(broken, path)
+    assert path.read_text(encoding="utf-8") == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_report(subject(), tmp_path / "absent" / "out.html")
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(MissingExtraError, match=r"a report needs jinja2: pip install 'kvoffload\["):
+        write_report(subject(), tmp_path / "out.html")

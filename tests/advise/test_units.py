@@ -1,0 +1,27 @@
+"""How figures read."""
+
+import pytest
+
+from kvoffload.advise.units import bytes_text, count_text, percent_text, rate_text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (bytes_text(0), "0 B"),
+        (bytes_text(1023), "1,023 B"),
+        (bytes_text(1.5 * 2**40), "1.5 TiB"),
+        (bytes_text(512 * 2**30), "512 GiB"),
+        (bytes_text(35_979_264), "34.3 MiB"),
+        (rate_text(None), "-"),
+        (rate_text(4_214_000_000), "4.21 GB/s"),
+        (rate_text(950), "950 B/s"),
+        (count_text(27_800_000), "27.8 million"),
+        (count_text(9_120), "9,120"),
+        (count_text(4_000_000_000), "4 billion"),
+        (percent_text(0.36642), "36.6 %"),
+        (percent_text(None), "-"),
+    ],
+)
+def test_text(text, expected):
+    assert text == expected
