@@ -1,0 +1,240 @@
+"""The report in a real browser: no errors, by keyboard, on a phone, light and dark.
+
+Needs Debian's ``chromium`` and ``chromium-driver``, and selenium of the test extra.
+"""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+pytest.importorskip("jinja2", reason="the report needs the report extra")
+pytest.importorskip("selenium", reason="the browser is driven by selenium, of the test extra")
+
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
+
+from .pages import hostile_page, page
+
+BROWSER = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
+
+pytestmark = pytest.mark.skipif(
+    not (BROWSER and DRIVER and sys.platform == "linux"),
+    reason="chromium and chromedriver are not installed",
+)
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    for name, text in (("good", page()), ("short", page(requests=20)), ("hostile", hostile_page())):
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def show(browser, pages):
+    """Open a report at a width, in a colour scheme."""
+
+    def show(name="good", width=1000, scheme="light"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 640}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        browser.get((pages / f"{name}.html").as_uri())
+        return browser
+
+    return show
+
+
+def press(browser, *keys):
+    for key in keys:
+        browser.switch_to.active_element.send_keys(key)
+    return browser.switch_to.active_element
+
+
+def label(element):
+    return element.get_attribute("aria-label") or element.text
+
+
+@pytest.mark.parametrize("name", ["good", "short", "hostile"])
+def test_nothing_is_logged_and_nothing_is_fetched(show, name):
+    show(name).get_log("performance")  # forget how the browser itself started
+    browser = show(name)
+    assert browser.get_log("browser") == []
+    sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    requested = {
+        event["params"]["request"]["url"].partition(":")[0]
+        for event in sent
+        if event["method"] == "Network.requestWillBeSent"
+    }
+    assert requested - {"data"} == {"file"}
+
+
+def test_a_hostile_name_is_shown_and_runs_nothing(show):
+    browser = show("hostile")
+    assert browser.find_element(By.CSS_SELECTOR, ".trace").text.startswith("<script>alert(1)")
+    assert browser.find_elements(By.TAG_NAME, "img") == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["good", "short", "hostile"])
+@pytest.mark.parametrize("width", [320, 360, 640, 1000])
+def test_nothing_scrolls_sideways(show, name, width, scheme):
+    browser = show(name, width, scheme)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    wide = browser.execute_script(
+        "return Array.from(document.querySelectorAll('main *, svg text')).filter(e => "
+        "{ const r = e.getBoundingClientRect(); return r.width && r.right > innerWidth + 1; })"
+        ".map(e => e.outerHTML)"
+    )
+    assert wide == []
+
+
+def test_on_a_phone_each_cell_says_what_it_is_and_text_can_be_read(show):
+    browser = show(width=360)
+    shown = browser.find_elements(By.TAG_NAME, "svg")
+    assert [svg.is_displayed() for svg in shown] == [False, True]
+    cell = browser.find_element(By.CSS_SELECTOR, "tbody td")
+    title = browser.execute_script(
+        "return getComputedStyle(arguments[0], '::before').content", cell
+    )
+    assert title.startswith('"hit ratio, ')
+    sizes = browser.execute_script(
+        "const svg = document.querySelector('svg.narrow'); "
+        "const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width; "
+        "return Array.from(svg.querySelectorAll('text'))"
+        ".map(t => parseFloat(getComputedStyle(t).fontSize) * scale)"
+    )
+    assert min(sizes) >= 11
+
+
+def test_tab_goes_from_the_skip_link_to_the_chart_to_the_copy_buttons(show):
+    browser = show()
+    skip = press(browser, Keys.TAB)
+    assert skip.text == "Skip to the configuration"
+    assert skip.location["y"] >= 0  # it comes into view with the focus
+    point = press(browser, Keys.TAB)
+    assert "recommended" in browser.find_element(By.CSS_SELECTOR, "tr.chosen").text
+    chosen = browser.find_element(By.CSS_SELECTOR, ".wide .chosen").get_attribute("data-name")
+    assert label(point).startswith(f"{chosen}, 100 MiB: ")
+    assert label(press(browser, Keys.TAB)) == "Copy: vLLM: the value of --kv-transfer-config"
+    assert label(press(browser, Keys.TAB)) == "Copy: Python"
+
+
+def test_the_skip_link_leads_to_the_configuration(show):
+    browser = show()
+    press(browser, Keys.TAB, Keys.ENTER)
+    assert browser.switch_to.active_element.get_attribute("id") == "configuration"
+    assert label(press(browser, Keys.TAB)).startswith("Copy: vLLM")
+
+
+def test_arrow_keys_walk_the_points_and_each_is_read_out(show):
+    browser = show()
+    first = press(browser, Keys.TAB, Keys.TAB)
+    reading = browser.find_element(By.ID, "reading")
+    assert reading.text == label(first)
+    seen = [label(press(browser, Keys.ARROW_RIGHT)) for _ in range(4)]
+    assert [text.split(": ")[0].split(", ")[1] for text in seen] == [
+        "200 MiB",
+        "400 MiB",
+        "800 MiB",
+        "800 MiB",
+    ]
+    assert reading.text == seen[-1]
+    top = [label(press(browser, Keys.ARROW_UP)) for _ in range(12)]
+    assert top[-1] == top[-2]
+    assert "no policy can" in top[-1] or "without bounds" in top[-1]
+    lines = browser.find_elements(By.CSS_SELECTOR, ".wide .line")
+    down = {label(press(browser, Keys.ARROW_DOWN)) for _ in range(12)} | {top[-1]}
+    assert len(down) == len(lines)  # no line is out of reach
+    assert "100 MiB" in label(press(browser, Keys.HOME))
+    assert label(press(browser, Keys.TAB)).startswith("Copy")
+    browser.switch_to.active_element.send_keys(Keys.SHIFT + Keys.TAB)
+    assert "100 MiB" in label(browser.switch_to.active_element)  # where the walk ended
+
+
+def test_the_focus_can_be_seen(show):
+    browser = show()
+    press(browser, Keys.TAB)
+    for _ in range(3):
+        focused = press(browser, Keys.TAB)
+        style = "return getComputedStyle(arguments[0]).outlineStyle"
+        assert browser.execute_script(style, focused) == "solid"
+
+
+def test_a_copy_button_copies_what_stands_beside_it(show):
+    browser = show()
+    browser.execute_cdp_cmd(
+        "Browser.grantPermissions",
+        {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]},
+    )
+    button = browser.find_element(By.CSS_SELECTOR, ".copy[data-from=vllm]")
+    button.click()
+    status = browser.find_element(By.ID, "copied")
+    WebDriverWait(browser, 10).until(lambda _: status.text == "Copied.")
+    pasted = browser.execute_async_script(
+        "const done = arguments[arguments.length - 1]; navigator.clipboard.readText().then(done);"
+    )
+    settings = json.loads(pasted)
+    assert settings["kv_connector_extra_config"]["spec_name"] == "KVOffloadSpec"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_lines_stand_out_from_the_page(show, scheme):
+    """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for what a drawing is made of."""
+    browser = show(scheme=scheme)
+
+    def luminance(color):
+        parts = [int(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    def contrast(a, b):
+        dark, light = sorted((luminance(a), luminance(b)))
+        return (light + 0.05) / (dark + 0.05)
+
+    def colors(selector, name):
+        return browser.execute_script(
+            "return Array.from(document.querySelectorAll(arguments[0]))"
+            ".map(e => getComputedStyle(e)[arguments[1]])",
+            selector,
+            name,
+        )
+
+    (page_color,) = colors("body", "backgroundColor")
+    for selector, name, least in (
+        ("p, dd, dt, th, td, h1, h2, h3, pre, button", "color", 4.5),
+        (".wide text", "fill", 4.5),
+        (".wide polyline", "stroke", 3),
+    ):
+        for color in colors(selector, name):
+            assert contrast(color, page_color) >= least, (selector, color)
