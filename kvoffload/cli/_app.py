@@ -19,6 +19,7 @@ from .convert import convert
 from .generate import generate
 from .info import info
 from .replay import replay
+from .sweep import sweep
 
 DATA_ERROR = 1
 USAGE_ERROR = 2
@@ -54,7 +55,7 @@ def root(ctx: click.Context) -> None:
         ctx.exit(USAGE_ERROR)
 
 
-for command in (replay, advise, info, generate, convert):
+for command in (replay, sweep, advise, info, generate, convert):
     root.add_command(command)
 
 

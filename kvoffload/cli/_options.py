@@ -50,8 +50,10 @@ class Capacity:
     size: int | None = None
     percent: Fraction | None = None
 
-    def resolve(self, block_bytes: int | None, unique_blocks: int | None) -> int:
-        """Return the number of blocks, at least 1.
+    def resolve(
+        self, block_bytes: int | None, unique_blocks: int | None, option: str = "--capacity"
+    ) -> int:
+        """Return the number of blocks, at least 1; `option` is what messages call it.
 
         Raises
         ------
@@ -69,7 +71,7 @@ class Capacity:
             means = self.text
         if not 1 <= blocks <= MAX_BLOCKS:
             rule = f"must come to 1 ... {MAX_BLOCKS} blocks"
-            raise click.UsageError(f"--capacity {rule}, got {blocks} ({means})")
+            raise click.UsageError(f"{option} {rule}, got {blocks} ({means})")
         return blocks
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
+INSTALL = "pip install 'kvoffload[{}]'"
+
 
 class MissingExtraError(ImportError):
     """Something was asked for that needs an extra which is not installed."""
@@ -20,7 +22,7 @@ def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:
     purpose : str
         What needs it, as the subject of the sentence "... needs <module>".
     extra : str
-        The extra of this package that brings it.
+        The extra that installs it.
 
     Raises
     ------
@@ -30,5 +32,5 @@ def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        message = f"{purpose} needs {module}: pip install 'kvoffload[{extra}]'"
+        message = f"{purpose} needs {module}: {INSTALL.format(extra)}"
         raise MissingExtraError(message, name=error.name) from error

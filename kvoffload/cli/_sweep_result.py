@@ -1,0 +1,130 @@
+"""The result of ``kvoffload sweep`` as a table, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import click
+
+from kvoffload import IMPLEMENTATION
+from kvoffload.replay import CEILINGS
+from kvoffload.replay.simulate import Counts
+from kvoffload.replay.sweep import Cell
+
+from ._terminal import Column, print_json, print_tables
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A finished sweep.
+
+    Attributes
+    ----------
+    name : str
+        What the user calls the trace.
+    version : str
+        Of the package.
+    unique_blocks : int
+        Distinct blocks of the trace.
+    block_bytes : int or None
+        Size of a block, where it is known.
+    sizes : dict of str to int
+        Capacities as they were asked for, and in blocks.
+    cells : list of Cell
+        Every policy at every capacity, in the order asked for.
+    counts : dict of Cell to Counts
+        What came of each.
+    """
+
+    name: str
+    version: str
+    unique_blocks: int
+    block_bytes: int | None
+    sizes: dict[str, int]
+    cells: list[Cell]
+    counts: dict[Cell, Counts]
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies, in the order asked for."""
+        return list(dict.fromkeys(cell.policy for cell in self.cells))
+
+    def row(self, policy: str) -> list[tuple[Cell, Counts]]:
+        """Return a policy's cells with what came of them, in the order of the capacities."""
+        return [(cell, self.counts[cell]) for cell in self.cells if cell.policy == policy]
+
+
+def print_grid(grid: Grid) -> None:
+    """Print the hit ratios and the blocks stored, a policy a row and a capacity a column."""
+    cell, counts = grid.row(grid.policies[0])[0]
+    facts = [grid.name, f"{counts.requests:,} requests", f"{counts.blocks:,} blocks"]
+    facts.append(f"{grid.unique_blocks:,} unique")
+    if cell.device_blocks:
+        facts.append(f"{counts.blocks - counts.asked:,} found in {cell.device_blocks:,} on device")
+    if cell.pending:
+        facts.append(f"stores in flight for {cell.pending:,} requests")
+    title = "; ".join(facts)
+    _print_matrix(f"{title}\n\nblock hit ratio", grid, lambda found: f"{found.hit_ratio:.4f}")
+    click.echo()
+    _print_matrix("blocks stored", grid, lambda found: f"{found.stored:,}")
+
+
+def _print_matrix(title: str, grid: Grid, text: Callable[[Counts], str]) -> None:
+    rows = [[text(found) for _, found in grid.row(policy)] for policy in grid.policies]
+    columns = []
+    for number, (asked, blocks) in enumerate(grid.sizes.items()):
+        heading = f"{blocks:,}" if asked == str(blocks) else f"{asked}\n{blocks:,}"
+        columns.append([Column(heading, [row[number] for row in rows])])
+    print_tables(title, [Column("policy", grid.policies, numeric=False)], columns)
+
+
+def _object(asked: str, cell: Cell, counts: Counts, block_bytes: int | None) -> dict[str, object]:
+    """Return a cell as one flat object; of a ceiling only what is known of it."""
+    values: dict[str, object] = {
+        "policy": cell.policy,
+        "capacity": cell.capacity,
+        "capacity_asked": asked,
+        "capacity_bytes": None if block_bytes is None else cell.capacity * block_bytes,
+        "device_blocks": cell.device_blocks,
+        "pending": cell.pending,
+        **asdict(counts),
+        "hit_ratio": counts.hit_ratio,
+    }
+    if cell.policy in CEILINGS:
+        values.update(dict.fromkeys(("evicted", "refused", "not_admitted")))
+    return values
+
+
+def _objects(grid: Grid) -> list[dict[str, object]]:
+    return [
+        _object(asked, cell, counts, grid.block_bytes)
+        for policy in grid.policies
+        for asked, (cell, counts) in zip(grid.sizes, grid.row(policy), strict=True)
+    ]
+
+
+def print_grid_json(grid: Grid) -> None:
+    """Print one JSON object."""
+    print_json(
+        {
+            "trace": grid.name,
+            "implementation": IMPLEMENTATION,
+            "version": grid.version,
+            "unique_blocks": grid.unique_blocks,
+            "block_bytes": grid.block_bytes,
+            "results": _objects(grid),
+        }
+    )
+
+
+def print_csv(grid: Grid) -> None:
+    """Print a heading and one line a cell; what is not known is empty."""
+    objects = _objects(grid)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(objects[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(objects)
+    click.echo(text.getvalue(), nl=False)

@@ -1,0 +1,227 @@
+"""``kvoffload sweep``: every policy at every capacity, as table, CSV, JSON or picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from kvoffload import CPUOffloadingManager, __version__
+from kvoffload.policies import registry
+from kvoffload.replay import CEILINGS, DecodedTrace, Selection
+from kvoffload.replay.simulate import Counts
+from kvoffload.replay.sweep import Cell, ResultsFile, run
+from kvoffload.traces import Request, Survey
+from kvoffload.traces._extras import require
+
+from ._options import (
+    Capacity,
+    json_option,
+    read_capacity,
+    read_size,
+    reading_options,
+    value_of,
+    values_of,
+)
+from ._sources import Source, open_source
+from ._sweep_result import Grid, print_csv, print_grid, print_grid_json
+from ._terminal import note, progress_bar
+
+ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def read_policy(text: str) -> str:
+    """Read a policy string or the name of a ceiling."""
+    return text if text in CEILINGS else str(registry.parse(text))
+
+
+def read_picture(text: str) -> str:
+    """Read the name of a picture file."""
+    if not text.lower().endswith(PICTURES):
+        raise ValueError(f"must end in {', '.join(PICTURES)}, got {text!r}")
+    return text
+
+
+@click.command()
+@click.argument("trace")
+@click.option(
+    "--policies",
+    multiple=True,
+    default=(ALL_POLICIES,),
+    show_default=True,
+    metavar="POLICY",
+    callback=values_of(read_policy),
+    help="Policies to compare; a comma list, or repeated. NAME or 'NAME?OPTION=VALUE'. belady, "
+    "which knows the future, and infinite, which keeps everything, are ceilings.",
+)
+@click.option(
+    "--capacities",
+    multiple=True,
+    default=("0.5%,1%,2%,5%,10%,20%,40%",),
+    show_default=True,
+    metavar="CAPACITY",
+    callback=values_of(read_capacity),
+    help="Capacities to compare; a comma list, or repeated: blocks (4096), a share of the unique "
+    "blocks rounded down (5%), or a size (64GiB, with --block-bytes).",
+)
+@click.option(
+    "--block-bytes",
+    metavar="SIZE",
+    callback=value_of(read_size),
+    help="Size of a block, for capacities in bytes and a second axis.",
+)
+@click.option(
+    "--block-tokens",
+    type=click.IntRange(min=1),
+    help="Tokens a block, for --full-blocks; inferred where one size fits all requests.",
+)
+@click.option("--full-blocks", is_flag=True, help="Drop the block that a prompt fills in part.")
+@click.option(
+    "--device-blocks",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Blocks of the accelerator's own LRU prefix cache in front: the manager is touched by "
+    "every request and asked only for what that cache does not have.",
+)
+@click.option(
+    "--pending",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Requests during which a store is in flight.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Processes; one a usable CPU core by default."
+)
+@click.option(
+    "--results",
+    metavar="FILE",
+    help="Keep the result of each cell in FILE, and take from it what is known of this trace: an "
+    "interrupted sweep goes on where it stopped.",
+)
+@click.option(
+    "--plot",
+    metavar="FILE",
+    callback=value_of(read_picture),
+    help="Draw the hit ratio over the capacity: .png, .svg or .pdf.",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print one line a cell, comma-separated.")
+@reading_options
+@json_option
+def sweep(
+    trace: str,
+    *,
+    policies: tuple[str, ...],
+    capacities: tuple[Capacity, ...],
+    block_bytes: int | None,
+    block_tokens: int | None,
+    full_blocks: bool,
+    device_blocks: int,
+    pending: int,
+    jobs: int | None,
+    results: str | None,
+    plot: str | None,
+    form: str | None,
+    limit: int | None,
+    skip_bad: bool,
+    as_csv: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Compare policies over a range of capacities, all cells of the grid in parallel.
+
+    TRACE is a file in any of the forms, plain or compressed with gzip or zstandard; - is standard
+    input. It is decoded once and held in memory, 12 bytes a block.
+    """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json exclude each other, got both")
+    for capacity in capacities:
+        if capacity.size is not None and block_bytes is None:
+            raise click.UsageError(
+                f"--capacities in bytes need --block-bytes, got {capacity.text!r} without it"
+            )
+    if plot is not None:
+        require("matplotlib", "--plot", "plot")
+    with open_source(trace, form=form, skip_bad=skip_bad, limit=limit) as source:
+        requests = _full(source, block_tokens, quiet=quiet) if full_blocks else source.requests
+        with progress_bar("reading", limit, quiet=quiet) as progress:
+            decoded = DecodedTrace.of(requests, progress)
+        if source.bad_lines:
+            note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+    sizes = {
+        asked.text: asked.resolve(block_bytes, decoded.unique_blocks, "--capacities")
+        for asked in capacities
+    }
+    cells = [
+        Cell(policy, size, device_blocks, pending)
+        for policy in dict.fromkeys(policies)
+        for size in sizes.values()
+    ]
+    _check_buildable(cells)
+    file = None if results is None else ResultsFile(results, decoded.fingerprint())
+    counts = _counts(decoded, cells, file, jobs or _usable_cores(), quiet=quiet)
+    grid = Grid(source.name, __version__, decoded.unique_blocks, block_bytes, sizes, cells, counts)
+    if as_json:
+        print_grid_json(grid)
+    elif as_csv:
+        print_csv(grid)
+    else:
+        print_grid(grid)
+    if plot is not None:
+        from ._plot import draw
+
+        draw(grid, Path(plot))
+
+
+def _full(source: Source, block_tokens: int | None, *, quiet: bool) -> Iterable[Request]:
+    """Return the requests without the blocks that prompts fill in part."""
+    if block_tokens is None:
+        with progress_bar("inferring the block size", None, quiet=quiet) as progress:
+            survey = Survey.of(source.requests, unique=False, progress=progress)
+        block_tokens = source.block_tokens or survey.block_tokens
+    if block_tokens is None:
+        raise click.UsageError(
+            "--full-blocks needs --block-tokens: no block size fits all requests"
+        )
+    return Selection(source.requests, full_block_tokens=block_tokens)
+
+
+def _check_buildable(cells: list[Cell]) -> None:
+    """Find out before the work whether options go with every capacity."""
+    for cell in cells:
+        if cell.policy not in CEILINGS:
+            try:
+                CPUOffloadingManager(1, cell.capacity, cell.policy)
+            except ValueError as error:
+                raise click.UsageError(
+                    f"--policies {cell.policy} at {cell.capacity} blocks: {error}"
+                ) from None
+
+
+def _counts(
+    trace: DecodedTrace, cells: list[Cell], file: ResultsFile | None, jobs: int, *, quiet: bool
+) -> dict[Cell, Counts]:
+    """Return the result of every cell; compute those that the file does not have."""
+    counts = {} if file is None else file.read()
+    wanted = [cell for cell in dict.fromkeys(cells) if cell not in counts]
+    if len(wanted) < len(cells) and file is not None:
+        note(f"{len(cells) - len(wanted):,} of {len(cells):,} results were known", quiet=quiet)
+    with progress_bar("sweeping", len(wanted), quiet=quiet, unit="cells") as progress:
+        for done, (cell, found) in enumerate(run(trace, wanted, jobs), start=1):
+            counts[cell] = found
+            if file is not None:
+                file.add(cell, found)
+            if progress is not None:
+                progress(done)
+    return counts
+
+
+def _usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

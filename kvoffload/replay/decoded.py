@@ -1,0 +1,99 @@
+"""A trace decoded once, as arrays, for many replays of it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import BlockHash
+from kvoffload.traces import Request
+
+PROGRESS_REQUESTS = 256  # between two calls of the progress function
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedTrace:
+    """The blocks of all requests, one after the other; 4 bytes a block and 8 a distinct one.
+
+    Attributes
+    ----------
+    starts : (requests + 1,) int64
+        Where each request begins in `blocks`, and where the last one ends.
+    blocks : (n,) uint32
+        Each block's place in `ids`.
+    ids : (unique,) uint64
+        The distinct block ids, rising.
+    """
+
+    starts: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.uint32]
+    ids: npt.NDArray[np.uint64]
+
+    @classmethod
+    def of(
+        cls, requests: Iterable[Request], progress: Callable[[int], object] | None = None
+    ) -> DecodedTrace:
+        """Decode a trace; `progress` is called now and then with the number of requests so far."""
+        lengths, flat = array("q", [0]), array("Q")
+        for request in requests:
+            flat.extend(request.hash_ids)
+            lengths.append(len(request.hash_ids))
+            if progress is not None and len(lengths) % PROGRESS_REQUESTS == 0:
+                progress(len(lengths) - 1)
+        ids, blocks = np.unique(np.frombuffer(flat, dtype=np.uint64), return_inverse=True)
+        starts = np.cumsum(np.frombuffer(lengths, dtype=np.int64))
+        return cls(starts, blocks.astype(np.uint32), ids)
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests."""
+        return len(self.starts) - 1
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks over all requests."""
+        return len(self.blocks)
+
+    @property
+    def unique_blocks(self) -> int:
+        """Number of distinct blocks."""
+        return len(self.ids)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the requests' blocks, however the file was written; hex."""
+        digest = hashlib.sha256()
+        for part in (self.starts, self.blocks, self.ids):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(part, dtype=part.dtype.newbyteorder("<")).data)
+        return digest.hexdigest()
+
+    def keys(self) -> list[BlockHash]:
+        """Return the hash of each distinct block: ``sha256(str(id))``."""
+        return [BlockHash(sha256(b"%d" % hash_id).digest()) for hash_id in self.ids.tolist()]
+
+    def rows(self) -> Iterator[list[int]]:
+        """Yield each request's blocks as places in `ids`."""
+        for start, end in itertools.pairwise(self.starts.tolist()):
+            yield self.blocks[start:end].tolist()
+
+    def save(self, folder: Path) -> None:
+        """Write the arrays into a folder, for `load`."""
+        for name in self.__slots__:
+            np.save(folder / f"{name}.npy", getattr(self, name), allow_pickle=False)
+
+    @classmethod
+    def load(cls, folder: Path) -> DecodedTrace:
+        """Map the arrays that `save` wrote; processes that load the same share their memory."""
+        parts = (
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in cls.__slots__
+        )
+        return cls(*parts)

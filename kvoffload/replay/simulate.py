@@ -1,0 +1,127 @@
+"""One policy at one capacity over a decoded trace, counted, not timed call by call.
+
+The protocol is that of `replay`, with two things between the trace and the manager that an engine
+has: a cache of its own in front (see ``device``), and stores that take a while.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import BlockHash, CPUOffloadingManager
+
+from .decoded import DecodedTrace
+from .offline import belady, infinite_hits
+
+BELADY = "belady"
+INFINITE = "infinite"
+CEILINGS = (BELADY, INFINITE)
+"""Names of what is simulated with knowledge of the future, or without a bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What came of one policy at one capacity.
+
+    Attributes
+    ----------
+    requests, blocks : int
+        Requests replayed, and the blocks of all of them.
+    asked : int
+        Blocks that the manager was asked for: those from the first one of each request that the
+        accelerator's own cache did not have. Without one, `blocks`.
+    hits : int
+        Blocks of those that the manager had.
+    stored, evicted, refused, not_admitted : int
+        As `ReplayResult` has them. Of a ceiling only `stored` is known; the others are 0.
+    """
+
+    requests: int
+    blocks: int
+    asked: int
+    hits: int
+    stored: int = 0
+    evicted: int = 0
+    refused: int = 0
+    not_admitted: int = 0
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the blocks asked for that were hits; 0 if there are none."""
+        return self.hits / self.asked if self.asked else 0.0
+
+
+def simulate(
+    trace: DecodedTrace,
+    keys: list[BlockHash],
+    policy: str,
+    capacity: int,
+    *,
+    device_hits: npt.NDArray[np.int64],
+    pending: int = 0,
+) -> Counts:
+    """Replay a decoded trace.
+
+    Every request is touched whole, before and after its store; the manager is asked for the blocks
+    behind the leading ones that the device has, and offered all of them to store.
+
+    Parameters
+    ----------
+    trace : DecodedTrace
+        The requests.
+    keys : list of BlockHash
+        ``trace.keys()``, computed once for many calls.
+    policy : str
+        A policy string, or ``"belady"`` or ``"infinite"``.
+    capacity : int
+        Number of blocks; ``"infinite"`` has no use for it.
+    device_hits : (requests,) int64
+        Leading blocks of each request that the device's own cache has.
+    pending : int
+        Number of further requests during which a store is in flight; 0: it ends at once.
+
+    Returns
+    -------
+    Counts
+    """
+    asked = trace.num_blocks - int(device_hits.sum())
+    if policy == INFINITE:
+        hits = infinite_hits(trace, device_hits)
+        return Counts(trace.num_requests, trace.num_blocks, asked, hits, stored=trace.unique_blocks)
+    if policy == BELADY:
+        hits, stored = belady(trace, capacity, device_hits)
+        return Counts(trace.num_requests, trace.num_blocks, asked, hits, stored=stored)
+    manager = CPUOffloadingManager(1, capacity, policy)
+    hits = 0
+    in_flight: deque[list[BlockHash]] = deque()
+    key_of = keys.__getitem__
+    for row, on_device in zip(trace.rows(), device_hits.tolist(), strict=True):
+        hashes = list(map(key_of, row))
+        manager.touch(hashes)
+        missing = hashes[on_device:] if on_device else hashes
+        found = manager.lookup(missing)
+        if found:
+            loaded = missing[:found]
+            manager.prepare_load(loaded)
+            manager.complete_load(loaded)
+            hits += found
+        output = manager.prepare_store(hashes)
+        manager.touch(hashes)
+        in_flight.append([] if output is None else output.block_hashes_to_store)
+        if len(in_flight) > pending:
+            manager.complete_store(in_flight.popleft())
+    stats = manager.stats()
+    return Counts(
+        trace.num_requests,
+        trace.num_blocks,
+        asked,
+        hits,
+        stats["stored_blocks"],
+        stats["evicted_blocks"],
+        stats["refused_stores"],
+        stats["not_admitted"],
+    )

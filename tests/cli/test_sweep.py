@@ -1,0 +1,144 @@
+"""``kvoffload sweep``."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+
+import pytest
+
+from kvoffload.traces import Workload, write_trace
+
+FAST = ("--jobs", "1", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sweep") / "trace.jsonl"
+    write_trace(Workload(150, seed=1), path)
+    return path
+
+
+def swept(kvoffload, trace, *arguments):
+    done = kvoffload("sweep", trace, *FAST, *arguments)
+    assert done.code == 0, done.err
+    return done.out
+
+
+def test_the_table_has_a_row_for_each_policy_and_a_column_for_each_capacity(kvoffload, trace):
+    out = swept(kvoffload, trace, "--policies", "lru,belady,infinite", "--capacities", "10%,64")
+    ratios, stored = out.split("blocks stored")
+    for part in (ratios, stored):
+        assert "10%" in part
+        rows = {line.split()[0]: line.split()[1:] for line in part.splitlines() if line.strip()}
+        for policy in ("lru", "belady", "infinite"):
+            assert len(rows[policy]) == 2
+
+
+def test_csv_and_json_say_the_same(kvoffload, trace):
+    arguments = ("--policies", "lru,slru?protected=0.5,belady", "--capacities", "5%,1kB")
+    sizes = ("--block-bytes", "16")
+    rows = list(csv.DictReader(swept(kvoffload, trace, *arguments, *sizes, "--csv").splitlines()))
+    value = json.loads(swept(kvoffload, trace, *arguments, *sizes, "--json"))
+    assert len(rows) == len(value["results"]) == 6
+    for row, result in zip(rows, value["results"], strict=True):
+        assert row == {k: "" if v is None else str(v) for k, v in result.items()}
+    assert value["results"][1]["capacity"] == 1000 // 16
+    assert value["results"][1]["capacity_bytes"] == 1000 // 16 * 16
+    assert value["results"][-1]["evicted"] is None
+
+
+def test_it_agrees_with_replay(kvoffload, trace):
+    done = kvoffload("replay", trace, "--policy", "lru,arc", "--capacity", "3%", "--json")
+    replayed = json.loads(done.out)["results"]
+    arguments = ("--policies", "lru,arc", "--capacities", "3%", "--json")
+    found = json.loads(swept(kvoffload, trace, *arguments))["results"]
+    for one, other in zip(replayed, found, strict=True):
+        for name in ("policy", "capacity", "hits", "hit_ratio", "stored", "evicted", "refused"):
+            assert one[name] == other[name]
+
+
+def test_known_results_are_not_computed_again(kvoffload, trace, tmp_path):
+    path = tmp_path / "results.jsonl"
+    arguments = ("--capacities", "5%", "--results", path, "--json")
+    swept(kvoffload, trace, "--policies", "lru", *arguments)
+    # A known result is taken as it stands: this one shows that it was.
+    row = json.loads(path.read_text())
+    row["counts"]["hits"] = 12_345
+    path.write_text(json.dumps(row) + "\n")
+    done = kvoffload("sweep", trace, "--jobs", "1", "--policies", "lru,arc", *arguments)
+    assert "1 of 2 results were known" in done.err
+    assert [found["hits"] == 12_345 for found in json.loads(done.out)["results"]] == [True, False]
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_the_device_and_stores_in_flight(kvoffload, trace):
+    arguments = ("--policies", "lru", "--capacities", "10%", "--json")
+    plain = json.loads(swept(kvoffload, trace, *arguments))["results"][0]
+    behind = json.loads(swept(kvoffload, trace, *arguments, "--device-blocks", "200"))["results"][0]
+    slow = json.loads(swept(kvoffload, trace, *arguments, "--pending", "3"))["results"][0]
+    assert behind["asked"] < plain["asked"] == plain["blocks"]
+    assert slow["hits"] < plain["hits"]
+    text = swept(
+        kvoffload, trace, "--policies", "lru", "--capacities", "9", "--device-blocks", "200"
+    )
+    assert "found in 200 on device" in text
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_the_picture(kvoffload, trace, tmp_path, suffix):
+    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
+    path = tmp_path / f"picture{suffix}"
+    swept(kvoffload, trace, "--capacities", "1%,5%,20%", "--block-bytes", "2MiB", "--plot", path)
+    starts = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+    content = path.read_bytes()
+    assert content.startswith(starts[suffix])
+    if suffix == ".svg":
+        for label in (b"belady", b"infinite", b"capacity, blocks", b"capacity, bytes"):
+            assert b"<!-- " + label + b" -->" in content
+
+
+def test_one_capacity_makes_a_picture(kvoffload, trace, tmp_path):
+    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
+    path = tmp_path / "picture.png"
+    swept(kvoffload, trace, "--policies", "lru", "--capacities", "10", "--plot", path)
+    assert path.stat().st_size > 1000
+
+
+def test_labels_keep_apart():
+    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
+    from kvoffload.cli._plot import LABEL_STEP, _apart
+
+    for heights in ([0.5] * 9, [0.1, 0.5, 0.9], [0.98, 0.99, 1.0], [0.0, 0.01, 0.4, 0.41, 0.42]):
+        places = _apart(heights)
+        assert max(places) <= 1.0 + 1e-9
+        gaps = [after - before for before, after in itertools.pairwise(places)]
+        assert min(gaps) >= LABEL_STEP - 1e-9
+    assert _apart([0.1, 0.5, 0.9]) == [0.1, 0.5, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policies", "best"), "cache_policy must be one of "),
+        (("--policies", "lru?x=1"), "has no option 'x'"),
+        (("--capacities", "0"), "must be 1 ... 2147483647 blocks, got 0"),
+        (("--capacities", "1GB"), "--capacities in bytes need --block-bytes"),
+        (("--capacities", "0.0001%"), "--capacities must come to 1 ... 2147483647 blocks, got 0"),
+        (("--plot", "picture.txt"), "must end in .png, .svg, .pdf, got 'picture.txt'"),
+        (("--csv", "--json"), "--csv and --json exclude each other"),
+        (("--jobs", "0"), "0 is not in the range x>=1"),
+        (("--pending", "-1"), "-1 is not in the range x>=0"),
+    ],
+)
+def test_wrong_usage_is_one_line(kvoffload, trace, arguments, message):
+    done = kvoffload("sweep", trace, *arguments)
+    assert done.code == 2
+    assert message in done.error
+
+
+def test_a_results_file_that_cannot_be_written_is_one_line(kvoffload, trace, tmp_path):
+    done = kvoffload("sweep", trace, *FAST, "--policies", "lru", "--results", tmp_path)
+    assert done.code == 1
+    assert str(tmp_path) in done.error
