@@ -15,6 +15,14 @@ fresh_clone() {
   echo "$KVO_WORK/$1"
 }
 
+# build_variant NAME [VARIABLE=VALUE…]: a clean clone whose extensions are built in place under these variables, without
+# an environment of its own; changes to it and puts it before the package of KVO_VENV.
+build_variant() {
+  cd "$(fresh_clone "$1")"
+  env KVOFFLOAD_PURE_PYTHON=0 "${@:2}" python setup.py --quiet build_ext --inplace
+  export PYTHONPATH=$PWD KVOFFLOAD_PURE_PYTHON=0
+}
+
 # fresh_venv NAME: an empty virtual environment; prints its path.
 fresh_venv() {
   rm -rf "${KVO_WORK:?}/$1"
