@@ -64,13 +64,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SEED_KEY] = seed
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """Print what it takes to repeat this run."""
+def how_to_repeat(config: pytest.Config) -> str:
+    """Return what it takes to repeat this run."""
     seed, budget = config.stash[SEED_KEY], read_budget()
-    return (
-        f"kvoffload: {' and '.join(AVAILABLE)}; "
-        f"generated tests: --hypothesis-seed={seed} {BUDGET_VARIABLE}={budget:g}"
-    )
+    return f"generated tests: --hypothesis-seed={seed} {BUDGET_VARIABLE}={budget:g}"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Print which twins are tested and how to repeat this run."""
+    return f"kvoffload: {' and '.join(AVAILABLE)}; {how_to_repeat(config)}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    """Print how to repeat a run that failed, in quiet runs too."""
+    if exitstatus:
+        terminalreporter.write_line(how_to_repeat(terminalreporter.config))
 
 
 @pytest.fixture(scope="session")
