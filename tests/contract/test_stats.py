@@ -163,3 +163,13 @@ def test_len_and_in_are_about_residency(build: Build) -> None:
     store(manager, [C])
     assert (len(manager), B in manager, C in manager) == (2, False, True)
     assert manager.stats()["resident"] == 2
+
+
+def test_what_is_no_hash_is_not_resident(build: Build) -> None:
+    class BytesOfMyOwn(bytes):
+        pass
+
+    manager = build(2)
+    store(manager, [A])
+    for thing in (None, 5, [], A.hex(), b"", bytearray(A), BytesOfMyOwn(A)):
+        assert thing not in manager
