@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from kvoffload.policies import registry
-from kvoffload.traces import Request, Survey
+from kvoffload.replay import DecodedTrace, device_hits, infinite_hits
+from kvoffload.traces import Request
 
 from .choice import Choice, choose
-from .grid import PARTS, Grid, Outcome, StoredTrace, replay_grid
+from .grid import PARTS, Grid, Outcome, part_seconds, replay_grid
 from .units import bytes_text, percent_text
 
 __all__ = ["LEAST_REQUESTS", "LEAST_REUSE", "SIZES", "Advice", "Cell", "Setup", "advise"]
@@ -39,6 +39,10 @@ class Setup:
         Tokens a block.
     token_bytes : int
         Bytes of KV cache a token.
+    device_memory : int
+        Memory of the accelerator's own prefix cache, bytes; 0 for none in front.
+    full_blocks : bool
+        Whether every block holds `block_tokens` tokens of its prompt, as far as the trace tells.
     policies : tuple of str
         Policy strings to compare.
     """
@@ -46,6 +50,8 @@ class Setup:
     memory: int
     block_tokens: int
     token_bytes: int
+    device_memory: int = 0
+    full_blocks: bool = False
     policies: tuple[str, ...] = registry.names()
 
     @property
@@ -56,6 +62,11 @@ class Setup:
     def memories(self) -> list[int]:
         """Return the memories that are compared, bytes."""
         return [int(self.memory * size) for size in SIZES]
+
+    @property
+    def device_blocks(self) -> int:
+        """Blocks of the accelerator's own prefix cache."""
+        return self.capacity(self.device_memory)
 
     @property
     def replays(self) -> int:
@@ -74,9 +85,9 @@ class Cell:
     Attributes
     ----------
     hit_ratio : float
-        Share of the blocks that are hits.
+        Share of the blocks asked for that are hits.
     saved_tokens : int
-        Prompt tokens, over the trace, that need no prefill.
+        Tokens, over the trace, that need no prefill: those of the blocks that are hits.
     stored_per_hit : float or None
         Blocks stored for each that is hit; None without a hit.
     store_rate, load_rate : float or None
@@ -95,6 +106,32 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What a trace holds.
+
+    Attributes
+    ----------
+    requests : int
+        Its requests.
+    seconds : float
+        From the first arrival to the last; 0 if it has no times.
+    input_tokens : int
+        Prompt tokens of all requests; 0 if the lengths are not known.
+    blocks, unique_blocks : int
+        Blocks of all requests, and how many of them differ.
+    asked : int
+        Blocks that the manager is asked for: those that the accelerator's own cache has not.
+    """
+
+    requests: int
+    seconds: float
+    input_tokens: int
+    blocks: int
+    unique_blocks: int
+    asked: int
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
     """What a trace says.
 
@@ -102,7 +139,7 @@ class Advice:
     ----------
     setup : Setup
         What was asked.
-    survey : Survey
+    facts : Facts
         What the trace holds.
     memories, capacities : list of int
         The memories that were compared, bytes and blocks.
@@ -119,7 +156,7 @@ class Advice:
     """
 
     setup: Setup
-    survey: Survey
+    facts: Facts
     memories: list[int]
     capacities: list[int]
     cells: dict[tuple[str, int], Cell]
@@ -156,7 +193,7 @@ def advise(
     Parameters
     ----------
     requests : iterable of Request
-        The trace; it is passed over once, and memory does not grow with its length.
+        The trace; it is passed over once.
     setup : Setup
         What is to be advised on; the smallest memory must hold a block.
     processes : int
@@ -171,49 +208,67 @@ def advise(
     """
     memories = setup.memories()
     capacities = [setup.capacity(memory) for memory in memories]
-    with TemporaryDirectory(prefix="kvoffload-") as folder:
-        trace = StoredTrace.write(requests, Path(folder))
-        seconds = trace.part_seconds()
-        survey = Survey.of(trace)
-        # in a cache that holds all blocks nothing is evicted, however large it is
-        used = [max(1, min(capacity, survey.unique_blocks or 1)) for capacity in capacities]
-        distinct = sorted(set(used), reverse=True)
-        spared = setup.replays - (len(setup.policies) + 1) * len(distinct)
-        grid = replay_grid(
-            trace,
-            setup.policies,
-            distinct,
-            block_tokens=setup.block_tokens,
-            processes=processes,
-            progress=None if progress is None else lambda done: progress(spared + done),
-        )
-        del trace  # its files are about to go
+    noted = _Noted(requests)
+    trace = DecodedTrace.of(noted)
+    on_device = device_hits(trace, setup.device_blocks)
+    # in a cache that holds all blocks nothing is evicted, however large it is
+    used = [max(1, min(capacity, trace.unique_blocks)) for capacity in capacities]
+    distinct = sorted(set(used), reverse=True)
+    spared = setup.replays - (len(setup.policies) + 1) * len(distinct)
+    grid = replay_grid(
+        trace,
+        setup.policies,
+        distinct,
+        on_device=on_device,
+        processes=processes,
+        progress=None if progress is None else lambda done: progress(spared + done),
+    )
+    seconds = part_seconds(noted.times)
+    facts = Facts(
+        requests=trace.num_requests,
+        seconds=sum(seconds),
+        input_tokens=noted.tokens,
+        blocks=trace.num_blocks,
+        unique_blocks=trace.unique_blocks,
+        asked=trace.num_blocks - int(on_device.sum()),
+    )
     cells = {
         (policy, place): _cell(grid.outcomes[policy, capacity], setup, seconds)
         for policy in setup.policies
         for place, capacity in enumerate(used)
     }
     choices = [choose([grid.outcomes[p, capacity] for p in setup.policies]) for capacity in used]
-    blocks = survey.blocks or 1
+    asked = facts.asked or 1
+    unbounded = infinite_hits(trace, on_device) / asked
     return Advice(
         setup=setup,
-        survey=survey,
+        facts=facts,
         memories=memories,
         capacities=capacities,
         cells=cells,
         choices=choices,
-        ceilings=[grid.belady[capacity] / blocks for capacity in used],
-        unbounded=survey.ideal_hit_ratio or 0.0,
-        objections=_objections(survey, grid, used[Advice.ASKED], setup),
+        ceilings=[grid.belady[capacity] / asked for capacity in used],
+        unbounded=unbounded,
+        objections=_objections(facts, unbounded, grid, used[Advice.ASKED], setup),
     )
 
 
+class _Noted:
+    """Pass requests on; note when each came, milliseconds, and how many tokens all have."""
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._requests = requests
+        self.times = array("d")
+        self.tokens = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        for request in self._requests:
+            self.times.append(request.timestamp)
+            self.tokens += request.input_length
+            yield request
+
+
 def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
-    result = outcome.result
-    if result.tokens and result.hit_tokens is not None:
-        saved = result.hit_tokens
-    else:  # the trace does not know how long its prompts are
-        saved = result.hits * setup.block_tokens
     rates = [
         (part.stored * setup.block_bytes / time, part.hits * setup.block_bytes / time)
         for part, time in zip(outcome.parts, seconds, strict=True)
@@ -222,19 +277,18 @@ def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
     busiest = max(rates, key=sum, default=(None, None))
     span = sum(seconds)
     return Cell(
-        hit_ratio=result.hit_ratio,
-        saved_tokens=saved,
-        stored_per_hit=result.stored / result.hits if result.hits else None,
-        store_rate=result.stored * setup.block_bytes / span if span else None,
-        load_rate=result.hits * setup.block_bytes / span if span else None,
+        hit_ratio=outcome.hit_ratio,
+        saved_tokens=outcome.hits * setup.block_tokens,
+        stored_per_hit=outcome.stored / outcome.hits if outcome.hits else None,
+        store_rate=outcome.stored * setup.block_bytes / span if span else None,
+        load_rate=outcome.hits * setup.block_bytes / span if span else None,
         busiest_store_rate=busiest[0],
         busiest_load_rate=busiest[1],
     )
 
 
-def _objections(survey: Survey, grid: Grid, capacity: int, setup: Setup) -> list[str]:
+def _objections(facts: Facts, ideal: float, grid: Grid, capacity: int, setup: Setup) -> list[str]:
     """Say why a trace does not suffice: too few requests, no reuse, or a memory it never fills."""
-    ideal = survey.ideal_hit_ratio or 0.0
     if ideal < LEAST_REUSE:
         objection = (
             "there is no reuse to speak of: a cache without bounds would hit "
@@ -243,9 +297,9 @@ def _objections(survey: Survey, grid: Grid, capacity: int, setup: Setup) -> list
         )
         return [objection]
     found = []
-    if survey.requests < LEAST_REQUESTS:
+    if facts.requests < LEAST_REQUESTS:
         found.append(
-            f"the trace is too short: {survey.requests:,} requests, and at least "
+            f"the trace is too short: {facts.requests:,} requests, and at least "
             f"{LEAST_REQUESTS} are asked for"
         )
     evicted = (
@@ -254,7 +308,7 @@ def _objections(survey: Survey, grid: Grid, capacity: int, setup: Setup) -> list
         for part in grid.outcomes[policy, capacity].parts[: PARTS // 2]
     )
     if not any(evicted):
-        unique = survey.unique_blocks or 0
+        unique = facts.unique_blocks
         found.append(
             "the trace is too short for this memory: in the first half of its requests nothing is "
             f"evicted from {bytes_text(setup.memory)}, so the policies cannot be told apart. All "

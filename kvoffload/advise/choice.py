@@ -17,7 +17,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .grid import Outcome, Part
+from kvoffload.replay import Counts
+
+from .grid import Outcome
 
 __all__ = ["LEAST_NOISE", "MOST_NOISE", "SIMPLICITY", "Choice", "choose", "noise"]
 
@@ -64,23 +66,23 @@ def by_simplicity(policies: Sequence[str]) -> list[str]:
     return sorted(policies, key=place)
 
 
-def noise(best: Sequence[Part], other: Sequence[Part]) -> float:
+def noise(best: Sequence[Counts], other: Sequence[Counts]) -> float:
     """Return up to what difference of two hit ratios, part by part, is noise.
 
-    Twice the standard error of the ratio of the summed differences to the summed blocks, at least
+    Twice the standard error of the ratio of summed differences to summed blocks asked for, at least
     `LEAST_NOISE` and at most `MOST_NOISE`.
     """
-    blocks = sum(part.blocks for part in best)
+    asked = sum(part.asked for part in best)
     count = len(best)
-    if not blocks or count < 2:
+    if not asked or count < 2:
         return MOST_NOISE
     differences = [a.hits - b.hits for a, b in zip(best, other, strict=True)]
-    mean = sum(differences) / blocks
+    mean = sum(differences) / asked
     squares = sum(
-        (difference - mean * part.blocks) ** 2
+        (difference - mean * part.asked) ** 2
         for difference, part in zip(differences, best, strict=True)
     )
-    error = math.sqrt(squares * count / (count - 1)) / blocks
+    error = math.sqrt(squares * count / (count - 1)) / asked
     return min(MOST_NOISE, max(LEAST_NOISE, 2 * error))
 
 
@@ -89,11 +91,11 @@ def choose(outcomes: Sequence[Outcome]) -> Choice:
 
     Of two that hit equally often the simpler one is the best.
     """
-    hits = {outcome.policy: outcome.result.hits for outcome in outcomes}
+    hits = {outcome.policy: outcome.hits for outcome in outcomes}
     parts = {outcome.policy: outcome.parts for outcome in outcomes}
-    blocks = outcomes[0].result.blocks
+    asked = outcomes[0].asked
     best = max(by_simplicity(list(hits)), key=lambda policy: hits[policy])
-    behind = {p: (hits[best] - hits[p]) / blocks if blocks else 0.0 for p in hits}
+    behind = {p: (hits[best] - hits[p]) / asked if asked else 0.0 for p in hits}
     limits = {p: noise(parts[best], parts[p]) for p in hits}
     simplest = by_simplicity([p for p in hits if behind[p] <= limits[p]])[0]
     return Choice(simplest, best, behind, limits)

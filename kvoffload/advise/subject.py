@@ -27,8 +27,6 @@ class Subject:
         The model; None where bytes a token were given.
     dtype : str
         Element type of the model's KV cache.
-    full_blocks : bool
-        Whether blocks that a prompt fills only in part were left out.
     command : str
         The command that makes the same advice.
     """
@@ -37,7 +35,6 @@ class Subject:
     advice: Advice
     model: ModelShape | None
     dtype: str
-    full_blocks: bool
     command: str
 
     @property
@@ -47,12 +44,12 @@ class Subject:
 
     def trace_text(self) -> str:
         """Return what was replayed."""
-        survey, setup = self.advice.survey, self.advice.setup
-        full = "full " if self.full_blocks else ""
-        span = f" in {_duration(survey.seconds)}" if survey.seconds else ""
+        facts, setup = self.advice.facts, self.advice.setup
+        full = "full " if setup.full_blocks else ""
+        span = f" in {_duration(facts.seconds)}" if facts.seconds else ""
         return (
-            f"{survey.requests:,} requests{span}, {survey.blocks:,} {full}blocks of "
-            f"{setup.block_tokens:,} tokens, {survey.unique_blocks:,} of them distinct"
+            f"{facts.requests:,} requests{span}, {facts.blocks:,} {full}blocks of "
+            f"{setup.block_tokens:,} tokens, {facts.unique_blocks:,} of them distinct"
         )
 
     def memory_text(self) -> str:
@@ -60,7 +57,7 @@ class Subject:
         setup = self.advice.setup
         model = "" if self.model is None else f"{self.model.name}, {self.dtype}: "
         capacity = self.advice.capacities[self.advice.ASKED]
-        share = capacity / (self.advice.survey.unique_blocks or 1)
+        share = capacity / (self.advice.facts.unique_blocks or 1)
         part = f"{share * 100:.3g} %" if share < 1 else "more than all"
         return (
             f"{model}{setup.token_bytes:,} bytes a token, {bytes_text(setup.block_bytes)} a block; "
@@ -70,10 +67,18 @@ class Subject:
 
     def remarks(self) -> list[str]:
         """Return what a reader must know to judge the figures."""
-        device = (
-            "The replay has no accelerator: hits that the engine's own prefix cache would serve "
-            "are counted, and stores end at once."
-        )
+        setup, facts = self.advice.setup, self.advice.facts
+        if setup.device_memory:
+            device = (
+                f"An LRU prefix cache of {bytes_text(setup.device_memory)} on the accelerator "
+                f"stands in front and answers for {facts.blocks - facts.asked:,} blocks; the "
+                "ratios are of the others."
+            )
+        else:
+            device = (
+                "No accelerator stands in front: hits that the engine's own prefix cache would "
+                "serve are counted; --device-memory puts one there."
+            )
         if self.model is None or not self.model.remark:
             return [device]
         return [device, f"{self.model.name}: {self.model.remark}."]

@@ -160,8 +160,8 @@ def _ceiling(advice: Advice, policy: str) -> str:
 def _saved(advice: Advice, policy: str) -> str:
     cell = advice.cell(policy)
     saved = count_text(cell.saved_tokens)
-    whole = advice.survey.input_tokens
-    if whole:
+    whole = advice.facts.input_tokens
+    if whole and advice.setup.full_blocks:
         return (
             f"{saved} of {count_text(whole)} prompt tokens need no prefill "
             f"({percent_text(cell.saved_tokens / whole)})."
@@ -176,7 +176,7 @@ def _traffic(advice: Advice, policy: str) -> str:
         text = f"{cell.stored_per_hit:.2f} blocks are stored for each that is hit. "
     if cell.store_rate is None:
         return text + "The trace has no times, so there are no rates."
-    requests = advice.survey.requests / advice.survey.seconds
+    requests = advice.facts.requests / advice.facts.seconds
     text += (
         f"At the trace's rate ({requests:.3g} requests a second) that is "
         f"{rate_text(cell.store_rate)} to host memory and {rate_text(cell.load_rate)} from it"

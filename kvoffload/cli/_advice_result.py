@@ -21,23 +21,20 @@ WIDTH = 100
 
 def as_object(subject: Subject) -> dict[str, object]:
     """Return the advice as the object that ``--json`` prints."""
-    advice, setup, survey = subject.advice, subject.advice.setup, subject.advice.survey
+    advice, setup, facts = subject.advice, subject.advice.setup, subject.advice.facts
     policy = advice.policy
     return {
         "trace": subject.trace,
         "implementation": IMPLEMENTATION,
         "version": __version__,
-        "requests": survey.requests,
-        "seconds": survey.seconds,
-        "blocks": survey.blocks,
-        "unique_blocks": survey.unique_blocks,
-        "full_blocks": subject.full_blocks,
-        "input_tokens": survey.input_tokens,
+        **asdict(facts),
+        "full_blocks": setup.full_blocks,
         "model": None if subject.model is None else subject.model.name,
         "token_bytes": setup.token_bytes,
         "block_tokens": setup.block_tokens,
         "block_bytes": setup.block_bytes,
         "memory": setup.memory,
+        "device_memory": setup.device_memory,
         "recommendation": policy,
         "objections": advice.objections,
         "findings": [asdict(finding) for finding in findings(advice)],

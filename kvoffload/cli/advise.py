@@ -59,6 +59,12 @@ from ._terminal import note, print_json, progress_bar
     help="Tokens a block; inferred where one size fits all requests.",
 )
 @click.option(
+    "--device-memory",
+    metavar="SIZE",
+    callback=value_of(read_size),
+    help="Memory of the accelerator's own prefix cache, which is asked first; none by default.",
+)
+@click.option(
     "--report",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -82,6 +88,7 @@ def advise(
     kv_cache_dtype: str | None,
     tensor_parallel: int | None,
     block_tokens: int | None,
+    device_memory: int | None,
     report: Path | None,
     processes: int,
     form: str | None,
@@ -110,15 +117,15 @@ def advise(
         block_tokens = block_tokens or source.block_tokens or survey.block_tokens
         if block_tokens is None:
             raise click.UsageError("--block-tokens is needed: no block size fits all requests")
-        setup = Setup(memory, block_tokens, token_bytes)
-        _check(setup)
         full = survey.block_lengths.fits(block_tokens)
+        setup = Setup(memory, block_tokens, token_bytes, device_memory or 0, full)
+        _check(setup)
         requests = Selection(source.requests, full_block_tokens=block_tokens if full else None)
         with progress_bar("replaying", setup.replays, quiet=quiet, unit="replays") as progress:
             advice = advise_on(requests, setup, processes=processes, progress=progress)
         dtype = kv_cache_dtype or "bfloat16"
         command = _command(trace, setup, model, dtype, tensor_parallel)
-        subject = Subject(source.name, advice, model, dtype, full, command)
+        subject = Subject(source.name, advice, model, dtype, command)
         if report is not None:
             write_report(subject, report)
         if as_json:
@@ -160,6 +167,7 @@ def _command(
         words += ["--model", model.name]
         words += ["--kv-cache-dtype", dtype] if dtype != "bfloat16" else []
         words += ["--tensor-parallel", str(tensor_parallel)] if tensor_parallel else []
+    words += ["--device-memory", str(setup.device_memory)] if setup.device_memory else []
     return shlex.join([*words, "--block-tokens", str(setup.block_tokens)])
 
 

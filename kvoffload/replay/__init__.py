@@ -5,7 +5,7 @@ from .device import device_hits
 from .driver import replay
 from .offline import belady, infinite_hits
 from .selection import Selection
-from .simulate import CEILINGS, Counts, simulate
+from .simulate import CEILINGS, Counts, simulate, simulate_in_parts
 from .statistics import DurationHistogram, ReplayResult
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "infinite_hits",
     "replay",
     "simulate",
+    "simulate_in_parts",
 ]

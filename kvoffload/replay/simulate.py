@@ -6,6 +6,7 @@ has: a cache of its own in front (see ``device``), and stores that take a while.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ BELADY = "belady"
 INFINITE = "infinite"
 CEILINGS = (BELADY, INFINITE)
 """Names of what is simulated with knowledge of the future, or without a bound."""
+
+# what a manager counts, in the order of the fields of Counts from `hits` on
+_COUNTED = ("hit_blocks", "stored_blocks", "evicted_blocks", "refused_stores", "not_admitted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,33 +99,62 @@ def simulate(
     if policy == BELADY:
         hits, stored = belady(trace, capacity, device_hits)
         return Counts(trace.num_requests, trace.num_blocks, asked, hits, stored=stored)
+    (counts,) = simulate_in_parts(
+        trace, keys, policy, capacity, device_hits=device_hits, pending=pending, parts=1
+    )
+    return counts
+
+
+def simulate_in_parts(
+    trace: DecodedTrace,
+    keys: list[BlockHash],
+    policy: str,
+    capacity: int,
+    *,
+    device_hits: npt.NDArray[np.int64],
+    pending: int = 0,
+    parts: int,
+) -> list[Counts]:
+    """Replay a decoded trace and count each part of it alone; the cache goes on between them.
+
+    Parameters
+    ----------
+    trace, keys, policy, capacity, device_hits, pending
+        As `simulate` has them; `policy` is no ceiling.
+    parts : int
+        Into how many parts of equally many requests, give or take one, the trace is divided.
+
+    Returns
+    -------
+    list of Counts
+        One a part.
+    """
     manager = CPUOffloadingManager(1, capacity, policy)
-    hits = 0
     in_flight: deque[list[BlockHash]] = deque()
     key_of = keys.__getitem__
-    for row, on_device in zip(trace.rows(), device_hits.tolist(), strict=True):
-        hashes = list(map(key_of, row))
-        manager.touch(hashes)
-        missing = hashes[on_device:] if on_device else hashes
-        found = manager.lookup(missing)
-        if found:
-            loaded = missing[:found]
-            manager.prepare_load(loaded)
-            manager.complete_load(loaded)
-            hits += found
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
-        in_flight.append([] if output is None else output.block_hashes_to_store)
-        if len(in_flight) > pending:
-            manager.complete_store(in_flight.popleft())
-    stats = manager.stats()
-    return Counts(
-        trace.num_requests,
-        trace.num_blocks,
-        asked,
-        hits,
-        stats["stored_blocks"],
-        stats["evicted_blocks"],
-        stats["refused_stores"],
-        stats["not_admitted"],
-    )
+    rows = zip(trace.rows(), device_hits.tolist(), strict=True)
+    before = manager.stats()
+    found = []
+    for part in range(parts):
+        start, end = (trace.num_requests * n // parts for n in (part, part + 1))
+        asked = blocks = 0
+        for row, on_device in itertools.islice(rows, end - start):
+            hashes = list(map(key_of, row))
+            blocks += len(hashes)
+            manager.touch(hashes)
+            missing = hashes[on_device:] if on_device else hashes
+            asked += len(missing)
+            loaded = missing[: manager.lookup(missing)]
+            if loaded:
+                manager.prepare_load(loaded)
+                manager.complete_load(loaded)
+            output = manager.prepare_store(hashes)
+            manager.touch(hashes)
+            in_flight.append([] if output is None else output.block_hashes_to_store)
+            if len(in_flight) > pending:
+                manager.complete_store(in_flight.popleft())
+        after = manager.stats()
+        counted = (after[name] - before[name] for name in _COUNTED)
+        found.append(Counts(end - start, blocks, asked, *counted))
+        before = after
+    return found

@@ -14,7 +14,7 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n&amp;{{7*7
 def subject(requests=300, memory=MEMORY, name="chats.jsonl"):
     setup = Setup(memory=memory, block_tokens=512, token_bytes=2048)
     found = advise(Workload(requests, seed=3), setup)
-    return Subject(name, found, None, "bfloat16", True, f"kvoffload advise {name}")
+    return Subject(name, found, None, "bfloat16", f"kvoffload advise {name}")
 
 
 def page(**arguments):

@@ -9,7 +9,7 @@ from kvoffload import CPUOffloadingManager
 from kvoffload.advise import Setup, advise
 from kvoffload.advise.wording import findings, headline
 from kvoffload.policies import registry
-from kvoffload.replay import replay
+from kvoffload.replay import DecodedTrace, device_hits, infinite_hits, replay, simulate
 from kvoffload.traces import Request, Workload
 
 MIB = 2**20
@@ -34,9 +34,9 @@ def test_its_figures_are_those_of_a_replay(advice, policy):
         result = replay(WORKLOAD, manager, block_tokens=512)
         cell = advice.cell(policy, place)
         assert cell.hit_ratio == result.hit_ratio
-        assert cell.saved_tokens == result.hit_tokens
+        assert cell.saved_tokens == result.hits * 512
         assert cell.stored_per_hit == result.stored / result.hits
-        seconds = advice.survey.seconds
+        seconds = advice.facts.seconds
         assert cell.store_rate == pytest.approx(result.stored * MIB / seconds)
         assert cell.load_rate == pytest.approx(result.hits * MIB / seconds)
         assert cell.busiest_store_rate + cell.busiest_load_rate >= (
@@ -79,11 +79,18 @@ def test_without_times_there_are_no_rates():
     assert "The trace has no times" in findings(found)[-1].text
 
 
-def test_where_lengths_are_not_known_a_hit_saves_a_block_of_tokens():
-    lengthless = [dataclasses.replace(request, input_length=0) for request in WORKLOAD]
-    found = advise(lengthless, SETUP)
-    cell = found.cell("lru")
-    assert cell.saved_tokens == round(cell.hit_ratio * found.survey.blocks) * 512
+def test_a_cache_on_the_accelerator_answers_first():
+    setup = dataclasses.replace(SETUP, device_memory=100 * MIB)
+    behind, alone = advise(WORKLOAD, setup), advise(WORKLOAD, SETUP)
+    assert behind.facts.blocks == alone.facts.blocks == alone.facts.asked
+    assert behind.facts.asked < alone.facts.asked
+    for policy in registry.names():
+        assert behind.cell(policy).saved_tokens < alone.cell(policy).saved_tokens
+    trace = DecodedTrace.of(WORKLOAD)
+    front = device_hits(trace, 100)
+    assert behind.unbounded == infinite_hits(trace, front) / behind.facts.asked
+    counts = simulate(trace, trace.keys(), "lru", 200, device_hits=front)
+    assert behind.cell("lru").hit_ratio == counts.hit_ratio
 
 
 def test_too_few_requests_give_no_recommendation():

@@ -3,15 +3,13 @@
 import pytest
 
 from kvoffload.advise.choice import LEAST_NOISE, MOST_NOISE, SIMPLICITY, choose, noise
-from kvoffload.advise.grid import PARTS, Outcome, Part
+from kvoffload.advise.grid import PARTS, Outcome
 from kvoffload.policies import registry
-from kvoffload.replay import ReplayResult
+from kvoffload.replay import Counts
 
 
 def outcome(policy, hits_of_parts, blocks=1_000):
-    parts = tuple(Part(blocks, hits, 0, 0) for hits in hits_of_parts)
-    result = ReplayResult(blocks=blocks * len(parts), hits=sum(hits_of_parts))
-    return Outcome(policy, 10, result, parts)
+    return Outcome(policy, tuple(Counts(1, blocks, blocks, hits) for hits in hits_of_parts))
 
 
 def test_every_registered_policy_has_its_place_in_the_order_of_simplicity():

@@ -18,6 +18,7 @@ from kvoffload.replay import (
     infinite_hits,
     replay,
     simulate,
+    simulate_in_parts,
 )
 from kvoffload.traces import Request, Survey, Workload
 
@@ -155,3 +156,17 @@ def test_the_fingerprint_knows_where_requests_end() -> None:
         trace_of(*rows).fingerprint() for rows in ([(1, 2)], [(1,), (2,)], [(2, 1)], [(1, 3)])
     }
     assert len(prints) == 4
+
+
+@pytest.mark.parametrize("parts", [1, 3, 10, 500])
+def test_parts_add_up_to_the_whole_and_the_cache_goes_on_between_them(parts: int) -> None:
+    trace = DecodedTrace.of(Workload(120, seed=1))
+    front = device_hits(trace, 20)
+    whole = simulate(trace, trace.keys(), "arc", 200, device_hits=front, pending=2)
+    found = simulate_in_parts(
+        trace, trace.keys(), "arc", 200, device_hits=front, pending=2, parts=parts
+    )
+    assert len(found) == parts
+    assert max(part.requests for part in found) - min(part.requests for part in found) <= 1
+    for name in ("requests", "blocks", "asked", "hits", "stored", "evicted", "refused"):
+        assert sum(getattr(part, name) for part in found) == getattr(whole, name)
