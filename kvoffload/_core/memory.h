@@ -12,8 +12,11 @@
 #define MAP_NORESERVE 0
 #endif
 
-/* Huge pages win on tables far beyond the caches and cost resident memory on small ones. */
-#define KVO_HUGE_PAGE_BYTES ((size_t)64 << 20)
+/* Huge pages win on tables far beyond the caches, and cost resident memory on small ones. Where
+ * address space is reserved for more than a host can hold it is filled thinly: each page touched
+ * would be cleared whole for a few bytes. */
+#define KVO_HUGE_PAGE_FROM ((size_t)64 << 20)
+#define KVO_HUGE_PAGE_TO ((size_t)4 << 30)
 
 static inline void *kvo_map(size_t bytes) {
     void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
@@ -21,7 +24,7 @@ static inline void *kvo_map(size_t bytes) {
     if (address == MAP_FAILED)
         return NULL;
 #ifdef MADV_HUGEPAGE
-    if (bytes >= KVO_HUGE_PAGE_BYTES)
+    if (bytes >= KVO_HUGE_PAGE_FROM && bytes <= KVO_HUGE_PAGE_TO)
         (void)madvise(address, bytes, MADV_HUGEPAGE);
 #endif
     return address;

@@ -5,12 +5,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.backends.base import Backend
+from kvoffload.managers._state_c import ManagerState
 from kvoffload.policies.base import CachePolicy
 from kvoffload.types import BlockHash, LoadStoreSpec, OffloadingEvent, PrepareStoreOutput
 
-class Manager:
-    @property
-    def _backend_object(self) -> Backend: ...
+class Manager(ManagerState):
     @property
     def block_size(self) -> int: ...
     @property

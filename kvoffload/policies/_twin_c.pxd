@@ -36,6 +36,8 @@ cdef class CompiledPolicy:
     cdef bint c_search(self, uint64_t n) noexcept
     # Let a victim go: off its ring; it becomes a ghost or is dropped.
     cdef void c_evicted(self, const Victim* victim) noexcept
+    # A resident block is about to be dropped, not evicted; it is still on its ring.
+    cdef void c_removed(self, uint32_t slot, Node* node) noexcept
     # All victims of a search are gone.
     cdef void c_settled(self) noexcept
     cdef uint64_t c_num_ghosts(self) noexcept

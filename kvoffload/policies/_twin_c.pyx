@@ -186,6 +186,7 @@ cdef class CompiledPolicy:
         if slot == NIL or not node_at(self.table, slot).flags & RESIDENT:
             raise block_not_found("remove", block_hash)
         node = node_at(self.table, slot)
+        self.c_removed(slot, node)
         self.take_off(node)
         drop_key(self.table, slot, node)
 
@@ -351,6 +352,9 @@ cdef class CompiledPolicy:
         return False
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
+        pass
+
+    cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
         pass
 
     cdef void c_settled(self) noexcept:

@@ -1,0 +1,5 @@
+from kvoffload.backends.base import Backend
+
+class ManagerState:
+    @property
+    def _backend_object(self) -> Backend: ...
