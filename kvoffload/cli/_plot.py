@@ -32,7 +32,9 @@ def draw(grid: Grid, path: Path) -> None:
     """
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "kvoffload"}):
         figure = Figure(figsize=(8.2, 5.0))
-        axes = figure.add_axes((0.08, 0.11, 0.70, 0.73))
+        # The second scale stands between the axes and the title.
+        height = 0.79 if grid.block_bytes is None else 0.73
+        axes = figure.add_axes((0.08, 0.11, 0.70, height))
         ends = []
         number = 0
         for policy in grid.policies:

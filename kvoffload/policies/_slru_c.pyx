@@ -40,7 +40,7 @@ cdef enum:
 cdef class _SLRU(CompiledPolicy):
     cdef int64_t most_protected     # blocks that protected is to hold at most
 
-    def __init__(self, cache_capacity, *, protected=0.8):
+    def __init__(self, cache_capacity, *, protected=0.5):
         share = registry.entry("slru").option("protected").check(protected)
         self.set_up(cache_capacity, 1, 2)
         self.most_protected = int(share * self.capacity)
@@ -153,6 +153,6 @@ class SLRUCachePolicy(_SLRU, CachePolicy):
     27(3), 1994.
     """
 
-    def __init__(self, cache_capacity, *, protected=0.8):
+    def __init__(self, cache_capacity, *, protected=0.5):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.
         _SLRU.__init__(self, cache_capacity, protected=protected)

@@ -56,7 +56,7 @@ class SLRUCachePolicy(PythonPolicy):
 
     __slots__ = ("_probation", "_protected", "_protected_size")
 
-    def __init__(self, cache_capacity: int, *, protected: float = 0.8) -> None:
+    def __init__(self, cache_capacity: int, *, protected: float = 0.5) -> None:
         super().__init__(cache_capacity)
         share = registry.entry("slru").option("protected").check(protected)
         self._protected_size = int(share * self._cache_capacity)

@@ -140,7 +140,7 @@ _ENTRIES = (
         "slru",
         "SLRUCachePolicy",
         "LRU in two segments: blocks seen again are protected",
-        (Option("protected", 0.8, 0.0, 1.0, "share of the capacity for blocks seen again"),),
+        (Option("protected", 0.5, 0.0, 1.0, "share of the capacity for blocks seen again"),),
     ),
     Entry("lfu", "lfu", "LFUCachePolicy", "least frequently used leaves first, counts age"),
 )

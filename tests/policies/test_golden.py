@@ -1,0 +1,87 @@
+"""Exact counts of the policies and the ceilings on the public traces of ``tests/replay``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+
+from kvoffload.replay import CEILINGS, DecodedTrace, device_hits, simulate
+from kvoffload.traces import Trace
+from tests.policies.steps import request
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or ROOT.parent / "shared" / "traces")
+
+TOO_LONG_IN_PYTHON = 250_000
+"""Blocks beyond which only the compiled twin replays a trace."""
+
+# trace, policy, capacity: hits, stored, evicted, refused
+GOLDEN = {
+    ("mooncake_conversation", "arc-classic", 1_827): (18_828, 269_672, 267_845, 0),
+    ("mooncake_conversation", "arc-classic", 9_139): (60_641, 227_859, 218_720, 0),
+    ("mooncake_conversation", "slru", 1_827): (16_789, 271_711, 269_884, 0),
+    ("mooncake_conversation", "slru", 9_139): (51_328, 237_172, 228_033, 0),
+    ("mooncake_conversation", "lfu", 1_827): (15_970, 272_530, 270_703, 0),
+    ("mooncake_conversation", "lfu", 9_139): (59_789, 228_711, 219_572, 0),
+    ("mooncake_conversation", "belady", 1_827): (71_078, 48_376, 0, 0),
+    ("mooncake_conversation", "belady", 9_139): (105_710, 44_144, 0, 0),
+    ("mooncake_conversation", "infinite", 1_827): (105_710, 182_790, 0, 0),
+    ("lmcache_agents_64c", "arc-classic", 482): (77_974, 71_538, 71_056, 101),
+    ("lmcache_agents_64c", "arc-classic", 2_413): (205_529, 37_286, 34_873, 0),
+    ("lmcache_agents_64c", "slru", 482): (77_446, 73_352, 72_870, 101),
+    ("lmcache_agents_64c", "slru", 2_413): (207_241, 35_578, 33_165, 0),
+    ("lmcache_agents_64c", "lfu", 482): (77_096, 74_094, 73_612, 101),
+    ("lmcache_agents_64c", "lfu", 2_413): (198_640, 44_179, 41_766, 0),
+    ("lmcache_agents_64c", "belady", 482): (120_158, 17_926, 0, 0),
+    ("lmcache_agents_64c", "belady", 2_413): (213_691, 20_127, 0, 0),
+    ("lmcache_agents_64c", "infinite", 482): (218_689, 24_130, 0, 0),
+    ("weka_cc_a", "arc-classic", 1_676): (1_481_665, 3_074_551, 3_072_875, 14),
+    ("weka_cc_a", "arc-classic", 8_380): (4_153_591, 432_062, 423_682, 0),
+    ("weka_cc_a", "slru", 1_676): (1_513_680, 3_048_373, 3_046_697, 14),
+    ("weka_cc_a", "slru", 8_380): (4_196_869, 389_001, 380_621, 0),
+    ("weka_cc_a", "lfu", 1_676): (1_390_330, 3_171_723, 3_170_047, 14),
+    ("weka_cc_a", "lfu", 8_380): (4_070_281, 515_589, 507_209, 0),
+    ("weka_cc_a", "belady", 1_676): (2_821_537, 823_757, 0, 0),
+    ("weka_cc_a", "belady", 8_380): (4_338_950, 233_094, 0, 0),
+    ("weka_cc_a", "infinite", 1_676): (4_418_251, 167_619, 0, 0),
+}
+
+
+@functools.cache
+def decoded(name: str) -> DecodedTrace:
+    path = FOLDER / f"{name}.jsonl.gz"
+    if not path.is_file():
+        pytest.skip(f"{path.name} is not in {FOLDER}; KVOFFLOAD_TRACES may name its folder")
+    return DecodedTrace.of(Trace(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "capacity"), [key for key in GOLDEN if key[1] not in CEILINGS]
+)
+def test_counts(twin: ModuleType, name: str, policy: str, capacity: int) -> None:
+    trace = decoded(name)
+    if twin.__name__.endswith("_python") and trace.num_blocks > TOO_LONG_IN_PYTHON:
+        pytest.skip("too long a trace for the Python twin")
+    manager = twin.CPUOffloadingManager(16, capacity, policy)
+    keys = trace.keys()
+    for row in trace.rows():
+        request(manager, [keys[block] for block in row])
+    stats = manager.stats()
+    found = (stats["hit_blocks"], stats["stored_blocks"], stats["evicted_blocks"])
+    assert (*found, stats["refused_stores"]) == GOLDEN[name, policy, capacity]
+    manager._check()
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "capacity"), [key for key in GOLDEN if key[1] in CEILINGS]
+)
+def test_ceilings(name: str, policy: str, capacity: int) -> None:
+    trace = decoded(name)
+    found = simulate(trace, [], policy, capacity, device_hits=device_hits(trace, 0))
+    assert (found.hits, found.stored) == GOLDEN[name, policy, capacity][:2]
