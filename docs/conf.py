@@ -2,6 +2,8 @@
 
 from importlib.metadata import version as installed_version
 
+from kvoffload.policies import registry
+
 project = "kvoffload"
 author = "The kvoffload developers"
 copyright = "2026, the kvoffload developers"
@@ -18,7 +20,7 @@ extensions = [
 exclude_patterns = ["_build"]
 nitpicky = True
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "substitution"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
@@ -32,6 +34,22 @@ nitpick_ignore_regex = [
     ("py:.*", r"Any|Callable|Collection|Iterable|Iterator|KeysView|Literal|Mapping|Sequence"),
     ("py:.*", r"ABC|abc\.ABC|NDArray|Path|Structure|ImportError"),
 ]
+
+
+def policy_table():
+    """Make the table of all policies from the registry."""
+    lines = ["| name | what leaves | options |", "|---|---|---|"]
+    for entry in map(registry.entry, registry.names()):
+        options = "; ".join(
+            f"`{option.name}` = {option.default} ({option.minimum} … {option.maximum}): "
+            f"{option.summary}"
+            for option in entry.options
+        )
+        lines.append(f"| `{entry.name}` | {entry.summary} | {options} |")
+    return "\n".join(lines)
+
+
+myst_substitutions = {"policy_table": policy_table()}
 
 html_theme = "furo"
 html_title = "kvoffload"
