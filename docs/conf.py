@@ -30,7 +30,7 @@ python_use_unqualified_type_names = True
 numpydoc_show_class_members = False
 # Names of other projects: their inventories are not fetched, so that the build needs no network.
 nitpick_ignore_regex = [
-    ("py:.*", r"(collections|ctypes|np|npt|numpy|pathlib|typing)(\..*)?"),
+    ("py:.*", r"(collections|ctypes|os|np|npt|numpy|pathlib|typing)(\..*)?"),
     ("py:.*", r"Any|Callable|Collection|Iterable|Iterator|KeysView|Literal|Mapping|Sequence"),
     ("py:.*", r"ABC|abc\.ABC|NDArray|Path|Structure|ImportError"),
 ]
