@@ -101,6 +101,11 @@ def extensions() -> list[Extension]:
 class BuildExtensions(build_ext):
     """Build the extensions, and say so where the package stays pure Python."""
 
+    def finalize_options(self) -> None:
+        """Compile on every core unless the command line says otherwise."""
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
     def run(self) -> None:
         """Build all; one line on stderr tells when not every one was built."""
         super().run()
