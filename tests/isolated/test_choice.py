@@ -65,13 +65,14 @@ VALUES = {
 
 
 def extension_modules() -> list[str]:
-    """Return the names of the package's compiled modules."""
+    """Return the names of the compiled modules that the twins are made of."""
     found = set()
     for suffix in EXTENSION_SUFFIXES:
         for path in PACKAGE.rglob(f"*{suffix}"):
             relative = path.relative_to(PACKAGE.parent)
             found.add(".".join([*relative.parts[:-1], relative.name.removesuffix(suffix)]))
-    return sorted(name for name in found if "." in name and "-" not in name)
+    rooms = tuple(f"kvoffload.{room}." for room in ("_core", "backends", "managers", "policies"))
+    return sorted(name for name in found if name.startswith(rooms))
 
 
 def choose(value: str | None, hidden: list[str]) -> str:
