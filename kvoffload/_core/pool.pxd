@@ -8,8 +8,6 @@ Cost
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from kvoffload._core.table cimport kvo_require
-
 cdef struct Pool:
     int64_t num_blocks      # slots in all
     int64_t num_fresh       # ids that were given out at least once
@@ -28,13 +26,17 @@ cdef inline int64_t pool_num_free(const Pool* pool) noexcept nogil:
 
 
 cdef inline int64_t pool_take(Pool* pool) noexcept nogil:
-    """Give out an id; the caller has seen that one is free."""
+    """Give out an id; the caller has seen that one is free.
+
+    -1 where there is none after all: the slot of a victim was freed behind its manager's back.
+    """
     cdef int64_t block_id
-    kvo_require(pool_num_free(pool) > 0, "the caller has seen that a slot is free")
     if pool.num_fresh < pool.num_blocks:
         block_id = pool.num_fresh
         pool.num_fresh += 1
         return block_id
+    if pool.num_freed == 0:
+        return -1
     pool.num_freed -= 1
     block_id = pool.freed[pool.num_freed]
     pool.bits[block_id >> 3] &= <uint8_t>(~(1 << (block_id & 7)) & 0xFF)
