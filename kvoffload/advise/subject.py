@@ -61,7 +61,7 @@ class Subject:
         part = f"{share * 100:.3g} %" if share < 1 else "more than all"
         return (
             f"{model}{setup.token_bytes:,} bytes a token, {bytes_text(setup.block_bytes)} a block; "
-            f"{bytes_text(setup.memory)} hold {capacity:,} blocks, "
+            f"{bytes_text(setup.memory)} holds {capacity:,} blocks, "
             f"{count_text(capacity * setup.block_tokens)} tokens ({part} of the distinct blocks)"
         )
 

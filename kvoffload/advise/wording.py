@@ -133,13 +133,13 @@ def _more_memory(advice: Advice, policy: str) -> str:
         text += f"; {half_memory} would do, at a loss of {points(loss)}."
     else:
         text += f"; with {half_memory} it would lose {points(loss)}."
-    others = [
-        f"{choice.policy} with {bytes_text(memory)}"
-        for memory, choice in zip(advice.memories, advice.choices, strict=True)
-        if choice.policy != policy
-    ]
+    others: dict[str, list[str]] = {}
+    for memory, choice in zip(advice.memories, advice.choices, strict=True):
+        if choice.policy != policy:
+            others.setdefault(choice.policy, []).append(bytes_text(memory))
     if others:
-        text += f" The choice depends on it: it would be {' and '.join(others)}."
+        choices = "; ".join(f"{name} with {' or '.join(m)}" for name, m in others.items())
+        text += f" Memory changes the choice: {choices}."
     return text
 
 
