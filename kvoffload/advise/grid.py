@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -121,6 +122,11 @@ def replay_grid(
         How many to divide the work among; with 1 it is done in this one.
     progress : callable, optional
         Called with the number of replays done.
+
+    Raises
+    ------
+    ChildProcessError
+        If a process is killed.
     """
     jobs: list[Job] = [(None, capacity) for capacity in capacities]
     jobs += [(policy, capacity) for policy in policies for capacity in capacities]
@@ -175,6 +181,9 @@ def _run_all(
             running = {pool.submit(_do, job): job for job in jobs}
             for future in as_completed(running):
                 yield running[future], future.result()
+        except BrokenProcessPool:
+            message = "a process was killed, perhaps for want of memory; fewer of them need less"
+            raise ChildProcessError(message) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

@@ -2,11 +2,12 @@
 
 import dataclasses
 import itertools
+import os
 
 import pytest
 
 from kvoffload import CPUOffloadingManager
-from kvoffload.advise import Setup, advise
+from kvoffload.advise import Setup, advise, grid
 from kvoffload.advise.wording import findings, headline
 from kvoffload.policies import registry
 from kvoffload.replay import DecodedTrace, device_hits, infinite_hits, replay, simulate
@@ -52,6 +53,12 @@ def test_no_policy_exceeds_the_ceilings(advice):
 
 def test_processes_change_nothing(advice):
     assert advise(WORKLOAD, SETUP, processes=2).cells == advice.cells
+
+
+def test_a_killed_process_is_an_error_of_one_line(monkeypatch):
+    monkeypatch.setattr(grid, "_begin", os.abort)  # the pool calls it with two arguments: it dies
+    with pytest.raises(ChildProcessError, match="a process was killed, perhaps for want of memory"):
+        advise(WORKLOAD, SETUP, processes=2)
 
 
 def test_progress_ends_at_the_number_of_replays_and_never_falls():

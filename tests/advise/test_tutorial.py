@@ -1,0 +1,60 @@
+"""The tutorial shows what the command prints on a public trace, and the table of models is right.
+
+The trace is Mooncake's conversation trace; ``KVOFFLOAD_TRACES`` names the folder it is read from.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("click", reason="the command needs the cli extra")
+
+from kvoffload.advise import Setup, advise, model_names, model_shape
+from kvoffload.advise.subject import Subject
+from kvoffload.cli._advice_result import print_advice
+from kvoffload.replay import Selection
+from kvoffload.traces import Trace
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or ROOT.parent / "shared" / "traces")
+TRACE = FOLDER / "mooncake_conversation.jsonl.gz"
+
+if not (ROOT / "docs").is_dir():
+    pytest.skip("the documents are not beside the tests", allow_module_level=True)
+
+
+def words(text):
+    """Leave out how text is spaced and how wide its rules are."""
+    return re.sub(r"─+", "─", text).split()
+
+
+@pytest.mark.skipif(not TRACE.exists(), reason=f"{TRACE} is not there")
+def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = (ROOT / "docs/tutorial/from-trace-to-configuration.md").read_text(encoding="utf-8")
+    command = "$ kvoffload advise conversation_trace.jsonl --model llama-3.1-70b --memory 1TiB\n"
+    shown = text.partition(command)[2].partition("\n```\n")[0]
+    rows = re.findall(r"^([a-z0-9-]+)(?: \*)? +\d+\.\d %", shown, re.MULTILINE)
+    model = model_shape("llama-3.1-70b")
+    policies = tuple(dict.fromkeys(rows))
+    assert len(policies) >= 5
+    setup = Setup(2**40, 512, model.bytes_per_token(), full_blocks=True, policies=policies)
+    advice = advise(Selection(Trace(TRACE), full_block_tokens=512), setup)
+    print_advice(Subject("conversation_trace.jsonl", advice, model, "bfloat16", ""))
+    assert words(capsys.readouterr().out) == words(shown)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_the_table_of_models_is_right(name):
+    text = (ROOT / "docs/how-to/advise.md").read_text(encoding="utf-8")
+    shape = model_shape(name)
+    kept = (
+        f"{shape.latent} + {shape.rotary}"
+        if shape.latent
+        else f"{shape.kv_heads} × {shape.head_size}"
+    )
+    cells = [f"`{name}`", str(shape.layers), kept, f"{shape.bytes_per_token():,}"]
+    source = f"[{shape.repository}]({shape.source})"
+    assert f"| {' | '.join([*cells, source])} |" in text
