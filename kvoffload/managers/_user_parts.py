@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 from kvoffload._checks import describe
@@ -75,7 +76,11 @@ class UserPolicy:
         room = self.policy.make_room(list(hashes), num_free, frozenset(protected))
         if room is None:
             return None
-        count, victims = _unpack(name, room)
+        try:
+            count, victims = _unpack(name, room)
+        except PolicyError:
+            self._restore()
+            raise
         left: _Victims = []
         fault = None
         for block_hash, _ in victims:
@@ -88,9 +93,6 @@ class UserPolicy:
                     f"must evict idle blocks that are not protected, "
                     f"got {describe_hash(block_hash)}"
                 )
-                # The manager still needs the block: give it back to the policy.
-                if self.policy.get(block_hash) is None:
-                    self._insert(block_hash, own)
             else:
                 del self._resident[block_hash]
                 left.append((block_hash, own))
@@ -101,8 +103,17 @@ class UserPolicy:
             elif len(left) != shortfall:
                 fault = f"must evict exactly {shortfall} blocks, got {len(left)}"
         if fault is not None:
+            self._restore()
             raise EvictionFaultError(left, PolicyError(f"{name} {fault}"))
         return count, left
+
+    def _restore(self) -> None:
+        """Give the policy back what it has dropped and the manager still holds."""
+        # Its fault is on the way to the caller; what its code raises here must not hide that.
+        with suppress(Exception):
+            for block_hash, own in list(self._resident.items()):
+                if self.policy.get(block_hash) is None:
+                    self._insert(block_hash, own)
 
     def _clear(self) -> None:
         self.policy.clear()

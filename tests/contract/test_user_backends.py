@@ -215,6 +215,26 @@ def test_a_number_of_free_blocks_that_is_none(manager_class: Any, free: Any) -> 
     assert names(store(manager, [B]).block_hashes_to_store) == "B"
 
 
+def test_a_backend_may_hand_out_an_object_again(manager_class: Any) -> None:
+    class Recycling(ListBackend):
+        def allocate_blocks(self, hashes: list[BlockHash]) -> Any:
+            again = [status for status in self.freed if status.block_id in self.unused]
+            if len(again) < len(hashes):
+                return super().allocate_blocks(hashes)
+            for status in again[: len(hashes)]:
+                self.unused.remove(status.block_id)
+                status.ref_cnt = -1
+            return again[: len(hashes)]
+
+    backend = Recycling(16, 1)
+    manager = manager_class(backend)
+    store(manager, [A])
+    store(manager, [B])
+    assert names(store(manager, [C]).block_hashes_evicted) == "B"
+    assert len(backend.allocated) == 1
+    assert manager.policy.get(C) is backend.allocated[0]
+
+
 class UserFailedError(Exception):
     """What a user's own code raises."""
 

@@ -280,6 +280,11 @@ def test_a_policy_that_evicts_wrongly(
     assert after["stored_blocks"] == before["stored_blocks"]
     assert after["pending"] <= 1
     assert not any(block in manager for block in new)
+    assert all(block in manager for block in (A, B, C))
+    manager._check()
+    manager.complete_load([B])
+    manager.complete_store([C])
+    assert manager.lookup([A, B, C]) == 3
 
 
 @pytest.mark.parametrize(
@@ -303,6 +308,19 @@ def test_a_policy_that_answers_nonsense(twin: ModuleType, answer: Any) -> None:
     assert C not in manager
     policy.talks = False
     assert manager.stats()["resident"] + manager.stats()["free"] == 2
+
+
+def test_a_policy_that_answers_nonsense_after_it_dropped_a_block(twin: ModuleType) -> None:
+    class Dropping(ListPolicy):
+        def make_room(self, hashes: Any, num_free: int, protected: Any) -> Any:
+            return "nonsense" if self.order and self.order.pop() else (len(hashes), [])
+
+    manager = twin.CPUOffloadingManager(16, 2, Dropping)
+    store(manager, [A])
+    with pytest.raises(PolicyError, match="Dropping"):
+        manager.prepare_store([B])
+    assert manager.lookup([A]) == 1
+    manager._check()
 
 
 def test_a_policy_that_loses_what_was_inserted(twin: ModuleType) -> None:
