@@ -143,6 +143,9 @@ _ENTRIES = (
         (Option("protected", 0.5, 0.0, 1.0, "share of the capacity for blocks seen again"),),
     ),
     Entry("lfu", "lfu", "LFUCachePolicy", "least frequently used leaves first, counts age"),
+    Entry(
+        "sieve", "sieve", "SieveCachePolicy", "oldest not used since the hand last passed leaves"
+    ),
 )
 _BY_NAME = {entry.name: entry for entry in _ENTRIES}
 

@@ -1,0 +1,71 @@
+"""Who stands behind whom, compiled; see ``_chains_py`` for the rule.
+
+Structure
+    One link for each node of the table, by slot.
+Invariants
+    A link names the node before and that block's number. Numbers are given once, so a link to a
+    block that has left, or whose node another block has got, names none.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.table cimport NIL, Node, Table
+
+cdef struct Link:
+    uint64_t number         # of the block on this node, from 1; 0: no block
+    uint64_t before_number  # of the block before, when it was linked
+    uint32_t before         # its node, NIL for none
+    uint32_t num_behind     # blocks linked to this one
+    uint32_t depth          # blocks before this one when it was linked
+    uint32_t search         # the search that has chosen the block, 0 for none
+
+cdef struct Chains:
+    Link* links             # by slot
+    uint64_t room           # of `links`
+    uint64_t last_number    # given out
+
+cdef void chains_open(Chains* chains) noexcept
+cdef void chains_close(Chains* chains) noexcept
+cdef void chains_clear(Chains* chains) noexcept
+# Make room for the links of `num_nodes` nodes; False if there is no memory.
+cdef bint chains_ensure(Chains* chains, uint64_t num_nodes) noexcept
+# Learn from a touched batch.
+cdef void chains_link(Chains* chains, const Batch* batch) noexcept
+# Verify the invariants; return the broken one, or NULL.
+cdef const char* chains_check(Chains* chains, Table* table) noexcept
+
+
+cdef inline void chains_insert(Chains* chains, uint32_t slot) noexcept nogil:
+    """Take in a block that is linked to none."""
+    cdef Link* link = chains.links + slot
+    chains.last_number += 1
+    link.number = chains.last_number
+    link.before_number = 0
+    link.before = NIL
+    link.num_behind = 0
+    link.depth = 0
+    link.search = 0
+
+
+cdef inline Link* chains_before(Chains* chains, const Link* link) noexcept nogil:
+    """Return the link of the block before, NULL if there is none any more."""
+    cdef Link* before
+    if link.before == NIL:
+        return NULL
+    before = chains.links + link.before
+    return before if before.number == link.before_number else NULL
+
+
+cdef inline void chains_leave(Chains* chains, uint32_t slot) noexcept nogil:
+    """Let a block leave the count of the one before it."""
+    cdef Link* before = chains_before(chains, chains.links + slot)
+    if before != NULL:
+        before.num_behind -= 1
+
+
+cdef inline void chains_return(Chains* chains, uint32_t slot) noexcept nogil:
+    """Undo `chains_leave`."""
+    cdef Link* before = chains_before(chains, chains.links + slot)
+    if before != NULL:
+        before.num_behind += 1

@@ -1,0 +1,80 @@
+"""The parts of chains that are not on the fast path; see ``_chains_c.pxd``."""
+
+from libc.string cimport memset
+
+from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.table cimport RESIDENT, node_at
+
+cdef enum:
+    FIRST_ROOM = 1024
+
+
+cdef void chains_open(Chains* chains) noexcept:
+    memset(chains, 0, sizeof(Chains))
+
+
+cdef void chains_close(Chains* chains) noexcept:
+    discard(chains.links)
+    chains_open(chains)
+
+
+cdef void chains_clear(Chains* chains) noexcept:
+    if chains.room:
+        memset(chains.links, 0, chains.room * sizeof(Link))
+    chains.last_number = 0
+
+
+cdef bint chains_ensure(Chains* chains, uint64_t num_nodes) noexcept:
+    cdef uint64_t room
+    cdef Link* links
+    if num_nodes <= chains.room:
+        return True
+    room = max(num_nodes, chains.room + chains.room // 2, <uint64_t>FIRST_ROOM)
+    links = <Link*>resize(chains.links, room * sizeof(Link))
+    if links == NULL:
+        return False
+    memset(links + chains.room, 0, (room - chains.room) * sizeof(Link))
+    chains.links = links
+    chains.room = room
+    return True
+
+
+cdef void chains_link(Chains* chains, const Batch* batch) noexcept:
+    cdef Py_ssize_t place
+    cdef uint32_t before, slot
+    cdef Link* link
+    for place in range(1, batch.size):
+        before = batch.slots[place - 1]
+        slot = batch.slots[place]
+        if before == NIL or slot == NIL or before == slot:
+            continue
+        link = chains.links + slot
+        if link.num_behind == 0 and chains_before(chains, link) == NULL:
+            link.before = before
+            link.before_number = chains.links[before].number
+            link.depth = chains.links[before].depth + 1
+            chains.links[before].num_behind += 1
+
+
+cdef const char* chains_check(Chains* chains, Table* table) noexcept:
+    cdef uint32_t slot
+    cdef uint64_t linked = 0, behind = 0
+    cdef Link* link
+    cdef Link* before
+    for slot in range(table.num_used):
+        if not node_at(table, slot).flags & RESIDENT:
+            continue
+        link = chains.links + slot
+        behind += link.num_behind
+        before = chains_before(chains, link)
+        if before != NULL:
+            linked += 1
+            if not node_at(table, link.before).flags & RESIDENT:
+                return b"links join resident blocks"
+            if before.num_behind == 0 or before.depth >= link.depth:
+                return b"depth rises behind"
+        if link.number == 0 or link.number > chains.last_number:
+            return b"every resident block is in the chains"
+    if linked != behind:
+        return b"the blocks behind are counted"
+    return NULL
