@@ -27,8 +27,6 @@ cdef enum:
 
 
 cdef class _ARC(CompiledPolicy):
-    cdef double target      # size that T1 should have, in blocks: the paper's p
-
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 3, 4)
         self.target = 0.0
