@@ -1,0 +1,1 @@
+"""Other people's engines: what plugs the library into them."""

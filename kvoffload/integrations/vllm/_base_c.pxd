@@ -1,0 +1,57 @@
+"""What every call of the manager begins with: keys, request contexts, what was accessed before."""
+
+cimport numpy as cnp
+from libc.stdint cimport uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.pool cimport Pool
+from kvoffload._core.table cimport NIL, RESIDENT, Node, node_at
+from kvoffload.integrations.vllm._request cimport RequestAccess, RequestRank
+from kvoffload.integrations.vllm._rules_c cimport Access, RequestRules
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+
+cdef class ManagerBase:
+    cdef CompiledPolicy policy
+    cdef RequestRules rules
+    cdef Pool pool
+    cdef Batch batch                # of the call at work
+    cdef Access* accesses           # beside its slots
+    cdef Py_ssize_t accesses_room
+    cdef uint64_t num_idle          # resident chunks that may leave
+    cdef uint64_t num_pending       # resident chunks that are being stored
+    cdef uint64_t generation        # how often the cache was reset
+    cdef uint32_t last              # node of the last key that was looked up, or NIL
+    cdef readonly object _num_chunks
+    # vLLM's own classes and constants
+    cdef object miss, hit, hit_pending, host
+    cdef object context_class, request_context_class, spec_class, output_class, event_class
+    # vLLM's public attributes
+    cdef public object medium, events, counts, store_threshold, max_tracker_size
+    cdef public object stores_skipped_in_current_batch
+    cdef public list allocation_sizes_in_current_batch
+
+    cdef void follow(self, RequestRules rules) noexcept
+    cdef list open_batch(self, object keys)
+    cdef RequestAccess access_of(self, object req_context, bint create)
+    cdef object positions_of(self, object req_context)
+    cdef int read_position(
+        self, object req_context, object positions, Py_ssize_t place
+    ) except -1
+    cdef int observe(
+        self, str call, object req_context, RequestAccess access, object positions
+    ) except -1
+    cdef RequestRank rank_of(self, object req_context)
+    cdef void record(self, RequestAccess access, bint may_repeat) noexcept
+    cdef cnp.ndarray new_ids(self, Py_ssize_t size)
+    cdef object new_spec(self, cnp.ndarray chunk_ids)
+    cdef object new_output(self, list to_store, object spec, list evicted)
+
+    cdef inline Node* resident(self, Py_ssize_t place) noexcept:
+        """Return the node of a key of the batch if it is resident, else NULL."""
+        cdef uint32_t slot = self.batch.slots[place]
+        cdef Node* node
+        if slot == NIL:
+            return NULL
+        node = node_at(self.policy.table, slot)
+        return node if node.flags & RESIDENT else NULL

@@ -1,0 +1,243 @@
+"""What every call of the manager begins with: keys, request contexts, what was accessed before.
+
+A request's accesses hang on its context as ``RequestAccess``. `observe` does everything about an
+access that can fail; `record` and the rules then change state and cannot.
+"""
+
+cimport numpy as cnp
+from cpython.dict cimport PyDict_GetItemWithError
+from cpython.exc cimport PyErr_Occurred
+from cpython.object cimport PyObject
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memset
+
+from kvoffload._core.batch cimport Batch, batch_close, batch_ensure, item_key, item_length
+from kvoffload._core.items cimport check_items, list_items
+from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.pool cimport Pool, pool_close, pool_open
+from kvoffload._core.table cimport NIL, Table, hash_key
+from kvoffload.integrations.vllm._request cimport (
+    INSERTED,
+    MISSED,
+    REUSED,
+    RequestAccess,
+    RequestRank,
+)
+from kvoffload.integrations.vllm._rules_c cimport (
+    FIRST_MISS,
+    NEW,
+    OBSERVED,
+    POSITIONED,
+    READY,
+    Access,
+    RequestRules,
+)
+
+from kvoffload._checks import as_batch, batch_error, describe
+from kvoffload.errors import OffloadError, describe_hash
+
+cnp.import_array()
+
+cdef object new_object = object.__new__
+
+
+class RequestFinishedError(OffloadError, RuntimeError):
+    """Say that a request that has finished accesses a key that it had not accessed before."""
+
+
+cdef class ManagerBase:
+    """Hold the parts of a manager, and what its calls have in common."""
+
+    def __cinit__(self):
+        memset(&self.batch, 0, sizeof(Batch))
+        memset(&self.pool, 0, sizeof(Pool))
+        self.accesses = NULL
+        self.accesses_room = 0
+
+    def __dealloc__(self):
+        pool_close(&self.pool)
+        batch_close(&self.batch)
+        discard(self.accesses)
+
+    def _setup(self, int64_t num_chunks, RequestRules rules not None, names):
+        """Join the parts; `names` has vLLM's classes and constants as attributes."""
+        if not pool_open(&self.pool, num_chunks):
+            raise MemoryError(f"no room for {num_chunks} chunk ids")
+        self._num_chunks = num_chunks
+        self.follow(rules)
+        self.num_idle = self.num_pending = 0
+        self.last = NIL
+        self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
+        self.hit_pending = names.LookupResult.HIT_PENDING
+        self.host = names.CacheHitSource.HOST
+        self.context_class = names.ReqContext
+        self.request_context_class = names.RequestOffloadingContext
+        self.spec_class = names.CPULoadStoreSpec
+        self.output_class = names.PrepareStoreOutput
+        self.event_class = names.OffloadingEvent
+
+    cdef void follow(self, RequestRules rules) noexcept:
+        self.rules = rules
+        self.policy = rules.policy
+        self.generation = 0
+
+    # -- keys in -----------------------------------------------------------------------------
+
+    cdef list open_batch(self, object keys):
+        """Return a checked copy of the keys, which the scratch arrays point into."""
+        cdef list batch
+        cdef Access* accesses
+        batch = list(keys) if type(keys) is list else list(as_batch(keys, "keys"))
+        if not check_items(batch):
+            raise batch_error(batch, "keys")
+        if not batch_ensure(&self.batch, len(batch)):
+            raise MemoryError()
+        if self.batch.room > self.accesses_room:
+            accesses = <Access*>resize(self.accesses, self.batch.room * sizeof(Access))
+            if accesses == NULL:
+                raise MemoryError()
+            self.accesses = accesses
+            self.accesses_room = self.batch.room
+        self.batch.items = list_items(batch)
+        self.batch.size = len(batch)
+        return batch
+
+    cdef RequestAccess access_of(self, object req_context, bint create):
+        """Return what the request has shown to this manager, None (or new) if nothing."""
+        cdef object state
+        if type(req_context) is self.context_class:
+            state = req_context._state.get(RequestAccess)
+        else:
+            state = req_context.get_state(RequestAccess)
+        if state is not None and (
+            (<RequestAccess>state).owner is not self
+            or (<RequestAccess>state).generation != self.generation
+        ):
+            state = None
+        if state is None and create:
+            state = RequestAccess(self, self.generation)
+            req_context.set_state(state)
+        return state
+
+    cdef object positions_of(self, object req_context):
+        """Return the dict of token positions, or None where the context has methods of its own."""
+        if type(req_context) is self.context_class:
+            return req_context._offload_key_positions
+        return None
+
+    cdef int read_position(
+        self, object req_context, object positions, Py_ssize_t place
+    ) except -1:
+        cdef PyObject* found
+        cdef object position
+        cdef Access* access = self.accesses + place
+        cdef object key = <object>self.batch.items[place]
+        if positions is not None:
+            found = PyDict_GetItemWithError(positions, key)
+            if found == NULL:
+                if PyErr_Occurred() != NULL:
+                    raise
+                return 0
+            position = <object>found
+        else:
+            position = req_context.get_offload_key_position(key)
+        if position is None:
+            return 0
+        if not -INT32_MAX <= position <= INT32_MAX:
+            raise ValueError(
+                f"a key's token position must be within +-{INT32_MAX}, got {describe(position)}"
+            )
+        access.reverse_position = -<int32_t>position
+        access.flags |= POSITIONED
+        return 0
+
+    cdef int observe(
+        self, str call, object req_context, RequestAccess access, object positions
+    ) except -1:
+        """Compare the OBSERVED keys with what the request has shown, and make room for them.
+
+        Everything that can fail about recording happens here; nothing is changed.
+        """
+        cdef Table* table = self.policy.table
+        cdef Py_ssize_t place
+        cdef uint64_t num_new = 0
+        cdef Access* entry
+        for place in range(self.batch.size):
+            entry = self.accesses + place
+            if not entry.flags & OBSERVED:
+                continue
+            if entry.flags & READY:
+                entry.hashed = hash_key(
+                    table, item_key(&self.batch, place), item_length(&self.batch, place)
+                )
+            entry.number = access.find(self.batch.items[place], entry.hashed)
+            if entry.number == NIL:
+                if access.finished:
+                    raise RequestFinishedError(
+                        f"{call}: block {describe_hash(<object>self.batch.items[place])} is new "
+                        "to the request, which has finished"
+                    )
+                entry.flags |= NEW
+                num_new += 1
+            if self.rules.ranked and (
+                entry.flags & NEW or not entry.flags & READY
+            ):
+                self.read_position(req_context, positions, place)
+        if self.rules.ranked and access.rank is None and self.batch.size:
+            access.rank = self.rank_of(req_context)
+        if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>self.batch.size):
+            raise MemoryError()
+        return 0
+
+    cdef RequestRank rank_of(self, object req_context):
+        """Return the request's rank in this policy, not taken yet if it is new."""
+        cdef object rank = req_context.get_state(RequestRank)
+        if (
+            rank is None
+            or (<RequestRank>rank).owner is not self.policy
+            or (<RequestRank>rank).generation != self.generation
+        ):
+            rank = RequestRank(self.policy)
+            req_context.set_state(rank)
+        return rank
+
+    cdef void record(self, RequestAccess access, bint may_repeat) noexcept:
+        """Record what `observe` has found."""
+        cdef Py_ssize_t place
+        cdef Access* entry
+        cdef uint8_t* uses
+        for place in range(self.batch.size):
+            entry = self.accesses + place
+            if not entry.flags & OBSERVED:
+                continue
+            if entry.flags & NEW:
+                if may_repeat:  # what is repeated is new once
+                    entry.number = access.find(self.batch.items[place], entry.hashed)
+                if entry.number != NIL:
+                    entry.flags &= <uint8_t>(~NEW & 0xFF)
+                else:
+                    entry.number = access.add(self.batch.items[place], entry.hashed)
+            uses = &access.seen[entry.number].uses
+            if entry.flags & READY:
+                if not uses[0] & INSERTED:
+                    uses[0] |= REUSED
+            elif not uses[0] & MISSED:
+                uses[0] |= MISSED
+                entry.flags |= FIRST_MISS
+
+    # -- what is shared ----------------------------------------------------------------------
+
+    cdef cnp.ndarray new_ids(self, Py_ssize_t size):
+        cdef cnp.npy_intp length = size
+        return cnp.PyArray_SimpleNew(1, &length, cnp.NPY_INT32)
+
+    cdef object new_spec(self, cnp.ndarray chunk_ids):
+        """Build vLLM's spec without its constructor, which copies from a list."""
+        spec = new_object(self.spec_class)
+        spec.block_ids = chunk_ids
+        return spec
+
+    cdef object new_output(self, list to_store, object spec, list evicted):
+        return self.output_class(
+            keys_to_store=to_store, store_spec=spec, evicted_keys=evicted
+        )

@@ -1,0 +1,37 @@
+"""From the text of a policy to the compiled parts that decide."""
+
+from __future__ import annotations
+
+from kvoffload.policies import registry
+
+from ._lru_c import RankedLRU
+from ._rules_c import ARCRules, LRURules, RequestRules, UseRules
+
+__all__ = ["make_rules"]
+
+
+def make_rules(cache_policy: str, module_path: str | None, capacity: int) -> RequestRules:
+    """Build the policy named by `cache_policy` and the rules that drive it by request.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the text names no policy of the library.
+    """
+    if not isinstance(cache_policy, str):
+        raise TypeError(
+            f"cache_policy must be the name of a policy, got {type(cache_policy).__name__}"
+        )
+    try:
+        spec = registry.parse(cache_policy)
+    except ValueError as cause:
+        if module_path is None:
+            raise
+        raise ValueError(
+            f"{cause}; a policy from cache_policy_module_path ({module_path!r}) needs vLLM's own "
+            "manager"
+        ) from None
+    if spec.entry.name == "lru":
+        return LRURules(RankedLRU(capacity))
+    policy = registry.load(spec.entry, "c")(cache_capacity=capacity, **spec.options)
+    return ARCRules(policy) if spec.entry.name == "arc" else UseRules(policy)

@@ -1,0 +1,69 @@
+"""What one request has shown to a manager: its keys, in the order seen, and what became of them."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from kvoffload._core.table cimport NIL
+
+cdef extern from "Python.h":
+    char* PyBytes_AS_STRING(PyObject*) nogil
+    Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
+
+# What became of a key, bits of SeenKey.uses.
+cdef enum:
+    INSERTED = 1        # given a chunk by a store of this request
+    REUSED = 2          # found ready by a load or store of this request before it inserted it
+    MISSED = 4          # offered for storing while absent
+
+cdef struct SeenKey:
+    PyObject* key       # owned
+    uint64_t hashed
+    uint8_t uses
+
+cdef class RequestAccess:
+    """The accesses of one request; hangs on vLLM's request context, under its type.
+
+    It counts for one manager and for one life of its cache: `owner` and `generation` say which.
+    """
+
+    cdef readonly object owner
+    cdef readonly uint64_t generation
+    cdef bint finished
+    cdef RequestRank rank       # None until an access needs one
+    cdef SeenKey* seen          # in the order of first access
+    cdef uint64_t size
+    cdef uint64_t room
+    cdef uint32_t* cells        # index of `seen`: number + 1, 0 if empty; linear probing
+    cdef uint64_t mask          # number of cells - 1
+
+    cdef bint ensure(self, uint64_t more) noexcept
+    cdef uint32_t add(self, PyObject* key, uint64_t hashed) noexcept
+
+    cdef inline uint32_t find(self, PyObject* key, uint64_t hashed) noexcept nogil:
+        """Return the number of a key that was seen, or NIL."""
+        cdef uint64_t cell = hashed & self.mask
+        cdef Py_ssize_t length
+        cdef SeenKey* seen
+        if self.size == 0:
+            return NIL
+        while self.cells[cell] != 0:
+            seen = self.seen + self.cells[cell] - 1
+            if seen.hashed == hashed:
+                if seen.key == key:
+                    return self.cells[cell] - 1
+                length = PyBytes_GET_SIZE(key)
+                if length == PyBytes_GET_SIZE(seen.key) and memcmp(
+                    PyBytes_AS_STRING(key), PyBytes_AS_STRING(seen.key), length
+                ) == 0:
+                    return self.cells[cell] - 1
+            cell = (cell + 1) & self.mask
+        return NIL
+
+
+cdef class RequestRank:
+    """The provisional rank of one request in one policy; hangs on the context, under its type."""
+
+    cdef readonly object owner
+    cdef readonly uint64_t generation
+    cdef uint32_t group         # NIL until taken

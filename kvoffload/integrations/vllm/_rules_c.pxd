@@ -1,0 +1,65 @@
+"""What a request's accesses mean to a policy: the part in which policies differ under vLLM."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.table cimport Node
+from kvoffload.integrations.vllm._lru_c cimport RankedLRU
+from kvoffload.integrations.vllm._request cimport RequestRank
+from kvoffload.policies._arc_c cimport _ARC
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+# What is known of a key of the running call, bits of Access.flags.
+cdef enum:
+    OBSERVED = 1        # counts as an access of the request
+    NEW = 2             # its first one
+    FIRST_MISS = 4      # offered for storing while absent, for the first time
+    POSITIONED = 8      # the request knows its token position
+    READY = 16          # resident and readable
+    ONLY_INSERTED = 32  # at finish: stored by the request and not reused
+    USED_AGAIN = 64     # at finish: reused by the request
+
+cdef struct Access:
+    uint64_t hashed
+    uint32_t number             # in RequestAccess.seen
+    int32_t reverse_position    # minus the token position
+    uint8_t flags
+
+
+cdef class RequestRules:
+    cdef CompiledPolicy policy
+    cdef bint ranked            # requests take ranks: `RequestRank` and positions are needed
+    cdef bint all_or_none       # a store is refused exactly if too few chunks are idle
+
+    # Make room for `moves` of nodes; False if there is no memory.
+    cdef bint ensure(self, uint64_t moves) noexcept
+    # A request has observed the keys that are NEW; slots are NIL or without a block if absent.
+    cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept
+    # The keys with FIRST_MISS will be stored, if there is room.
+    cdef void missed(self, Batch* batch, const Access* accesses) noexcept
+    # A node has got a block.
+    cdef void insert(
+        self, uint32_t slot, Node* node, const Access* access, RequestRank rank
+    ) noexcept
+    # A request has finished; the batch is its keys head to tail.
+    cdef void finished(self, Batch* batch, const Access* accesses) noexcept
+    # A node has become idle.
+    cdef void became_idle(self, uint32_t slot, Node* node) noexcept
+    # End a search for victims and give them back.
+    cdef void cancel(self) noexcept
+
+
+cdef class LRURules(RequestRules):
+    cdef RankedLRU lru
+
+
+cdef class UseRules(RequestRules):
+    cdef Batch part             # some keys of a batch; its items are its own array
+    cdef uint64_t items_room
+
+    cdef void touch(self, Batch* batch, const Access* accesses, uint8_t flag) noexcept
+
+
+cdef class ARCRules(UseRules):
+    cdef _ARC arc

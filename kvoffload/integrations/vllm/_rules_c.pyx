@@ -1,0 +1,198 @@
+"""What a request's accesses mean to a policy; see ``_rules_c.pxd``.
+
+``LRURules`` and ``ARCRules`` decide as vLLM 0.33's own policies do. ``UseRules`` drives any other
+policy of the library: one touch a request and key, at the request's first miss of it (a policy may
+learn from ghosts) or at the request's finish if it was reused.
+"""
+
+from libc.string cimport memset
+
+from kvoffload._core.batch cimport batch_close, batch_ensure
+from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
+from kvoffload._core.table cimport NIL, PARKED, RESIDENT, node_at
+from kvoffload._core.victims cimport victims_cancel
+
+_ARC_LISTS = ("t1", "t2", "b1", "b2")
+
+# Rings of the ARC policy, by the number in Node.ring.
+cdef enum:
+    T1 = 1
+    T2 = 2
+
+
+cdef class RequestRules:
+    def __cinit__(self, CompiledPolicy policy not None):
+        self.policy = policy
+        policy.victims.managed = True
+
+    def keys(self, name):
+        """Return the keys of a list of the policy, least recent first."""
+        raise AttributeError(name)
+
+    cdef bint ensure(self, uint64_t moves) noexcept:
+        return True
+
+    cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept:
+        pass
+
+    cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
+        pass
+
+    cdef void insert(
+        self, uint32_t slot, Node* node, const Access* access, RequestRank rank
+    ) noexcept:
+        self.policy.c_insert(slot, node)
+
+    cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
+        pass
+
+    cdef void became_idle(self, uint32_t slot, Node* node) noexcept:
+        if node.flags & PARKED:
+            self.policy.became_idle(slot, node)
+
+    cdef void cancel(self) noexcept:
+        victims_cancel(&self.policy.victims, self.policy.table)
+
+
+cdef class LRURules(RequestRules):
+    def __cinit__(self, RankedLRU policy not None):
+        self.lru = policy
+        self.ranked = True
+        self.all_or_none = True
+
+    def keys(self, name):
+        """Return the keys of ``chunks``, least recent first."""
+        if name != "chunks":
+            raise AttributeError(name)
+        return self.lru._keys()
+
+    cdef bint ensure(self, uint64_t moves) noexcept:
+        return self.lru.ensure_moves(moves)
+
+    cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept:
+        cdef Py_ssize_t place
+        cdef Node* node
+        for place in range(batch.size):
+            if not accesses[place].flags & NEW:
+                continue
+            if rank.group == NIL:
+                rank.group = self.lru.open_group()
+            if batch.slots[place] == NIL or not accesses[place].flags & POSITIONED:
+                continue
+            node = node_at(self.policy.table, batch.slots[place])
+            if node.flags & RESIDENT:
+                self.lru.raise_to(
+                    batch.slots[place], node, rank.group, accesses[place].reverse_position
+                )
+
+    cdef void insert(
+        self, uint32_t slot, Node* node, const Access* access, RequestRank rank
+    ) noexcept:
+        if not access.flags & POSITIONED:
+            self.lru.c_insert(slot, node)
+            return
+        if rank.group == NIL:
+            rank.group = self.lru.open_group()
+        self.lru.join(slot, node, rank.group, access.reverse_position)
+
+    cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
+        cdef Py_ssize_t place
+        for place in range(batch.size - 1, -1, -1):
+            if batch.slots[place] != NIL:
+                self.lru.renew(
+                    batch.slots[place], node_at(self.policy.table, batch.slots[place])
+                )
+
+    cdef void became_idle(self, uint32_t slot, Node* node) noexcept:
+        self.lru.became_idle(slot, node)
+
+    cdef void cancel(self) noexcept:
+        self.lru.cancel()
+
+
+cdef class UseRules(RequestRules):
+    def __cinit__(self, CompiledPolicy policy not None):
+        memset(&self.part, 0, sizeof(Batch))
+        self.items_room = 0
+
+    def __dealloc__(self):
+        discard(self.part.items)
+        batch_close(&self.part)
+
+    cdef bint ensure(self, uint64_t moves) noexcept:
+        cdef PyObject** items
+        if moves > self.items_room:
+            items = <PyObject**>resize(self.part.items, moves * sizeof(PyObject*))
+            if items == NULL:
+                return False
+            self.part.items = items
+            self.items_room = moves
+        return batch_ensure(&self.part, <Py_ssize_t>moves)
+
+    cdef void touch(self, Batch* batch, const Access* accesses, uint8_t flag) noexcept:
+        """Touch the keys of the batch that have the flag."""
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        cdef Batch* part = &self.part
+        part.size = 0
+        for place in range(batch.size):
+            if accesses[place].flags & flag:
+                slot = batch.slots[place]
+                if slot != NIL and node_at(self.policy.table, slot).ring == 0:
+                    slot = NIL  # a key that is only about to become known
+                part.items[part.size] = batch.items[place]
+                part.slots[part.size] = slot
+                part.size += 1
+        if part.size:
+            self.policy.c_touch(part)
+
+    cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
+        self.touch(batch, accesses, FIRST_MISS)
+
+    cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
+        self.touch(batch, accesses, USED_AGAIN)
+
+
+cdef class ARCRules(UseRules):
+    def __cinit__(self, _ARC policy not None):
+        self.arc = policy
+        self.all_or_none = True
+
+    def keys(self, name):
+        """Return the keys of ``t1``, ``t2``, ``b1`` or ``b2``, least recent first."""
+        if name not in _ARC_LISTS:
+            raise AttributeError(name)
+        return self.policy._ring_keys(_ARC_LISTS.index(name))
+
+    @property
+    def target_t1_size(self):
+        """Size that T1 should have, in chunks; adapts."""
+        return self.arc.target
+
+    @target_t1_size.setter
+    def target_t1_size(self, value):
+        number = float(value)
+        if not 0.0 <= number <= self.arc.capacity:
+            raise ValueError(
+                f"target_t1_size must be in 0 ... {self.arc.capacity}, got {value!r}"
+            )
+        self.arc.target = number
+
+    cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        cdef Node* node
+        cdef CompiledPolicy policy = self.policy
+        for place in range(batch.size - 1, -1, -1):
+            slot = batch.slots[place]
+            if slot == NIL or not accesses[place].flags & (ONLY_INSERTED | USED_AGAIN):
+                continue
+            node = node_at(policy.table, slot)
+            if not node.flags & RESIDENT:
+                continue
+            if accesses[place].flags & ONLY_INSERTED or node.ring == T2:
+                ring_renew(policy.table, &policy.rings[node.ring - 1], slot, node)
+            else:  # even a chunk that is pending again
+                ring_remove(policy.table, &policy.rings[T1 - 1], node)
+                ring_append(policy.table, &policy.rings[T2 - 1], slot, node)

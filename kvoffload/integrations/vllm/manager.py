@@ -1,0 +1,131 @@
+"""``KVOffloadManager``: vLLM's CPU offloading manager, with the compiled core inside."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.v1.kv_offload import base
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec, CPUOffloadingMetrics
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvoffload._checks import MAX_NUM_BLOCKS, check_int
+
+from ._manager_c import ManagerCore
+from ._policies import make_rules
+from ._view import PolicyView
+
+__all__ = ["KVOffloadManager"]
+
+_NAMES = SimpleNamespace(
+    LookupResult=base.LookupResult,
+    CacheHitSource=CacheHitSource,
+    ReqContext=base.ReqContext,
+    RequestOffloadingContext=base.RequestOffloadingContext,
+    CPULoadStoreSpec=CPULoadStoreSpec,
+    PrepareStoreOutput=base.PrepareStoreOutput,
+    OffloadingEvent=base.OffloadingEvent,
+)
+
+
+class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[misc]
+    """Track the chunks in host memory for vLLM's offloading connector.
+
+    With `cache_policy` ``"lru"`` and ``"arc"`` it decides as vLLM 0.33's own manager does; any
+    other policy of the library is driven by request: a request's use of a key is one touch.
+
+    Parameters
+    ----------
+    num_chunks : int
+        Chunks that fit in host memory, ``0 ... 2**31 - 1``.
+    cache_policy : str
+        A policy of the library, with its options: ``"lru"``, ``"slru?protected=0.5"``.
+    cache_policy_module_path : str or None
+        As in vLLM, ignored where `cache_policy` is known; otherwise an error, since policies of
+        others need vLLM's own manager.
+    enable_events : bool
+        Whether to collect events for `take_events`.
+    store_threshold : int
+        From 2 on: how often a key must be offered before it is stored.
+    max_tracker_size : int
+        Keys whose offers are counted, at most.
+    info : CPUOffloadingInfo or None
+        Labels for vLLM's info metric.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not such a value; the message names it.
+
+    Notes
+    -----
+    Complexity: a call is linear in its keys, whatever is pinned. Thread-safety: as vLLM has it,
+    callers hold `lock`.
+    """
+
+    def __init__(  # noqa: PLR0917  (vLLM's own constructor)
+        self,
+        num_chunks: int,
+        cache_policy: str = "lru",
+        cache_policy_module_path: str | None = None,
+        enable_events: bool = False,
+        store_threshold: int = 1,
+        max_tracker_size: int = 64_000,
+        info: Any = None,
+    ) -> None:
+        capacity = check_int("num_chunks", num_chunks, 0, MAX_NUM_BLOCKS)
+        self.medium = base.Medium.CPU
+        self.events = [] if enable_events else None
+        self.store_threshold = check_int("store_threshold", store_threshold)
+        self.max_tracker_size = check_int("max_tracker_size", max_tracker_size)
+        self.stores_skipped_in_current_batch = 0
+        self.allocation_sizes_in_current_batch = []
+        self.counts = OrderedDict() if self.store_threshold >= 2 else None
+        self._config_info = info.as_config_info() if info is not None else {}
+        self._rules = make_rules(cache_policy, cache_policy_module_path, capacity)
+        self._setup(capacity, self._rules, _NAMES)
+        self._policy = PolicyView(self, self._rules)
+
+    def take_events(self) -> Iterator[Any]:
+        """Yield the events since the last call; the batch is detached when the first is asked for.
+
+        Of a failed store only keys that are absent by then are reported.
+        """
+        if self.events is None:
+            return
+        events, self.events = self.events, []
+        for event in events:
+            if not event.metadata_only:
+                yield event
+                continue
+            gone = [key for key in event.keys if self._chunk(key) is None]
+            if gone:
+                yield replace(event, keys=gone)
+
+    def config_info(self) -> Sequence[Any]:
+        """Return the labels of the info metric, of the one cache that this manager holds."""
+        return [self._config_info]
+
+    def get_stats(self) -> OffloadingConnectorStats:
+        """Return gauges of the cache's use, and the samples since the last call."""
+        in_use, pending = self._usage()
+        total = self._num_chunks
+        usage = in_use / total if total else 0.0
+        writing = pending / total if total else 0.0
+        stats = OffloadingConnectorStats()
+        stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_USAGE_PERC, usage)
+        for size in self.allocation_sizes_in_current_batch:
+            stats.observe_histogram(CPUOffloadingMetrics.CPU_ALLOCATION_SIZE, size)
+        self.allocation_sizes_in_current_batch.clear()
+        stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_WRITE_USAGE_PERC, writing)
+        stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_READ_USAGE_PERC, max(usage - writing, 0.0))
+        if self.store_threshold >= 2:
+            stats.increase_counter(
+                CPUOffloadingMetrics.STORES_SKIPPED, self.stores_skipped_in_current_batch
+            )
+            self.stores_skipped_in_current_batch = 0
+        return stats

@@ -1,0 +1,90 @@
+"""The library's policies behind vLLM's own policy interface: classes for ``eviction_policy``.
+
+They are named in vLLM's configuration together with ``cache_policy_module_path``. That interface
+cannot express admission: a policy that would decline a store only evicts here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from vllm.v1.kv_offload.base import ReqContext
+from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, order_request_keys
+
+from kvoffload._checks import check_cache_capacity
+
+from ._door_c import DoorCore
+from ._policies import make_rules
+from ._rules_c import RequestRules
+
+__all__ = ["DOOR_POLICIES", "DoorPolicy", "KVOffloadARC", "KVOffloadLRU"]
+
+
+class DoorPolicy(DoorCore, CachePolicy):  # type: ignore[misc]
+    """Be a policy of the library in the form that vLLM's CPU manager drives.
+
+    A further policy is a subclass with `policy_text`. vLLM builds it as ``cls(cache_capacity=n)``,
+    so options stand in the text.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        Chunks that fit in host memory.
+    """
+
+    policy_text: ClassVar[str]
+    cache_capacity: int
+    _rules: RequestRules
+
+    def __init__(self, cache_capacity: int) -> None:
+        CachePolicy.__init__(self, check_cache_capacity(cache_capacity))
+        self._rules = make_rules(self.policy_text, None, self.cache_capacity)
+        self._open(self._rules, ReqContext)
+
+    def on_request_finished(
+        self,
+        key_groups: Sequence[Sequence[Any]],
+        insertion_only_keys: set[Any],
+        reused_keys: set[Any],
+        req_context: ReqContext,
+    ) -> None:
+        """Count what a request has used as one access."""
+        keys = order_request_keys(key_groups, req_context)
+        self._finish(keys, insertion_only_keys, reused_keys)
+
+    def __getattr__(self, name: str) -> OrderedDict[bytes, Any]:
+        # The lists of vLLM's own policies, as copies: chunks; t1, t2, b1, b2.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        keys = self._rules.keys(name)
+        return OrderedDict((key, self.get(key)) for key in keys)
+
+
+class KVOffloadLRU(DoorPolicy):
+    """Least recently used; decides as vLLM's ``lru`` does."""
+
+    policy_text = "lru"
+
+
+class KVOffloadARC(DoorPolicy):
+    """Adaptive replacement; decides as vLLM's ``arc`` does."""
+
+    policy_text = "arc"
+
+    @property
+    def target_t1_size(self) -> float:
+        """Size that T1 should have, in chunks; can be set."""
+        target: float = self._rules.target_t1_size
+        return target
+
+    @target_t1_size.setter
+    def target_t1_size(self, value: float) -> None:
+        self._rules.target_t1_size = value
+
+
+#: Name of the class -> text of the policy, for the managers that need no such class.
+DOOR_POLICIES = {
+    policy_class.__name__: policy_class.policy_text for policy_class in (KVOffloadLRU, KVOffloadARC)
+}

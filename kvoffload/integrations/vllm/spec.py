@@ -1,0 +1,176 @@
+"""``KVOffloadSpec`` and ``KVOffloadTieringSpec``: what vLLM loads by ``spec_name``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import OffloadingManager
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.kv_offload.tiering import manager as tiering_manager
+from vllm.v1.kv_offload.tiering import spec as tiering_spec
+
+from kvoffload.policies import registry
+
+from .manager import KVOffloadManager
+from .policies import DOOR_POLICIES
+from .tiering import KVOffloadPrimaryTier
+
+__all__ = ["KVOffloadSpec", "KVOffloadTieringSpec"]
+
+logger = init_logger("vllm.kvoffload")
+
+_PACKAGE = __package__
+_PREFIX = "kvoffload_"
+
+#: Own keys of ``kv_connector_extra_config``.
+OPTIONS: tuple[str, ...] = ()
+
+
+def _check_options(extra_config: Mapping[str, Any]) -> None:
+    unknown = sorted(key for key in extra_config if key.startswith(_PREFIX) and key not in OPTIONS)
+    if unknown:
+        known = ", ".join(OPTIONS) or "none"
+        raise ValueError(
+            f"kv_connector_extra_config has unknown kvoffload keys: {', '.join(unknown)} "
+            f"(known: {known})"
+        )
+
+
+def _policy_text(name: str, module_path: str | None) -> str | None:
+    """Return the text of one of the library's policies, or None if it is someone else's.
+
+    Raises
+    ------
+    ValueError
+        If the policy is nobody's.
+    """
+    if module_path == _PACKAGE and name in DOOR_POLICIES:
+        return DOOR_POLICIES[name]
+    try:
+        registry.parse(name)
+    except ValueError:
+        if module_path not in (None, _PACKAGE) or name in CachePolicyFactory._registry:
+            return None
+        raise
+    return name
+
+
+class _OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
+    """Read the configuration: which policy, and whose."""
+
+    _manager: OffloadingManager | None
+    eviction_policy: str
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        _check_options(config.extra_config)
+        super().__init__(config)
+        self._policy_text = _policy_text(self.eviction_policy, self.cache_policy_module_path)
+        if self._policy_text is None:
+            logger.warning(
+                "kvoffload: eviction_policy %r (cache_policy_module_path %r) is not a policy of "
+                "kvoffload; vLLM's own manager drives it",
+                self.eviction_policy,
+                self.cache_policy_module_path,
+            )
+
+
+class KVOffloadSpec(_OwnPolicy):
+    """Offload to host memory with `KVOffloadManager`; the worker and all metrics are vLLM's.
+
+    ``{"spec_name": "KVOffloadSpec", "spec_module_path": "kvoffload.integrations.vllm"}`` in
+    ``kv_connector_extra_config``; every option of vLLM's ``CPUOffloadingSpec`` holds.
+
+    Parameters
+    ----------
+    config : OffloadingConfig
+        From vLLM.
+
+    Raises
+    ------
+    ValueError
+        For an unknown policy, and for unknown keys that begin with ``kvoffload_``.
+    """
+
+    def get_manager(self) -> OffloadingManager:
+        """Return the manager, built at the first call; vLLM's own for a policy of others."""
+        if self._policy_text is None:
+            return super().get_manager()
+        if self._manager is None:
+            self._manager = KVOffloadManager(
+                num_chunks=self.num_chunks,
+                cache_policy=self._policy_text,
+                enable_events=self.kv_events_config.enable_kv_cache_events,
+                store_threshold=int(self.extra_config.get("store_threshold", 0)),
+                max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
+                info=self.cpu_info,
+            )
+            logger.info(
+                "kvoffload: compiled manager active, policy %s, %d chunks",
+                self._policy_text,
+                self.num_chunks,
+            )
+        return self._manager
+
+
+# Held while the class below is exchanged.
+_exchange = threading.Lock()
+
+
+class KVOffloadTieringSpec(_OwnPolicy, tiering_spec.TieringOffloadingSpec):  # type: ignore[misc]
+    """Put vLLM's secondary tiers behind a primary tier of this package.
+
+    ``{"spec_name": "KVOffloadTieringSpec", "spec_module_path": "kvoffload.integrations.vllm"}`` in
+    ``kv_connector_extra_config``; every option of vLLM's ``TieringOffloadingSpec`` holds.
+
+    vLLM 0.33 names the class of its primary tier inside ``get_manager``. While that runs, and only
+    then, the name stands for `KVOffloadPrimaryTier`.
+
+    Parameters
+    ----------
+    config : OffloadingConfig
+        From vLLM.
+
+    Raises
+    ------
+    ValueError
+        For an unknown policy, and for unknown keys that begin with ``kvoffload_``.
+    """
+
+    def get_manager(self) -> OffloadingManager:
+        """Return vLLM's tiering manager, built at the first call over our primary tier.
+
+        Raises
+        ------
+        RuntimeError
+            If vLLM's module does not have the class that is to be exchanged.
+        """
+        if self._policy_text is None or self._manager is not None:
+            return super().get_manager()
+        name = "CPUPrimaryTierOffloadingManager"
+        with _exchange:
+            original = getattr(tiering_spec, name, None)
+            if original is None or original is not getattr(tiering_manager, name, None):
+                raise RuntimeError(
+                    f"kvoffload: {tiering_spec.__name__}.{name} is not vLLM's own class, so the "
+                    "primary tier cannot be exchanged"
+                )
+            own_policy, self.eviction_policy = self.eviction_policy, self._policy_text
+            setattr(tiering_spec, name, KVOffloadPrimaryTier)
+            try:
+                manager = super().get_manager()
+            finally:
+                setattr(tiering_spec, name, original)
+                self.eviction_policy = own_policy
+        if not isinstance(manager.primary_tier, KVOffloadPrimaryTier):
+            raise RuntimeError("kvoffload: vLLM did not build the primary tier by its known name")
+        logger.info(
+            "kvoffload: compiled primary tier active, policy %s, %d chunks",
+            self._policy_text,
+            self.num_chunks,
+        )
+        return manager

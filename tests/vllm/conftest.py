@@ -1,0 +1,36 @@
+"""The group of tests against the real vLLM: a seed for every run, printed, and the size of it.
+
+``KVOFFLOAD_VLLM_SEED`` repeats a run; ``KVOFFLOAD_VLLM_SEQUENCES`` is the number of random
+sequences of each differential test.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+SEED = int(os.environ.get("KVOFFLOAD_VLLM_SEED", "") or random.SystemRandom().randrange(2**32))
+SEQUENCES = int(os.environ.get("KVOFFLOAD_VLLM_SEQUENCES", "") or 500)
+TRACES = Path(
+    os.environ.get("KVOFFLOAD_TRACES", "")
+    or Path(__file__).resolve().parents[2] / ".." / "shared" / "traces"
+)
+
+
+def pytest_report_header() -> str:
+    return f"vllm group: KVOFFLOAD_VLLM_SEED={SEED} KVOFFLOAD_VLLM_SEQUENCES={SEQUENCES}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.vllm)
+
+
+@pytest.fixture(scope="session")
+def vllm_seed() -> int:
+    return SEED

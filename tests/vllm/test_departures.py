@@ -1,0 +1,195 @@
+"""Where our manager differs from vLLM's on purpose: repeats, and errors before any change."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+from kvoffload import BlockNotFoundError, BlockNotPinnedError, BlockNotReadyError, OffloadError
+from kvoffload.integrations.vllm import KVOffloadManager
+from tests.vllm.pair import statuses
+
+
+def key(number: int, group: int = 0) -> bytes:
+    return bytes(make_offload_key(b"%032d" % number, group))
+
+
+def context(keys, name="r"):
+    made = ReqContext(name)
+    for position, one in enumerate(keys):
+        made.set_offload_key_position(one, (position + 1) * 16)
+    return made
+
+
+@pytest.fixture(params=["lru", "arc"])
+def policy(request):
+    return request.param
+
+
+def filled(policy, keys, num_chunks=8, **arguments):
+    manager = KVOffloadManager(num_chunks, policy, enable_events=True, **arguments)
+    request = context(keys)
+    manager.on_new_request(request)
+    output = manager.prepare_store(keys, request)
+    manager.complete_store(output.keys_to_store, request)
+    return manager, request
+
+
+def observe(manager, keys):
+    """Everything of a manager that an error must leave alone."""
+    lists = (
+        ("chunks",) if not hasattr(manager._rules, "target_t1_size") else ("t1", "t2", "b1", "b2")
+    )
+    return (
+        statuses(manager, keys),
+        [list(getattr(manager._policy, name)) for name in lists],
+        manager.get_stats().data if not manager.allocation_sizes_in_current_batch else None,
+        list(manager.events),
+        None if manager.counts is None else list(manager.counts.items()),
+        list(manager.allocation_sizes_in_current_batch),
+        manager.stores_skipped_in_current_batch,
+    )
+
+
+def test_repeats_of_a_store_are_dropped(policy):
+    """vLLM leaks a slot for each; here the first occurrence counts, once."""
+    keys = [key(1), key(2), key(1), key(2), key(1)]
+    manager = KVOffloadManager(4, policy)
+    output = manager.prepare_store(keys, context(keys[:2]))
+    assert output.keys_to_store == [key(1), key(2)]
+    assert output.store_spec.block_ids.tolist() == [0, 1]
+    assert manager.allocation_sizes_in_current_batch == [2]
+    manager.complete_store(output.keys_to_store, ReqContext("r"))
+    manager._check()
+
+    leaky = CPUOffloadingManager(4, policy)
+    assert len(leaky.prepare_store(keys[:3], context(keys[:2])).keys_to_store) == 3
+
+
+def test_repeats_of_an_offer_are_counted_once(policy):
+    manager = KVOffloadManager(4, policy, store_threshold=2)
+    request = context([key(1)])
+    assert manager.prepare_store([key(1), key(1), key(1)], request).keys_to_store == []
+    assert manager.counts[key(1)] == 1
+    assert manager.stores_skipped_in_current_batch == 1
+    assert manager.prepare_store([key(1), key(1)], request).keys_to_store == [key(1)]
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "error", "text"),
+    [
+        ("prepare_load", [1, 9], BlockNotFoundError, "is not resident"),
+        ("prepare_load", [1, 7], BlockNotReadyError, "is not ready"),
+        ("complete_load", [1, 9], BlockNotFoundError, "is not resident"),
+        ("complete_load", [1, 2], BlockNotPinnedError, "is not pinned"),
+        ("complete_load", [1, 1], BlockNotPinnedError, "is not pinned"),
+        ("complete_load", [1, 7], BlockNotPinnedError, "is not pinned"),
+    ],
+)
+def test_errors_come_before_any_change(policy, method, keys, error, text):
+    stored = [key(n) for n in (1, 2, 3)]
+    manager, request = filled(policy, stored)
+    manager.prepare_store([key(7)], context([key(7)], "other"))
+    manager.prepare_load([key(1)], request)
+    universe = [key(n) for n in range(10)]
+    before = observe(manager, universe)
+    with pytest.raises(error, match=text):
+        getattr(manager, method)([key(n) for n in keys], context([key(n) for n in keys], "third"))
+    assert observe(manager, universe) == before
+    manager._check()
+
+
+@pytest.mark.parametrize("method", ["prepare_load", "prepare_store"])
+@pytest.mark.parametrize("threshold", [1, 2])
+def test_new_keys_after_finish_are_an_error_before_any_change(policy, method, threshold):
+    manager, request = filled(policy, [key(1), key(2)], store_threshold=1)
+    other = context([key(3)], "other")
+    manager.prepare_store([key(3)], other)
+    manager.complete_store([key(3)], other)
+    manager.on_request_finished(request)
+    universe = [key(n) for n in range(10)]
+    before = observe(manager, universe)
+    with pytest.raises(OffloadError, match="new to the request, which has finished"):
+        getattr(manager, method)([key(1), key(3)], request)
+    assert observe(manager, universe) == before
+    # What the request has shown before is welcome.
+    manager.prepare_load([key(1)], request)
+    manager.complete_load([key(1)], request)
+    manager._check()
+
+
+@pytest.mark.parametrize("bad", ["text", 3, None, b"", bytearray(b"x")])
+def test_a_key_must_be_bytes(policy, bad):
+    manager, request = filled(policy, [key(1), key(2)])
+    universe = [key(1), key(2)]
+    before = observe(manager, universe)
+    error = ValueError if bad == b"" else TypeError
+    for method in ("prepare_load", "complete_load", "prepare_store", "complete_store", "touch"):
+        with pytest.raises(error, match=r"keys\[1\] must"):
+            getattr(manager, method)([key(1), bad], request)
+    with pytest.raises(error, match=r"keys\[0\] must"):
+        manager.lookup(bad, request)
+    assert observe(manager, universe) == before
+
+
+def test_a_position_must_fit(policy):
+    if policy == "arc":
+        pytest.skip("ARC reads no positions when it stores")
+    manager = KVOffloadManager(4, policy)
+    request = ReqContext("r")
+    request.set_offload_key_position(key(1), 2**31)
+    with pytest.raises(ValueError, match="token position must be within"):
+        manager.prepare_store([key(1)], request)
+    assert manager.lookup(key(1), request) is LookupResult.MISS
+    manager._check()
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="num_chunks must be >= 0"):
+        KVOffloadManager(-1)
+    with pytest.raises(ValueError, match="cache_policy must be one of"):
+        KVOffloadManager(4, "nonesuch")
+    with pytest.raises(ValueError, match="needs vLLM's own manager"):
+        KVOffloadManager(4, "Someone", "elsewhere")
+    with pytest.raises(TypeError, match="store_threshold must be an integer"):
+        KVOffloadManager(4, store_threshold="2")
+
+
+def test_the_policy_view_evicts_and_shows(policy):
+    keys = [key(n) for n in range(4)]
+    manager, request = filled(policy, keys, 4)
+    manager.on_request_finished(request)
+    view = manager._policy
+    assert view.cache_capacity == 4
+    assert view.get(key(9)) is None
+    assert view.get(keys[0]).is_ready
+    (victim,) = view.evict(1, {keys[3]})
+    assert victim[0] == keys[2]  # the tail leaves first, and the tail's tail is protected
+    assert view.evict(4, ()) is None
+    assert manager.lookup(keys[2], request) is LookupResult.MISS
+    if policy == "arc":
+        assert list(view.b1) == [keys[2]]
+        view.target_t1_size = 2.5
+        assert view.target_t1_size == 2.5
+        with pytest.raises(ValueError, match="target_t1_size must be in"):
+            view.target_t1_size = 5
+    manager._check()
+
+
+def test_a_context_of_another_class_is_asked_by_its_methods():
+    class Asked(ReqContext):
+        def get_offload_key_position(self, one):
+            return {keys[0]: 32, keys[1]: 16}[one]
+
+    keys = [key(1), key(2)]
+    first, second = CPUOffloadingManager(2, "lru"), KVOffloadManager(2, "lru")
+    for manager in (first, second):
+        request = Asked("r")
+        manager.prepare_store(keys, request)
+        manager.complete_store(keys, request)
+        output = manager.prepare_store([key(3)], context([key(3)], "other"))
+        assert output.evicted_keys == [keys[0]]

@@ -1,0 +1,123 @@
+"""Random sequences through vLLM's manager and ours: not one observable difference."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+from kvoffload.integrations.vllm import KVOffloadManager
+from tests.vllm.conftest import SEED, SEQUENCES
+from tests.vllm.pair import DifferenceError, Pair
+from tests.vllm.sequences import Sequence, Shape
+
+STEPS = 150
+DOOR = {"lru": "KVOffloadLRU", "arc": "KVOffloadARC"}
+
+
+def build(kind: str, cache_policy: str, **arguments):
+    """Build the manager under test: ours, or vLLM's over a policy of ours."""
+    if kind == "manager":
+        return KVOffloadManager(cache_policy=cache_policy, **arguments)
+    if kind == "door":
+        return CPUOffloadingManager(
+            cache_policy=DOOR[cache_policy],
+            cache_policy_module_path="kvoffload.integrations.vllm",
+            **arguments,
+        )
+    return CPUOffloadingManager(cache_policy=cache_policy, **arguments)
+
+
+def run_sequence(seed: int, kind: str, cache_policy: str, tested=None) -> Pair:
+    rng = random.Random(seed)
+    shape = Shape.draw(rng)
+    chains = shape.chains(rng)
+    keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
+    arguments = {
+        "num_chunks": shape.num_chunks,
+        "enable_events": rng.random() < 0.7,
+        "store_threshold": rng.choice((0, 1, 1, 1, 2, 3)),
+        "max_tracker_size": rng.choice((0, 2, 10, 64_000)),
+    }
+    # One context may serve two managers, of different kinds.
+    shared = rng.random() < 0.2 and kind == "manager"
+    reference = CPUOffloadingManager(cache_policy=cache_policy, **arguments)
+    pair = Pair(reference, (tested or build)(kind, cache_policy, **arguments), keys, shared)
+    try:
+        Sequence(pair, chains, rng, shape.unpositioned).run(STEPS)
+    except BaseException as cause:
+        raise DifferenceError(
+            f"sequence {seed} ({kind}, {cache_policy}, {shape}, {arguments}), call "
+            f"{len(pair.history)}: {cause}"
+        ) from cause
+    return pair
+
+
+@pytest.mark.parametrize("cache_policy", ["lru", "arc"])
+@pytest.mark.parametrize("kind", ["manager", "door"])
+def test_same_decisions(kind, cache_policy):
+    for number in range(SEQUENCES):
+        run_sequence(SEED + number, kind, cache_policy)
+
+
+def test_the_sequences_reach_every_kind_of_call_and_answer():
+    """A harness that compares nothing finds nothing: count what the sequences do."""
+    seen: dict[str, int] = {}
+    refused = evicted = 0
+    for number in range(60):
+        pair = run_sequence(SEED + number, "reference", "lru")
+        for line in pair.history:
+            name = line.split(" ", 1)[0]
+            seen[name] = seen.get(name, 0) + 1
+        evicted += pair.evictions
+        refused += pair.refusals
+    calls = {"lookup", "prepare_load", "complete_load", "prepare_store", "complete_store", "touch"}
+    calls |= {"on_new_request", "on_request_finished", "reset_cache", "take_events", "get_stats"}
+    assert calls <= seen.keys()
+    assert refused > 10
+    assert evicted > 50
+
+
+class FlawedStore(CPUOffloadingManager):
+    """vLLM's manager with a flaw of one kind at a time."""
+
+    flaw = ""
+
+    def prepare_store(self, keys, req_context):
+        output = super().prepare_store(keys, req_context)
+        if self.flaw == "order of victims" and output is not None:
+            output.evicted_keys.reverse()
+        return output
+
+    def on_request_finished(self, req_context):
+        if self.flaw != "finish":
+            super().on_request_finished(req_context)
+
+    def touch(self, keys, req_context):
+        if self.flaw == "touch":
+            keys = list(keys)[::-1]
+        super().touch(keys, req_context)
+
+    def complete_store(self, keys, req_context, success=True):
+        super().complete_store(keys, req_context, success)
+        if self.flaw == "pending" and self._num_write_pending_chunks:
+            self._num_write_pending_chunks -= 1
+
+
+@pytest.mark.parametrize("flaw", ["order of victims", "finish", "touch", "pending"])
+def test_a_flaw_is_found(flaw):
+    flawed = type("Flawed", (FlawedStore,), {"flaw": flaw})
+
+    def build_flawed(kind, cache_policy, **arguments):
+        return flawed(cache_policy=cache_policy, **arguments)
+
+    def run_many():
+        for number in range(100):
+            run_sequence(SEED + number, "reference", "lru", build_flawed)
+
+    with pytest.raises(DifferenceError):
+        run_many()
