@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 TWINS = ("python", "compiled")
 BUDGET_VARIABLE = "KVOFFLOAD_TEST_BUDGET"
-PROFILES = {"default": (40, 40), "ci": (120, 60), "soak": (2000, 100)}
+PROFILES = {"default": (30, 40), "ci": (120, 60), "soak": (2000, 100)}
 """Profile -> examples a test, steps a state machine, before the budget is applied."""
 
 SEED_KEY = pytest.StashKey[int]()
