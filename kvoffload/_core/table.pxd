@@ -165,6 +165,8 @@ cdef inline uint32_t index_find(
         number += 1
         if number == table.num_buckets:
             number = 0
+        if number == home_of(table, hashed):
+            return NIL  # every bucket overflowed at some time
 
 
 cdef inline void index_insert(Table* table, uint32_t slot, uint64_t hashed) noexcept nogil:
