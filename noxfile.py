@@ -3,12 +3,18 @@
 ``KVOFFLOAD_PURE_PYTHON`` acts as everywhere: ``0`` requires the extensions, ``1`` leaves them out.
 """
 
+import os
+import shutil
+import time
+from pathlib import Path
+
 import nox
 
 nox.needs_version = ">=2024.4.15"
 nox.options.error_on_missing_interpreters = False
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+GENERATED = [f"tests/{name}" for name in ("contract", "differential", "policies", "traces", "fuzz")]
 
 
 def install_and_test(session: nox.Session, *packages: str) -> None:
@@ -31,6 +37,69 @@ def oldest_numpy(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def soak(session: nox.Session) -> None:
-    """Run the generated tests with a budget of hours; arguments go to pytest."""
+    """Repeat the generated tests, each round under a new seed: ``nox -s soak -- MINUTES`` (60).
+
+    ``KVOFFLOAD_TEST_BUDGET`` is the budget of a round, by default 5 times that of a plain run.
+    """
     session.install("-e", ".[test]")
-    session.run("python", "-m", "pytest", "--hypothesis-profile=soak", *session.posargs)
+    minutes = float(session.posargs[0]) if session.posargs else 60.0
+    effort = Path(session.create_tmp(), f"effort-{time.time_ns()}.jsonl")
+    options = {
+        "KVOFFLOAD_TEST_BUDGET": os.environ.get("KVOFFLOAD_TEST_BUDGET", "5"),
+        "KVOFFLOAD_TEST_EFFORT": str(effort.resolve()),
+    }
+    deadline = time.monotonic() + 60 * minutes
+    while time.monotonic() < deadline:
+        session.run("python", "-m", "pytest", "-q", "-p", "tests.effort", *GENERATED, env=options)
+    session.run("python", "-m", "tests.effort", str(effort))
+
+
+@nox.session(python="3.11")
+def fuzz(session: nox.Session) -> None:
+    """Fuzz the compiled manager and the trace readers: ``nox -s fuzz -- MINUTES`` (10) each.
+
+    Needs clang. What is found lies in the session's temporary folder, as does the grown corpus.
+    """
+    minutes = float(session.posargs[0]) if session.posargs else 10.0
+    tree, found = copy_of_head(session), Path(session.create_tmp(), "found").resolve()
+    clang = {"CC": "clang", "LDSHARED": "clang -shared"}
+    session.install("-e", f"{tree}[test,build]", "atheris")
+    session.chdir(tree)
+    sanitize = {"KVOFFLOAD_SANITIZE": "address,fuzzer-no-link", "KVOFFLOAD_PURE_PYTHON": "0"}
+    session.run("python", "setup.py", "build_ext", "--inplace", "--force", env=clang | sanitize)
+    atheris = session.run("python", "-c", "import atheris; print(atheris.path())", silent=True)
+    options = {
+        "LD_PRELOAD": f"{str(atheris).strip()}/asan_with_fuzzer.so",
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+    }
+    for target in ("calls", "traces"):
+        corpus = found / target
+        corpus.mkdir(parents=True, exist_ok=True)
+        command = ["python", "-m", "tests.fuzz", target, f"-max_total_time={60 * minutes:.0f}"]
+        session.run(*command, f"-artifact_prefix={found}/", str(corpus), env=options)
+
+
+@nox.session(python="3.11")
+def coverage(session: nox.Session) -> None:
+    """Measure the lines of both twins that the tests run; ``.pxd`` and ``.h`` through gcov."""
+    tree = copy_of_head(session)
+    switches = {"KVOFFLOAD_LINETRACE": "1", "KVOFFLOAD_PURE_PYTHON": "0"}
+    session.install("-e", f"{tree}[test,build]", "gcovr")
+    session.chdir(tree)
+    session.run("python", "setup.py", "build_ext", "--inplace", "--force", env=switches)
+    settings = "--rcfile=.ci/coverage.toml"
+    budget = {"KVOFFLOAD_TEST_BUDGET": os.environ.get("KVOFFLOAD_TEST_BUDGET", "0.1")}
+    tests = ["tests/contract", "tests/differential", "tests/policies", "tests/fuzz"]
+    session.run("coverage", "run", settings, "-m", "pytest", "-q", *tests, env=budget)
+    session.run("coverage", "combine", settings)
+    session.run("coverage", "report", settings)
+    ignore = "--gcov-ignore-errors=source_not_found"
+    session.run("gcovr", ignore, "--filter", r"kvoffload/.*\.(pxd|h)", "--txt-metric", "line")
+
+
+def copy_of_head(session: nox.Session) -> Path:
+    """Return a clean clone, for a build that would disturb the one at hand."""
+    tree = Path(session.create_tmp(), "tree").resolve()
+    shutil.rmtree(tree, ignore_errors=True)
+    session.run("git", "clone", "--quiet", ".", str(tree), external=True)
+    return tree

@@ -11,7 +11,8 @@ KVOFFLOAD_DEBUG
 KVOFFLOAD_SANITIZE
     sanitizers for the C compiler, such as ``address,undefined``.
 KVOFFLOAD_LINETRACE
-    ``1``: line events for coverage of the .pyx files.
+    ``1``: line events for coverage of the .pyx files, and gcov's counters, which see .pxd and .h
+    files too.
 KVOFFLOAD_PORTABLE
     ``1``: the plain C path that other processors than x86-64 take.
 
@@ -55,10 +56,19 @@ def compile_args() -> list[str]:
         return ["/Od", "/Zi"] if DEBUG else ["/O2", "/fp:precise"]
     # A contracted multiply-add rounds once where Python rounds twice; the twins must agree.
     args = ["-ffp-contract=off"]
+    if LINETRACE:
+        return [*args, "-O0", "--coverage"]
     args += ["-O1", "-g", "-fno-omit-frame-pointer"] if DEBUG or SANITIZE else ["-O3"]
     if SANITIZE:
         args += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"]
     return args
+
+
+def link_args() -> list[str]:
+    """Give the linker the runtime of what the compiler put in."""
+    if LINETRACE and not MSVC:
+        return ["--coverage"]
+    return [f"-fsanitize={SANITIZE}"] if SANITIZE else []
 
 
 def extensions() -> list[Extension]:
@@ -86,11 +96,12 @@ def extensions() -> list[Extension]:
                 define_macros=macros,
                 undef_macros=["NDEBUG"] if DEBUG else [],
                 extra_compile_args=compile_args(),
-                extra_link_args=[f"-fsanitize={SANITIZE}"] if SANITIZE else [],
+                extra_link_args=link_args(),
             )
             for source in sources
         ],
         compiler_directives=DIRECTIVES,
+        emit_linenums=LINETRACE,
         force=DEBUG or LINETRACE,
     )
     for module in modules:

@@ -1,0 +1,137 @@
+"""Bytes as a sequence of calls on a manager of each twin: answers and invariants, call by call.
+
+The first three bytes choose the policy, the number of slots, and whether events are on. Then each
+call is a byte that picks the method and how the batch is given, and a batch: a byte with its
+length, a byte a key. Where the bytes end, so does the sequence; any bytes are a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kvoffload.policies import registry
+from tests.blocks import block_hash, once
+from tests.differential.pairs import Pair, Twins, require_equal, same_values
+from tests.differential.test_replays import options_at_their_bounds
+
+MAX_CALLS = 120
+LOOK_EVERY = 16
+"""All that can be seen is compared after so many calls and at the end; counters after each."""
+
+MAX_SLOTS = 24
+LENGTHS = (1, 4, 16, 32, 36, 37, 64, 300)
+KEYS: list[Any] = [block_hash(number, max(4, LENGTHS[number % 8])) for number in range(64)]
+KEYS += [b"", None, "text", bytearray(b"x")]
+"""What a byte of a batch stands for, taken modulo their number: few blocks, so that they meet."""
+
+POLICIES = [*registry.names(), *options_at_their_bounds()]
+FORMS: tuple[Callable[[list[Any]], Any], ...] = (list, tuple, once, list)
+BATCH_CALLS = (
+    "lookup",
+    "touch",
+    "prepare_load",
+    "complete_load",
+    "prepare_store",
+    "complete_store",
+)
+
+
+class Sequence:
+    """What is left of the bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._bytes = iter(data)
+
+    def byte(self) -> int:
+        """Return the next byte; at the end, 0."""
+        return next(self._bytes, 0)
+
+    def batch(self) -> list[Any]:
+        """Return the next batch: a length below 16, or a run of successive keys."""
+        length = self.byte()
+        if length & 0x80:
+            first = self.byte()
+            return [KEYS[(first + step) % 64] for step in range(length & 0x1F)]
+        return [KEYS[self.byte() % len(KEYS)] for _ in range(length & 0x0F)]
+
+    def calls(self) -> Iterator[int]:
+        """Yield the byte that begins each call."""
+        for _ in range(MAX_CALLS):
+            operation = next(self._bytes, None)
+            if operation is None:
+                return
+            yield operation
+
+
+class Driver:
+    """A pair of managers and what the caller holds of them."""
+
+    def __init__(self, twins: Twins, sequence: Sequence) -> None:
+        self.sequence = sequence
+        policy = POLICIES[sequence.byte() % len(POLICIES)]
+        slots = sequence.byte() % (MAX_SLOTS + 1)
+        events = bool(sequence.byte() & 1)
+        self.pair = Pair(
+            twins, lambda twin: twin.CPUOffloadingManager(16, slots, policy, enable_events=events)
+        )
+        self.held: list[tuple[Any, Any]] = []
+
+    def call(self, operation: int) -> None:
+        """Do one call on both."""
+        number, form = operation % 13, FORMS[operation // 13 % len(FORMS)]
+        if number < len(BATCH_CALLS):
+            self.pair.do(BATCH_CALLS[number], self.sequence.batch(), form=form)
+        elif number == 6:
+            self.pair.do("complete_store", self.sequence.batch(), False, form=form)
+        elif number == 7:
+            batch = self.sequence.batch()
+            self.pair.do("prepare_store", batch, form=form)
+            self.pair.do("complete_store", batch)
+        elif number == 8:
+            batch = self.sequence.batch()
+            kind, hits = self.pair.do("lookup", batch, form=form)
+            if kind == "returned":
+                self.pair.do("prepare_load", batch[:hits])
+        elif number == 9:
+            self.pair.do("take_events")
+        elif number == 10:
+            self.pair.do("reset_cache")
+        elif number == 11:
+            self.pair.do("__contains__", KEYS[self.sequence.byte() % len(KEYS)])
+        else:
+            self.hold(KEYS[self.sequence.byte() % 64])
+
+    def hold(self, key: bytes) -> None:
+        """Keep the status of a block, as a caller may; of eight, the oldest goes."""
+        python, compiled = (each.policy.get(key) for each in (self.pair.python, self.pair.compiled))
+        require_equal(python is None, compiled is None, what="residency", context=key)
+        if python is not None:
+            self.held = [*self.held[-7:], (python, compiled)]
+
+    def check(self) -> None:
+        """Check the invariants of both, and compare their counters and the statuses held."""
+        for manager in (self.pair.python, self.pair.compiled):
+            manager._check()
+        require_equal(self.pair.python.stats(), self.pair.compiled.stats(), what="stats")
+        same_values(self.held)
+
+
+def run_calls(twins: Twins, data: bytes) -> int:
+    """Make the calls that the bytes stand for; return how many.
+
+    Raises
+    ------
+    AssertionError
+        If the twins differ, or an invariant of one does not hold.
+    """
+    sequence = Sequence(data)
+    driver = Driver(twins, sequence)
+    number = 0
+    for number, operation in enumerate(sequence.calls(), start=1):
+        driver.call(operation)
+        driver.check()
+        if number % LOOK_EVERY == 0:
+            driver.pair.agree()
+    driver.pair.agree()
+    return number

@@ -1,0 +1,90 @@
+"""Bytes as a trace file: read whole, passing over bad lines, and back after writing what was read.
+
+The first byte chooses the form, the second the compression that the rest is put into; the rest may
+be compressed itself, whole or damaged.
+"""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvoffload.traces import Request, Trace, TraceError, write_trace
+from kvoffload.traces._extras import require
+from kvoffload.traces.formats import FORMS
+from kvoffload.traces.lines import zstd_module
+
+MAX_LINE_BYTES = 400
+CHOICES: list[str | None] = [None, *FORMS]
+
+
+def zstd(data: bytes) -> bytes:
+    """Compress with zstandard."""
+    compressed: bytes = require(zstd_module(), "fuzzing zstandard traces").compress(data)
+    return compressed
+
+
+PACKINGS: tuple[Callable[[bytes], bytes], ...] = (
+    bytes,
+    lambda data: gzip.compress(data, mtime=0),
+    zstd,
+)
+
+
+def check_request(request: Request) -> None:
+    """Raise unless a request keeps what its class says."""
+    times = type(request.timestamp) in (int, float) and 0 <= request.timestamp < float("inf")
+    lengths = all(
+        type(tokens) is int and 0 <= tokens < 2**63
+        for tokens in (request.input_length, request.output_length)
+    )
+    ids = type(request.hash_ids) is tuple and all(
+        type(hash_id) is int and 0 <= hash_id < 2**64 for hash_id in request.hash_ids
+    )
+    session = request.session is None or type(request.session) is str
+    if not (times and lengths and ids and session):
+        raise AssertionError(f"no valid request: {request!r}")
+
+
+def read(path: Path, **options: Any) -> tuple[list[Request], bool]:
+    """Return the requests up to the end or the first error, and whether there was an error."""
+    found: list[Request] = []
+    try:
+        for request in Trace(path, max_line_bytes=MAX_LINE_BYTES, **options):
+            check_request(request)
+            found.append(request)
+    except TraceError as error:
+        message = str(error)
+        if not message.isprintable() or len(error.rule) > 300:
+            raise AssertionError(f"no message for one line: {message!r}") from error
+        return found, True
+    return found, False
+
+
+def run_reading(data: bytes) -> int:
+    """Read the file that the bytes stand for; return how many requests it holds.
+
+    Raises
+    ------
+    AssertionError
+        If a request is not valid, a message is not one line, passing over bad lines loses a good
+        one, or what was read cannot be written and read again.
+    """
+    head, body = data[:2].ljust(2, b"\0"), data[2:]
+    form = CHOICES[head[0] % len(CHOICES)]
+    with tempfile.TemporaryDirectory() as folder:
+        path, copy = Path(folder, "trace"), Path(folder, "copy")
+        path.write_bytes(PACKINGS[head[1] % len(PACKINGS)](body))
+        strict, failed = read(path, form=form)
+        lenient, _ = read(path, form=form, skip_bad=True)
+        if lenient[: len(strict)] != strict or (not failed and lenient != strict):
+            raise AssertionError(f"passing over bad lines changes good ones: {strict} {lenient}")
+        if lenient:
+            write_trace(lenient, copy)
+            again = list(Trace(copy, form="mooncake"))
+            if again != lenient:
+                raise AssertionError(f"written and read again: {lenient} {again}")
+    return len(lenient)
