@@ -171,5 +171,6 @@ def test_what_is_no_hash_is_not_resident(build: Build) -> None:
 
     manager = build(2)
     store(manager, [A])
-    for thing in (None, 5, [], A.hex(), b"", bytearray(A), BytesOfMyOwn(A)):
+    things: list[object] = [None, 5, [], A.hex(), b"", bytearray(A), BytesOfMyOwn(A)]
+    for thing in things:
         assert thing not in manager

@@ -67,10 +67,11 @@ VALUES = {
 def extension_modules() -> list[str]:
     """Return the names of the compiled modules that the twins are made of."""
     found = set()
-    for suffix in EXTENSION_SUFFIXES:
-        for path in PACKAGE.rglob(f"*{suffix}"):
-            relative = path.relative_to(PACKAGE.parent)
-            found.add(".".join([*relative.parts[:-1], relative.name.removesuffix(suffix)]))
+    for path in PACKAGE.rglob("*"):
+        suffix = next((suffix for suffix in EXTENSION_SUFFIXES if path.name.endswith(suffix)), None)
+        if suffix is not None:
+            folders = path.relative_to(PACKAGE.parent).parent.parts
+            found.add(".".join([*folders, path.name.removesuffix(suffix)]))
     rooms = tuple(f"kvoffload.{room}." for room in ("_core", "backends", "managers", "policies"))
     return sorted(name for name in found if name.startswith(rooms))
 
