@@ -8,8 +8,9 @@ from kvoffload.advise import Setup, model_shape
 from kvoffload.advise.configuration import vllm_arguments
 from kvoffload.policies import registry
 
-config = pytest.importorskip("vllm.v1.kv_offload.config", reason="needs a supported vLLM")
+pytest.importorskip("vllm.v1.kv_offload.config", reason="needs a supported vLLM")
 
+from vllm.v1.kv_offload import config
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 ENGINE_BLOCK = 16  # tokens
