@@ -1,0 +1,31 @@
+"""Offloading configurations, as vLLM's connector would build them, without a model."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+
+CHUNK_BYTES = 4096
+PACKAGE = "kvoffload.integrations.vllm"
+
+
+def configuration(num_chunks: int, *, events: bool = True, **extra: Any) -> OffloadingConfig:
+    """Return a configuration with `extra` in ``kv_connector_extra_config``."""
+    return OffloadingConfig(
+        groups=(OffloadingGroupConfig(16, ("layer",), 0),),
+        worker_kv_bytes_per_block=CHUNK_BYTES,
+        enable_kv_cache_events=events,
+        extra_config={"cpu_bytes_to_use": num_chunks * CHUNK_BYTES, **extra},
+        engine_id=uuid.uuid4().hex,
+        model=OffloadingModelConfig("a/model", "float16", 1024),
+        cache=OffloadingCacheConfig(16, 1),
+        parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True),
+    )

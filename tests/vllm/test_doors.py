@@ -1,0 +1,111 @@
+"""Both doors, through vLLM's own factories, with the keys that the how-to page gives."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.base import OffloadingManager
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+
+from kvoffload.integrations.vllm import (
+    KVOffloadARC,
+    KVOffloadLRU,
+    KVOffloadManager,
+    KVOffloadSpec,
+)
+from tests.vllm.configuration import PACKAGE, configuration
+
+SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
+
+
+def create(num_chunks=8, **extra):
+    return OffloadingSpecFactory.create_spec(configuration(num_chunks, **extra))
+
+
+def test_the_spec_gives_our_manager():
+    spec = create(**SPEC)
+    manager = spec.get_manager()
+    assert type(spec) is KVOffloadSpec
+    assert isinstance(spec, CPUOffloadingSpec)
+    assert type(manager) is KVOffloadManager
+    assert isinstance(manager, OffloadingManager)
+    assert spec.get_manager() is manager
+    assert manager._num_chunks == 8
+
+
+def test_metrics_and_labels_are_those_of_vllm():
+    extra = {"store_threshold": 2}
+    ours, theirs = create(**SPEC, **extra), create(**extra)
+    assert type(theirs) is CPUOffloadingSpec
+    assert type(ours).build_metric_definitions(extra) == type(theirs).build_metric_definitions(
+        extra
+    )
+    assert type(ours).config_info_keys(extra) == type(theirs).config_info_keys(extra)
+    assert ours.get_manager().config_info() == theirs.get_manager().config_info()
+    assert ours.get_manager().get_stats().data == theirs.get_manager().get_stats().data
+
+
+def test_every_option_of_vllm_is_honoured():
+    extra = {"store_threshold": 3, "max_tracker_size": 7, "eviction_policy": "arc"}
+    ours = create(**SPEC, **extra, events=False).get_manager()
+    theirs = create(**extra, events=False).get_manager()
+    for name in ("store_threshold", "max_tracker_size", "events", "medium", "counts"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours._policy.cache_capacity == theirs._policy.cache_capacity
+    assert list(ours._policy.t1) == []
+
+
+@pytest.mark.parametrize("policy", ["slru?protected=0.25", "lfu", "arc-classic"])
+def test_the_library_s_own_policies_go_by_name(policy):
+    assert type(create(**SPEC, eviction_policy=policy).get_manager()) is KVOffloadManager
+
+
+def test_our_policy_classes_are_known_to_the_spec():
+    extra = {"eviction_policy": "KVOffloadARC", "cache_policy_module_path": PACKAGE}
+    manager = create(**SPEC, **extra).get_manager()
+    assert type(manager) is KVOffloadManager
+    assert list(manager._policy.t1) == []
+
+
+def test_a_policy_of_others_gets_vllm_s_manager_and_a_line_in_the_log(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    extra = {"eviction_policy": "Someones", "cache_policy_module_path": "tests.vllm.test_doors"}
+    with caplog.at_level(logging.WARNING, logger="vllm.kvoffload"):
+        manager = create(**SPEC, **extra).get_manager()
+    assert type(manager) is CPUOffloadingManager
+    assert type(manager._policy) is Someones
+    assert "vLLM's own manager drives it" in caplog.text
+
+
+class Someones(KVOffloadLRU):
+    """A policy that is not the library's."""
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        ({"kvoffload_recrod": "x"}, "unknown kvoffload keys: kvoffload_recrod"),
+        ({"eviction_policy": "nonesuch"}, "cache_policy must be one of"),
+        ({"eviction_policy": "slru?protected=2"}, "protected must be in"),
+    ],
+)
+def test_bad_configuration_is_an_error_at_once(extra, text):
+    with pytest.raises(ValueError, match=text):
+        create(**SPEC, **extra)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy_class"), [("KVOffloadLRU", KVOffloadLRU), ("KVOffloadARC", KVOffloadARC)]
+)
+def test_the_policy_door(name, policy_class):
+    spec = create(eviction_policy=name, cache_policy_module_path=PACKAGE)
+    manager = spec.get_manager()
+    assert type(manager) is CPUOffloadingManager
+    assert type(manager._policy) is policy_class
+    assert manager._policy.cache_capacity == 8

@@ -1,0 +1,64 @@
+"""What an import says where vLLM, a supported one, or the compiled layer is not there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(code: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` with `paths` before everything else."""
+    path = os.pathsep.join(map(str, (*paths, ROOT)))
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def pretend(folder: Path, version: str) -> Path:
+    """Make a folder in which vLLM of that version is installed, without a module."""
+    info = folder / f"vllm-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (folder / "vllm").mkdir()
+    (folder / "vllm" / "__init__.py").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.34.0"])
+def test_another_version_is_named_with_those_supported(tmp_path: Path, version: str) -> None:
+    done = run("import kvoffload.integrations.vllm", pretend(tmp_path, version))
+    assert done.returncode == 1
+    assert f"ImportError: kvoffload.integrations.vllm found vLLM {version}" in done.stderr
+    assert "supported versions: 0.33.*" in done.stderr
+
+
+def test_a_vllm_without_the_modules_is_named_with_what_is_missing(tmp_path: Path) -> None:
+    done = run("import kvoffload.integrations.vllm", pretend(tmp_path, "0.33.0"))
+    assert done.returncode == 1
+    assert "found vLLM 0.33.0 whose vllm.v1.kv_offload.base cannot be imported" in done.stderr
+
+
+def test_the_library_itself_imports_neither_vllm_nor_torch() -> None:
+    done = run(
+        "import sys, kvoffload, kvoffload.traces\n"
+        "print(sorted({'vllm', 'torch'} & set(sys.modules)))"
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_pure_library_says_which_variable_is_in_the_way() -> None:
+    pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+    done = run("import kvoffload.integrations.vllm", KVOFFLOAD_PURE_PYTHON="1")
+    assert done.returncode == 1
+    assert "KVOFFLOAD_PURE_PYTHON=1 asks for the Python one" in done.stderr
