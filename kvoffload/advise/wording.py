@@ -28,7 +28,8 @@ class Finding:
 
 def points(difference: float) -> str:
     """Return a difference of two hit ratios in points, hundredths of the blocks."""
-    return f"{difference * 100:.1f} points"
+    text = f"{difference * 100:.1f}"
+    return "less than 0.1 points" if text == "0.0" and difference > 0 else f"{text} points"
 
 
 def headline(advice: Advice) -> str:

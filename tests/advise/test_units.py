@@ -3,6 +3,7 @@
 import pytest
 
 from kvoffload.advise.units import bytes_text, count_text, percent_text, rate_text
+from kvoffload.advise.wording import points
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,9 @@ from kvoffload.advise.units import bytes_text, count_text, percent_text, rate_te
         (count_text(4_000_000_000), "4 billion"),
         (percent_text(0.36642), "36.6 %"),
         (percent_text(None), "-"),
+        (points(0.0), "0.0 points"),
+        (points(0.0004), "less than 0.1 points"),
+        (points(0.0126), "1.3 points"),
     ],
 )
 def test_text(text, expected):
