@@ -49,6 +49,9 @@ cdef void chains_link(Chains* chains, const Batch* batch) noexcept:
         if before == NIL or slot == NIL or before == slot:
             continue
         link = chains.links + slot
+        # A ghost has a node but no number.
+        if link.number == 0 or chains.links[before].number == 0:
+            continue
         if link.num_behind == 0 and chains_before(chains, link) == NULL:
             link.before = before
             link.before_number = chains.links[before].number

@@ -146,6 +146,13 @@ _ENTRIES = (
     Entry(
         "sieve", "sieve", "SieveCachePolicy", "oldest not used since the hand last passed leaves"
     ),
+    Entry(
+        "s3fifo",
+        "s3fifo",
+        "S3FIFOCachePolicy",
+        "new blocks that are not used soon leave first, by three FIFO queues",
+        (Option("small", 0.1, 0.0, 1.0, "share of the capacity for new blocks"),),
+    ),
 )
 _BY_NAME = {entry.name: entry for entry in _ENTRIES}
 

@@ -1,0 +1,3 @@
+from kvoffload.policies._twin_c import CompiledPolicy
+
+class QueuePolicy(CompiledPolicy): ...

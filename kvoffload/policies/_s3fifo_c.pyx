@@ -1,0 +1,313 @@
+"""S3-FIFO, compiled (Yang, Zhang, Qiu, Yue & Rashmi, SOSP'23).
+
+Structure
+    Three rings of one table: small, main and the ghosts. A block's count is its node's ``note``.
+    See ``_queue_policy_c`` for the search, ``_s3fifo_py`` for the Python twin and for where both
+    differ from the paper.
+Invariants
+    A search logs each block that it moves, with its place and count before.
+Cost
+    As in the Python twin.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.ring cimport Ring, ring_append, ring_remove, ring_renew
+from kvoffload._core.table cimport NIL, Node, drop_block, drop_hashed_key, drop_key, node_at
+from kvoffload._core.victims cimport Victim
+from kvoffload.policies._chains_c cimport chains_check, chains_insert, chains_leave, chains_link
+from kvoffload.policies._queue_policy_c cimport QueuePolicy
+from kvoffload.policies._touch_pairs_c cimport TouchPairs
+
+from kvoffload.policies import registry
+from kvoffload.policies._views import BlocksView, GhostsView
+from kvoffload.policies.base import CachePolicy
+
+cdef enum:
+    SMALL = 0
+    MAIN = 1
+    GHOSTS = 2
+    MOST_COUNTED = 3
+    FIRST_ROOM = 64
+
+
+# A block that a search moved to the newest end of main.
+cdef struct Move:
+    uint32_t slot
+    uint32_t following      # the node that stood after it, NIL for none
+    uint8_t ring            # where it stood, from 0
+    uint8_t count           # its count before
+
+
+# Where a search stands on a ring; it begins again if something has changed since it began.
+cdef struct Scan:
+    uint64_t left           # nodes still to look at
+    uint32_t slot           # the next of them
+    bint changed
+
+
+cdef class _S3FIFO(QueuePolicy):
+    cdef int64_t most_small         # blocks that small is meant to hold
+    cdef int64_t small_length       # small's, with the blocks that come for the victims so far
+    cdef bint any_promoted          # by the scan at work
+    cdef Scan scans[2]
+    cdef Move* moves
+    cdef uint64_t num_moves
+    cdef uint64_t moves_room
+    cdef TouchPairs touches
+
+    def __cinit__(self):
+        self.moves = NULL
+
+    def __dealloc__(self):
+        discard(self.moves)
+
+    def __init__(self, cache_capacity, *, small=0.1):
+        share = registry.entry("s3fifo").option("small").check(small)
+        self.set_up(cache_capacity, 2, 3)
+        self.num_queues = 2
+        self.most_small = int(share * self.capacity)
+        self.touches = TouchPairs()
+        self.c_clear()
+
+    @property
+    def small(self):
+        """New blocks and their live statuses, oldest first; read-only."""
+        self.require_ready()
+        self.undo()
+        return BlocksView(self, SMALL)
+
+    @property
+    def main(self):
+        """Blocks that were used again and their live statuses, oldest first; read-only."""
+        self.require_ready()
+        self.undo()
+        return BlocksView(self, MAIN)
+
+    @property
+    def ghosts(self):
+        """Hashes that left the small queue, oldest first; read-only."""
+        self.require_ready()
+        return GhostsView(self, GHOSTS)
+
+    @property
+    def small_size(self):
+        """Number of blocks that the small queue is meant to hold."""
+        self.require_ready()
+        return self.most_small
+
+    cdef void c_touch(self, Batch* batch) noexcept:
+        cdef bint is_access
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        cdef Node* node
+        self.undo()
+        chains_link(&self.chains, batch)
+        is_access = not self.touches.repeats(batch)
+        for place in range(batch.size - 1, -1, -1):
+            slot = batch.slots[place]
+            if slot == NIL:
+                continue
+            node = node_at(self.table, slot)
+            if node.ring == GHOSTS + 1:
+                continue
+            if node.block.ref_cnt < 0:
+                ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
+            elif is_access and node.note < MOST_COUNTED:
+                node.note += 1
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        cdef int number = SMALL
+        self.undo()
+        if node.ring:
+            ring_remove(self.table, &self.rings[GHOSTS], node)
+            number = MAIN
+        node.note = 0
+        chains_insert(&self.chains, slot)
+        ring_append(self.table, &self.rings[number], slot, node)
+
+    cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
+        self.undo()
+        chains_leave(&self.chains, slot)
+        self.leave(slot)
+
+    cdef bint c_sift(self, uint64_t n) noexcept:
+        cdef int attempt, number, first
+        cdef bint found, any_promoted
+        self.num_moves = 0
+        self.small_length = <int64_t>self.rings[SMALL].size
+        for number in range(2):
+            self.scans[number].left = 0
+            self.scans[number].changed = True
+        while self.victims.size < n:
+            first = MAIN if self.small_length < self.most_small else SMALL
+            found = any_promoted = False
+            for attempt in range(2):
+                number = first if attempt == 0 else 1 - first
+                self.any_promoted = False
+                found = self.next_victim(number)
+                if self.victims.no_memory:
+                    return False
+                if self.any_promoted:
+                    any_promoted = True
+                    self.scans[MAIN].changed = True
+                if found:
+                    break
+            if found:
+                self.scans[SMALL].changed = self.scans[MAIN].changed = True
+                self.small_length += number == MAIN
+            elif not any_promoted:
+                return self.take_deepest(n, NIL)
+        return True
+
+    cdef bint next_victim(self, int number) noexcept:
+        """Scan on to a victim; False if there is none or no memory."""
+        cdef Scan* scan = &self.scans[number]
+        cdef uint32_t slot
+        cdef Node* node
+        while True:
+            while scan.left:
+                slot = scan.slot
+                node = node_at(self.table, slot)
+                scan.slot = node.next
+                scan.left -= 1
+                if not self.may_leave(slot, node):
+                    continue
+                if node.note > (1 if number == SMALL else 0):
+                    if not self.move(number, slot, node):
+                        return False
+                    scan.changed = True
+                elif self.chains.links[slot].num_behind == 0:
+                    return self.choose(number, slot, node)
+            if not scan.changed:
+                return False
+            scan.changed = False
+            scan.left = self.rings[number].size
+            scan.slot = self.rings[number].oldest
+
+    cdef bint move(self, int number, uint32_t slot, Node* node) noexcept:
+        """Move a block that was used to the newest end of main, and log it."""
+        cdef uint64_t room
+        cdef Move* larger
+        cdef Move* made
+        if self.num_moves == self.moves_room:
+            room = max(2 * self.moves_room, <uint64_t>FIRST_ROOM)
+            larger = <Move*>resize(self.moves, room * sizeof(Move))
+            if larger == NULL:
+                self.victims.no_memory = True
+                return False
+            self.moves = larger
+            self.moves_room = room
+        made = &self.moves[self.num_moves]
+        self.num_moves += 1
+        made.slot = slot
+        made.following = node.next
+        made.ring = <uint8_t>number
+        made.count = node.note
+        ring_remove(self.table, &self.rings[number], node)
+        ring_append(self.table, &self.rings[MAIN], slot, node)
+        if number == SMALL:
+            node.note = 0
+            self.small_length -= 1
+            self.any_promoted = True
+        else:
+            node.note -= 1
+        return True
+
+    cdef void c_undo(self) noexcept:
+        cdef Move* made
+        cdef Node* node
+        while self.num_moves:
+            self.num_moves -= 1
+            made = &self.moves[self.num_moves]
+            node = node_at(self.table, made.slot)
+            ring_remove(self.table, &self.rings[MAIN], node)
+            self.put_before(&self.rings[made.ring], made.slot, node, made.following)
+            node.note = made.count
+
+    cdef void put_before(
+        self, Ring* ring, uint32_t slot, Node* node, uint32_t following
+    ) noexcept:
+        """Put a node that is on no ring before another one of the ring."""
+        cdef Node* after
+        if following == NIL:
+            ring_append(self.table, ring, slot, node)
+            return
+        after = node_at(self.table, following)
+        node.ring = ring.number
+        node.next = following
+        node.prev = after.prev
+        if after.prev == NIL:
+            ring.oldest = slot
+        else:
+            node_at(self.table, after.prev).next = slot
+        after.prev = slot
+        ring.size += 1
+
+    cdef void c_evicted(self, const Victim* victim) noexcept:
+        cdef Node* node = node_at(self.table, victim.slot)
+        cdef bint is_new = node.ring == SMALL + 1
+        cdef uint32_t slot
+        self.leave(victim.slot)
+        self.take_off(node)
+        node.note = 0
+        if not is_new:
+            drop_hashed_key(self.table, victim.slot, node, victim.hashed)
+            return
+        slot = drop_block(self.table, victim.slot, node)
+        self.chains.links[slot].number = 0
+        ring_append(self.table, &self.rings[GHOSTS], slot, node_at(self.table, slot))
+
+    cdef void c_settled(self) noexcept:
+        cdef uint32_t slot
+        cdef Node* node
+        # Reached without a victim, too: then a search that was cancelled before is undone.
+        self.undo()
+        while self.rings[GHOSTS].size > <uint64_t>(self.capacity - self.most_small):
+            slot = self.rings[GHOSTS].oldest
+            node = node_at(self.table, slot)
+            ring_remove(self.table, &self.rings[GHOSTS], node)
+            # A ghost of the batch at work is about to be inserted: its key stays.
+            if node.block.mark != self.table.epoch:
+                drop_key(self.table, slot, node)
+
+    cdef uint64_t c_num_ghosts(self) noexcept:
+        return self.rings[GHOSTS].size
+
+    cdef void c_clear(self) noexcept:
+        QueuePolicy.c_clear(self)
+        self.touches.clear()
+
+    cdef const char* c_check(self) noexcept:
+        cdef uint32_t slot
+        self.undo()
+        if self.rings[SMALL].size + self.rings[MAIN].size != self.num_resident:
+            return b"resident is small and main"
+        if self.rings[GHOSTS].size > <uint64_t>(self.capacity - self.most_small):
+            return b"ghosts are within main"
+        for slot in range(self.table.num_used):
+            if node_at(self.table, slot).ring and node_at(self.table, slot).note > MOST_COUNTED:
+                return b"counts are 0 ... 3"
+        return chains_check(&self.chains, self.table)
+
+
+class S3FIFOCachePolicy(_S3FIFO, CachePolicy):
+    """Evict new blocks that are not used soon, and of the others the oldest without use.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        Number of blocks that the manager has room for.
+    small : float
+        Share of the capacity for new blocks, ``0.0 ... 1.0``.
+
+    References
+    ----------
+    Yang, Zhang, Qiu, Yue & Rashmi, "FIFO Queues Are All You Need for Cache Eviction", SOSP 2023.
+    """
+
+    def __init__(self, cache_capacity, *, small=0.1):
+        # Not inherited: a Python function shows its signature, a slot of a C type does not.
+        _S3FIFO.__init__(self, cache_capacity, small=small)

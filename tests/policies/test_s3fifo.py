@@ -1,0 +1,195 @@
+"""S3-FIFO, rule by rule."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvoffload import BlockStatus
+from tests.blocks import A, B, C, D, E, block_hashes, names
+from tests.policies.steps import evict, idle, pinned, policy_of
+
+
+def s3fifo(twin: ModuleType, blocks: list[bytes], capacity: int = 4, small: float = 0.5) -> Any:
+    return policy_of(twin, "s3fifo", capacity, blocks, small=small)
+
+
+def queues(policy: Any) -> tuple[str, str, str]:
+    policy._check()
+    return names(policy.small), names(policy.main), names(policy.ghosts)
+
+
+def use(policy: Any, block: bytes, times: int) -> None:
+    """Touch a block as part of `times` requests that differ."""
+    for other in block_hashes(*range(100, 100 + times)):
+        policy.touch([block, other])
+
+
+def test_a_new_block_enters_small_and_leaves_as_a_ghost(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C])
+    assert queues(policy) == ("ABC", "", "")
+    assert evict(policy, 1) == "A"
+    assert queues(policy) == ("BC", "", "A")
+
+
+def test_a_ghost_enters_main(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C])
+    evict(policy, 1)
+    policy.insert(A, idle())
+    assert queues(policy) == ("BC", "A", "")
+
+
+@pytest.mark.parametrize(("times", "victim"), [(0, "A"), (1, "A"), (2, "B"), (9, "B")])
+def test_a_block_used_more_than_once_moves_to_main(
+    twin: ModuleType, times: int, victim: str
+) -> None:
+    policy = s3fifo(twin, [A, B, C])
+    use(policy, A, times)
+    assert evict(policy, 1) == victim
+    assert names(policy.main) == ("A" if times > 1 else "")
+
+
+def test_the_second_touch_of_a_request_counts_nothing(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C])
+    policy.touch([A])
+    policy.touch([A])
+    assert evict(policy, 1) == "A"
+
+
+def test_main_gives_while_small_is_below_its_size(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C])
+    assert policy.small_size == 2
+    evict(policy, 2)
+    for block in (A, B):
+        policy.insert(block, idle())
+    assert queues(policy) == ("C", "AB", "")
+    assert evict(policy, 1) == "A"
+    assert queues(policy) == ("C", "B", "")  # what leaves main is forgotten
+
+
+def test_each_victim_makes_small_larger_by_the_block_that_comes(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C])
+    evict(policy, 2)
+    for block in (A, B):
+        policy.insert(block, idle())
+    assert evict(policy, 2) == "AC"
+
+
+def test_main_lets_go_what_has_no_use_left(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C], small=0.0)
+    for block in (A, B, C):
+        use(policy, block, 2)
+    policy.insert(D, idle())
+    assert evict(policy, 1) == "D"  # A, B and C moved to main
+    use(policy, A, 1)
+    use(policy, B, 2)
+    assert evict(policy, 3) == "CAB"
+
+
+def test_ghosts_are_as_many_as_main_is_meant_to_hold(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C, D, E])
+    assert evict(policy, 4) == "ABCD"
+    assert names(policy.ghosts) == "CD"
+
+
+def test_a_pending_block_moves_to_the_newest_end_and_counts_nothing(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A])
+    policy.insert(B, BlockStatus(1))
+    policy.insert(C, BlockStatus(2))
+    for _ in range(3):
+        policy.touch([B, C])
+    assert queues(policy) == ("ACB", "", "")
+    for block in (B, C):
+        policy.get(block).ref_cnt = 0
+    assert evict(policy, 3) == "ACB"
+
+
+def test_a_block_waits_for_those_behind_it(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C])
+    policy.touch([A, B, C])
+    assert evict(policy, 2) == "CB"
+    assert evict(policy, 1) == "A"
+
+
+def test_a_block_in_use_keeps_count_and_place(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [])
+    policy.insert(A, pinned())
+    policy.insert(B, idle())
+    policy.insert(C, idle())
+    use(policy, A, 2)
+    assert evict(policy, 1) == "B"
+    assert queues(policy) == ("AC", "", "B")
+    policy.get(A).ref_cnt = 0
+    assert evict(policy, 1) == "C"
+    assert queues(policy) == ("", "A", "BC")
+
+
+def test_where_those_behind_are_in_use_the_deepest_leaves_first(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C])
+    policy.insert(D, pinned())
+    policy.touch([A, B, C, D])
+    assert evict(policy, 2) == "CB"
+    assert evict(policy, 1, D) == "A"
+    assert evict(policy, 1) is None
+
+
+def test_a_failed_eviction_changes_nothing(twin: ModuleType) -> None:
+    policy, same = (s3fifo(twin, [A, B, C, D, E]) for _ in range(2))
+    for one in (policy, same):
+        use(one, A, 2)
+        use(one, C, 1)
+    before = queues(policy)
+    assert evict(policy, 4, B, D) is None
+    assert queues(policy) == before
+    assert [evict(policy, 1) for _ in range(5)] == [evict(same, 1) for _ in range(5)]
+
+
+def test_the_share_is_an_option(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 10, "s3fifo?small=0.3")
+    assert manager.policy.small_size == 3
+    assert twin.CPUOffloadingManager(16, 10, "s3fifo").policy.small_size == 1
+    with pytest.raises(ValueError, match=r"^small must be in 0.0 \.\.\. 1.0, got 2"):
+        s3fifo(twin, [], small=2)
+
+
+def test_clear_forgets_everything(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C])
+    use(policy, B, 2)
+    evict(policy, 1)
+    policy.clear()
+    assert queues(policy) == ("", "", "")
+    policy.insert(A, idle())
+    assert queues(policy) == ("A", "", "")
+
+
+def test_an_allocation_that_fails_changes_nothing(twins: tuple[ModuleType, ModuleType]) -> None:
+    """A search that is cancelled after it has moved blocks leaves no trace."""
+    from kvoffload._core.memory import fail_after
+
+    _, compiled = twins
+    outcomes = []
+    for allocations in range(10):
+        policy, same = (s3fifo(compiled, [], 200) for _ in range(2))
+        chain = block_hashes(*range(1000, 1150))
+        for one in (policy, same):
+            for block in chain:
+                one.insert(block, idle())
+            for block in chain[10:90]:
+                use(one, block, 2)
+        fail_after(allocations)
+        try:
+            outcomes.append(policy.evict(140, ()) is not None)
+        except MemoryError:
+            outcomes.append(False)
+        finally:
+            fail_after(None)
+        policy._check()
+        if not outcomes[-1]:
+            for queue in ("small", "main", "ghosts"):
+                assert list(getattr(policy, queue)) == list(getattr(same, queue))
+            for _ in range(7):
+                assert [b for b, _ in policy.evict(20, ())] == [b for b, _ in same.evict(20, ())]
+    assert outcomes[0] is False
+    assert outcomes[-1] is True
