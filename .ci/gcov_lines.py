@@ -1,0 +1,43 @@
+"""Print the lines of inline files that gcov saw and that were not run.
+
+usage: gcov_lines.py BUILD      the folder with the .gcda files, from the root of the checkout
+
+A line of a .pxd or .h file counts as run if any of the extensions that contain it ran it.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+
+def counts(build: Path) -> dict[str, Counter[int]]:
+    """Give, for each inline file, how often each of its lines was run."""
+    seen: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for data in sorted(build.rglob("*.gcda")):
+        command = ["gcov", "--json-format", "--stdout", str(data)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        for file in json.loads(done.stdout)["files"]:
+            path = Path(file["file"])
+            if path.parts[0] != "kvoffload" or path.suffix not in {".pxd", ".h"}:
+                continue
+            length = len(path.read_text(encoding="utf-8").splitlines())
+            for line in file["lines"]:
+                if line["line_number"] <= length:  # Cython's own code follows under the same name
+                    seen[str(path)][line["line_number"]] += line["count"]
+    return seen
+
+
+def main(build: str) -> None:
+    """Print a line a file, and the sum."""
+    lines = missed = 0
+    for name, count in sorted(counts(Path(build)).items()):
+        never = sorted(line for line, times in count.items() if not times)
+        lines, missed = lines + len(count), missed + len(never)
+        print(f"{name:35} {len(count):5} lines {len(never):5} not run {never or ''}")
+    print(f"{lines} lines, {missed} not run: {100 - 100 * missed / lines:.1f} %")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
