@@ -41,7 +41,7 @@ def test_a_repeated_hash_is_touched_at_each_occurrence(build_lru: Build) -> None
     assert names(store(manager, [D, E, F]).block_hashes_evicted) == "CBA"
 
 
-def test_a_repetition_is_a_second_sight_for_a_pending_block_of_no_policy(build_lru: Build) -> None:
+def test_the_last_occurrence_is_touched_first(build_lru: Build) -> None:
     manager = build_lru(3)
     store(manager, [A, B, C])
     manager.touch([B, A, B])
