@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from kvoffload.traces import Workload, write_trace
+from kvoffload.traces import Request, Workload, write_trace
 
 FAST = ("--jobs", "1", "--quiet")
 
@@ -84,6 +84,25 @@ def test_the_device_and_stores_in_flight(kvoffload, trace):
         kvoffload, trace, "--policies", "lru", "--capacities", "9", "--device-blocks", "200"
     )
     assert "found in 200 on device" in text
+
+
+def test_full_blocks_leave_out_what_a_prompt_fills_in_part(kvoffload, trace):
+    arguments = ("--policies", "lru", "--capacities", "40", "--json")
+    whole = json.loads(swept(kvoffload, trace, *arguments))["results"][0]
+    full = json.loads(swept(kvoffload, trace, *arguments, "--full-blocks"))["results"][0]
+    given = swept(kvoffload, trace, *arguments, "--full-blocks", "--block-tokens", "512")
+    rows = sum(request.input_length // 512 for request in Workload(150, seed=1))
+    assert full["blocks"] == rows < whole["blocks"]
+    assert json.loads(given)["results"][0] == full
+
+
+def test_full_blocks_need_a_block_size(kvoffload, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    rows = [Request(0, 16, 1, (1,)), Request(1, 1000, 1, (1, 2))]
+    write_trace([*rows, Request(2, 10, 1, (1, 2))], path)
+    done = kvoffload("sweep", path, *FAST, "--full-blocks", "--capacities", "4")
+    assert done.code == 2
+    assert "--full-blocks needs --block-tokens" in done.error
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
