@@ -71,7 +71,7 @@ cdef inline void batch_set(Batch* batch, PyObject** items, Py_ssize_t size) noex
 
 cdef inline void hint_chosen(Batch* batch) noexcept nogil:
     """Take the selection of an earlier call, of as many keys, for hints."""
-    if batch.num_chosen == batch.size:
+    if batch.size and batch.num_chosen == batch.size:  # arrays of no size are null
         memcpy(batch.slots, batch.chosen, <size_t>batch.size * sizeof(uint32_t))
         batch.num_hints = batch.size
 
