@@ -11,7 +11,7 @@ export PATH="$KVO_VENV/bin:$PATH"
 # fresh_clone NAME: a clean clone of what is checked, for a step that builds it another way; prints its path.
 fresh_clone() {
   rm -rf "${KVO_WORK:?}/$1"
-  git clone --quiet "$KVO_SOURCE" "$KVO_WORK/$1"
+  git clone --quiet "$KVO_TREE" "$KVO_WORK/$1" # not the source, which may have gone on
   echo "$KVO_WORK/$1"
 }
 
