@@ -46,7 +46,7 @@ def load(manager: Any, request: Request) -> None:
     manager.complete_load(request)
 
 
-def hot_paths() -> Iterator[tuple[str, Callable[[Any, Request], object], Any, list[Request]]]:
+def hot_paths() -> Iterator[tuple[str, Callable[[Any, Any], object], Any, list[Request]]]:
     """Give the name, the call, the manager and the requests of each hot path."""
     from kvoffload import CPUOffloadingManager
 
