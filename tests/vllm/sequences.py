@@ -199,7 +199,7 @@ class Sequence:
     def note_shown(self, request: Request) -> None:
         """Read off vLLM's state which keys the request has shown."""
         for state in request.contexts[0]._state.values():
-            if hasattr(state, "seen_keys"):
+            if hasattr(state, "seen_keys"):  # vLLM's own; ours keeps its to itself
                 request.shown = set(state.seen_keys)
 
     def complete(self, request: Request) -> None:

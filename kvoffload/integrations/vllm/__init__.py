@@ -11,15 +11,28 @@ require_compiled_layer()
 
 # After the checks, whose messages are clearer.
 from .manager import KVOffloadManager  # noqa: E402
-from .policies import KVOffloadARC, KVOffloadLRU  # noqa: E402
+from .policies import (  # noqa: E402
+    KVOffloadARC,
+    KVOffloadARCClassic,
+    KVOffloadLFU,
+    KVOffloadLRU,
+    KVOffloadS3FIFO,
+    KVOffloadSieve,
+    KVOffloadSLRU,
+)
 from .spec import KVOffloadSpec, KVOffloadTieringSpec  # noqa: E402
 from .tiering import KVOffloadPrimaryTier  # noqa: E402
 
 __all__ = [
     "KVOffloadARC",
+    "KVOffloadARCClassic",
+    "KVOffloadLFU",
     "KVOffloadLRU",
     "KVOffloadManager",
     "KVOffloadPrimaryTier",
+    "KVOffloadS3FIFO",
+    "KVOffloadSLRU",
+    "KVOffloadSieve",
     "KVOffloadSpec",
     "KVOffloadTieringSpec",
 ]

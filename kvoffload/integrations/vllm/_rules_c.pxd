@@ -57,8 +57,10 @@ cdef class LRURules(RequestRules):
 cdef class UseRules(RequestRules):
     cdef Batch part             # some keys of a batch; its items are its own array
     cdef uint64_t items_room
+    cdef int32_t* counts        # ref_cnt of chunks in disguise
 
     cdef void touch(self, Batch* batch, const Access* accesses, uint8_t flag) noexcept
+    cdef void disguise(self, Batch* batch, const Access* accesses, bint pending) noexcept
 
 
 cdef class ARCRules(UseRules):

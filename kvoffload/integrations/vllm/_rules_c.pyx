@@ -2,7 +2,8 @@
 
 ``LRURules`` and ``ARCRules`` decide as vLLM 0.33's own policies do. ``UseRules`` drives any other
 policy of the library: one touch a request and key, at the request's first miss of it (a policy may
-learn from ghosts) or at the request's finish if it was reused.
+learn from ghosts) or at the request's finish if it was reused; what the request only inserted
+becomes recent at its finish without counting as used.
 """
 
 from libc.string cimport memset
@@ -115,18 +116,25 @@ cdef class UseRules(RequestRules):
     def __cinit__(self, CompiledPolicy policy not None):
         memset(&self.part, 0, sizeof(Batch))
         self.items_room = 0
+        self.counts = NULL
 
     def __dealloc__(self):
+        discard(self.counts)
         discard(self.part.items)
         batch_close(&self.part)
 
     cdef bint ensure(self, uint64_t moves) noexcept:
         cdef PyObject** items
+        cdef int32_t* counts
         if moves > self.items_room:
             items = <PyObject**>resize(self.part.items, moves * sizeof(PyObject*))
             if items == NULL:
                 return False
             self.part.items = items
+            counts = <int32_t*>resize(self.counts, moves * sizeof(int32_t))
+            if counts == NULL:
+                return False
+            self.counts = counts
             self.items_room = moves
         return batch_ensure(&self.part, <Py_ssize_t>moves)
 
@@ -151,7 +159,25 @@ cdef class UseRules(RequestRules):
         self.touch(batch, accesses, FIRST_MISS)
 
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
-        self.touch(batch, accesses, USED_AGAIN)
+        # What was only inserted is touched as a pending block: it becomes recent, tail first, in
+        # the place that it has, and does not count as used.
+        self.disguise(batch, accesses, True)
+        self.touch(batch, accesses, USED_AGAIN | ONLY_INSERTED)
+        self.disguise(batch, accesses, False)
+
+    cdef void disguise(self, Batch* batch, const Access* accesses, bint pending) noexcept:
+        """Let chunks that were only inserted look pending, or give their counts back."""
+        cdef Py_ssize_t place
+        cdef Node* node
+        for place in range(batch.size):
+            if batch.slots[place] == NIL or not accesses[place].flags & ONLY_INSERTED:
+                continue
+            node = node_at(self.policy.table, batch.slots[place])
+            if pending:
+                self.counts[place] = node.block.ref_cnt
+                node.block.ref_cnt = -1
+            else:
+                node.block.ref_cnt = self.counts[place]
 
 
 cdef class ARCRules(UseRules):

@@ -96,6 +96,8 @@ cdef class StoringManager(ManagerBase):
         if self.rules.all_or_none and shortfall > <int64_t>self.num_evictable():
             self.forget(0, num_missing)
             return None
+        if not self.rules.all_or_none:
+            self.protect()  # learning from misses may have begun a new epoch
         policy.victims.no_memory = False
         num_admitted = policy.c_make_room(&self.batch, num_missing, pool_num_free(&self.pool))
         if num_admitted < 0:
@@ -181,6 +183,15 @@ cdef class StoringManager(ManagerBase):
             keys.places[num_missing] = <uint32_t>place
             num_missing += 1
         return num_missing
+
+    cdef void protect(self) noexcept:
+        """Mark every key of the batch that has a node."""
+        cdef Table* table = self.policy.table
+        cdef Py_ssize_t place
+        table_new_epoch(table)
+        for place in range(self.batch.size):
+            if self.batch.slots[place] != NIL:
+                node_at(table, self.batch.slots[place]).block.mark = table.epoch
 
     cdef uint64_t num_evictable(self) noexcept:
         """Count the idle chunks that the running call does not protect."""

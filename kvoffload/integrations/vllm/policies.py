@@ -19,7 +19,17 @@ from ._door_c import DoorCore
 from ._policies import make_rules
 from ._rules_c import RequestRules
 
-__all__ = ["DOOR_POLICIES", "DoorPolicy", "KVOffloadARC", "KVOffloadLRU"]
+__all__ = [
+    "DOOR_POLICIES",
+    "DoorPolicy",
+    "KVOffloadARC",
+    "KVOffloadARCClassic",
+    "KVOffloadLFU",
+    "KVOffloadLRU",
+    "KVOffloadS3FIFO",
+    "KVOffloadSLRU",
+    "KVOffloadSieve",
+]
 
 
 class DoorPolicy(DoorCore, CachePolicy):  # type: ignore[misc]
@@ -84,7 +94,46 @@ class KVOffloadARC(DoorPolicy):
         self._rules.target_t1_size = value
 
 
+class KVOffloadARCClassic(DoorPolicy):
+    """Adaptive replacement as published: a key that is remembered returns to T2."""
+
+    policy_text = "arc-classic"
+
+
+class KVOffloadSLRU(DoorPolicy):
+    """LRU in two segments: what was used again is protected."""
+
+    policy_text = "slru"
+
+
+class KVOffloadLFU(DoorPolicy):
+    """Least frequently used, counts age."""
+
+    policy_text = "lfu"
+
+
+class KVOffloadSieve(DoorPolicy):
+    """SIEVE: the oldest that was not used since the hand last passed leaves."""
+
+    policy_text = "sieve"
+
+
+class KVOffloadS3FIFO(DoorPolicy):
+    """S3-FIFO: what is new and not used soon leaves first."""
+
+    policy_text = "s3fifo"
+
+
 #: Name of the class -> text of the policy, for the managers that need no such class.
 DOOR_POLICIES = {
-    policy_class.__name__: policy_class.policy_text for policy_class in (KVOffloadLRU, KVOffloadARC)
+    policy_class.__name__: policy_class.policy_text
+    for policy_class in (
+        KVOffloadLRU,
+        KVOffloadARC,
+        KVOffloadARCClassic,
+        KVOffloadSLRU,
+        KVOffloadLFU,
+        KVOffloadSieve,
+        KVOffloadS3FIFO,
+    )
 }

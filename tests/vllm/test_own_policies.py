@@ -1,0 +1,103 @@
+"""The library's own policies under vLLM: by name in our manager, by class in vLLM's."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+from kvoffload.integrations.vllm import KVOffloadManager
+from kvoffload.integrations.vllm.policies import DOOR_POLICIES
+from kvoffload.policies import registry
+from tests.vllm.configuration import PACKAGE
+from tests.vllm.conftest import SEED
+from tests.vllm.pair import Pair
+from tests.vllm.sequences import Sequence, Shape
+
+OWN = [name for name in registry.names() if name not in ("lru", "arc")]
+
+
+def key(number: int) -> bytes:
+    return bytes(make_offload_key(b"%032d" % number, 0))
+
+
+class Requests:
+    """Run requests one after the other."""
+
+    def __init__(self, manager):
+        self.manager = manager
+        self.count = 0
+
+    def run(self, keys, load_own=False):
+        """Load what hits, store the rest; return the evicted keys."""
+        self.count += 1
+        context = ReqContext(str(self.count))
+        for place, one in enumerate(keys):
+            context.set_offload_key_position(one, (place + 1) * 16)
+        manager = self.manager
+        manager.on_new_request(context)
+        ready = [one for one in keys if manager.lookup(one, context) is LookupResult.HIT]
+        manager.prepare_load(ready, context)
+        manager.complete_load(ready, context)
+        output = manager.prepare_store([one for one in keys if one not in ready], context)
+        manager.complete_store(output.keys_to_store, context)
+        if load_own:
+            manager.prepare_load(output.keys_to_store, context)
+            manager.complete_load(output.keys_to_store, context)
+        manager.on_request_finished(context)
+        return output.evicted_keys
+
+
+@pytest.mark.parametrize("cache_policy", OWN)
+def test_random_sequences_keep_every_invariant_and_repeat(cache_policy):
+    for number in range(40):
+        rng = random.Random(SEED + number)
+        shape = Shape.draw(rng)
+        chains = shape.chains(rng)
+        keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
+        managers = [
+            KVOffloadManager(shape.num_chunks, cache_policy, enable_events=True) for _ in range(2)
+        ]
+        Sequence(Pair(*managers, keys), chains, rng, shape.unpositioned).run(150)
+
+
+@pytest.mark.parametrize("name", sorted(DOOR_POLICIES))
+def test_random_sequences_through_the_policy_door(name):
+    for number in range(40):
+        rng = random.Random(SEED + number)
+        shape = Shape.draw(rng)
+        chains = shape.chains(rng)
+        keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
+        door = CPUOffloadingManager(
+            shape.num_chunks, name, cache_policy_module_path=PACKAGE, enable_events=True
+        )
+        ours = KVOffloadManager(shape.num_chunks, DOOR_POLICIES[name], enable_events=True)
+        Sequence(Pair(door, ours, keys), chains, rng, shape.unpositioned).run(150)
+        door._policy._check()
+
+
+def test_a_use_is_counted_once_a_request_and_an_insertion_is_none():
+    requests = Requests(KVOffloadManager(4, "slru?protected=0.5"))
+    requests.run([key(1)])
+    requests.run([key(2)], load_own=True)  # reading back what it stored is no use either
+    requests.run([key(1)])  # used again: protected
+    requests.run([key(3)])
+    requests.run([key(4)])
+    assert requests.run([key(5)]) == [key(2)]
+    assert requests.run([key(6)]) == [key(3)]
+    assert requests.run([key(7)]) == [key(4)]
+    assert requests.manager._policy.get(key(1)) is not None
+    requests.manager._check()
+
+
+@pytest.mark.parametrize("cache_policy", OWN)
+def test_a_chain_leaves_tail_first(cache_policy):
+    requests = Requests(KVOffloadManager(4, cache_policy))
+    requests.run([key(n) for n in range(4)])
+    evicted = requests.run([key(9)])
+    assert evicted == [key(3)]
