@@ -20,8 +20,10 @@ TRACES = Path(
 )
 
 
-def pytest_report_header() -> str:
-    return f"vllm group: KVOFFLOAD_VLLM_SEED={SEED} KVOFFLOAD_VLLM_SEQUENCES={SEQUENCES}"
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(
+        f"vllm group: KVOFFLOAD_VLLM_SEED={SEED} KVOFFLOAD_VLLM_SEQUENCES={SEQUENCES}"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,8 +31,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.vllm)
-
-
-@pytest.fixture(scope="session")
-def vllm_seed() -> int:
-    return SEED
