@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 SEED = int(os.environ.get("KVOFFLOAD_VLLM_SEED", "") or random.SystemRandom().randrange(2**32))
-SEQUENCES = int(os.environ.get("KVOFFLOAD_VLLM_SEQUENCES", "") or 500)
+SEQUENCES = int(os.environ.get("KVOFFLOAD_VLLM_SEQUENCES", "") or 750)
 TRACES = Path(
     os.environ.get("KVOFFLOAD_TRACES", "")
     or Path(__file__).resolve().parents[2] / ".." / "shared" / "traces"

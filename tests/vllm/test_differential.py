@@ -78,8 +78,8 @@ def test_the_sequences_reach_every_kind_of_call_and_answer():
     calls = {"lookup", "prepare_load", "complete_load", "prepare_store", "complete_store", "touch"}
     calls |= {"on_new_request", "on_request_finished", "reset_cache", "take_events", "get_stats"}
     assert calls <= seen.keys()
-    assert refused > 10
-    assert evicted > 50
+    assert refused > 5
+    assert evicted > 15
 
 
 class FlawedStore(CPUOffloadingManager):
