@@ -54,6 +54,8 @@ cdef class CompiledPolicy:
     cdef void became_idle(self, uint32_t slot, Node* node) noexcept
     cdef void commit(self) noexcept
     cdef list evict_now(self, int64_t count)
+    cdef void mark_protected(self) noexcept
+    cdef list let_go(self)
 
 
 cdef bytes key_of(Node* node)

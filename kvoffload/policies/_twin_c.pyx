@@ -284,27 +284,36 @@ cdef class CompiledPolicy:
     # -- what policies share -----------------------------------------------------------------
 
     cdef list evict_now(self, int64_t count):
-        cdef Node* node
-        cdef uint64_t place
-        cdef uint32_t slot
-        cdef list evicted = []
         if count == 0:
-            return evicted
+            return []
         if <uint64_t>count > self.num_resident:
             return None
         if not self.c_ensure(0):
             raise MemoryError()
-        table_new_epoch(self.table)
-        find_all(self.table, &self.batch)
-        for place in range(<uint64_t>self.batch.size):
-            slot = self.batch.slots[place]
-            if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
-                node_at(self.table, slot).block.mark = self.table.epoch
+        self.mark_protected()
         self.victims.no_memory = False
         if not self.c_search(<uint64_t>count):
             if self.victims.no_memory:
                 raise MemoryError()
             return None
+        return self.let_go()
+
+    cdef void mark_protected(self) noexcept:
+        """Mark the resident blocks of the batch: they stay in the search that follows."""
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        table_new_epoch(self.table)
+        find_all(self.table, &self.batch)
+        for place in range(self.batch.size):
+            slot = self.batch.slots[place]
+            if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
+                node_at(self.table, slot).block.mark = self.table.epoch
+
+    cdef list let_go(self):
+        """Return the victims with copies of their statuses, and let them go."""
+        cdef Node* node
+        cdef uint64_t place
+        cdef list evicted = []
         try:
             for place in range(self.victims.size):
                 node = node_at(self.table, self.victims.items[place].slot)

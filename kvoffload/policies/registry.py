@@ -153,6 +153,13 @@ _ENTRIES = (
         "new blocks that are not used soon leave first, by three FIFO queues",
         (Option("small", 0.1, 0.0, 1.0, "share of the capacity for new blocks"),),
     ),
+    Entry(
+        "hit-density",
+        "hit_density",
+        "HitDensityCachePolicy",
+        "fewest expected hits for the room leave first; what is sparser is not stored",
+        (Option("ghosts", 3.5, 0.0, 16.0, "ghosts for each block of the capacity"),),
+    ),
 )
 _BY_NAME = {entry.name: entry for entry in _ENTRIES}
 

@@ -1,0 +1,159 @@
+"""Ghosts: compact records of keys that are not resident, by fingerprint.
+
+Structure
+    A ghost is 12 bytes: 48 bits of the key's hash, and what the policy knows of the key. Ghosts
+    stand in two clocks, one after the other in one array; beside it an index like the nodes', but
+    with places for slots. A clock's hand finds the next place to use: a free one, or that of a
+    ghost that is not to be passed over.
+Invariants
+    A ghost is in the index exactly if its ``kind`` is not 0.
+Cost
+    O(1), amortised where ghosts are passed over. 12 bytes and 6.4 of the index for each place,
+    touched as the hand first gets there. Two keys are taken for one with a probability of 2**-48
+    for each ghost; the hash is keyed with the table's secret, so nobody can bring it about.
+"""
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from kvoffload._core.table cimport NIL, KvoBucket, kvo_lowest, kvo_match
+
+cdef struct Ghost:
+    uint32_t last           # request of the last use
+    uint32_t low            # fingerprint
+    uint16_t high           # fingerprint, upper 16 bits
+    uint8_t kind            # class of the block, from 1; 0: the place is free
+    uint8_t flags           # PASSED_OVER, DECLINED
+
+cdef enum:
+    PASSED_OVER = 1         # passes the hand once more
+    DECLINED = 2            # was not stored since its last touch
+    NUM_CLOCKS = 2
+
+cdef struct Clock:
+    uint32_t start          # first place
+    uint32_t size           # number of places
+    uint32_t hand           # the next place, from the start
+    uint32_t reached        # places that the hand got to so far
+
+cdef struct Ghosts:
+    Ghost* places
+    Clock clocks[NUM_CLOCKS]
+    uint64_t size           # number of ghosts
+    KvoBucket* buckets
+    uint64_t num_buckets
+
+# Reserve room; False, with nothing reserved, if there is none.
+cdef bint ghosts_open(Ghosts* ghosts, uint32_t first_size, uint32_t second_size) noexcept
+cdef void ghosts_close(Ghosts* ghosts) noexcept
+cdef void ghosts_clear(Ghosts* ghosts) noexcept
+# Verify the invariants; return the broken one, or NULL.
+cdef const char* ghosts_check(Ghosts* ghosts) noexcept
+
+
+cdef inline uint64_t fingerprint(const Ghost* ghost) noexcept nogil:
+    return <uint64_t>ghost.high << 32 | ghost.low
+
+
+cdef inline uint8_t ghost_tag(uint64_t hashed) noexcept nogil:
+    cdef uint8_t tag = <uint8_t>hashed
+    return tag if tag else 1
+
+
+cdef inline uint64_t ghost_home(const Ghosts* ghosts, uint64_t hashed) noexcept nogil:
+    return (<uint64_t><uint32_t>(hashed >> 16) * ghosts.num_buckets) >> 32
+
+
+cdef inline uint32_t ghosts_find(Ghosts* ghosts, uint64_t hashed) noexcept nogil:
+    """Return the place of a key's ghost, or NIL."""
+    cdef uint8_t tag = ghost_tag(hashed)
+    cdef uint64_t home = ghost_home(ghosts, hashed)
+    cdef uint64_t number = home
+    cdef KvoBucket* bucket
+    cdef uint32_t bits, place
+    while True:
+        bucket = ghosts.buckets + number
+        bits = kvo_match(bucket, tag)
+        while bits:
+            place = bucket.slots[kvo_lowest(bits)]
+            if (
+                ghosts.places[place].low == <uint32_t>hashed
+                and ghosts.places[place].high == <uint16_t>(hashed >> 32)
+            ):
+                return place
+            bits &= bits - 1
+        if bucket.overflow == 0:
+            return NIL
+        number += 1
+        if number == ghosts.num_buckets:
+            number = 0
+        if number == home:
+            return NIL  # a few buckets may all have overflowed at some time
+
+
+cdef inline void ghosts_remove(Ghosts* ghosts, uint32_t place) noexcept nogil:
+    """Free the place of a ghost."""
+    cdef Ghost* ghost = ghosts.places + place
+    cdef uint64_t hashed = fingerprint(ghost)
+    cdef uint8_t tag = ghost_tag(hashed)
+    cdef uint64_t number = ghost_home(ghosts, hashed)
+    cdef KvoBucket* bucket
+    cdef uint32_t bits, entry
+    ghost.kind = 0
+    ghost.flags = 0
+    ghosts.size -= 1
+    while True:
+        bucket = ghosts.buckets + number
+        bits = kvo_match(bucket, tag)
+        while bits:
+            entry = kvo_lowest(bits)
+            if bucket.slots[entry] == place:
+                bucket.tags[entry] = 0
+                return
+            bits &= bits - 1
+        bucket.overflow -= 1
+        number += 1
+        if number == ghosts.num_buckets:
+            number = 0
+
+
+cdef inline void ghosts_set(
+    Ghosts* ghosts, uint32_t place, uint64_t hashed, uint8_t kind, uint32_t last
+) noexcept nogil:
+    """Put the ghost of an absent key into a free place."""
+    cdef Ghost* ghost = ghosts.places + place
+    cdef uint64_t number = ghost_home(ghosts, hashed)
+    cdef KvoBucket* bucket = ghosts.buckets + number
+    cdef uint32_t bits = kvo_match(bucket, 0)
+    cdef uint32_t entry
+    ghost.last = last
+    ghost.low = <uint32_t>hashed
+    ghost.high = <uint16_t>(hashed >> 32)
+    ghost.kind = kind
+    ghost.flags = 0
+    ghosts.size += 1
+    while not bits:
+        bucket.overflow += 1
+        number += 1
+        if number == ghosts.num_buckets:
+            number = 0
+        bucket = ghosts.buckets + number
+        bits = kvo_match(bucket, 0)
+    entry = kvo_lowest(bits)
+    bucket.tags[entry] = ghost_tag(hashed)
+    bucket.slots[entry] = place
+
+
+cdef inline uint32_t clock_next(Ghosts* ghosts, Clock* clock) noexcept nogil:
+    """Return the next place to use, free or not, and move the hand behind it; `size` is not 0."""
+    cdef Ghost* ghost
+    cdef uint32_t hand
+    while True:
+        hand = clock.hand
+        clock.hand = 0 if hand + 1 == clock.size else hand + 1
+        if hand == clock.reached:
+            clock.reached += 1
+            return clock.start + hand
+        ghost = ghosts.places + clock.start + hand
+        if ghost.kind == 0 or not ghost.flags & PASSED_OVER:
+            return clock.start + hand
+        ghost.flags &= <uint8_t>(~PASSED_OVER & 0xFF)

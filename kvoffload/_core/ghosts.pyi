@@ -1,0 +1,1 @@
+LAYOUT: dict[str, int]

@@ -1,0 +1,82 @@
+"""How likely reuse is at each age, compiled. See ``_densities_py`` for the Python twin.
+
+Request numbers are 32 bits wide and compared by their distance from the present one, so that
+they may wrap around.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cdef enum:
+    NUM_GAPS = 7
+    NUM_CLASSES = 15        # 0: never used again; 1-7: once; 8-14: more often
+    NUM_BINS = 64
+    NUM_EPOCHS = 256
+
+cdef struct Densities:
+    double table[NUM_CLASSES][NUM_BINS]     # hits to expect, a block and request
+    double reused[NUM_CLASSES][NUM_BINS]    # ages that ended in a use, decayed
+    double dropped[NUM_CLASSES][NUM_BINS]   # ages that ended in forgetting, decayed
+    int64_t living[NUM_EPOCHS][NUM_CLASSES] # ages that go on, by the epoch of their start
+    int64_t ancient[NUM_CLASSES]            # those that started before
+    uint32_t starts[NUM_EPOCHS]             # first request of each epoch less one; a ring
+    uint32_t oldest                         # epoch in that ring
+    uint32_t num_epochs
+    uint64_t capacity                       # in blocks
+    uint64_t epoch_touches
+    double mean_length                      # of a request, in blocks
+    uint32_t known_last                     # the request last searched for, and its counts
+    int64_t* known_counts                   # NULL: none
+
+cdef void densities_open(Densities* densities, uint64_t capacity) noexcept
+cdef void densities_clear(Densities* densities) noexcept
+# Return the counts of the epoch that request `last` is in, `now` being the present one.
+cdef int64_t* counts_at(Densities* densities, uint32_t last, uint32_t now) noexcept
+# Count a request of `length` blocks; at the end of an epoch, compute the table anew.
+cdef void end_request(Densities* densities, uint64_t length, uint32_t now) noexcept
+
+
+cdef inline int age_bin(uint32_t age) noexcept nogil:
+    """Return the bin of an age in requests."""
+    cdef uint64_t value = <uint64_t>age + 1
+    cdef int exponent = 3
+    cdef int number
+    if value < 8:
+        return <int>value
+    while value >> (exponent + 1):
+        exponent += 1
+    number = 8 + 4 * (exponent - 3) + <int>(value >> (exponent - 2) & 3)
+    return number if number < NUM_BINS else NUM_BINS - 1
+
+
+cdef inline int class_after(uint32_t gap, int reuse_class) noexcept nogil:
+    """Return the class of a block of `reuse_class` that is used again after `gap` requests."""
+    cdef int number
+    if gap <= 2:
+        number = 1
+    elif gap <= 6:
+        number = 2
+    elif gap <= 14:
+        number = 3
+    elif gap <= 30:
+        number = 4
+    elif gap <= 126:
+        number = 5
+    elif gap <= 510:
+        number = 6
+    else:
+        number = 7
+    return number + NUM_GAPS if reuse_class else number
+
+
+cdef inline void start_age(
+    Densities* densities, int reuse_class, uint32_t last, uint32_t now
+) noexcept:
+    """Count a use at request `last`, of a block that is of `reuse_class` from now on."""
+    counts_at(densities, last, now)[reuse_class] += 1
+
+
+cdef inline void end_age(
+    Densities* densities, int reuse_class, uint32_t last, uint32_t now
+) noexcept:
+    """Count that the age which started at request `last` goes on no longer."""
+    counts_at(densities, last, now)[reuse_class] -= 1

@@ -1,0 +1,253 @@
+"""How likely reuse is at each age, compiled; see ``_densities_py`` for what is computed and why.
+
+Every sum is taken in the order of the Python twin, so that both compute the same bits.
+"""
+
+from libc.math cimport pow
+from libc.string cimport memset
+
+cdef double NEVER_REUSED = 0.5
+cdef double PRIOR_REQUESTS = 4.0
+cdef double PRIOR_CAPACITY_SHARE = 64.0
+cdef double FIRST_HAZARD = 0.02
+cdef double MOST_HAZARD = 0.999
+cdef double NEIGHBOUR_SHARE = 0.25
+cdef double HALF_LIFE_REQUESTS = 1000.0
+cdef double HALF_LIFE_CAPACITIES = 8.0
+cdef double MEAN_LENGTH_GAIN = 0.01
+
+cdef enum:
+    LEAST_EPOCH_TOUCHES = 1024
+    EPOCHS_PER_CAPACITY = 16
+
+cdef double WIDTHS[NUM_BINS]
+
+
+cdef uint64_t bin_start(int number) noexcept:
+    if number < 8:
+        return <uint64_t>number
+    return <uint64_t>(4 + (number - 8) % 4) << ((number - 8) // 4 + 1)
+
+
+cdef void fill_widths() noexcept:
+    cdef int number
+    for number in range(NUM_BINS):
+        WIDTHS[number] = <double>(bin_start(number + 1) - bin_start(number))
+
+
+fill_widths()
+
+
+cdef void densities_open(Densities* densities, uint64_t capacity) noexcept:
+    memset(densities, 0, sizeof(Densities))
+    densities.capacity = capacity
+    densities_clear(densities)
+
+
+cdef void densities_clear(Densities* densities) noexcept:
+    cdef uint64_t capacity = densities.capacity
+    cdef uint64_t start
+    cdef int reuse_class, number
+    memset(densities, 0, sizeof(Densities))
+    densities.capacity = capacity
+    densities.num_epochs = 1
+    for reuse_class in range(NUM_CLASSES):
+        for number in range(NUM_BINS):
+            start = max(<uint64_t>1, bin_start(number))
+            densities.table[reuse_class][number] = (
+                (1.0 if reuse_class else NEVER_REUSED) / <double>start
+            )
+
+
+cdef int64_t* counts_at(Densities* densities, uint32_t last, uint32_t now) noexcept:
+    cdef uint32_t age = now - last
+    cdef uint32_t low = 0, high = densities.num_epochs, middle
+    if densities.known_counts != NULL and densities.known_last == last:
+        return densities.known_counts
+    # The epochs that started before `last` come first in the ring.
+    while low < high:
+        middle = (low + high) // 2
+        if now - densities.starts[(densities.oldest + middle) % NUM_EPOCHS] > age:
+            low = middle + 1
+        else:
+            high = middle
+    densities.known_last = last
+    if low == 0:
+        densities.known_counts = densities.ancient
+    else:
+        densities.known_counts = densities.living[(densities.oldest + low - 1) % NUM_EPOCHS]
+    return densities.known_counts
+
+
+cdef void end_request(Densities* densities, uint64_t length, uint32_t now) noexcept:
+    if densities.mean_length == 0.0:
+        densities.mean_length = <double>length
+    else:
+        densities.mean_length += MEAN_LENGTH_GAIN * (<double>length - densities.mean_length)
+    densities.epoch_touches += length
+    if densities.epoch_touches >= max(
+        <uint64_t>LEAST_EPOCH_TOUCHES, densities.capacity // EPOCHS_PER_CAPACITY
+    ):
+        compute(densities, now)
+        decay(densities)
+        start_epoch(densities, now)
+
+
+cdef void start_epoch(Densities* densities, uint32_t now) noexcept:
+    cdef uint32_t number
+    cdef int reuse_class
+    densities.epoch_touches = 0
+    densities.known_counts = NULL
+    if densities.num_epochs == NUM_EPOCHS:
+        number = densities.oldest
+        for reuse_class in range(NUM_CLASSES):
+            densities.ancient[reuse_class] += densities.living[number][reuse_class]
+        densities.oldest = (number + 1) % NUM_EPOCHS
+    else:
+        number = densities.num_epochs
+        densities.num_epochs += 1
+    densities.starts[number] = now
+    memset(densities.living[number], 0, sizeof(densities.living[number]))
+
+
+cdef void decay(Densities* densities) noexcept:
+    cdef double half_life = max(
+        HALF_LIFE_CAPACITIES * <double>densities.capacity,
+        HALF_LIFE_REQUESTS * densities.mean_length,
+    )
+    cdef double factor = pow(2.0, -<double>densities.epoch_touches / half_life)
+    cdef int reuse_class, number
+    for reuse_class in range(NUM_CLASSES):
+        for number in range(NUM_BINS):
+            densities.reused[reuse_class][number] *= factor
+            densities.dropped[reuse_class][number] *= factor
+
+
+cdef void compute(Densities* densities, uint32_t now) noexcept:
+    cdef double survivors[NUM_CLASSES][NUM_BINS]
+    cdef double common[NUM_BINS]
+    cdef double hazards[NUM_BINS]
+    cdef double reused[NUM_BINS]
+    cdef double reached[NUM_BINS]
+    cdef double prior = max(
+        <double>densities.capacity / PRIOR_CAPACITY_SHARE,
+        PRIOR_REQUESTS * densities.mean_length,
+    )
+    cdef double trust, expected
+    cdef int reuse_class, other, number, first
+    count_survivors(densities, now, survivors)
+    common_hazards(densities, survivors, prior, common)
+    for reuse_class in range(NUM_CLASSES):
+        for number in range(NUM_BINS):
+            reused[number] = densities.reused[reuse_class][number]
+            reached[number] = survivors[reuse_class][number]
+        first = 1 if reuse_class <= NUM_GAPS else 1 + NUM_GAPS
+        for other in range(reuse_class - 1, reuse_class + 2, 2):
+            if reuse_class == 0 or other < first or other >= first + NUM_GAPS:
+                continue
+            for number in range(NUM_BINS):
+                reused[number] += NEIGHBOUR_SHARE * densities.reused[other][number]
+                reached[number] += NEIGHBOUR_SHARE * survivors[other][number]
+        trust = 1.0 if reuse_class else NEVER_REUSED
+        for number in range(1, NUM_BINS):
+            expected = reused[number] + prior * common[number] * trust
+            hazards[number] = min(MOST_HAZARD, expected / (reached[number] + prior))
+        density_of(hazards, densities.table[reuse_class])
+    order(densities.table)
+
+
+cdef void count_survivors(
+    Densities* densities, uint32_t now, double[NUM_BINS]* survivors
+) noexcept:
+    """Count, by class and bin, how many ages reached the bin and were decided there."""
+    cdef double living[NUM_CLASSES][NUM_BINS]
+    cdef double total
+    cdef uint32_t epoch, place
+    cdef int reuse_class, number
+    memset(living, 0, sizeof(living))
+    for reuse_class in range(NUM_CLASSES):
+        living[reuse_class][NUM_BINS - 1] += <double>densities.ancient[reuse_class]
+    for epoch in range(densities.num_epochs):
+        place = (densities.oldest + epoch) % NUM_EPOCHS
+        number = age_bin(now - densities.starts[place])
+        for reuse_class in range(NUM_CLASSES):
+            living[reuse_class][number] += <double>densities.living[place][reuse_class]
+    for reuse_class in range(NUM_CLASSES):
+        total = 0.0
+        survivors[reuse_class][0] = 0.0
+        for number in range(NUM_BINS - 1, 0, -1):
+            total += densities.reused[reuse_class][number] + densities.dropped[reuse_class][number]
+            survivors[reuse_class][number] = total
+            total += living[reuse_class][number]
+
+
+cdef void common_hazards(
+    Densities* densities, double[NUM_BINS]* survivors, double prior, double* hazards
+) noexcept:
+    """Compute the probability of reuse by bin over all classes, by the room that they held."""
+    cdef double weights[NUM_CLASSES]
+    cdef double uses = 0.0, held = 0.0
+    cdef double room, scale, reused, reached
+    cdef double hazard = FIRST_HAZARD
+    cdef int reuse_class, number
+    for reuse_class in range(NUM_CLASSES):
+        room = 0.0
+        for number in range(1, NUM_BINS):
+            room += survivors[reuse_class][number] * WIDTHS[number]
+        weights[reuse_class] = room / max(1.0, survivors[reuse_class][1])
+        uses += survivors[reuse_class][1]
+        held += weights[reuse_class] * survivors[reuse_class][1]
+    scale = uses / held if held > 0.0 else 0.0
+    hazards[0] = 0.0
+    for number in range(1, NUM_BINS):
+        reused = reached = 0.0
+        for reuse_class in range(NUM_CLASSES):
+            reused += weights[reuse_class] * densities.reused[reuse_class][number]
+            reached += weights[reuse_class] * survivors[reuse_class][number]
+        hazard = (scale * reused + prior * hazard) / (scale * reached + prior)
+        hazards[number] = hazard
+
+
+cdef void density_of(const double* hazards, double* table) noexcept:
+    """Compute for each bin the most hits a request that staying on from there can bring."""
+    cdef double all_hits[NUM_BINS]
+    cdef double all_time[NUM_BINS]
+    cdef double all_lasting[NUM_BINS]
+    cdef double hits, time, lasting
+    cdef int number, runs = 0
+    table[0] = 1.0
+    for number in range(NUM_BINS - 1, 0, -1):
+        hits = hazards[number]
+        time = WIDTHS[number] * (1.0 - hazards[number] / 2.0)
+        lasting = 1.0 - hazards[number]
+        while runs and all_hits[runs - 1] * time > hits * all_time[runs - 1]:
+            runs -= 1
+            hits += lasting * all_hits[runs]
+            time += lasting * all_time[runs]
+            lasting *= all_lasting[runs]
+        all_hits[runs] = hits
+        all_time[runs] = time
+        all_lasting[runs] = lasting
+        runs += 1
+        table[number] = hits / time
+
+
+cdef void order(double[NUM_BINS]* table) noexcept:
+    """Make densities fall with age, fall with the gap, and rise with use."""
+    cdef int reuse_class, number, gap
+    for reuse_class in range(NUM_CLASSES):
+        for number in range(2, NUM_BINS):
+            table[reuse_class][number] = min(
+                table[reuse_class][number], table[reuse_class][number - 1]
+            )
+    for number in range(1, NUM_BINS):
+        for gap in range(NUM_GAPS - 1, 0, -1):
+            table[gap][number] = max(table[gap][number], table[gap + 1][number])
+            table[gap + NUM_GAPS][number] = max(
+                table[gap + NUM_GAPS][number], table[gap + NUM_GAPS + 1][number]
+            )
+        for gap in range(1, NUM_GAPS + 1):
+            table[gap][number] = max(table[gap][number], table[0][number])
+            table[gap + NUM_GAPS][number] = max(
+                table[gap + NUM_GAPS][number], table[gap][number]
+            )

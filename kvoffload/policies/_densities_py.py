@@ -1,0 +1,296 @@
+"""How likely reuse is at each age: the estimates behind the hit-density policy.
+
+Structure
+    A *use* of a block starts an *age*, counted in requests, that ends by the next use or by
+    forgetting the block. Ages are counted by the block's class and by bin; ages that still go on
+    are counted by the epoch that they started in. From these counts, at the end of each epoch,
+    the probability of reuse in each bin, and from it the *density*: hits to expect for each
+    request that the block stays (LHD: Beckmann, Chen & Cidon, NSDI'18).
+Differs from the paper
+    Classes are numbers of uses and gaps between them, not applications; the counts include blocks
+    that are remembered after eviction, so that ages beyond the cache's own reach are known; the
+    densities are made to fall with age and to rise with use, so that no prefix is worth less than
+    what continues it.
+Classes
+    0: never used again. 1-7: used again once. 8-14: more often. Within the seven, the shorter the
+    gap between the last two uses the lower the number.
+Cost
+    O(1) an event; O(classes x bins) an epoch, whatever the capacity. All in doubles, evaluated in
+    the order written here: both twins compute the same bits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import pairwise
+
+from ._twin_py import require
+
+NUM_GAPS = 7
+NUM_CLASSES = 1 + 2 * NUM_GAPS
+NUM_BINS = 64
+#: Epochs that are told apart; ages that started before count as the oldest.
+NUM_EPOCHS = 256
+
+#: Longest gap of each class but the last, in requests.
+_LONGEST_GAP = (2, 6, 14, 30, 126, 510)
+
+#: Bins: of one request up to an age of 6, then four to each doubling. Bin 0 is not used.
+BIN_START = tuple(b if b < 8 else (4 + (b - 8) % 4) << ((b - 8) // 4 + 1) for b in range(65))
+BIN_WIDTH = tuple(float(after - before) for before, after in pairwise(BIN_START))
+
+# A block that was never used again is taken to be half as likely to be, until data says more.
+_NEVER_REUSED = 0.5
+# Weight of the estimate over all classes: this many requests' blocks, or capacity / 64.
+_PRIOR_REQUESTS = 4.0
+_PRIOR_CAPACITY_SHARE = 64.0
+# Hazard of the first bin before any data.
+_FIRST_HAZARD = 0.02
+_MOST_HAZARD = 0.999
+# Share that the counts of the two neighbouring gaps have in those of a class.
+_NEIGHBOUR_SHARE = 0.25
+# Counts lose half their weight over this many requests, or this many capacities of touches.
+_HALF_LIFE_REQUESTS = 1000.0
+_HALF_LIFE_CAPACITIES = 8.0
+_MEAN_LENGTH_GAIN = 0.01
+_LEAST_EPOCH_TOUCHES = 1024
+_EPOCHS_PER_CAPACITY = 16
+
+
+def age_bin(age: int) -> int:
+    """Return the bin of an age in requests."""
+    value = age + 1
+    if value < 8:
+        return value
+    exponent = value.bit_length() - 1
+    return min(8 + 4 * (exponent - 3) + (value >> (exponent - 2) & 3), NUM_BINS - 1)
+
+
+def class_after(gap: int, reuse_class: int) -> int:
+    """Return the class of a block of `reuse_class` that is used again after `gap` requests."""
+    return 1 + bisect_left(_LONGEST_GAP, gap) + (NUM_GAPS if reuse_class else 0)
+
+
+class Densities:
+    """Learn the density of hits of each class at each age.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        Number of blocks that compete for room.
+    """
+
+    __slots__ = (
+        "_ancient",
+        "_capacity",
+        "_dropped",
+        "_epoch_starts",
+        "_epoch_touches",
+        "_living",
+        "_mean_length",
+        "_reused",
+        "table",
+    )
+
+    #: ``table[reuse_class][age_bin(age)]``: hits to expect, a block and request.
+    table: list[list[float]]
+
+    def __init__(self, cache_capacity: int) -> None:
+        self._capacity = cache_capacity
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: the density is that of LRU, half of it for class 0."""
+        self.table = [
+            [(1.0 if reuse_class else _NEVER_REUSED) / max(1, start) for start in BIN_START[:-1]]
+            for reuse_class in range(NUM_CLASSES)
+        ]
+        self._reused = _zeros()
+        self._dropped = _zeros()
+        # Ages that go on, by the epoch that they started in: after its start, not at it.
+        self._epoch_starts = [0]
+        self._living = [[0] * NUM_CLASSES]
+        self._ancient = [0] * NUM_CLASSES
+        self._epoch_touches = 0
+        self._mean_length = 0.0
+
+    def start(self, reuse_class: int, request: int) -> None:
+        """Count a use at `request`, of a block that is of `reuse_class` from now on."""
+        self._living_at(request)[reuse_class] += 1
+
+    def end(self, reuse_class: int, request: int) -> None:
+        """Count that the age which started at `request` goes on no longer."""
+        self._living_at(request)[reuse_class] -= 1
+
+    def count_reuse(self, reuse_class: int, age: int) -> None:
+        """Count an age that ended in a use."""
+        self._reused[reuse_class][age_bin(age)] += 1.0
+
+    def count_drop(self, reuse_class: int, age: int) -> None:
+        """Count an age that ended unknown: the block was forgotten."""
+        self._dropped[reuse_class][age_bin(age)] += 1.0
+
+    def end_request(self, length: int, request: int) -> None:
+        """Count a request of `length` blocks; at the end of an epoch, compute the table anew."""
+        if self._mean_length == 0.0:
+            self._mean_length = float(length)
+        else:
+            self._mean_length += _MEAN_LENGTH_GAIN * (length - self._mean_length)
+        self._epoch_touches += length
+        if self._epoch_touches >= max(_LEAST_EPOCH_TOUCHES, self._capacity // _EPOCHS_PER_CAPACITY):
+            self._compute(request)
+            self._decay()
+            self._start_epoch(request)
+
+    def _living_at(self, request: int) -> list[int]:
+        """Return the counts of the epoch that `request` is in."""
+        number = bisect_left(self._epoch_starts, request)
+        return self._living[number - 1] if number else self._ancient
+
+    def _start_epoch(self, request: int) -> None:
+        self._epoch_touches = 0
+        self._epoch_starts.append(request)
+        self._living.append([0] * NUM_CLASSES)
+        if len(self._epoch_starts) > NUM_EPOCHS:
+            del self._epoch_starts[0]
+            for reuse_class, count in enumerate(self._living.pop(0)):
+                self._ancient[reuse_class] += count
+
+    def _decay(self) -> None:
+        half_life = max(
+            _HALF_LIFE_CAPACITIES * self._capacity, _HALF_LIFE_REQUESTS * self._mean_length
+        )
+        factor = 2.0 ** (-self._epoch_touches / half_life)
+        for counts in (*self._reused, *self._dropped):
+            for number in range(NUM_BINS):
+                counts[number] *= factor
+
+    def _compute(self, request: int) -> None:
+        survivors = self._count_survivors(request)
+        prior = max(self._capacity / _PRIOR_CAPACITY_SHARE, _PRIOR_REQUESTS * self._mean_length)
+        common = self._common_hazards(survivors, prior)
+        for reuse_class in range(NUM_CLASSES):
+            reused = list(self._reused[reuse_class])
+            reached = list(survivors[reuse_class])
+            for other in _neighbours(reuse_class):
+                for number in range(NUM_BINS):
+                    reused[number] += _NEIGHBOUR_SHARE * self._reused[other][number]
+                    reached[number] += _NEIGHBOUR_SHARE * survivors[other][number]
+            trust = 1.0 if reuse_class else _NEVER_REUSED
+            hazards = [0.0] * NUM_BINS
+            for number in range(1, NUM_BINS):
+                expected = reused[number] + prior * common[number] * trust
+                hazards[number] = min(_MOST_HAZARD, expected / (reached[number] + prior))
+            self.table[reuse_class] = _densities(hazards)
+        _order(self.table)
+
+    def _count_survivors(self, request: int) -> list[list[float]]:
+        """Return, by class and bin, how many ages reached the bin and were decided there."""
+        living = _zeros()
+        for reuse_class, count in enumerate(self._ancient):
+            living[reuse_class][-1] += count
+        for start, counts in zip(self._epoch_starts, self._living, strict=True):
+            number = age_bin(request - start)
+            for reuse_class, count in enumerate(counts):
+                living[reuse_class][number] += count
+        survivors = _zeros()
+        for reuse_class in range(NUM_CLASSES):
+            total = 0.0
+            for number in range(NUM_BINS - 1, 0, -1):
+                total += self._reused[reuse_class][number] + self._dropped[reuse_class][number]
+                survivors[reuse_class][number] = total
+                # An age that goes on has been seen to survive the younger bins alone.
+                total += living[reuse_class][number]
+        return survivors
+
+    def _common_hazards(self, survivors: list[list[float]], prior: float) -> list[float]:
+        """Return the probability of reuse by bin over all classes, by the room that they held."""
+        weights = []
+        uses = held = 0.0
+        for counts in survivors:
+            room = 0.0
+            for number in range(1, NUM_BINS):
+                room += counts[number] * BIN_WIDTH[number]
+            weight = room / max(1.0, counts[1])
+            weights.append(weight)
+            uses += counts[1]
+            held += weight * counts[1]
+        scale = uses / held if held > 0.0 else 0.0
+        hazards = [0.0] * NUM_BINS
+        hazard = _FIRST_HAZARD
+        for number in range(1, NUM_BINS):
+            reused = reached = 0.0
+            for reuse_class, weight in enumerate(weights):
+                reused += weight * self._reused[reuse_class][number]
+                reached += weight * survivors[reuse_class][number]
+            hazard = (scale * reused + prior * hazard) / (scale * reached + prior)
+            hazards[number] = hazard
+        return hazards
+
+    def _check(self, ages: dict[int, list[int]]) -> None:
+        """Verify the counts of ages that go on against them: class -> requests of last use."""
+        starts = self._epoch_starts
+        require(starts == sorted(set(starts)), "epochs start one after the other")
+        require(len(starts) == len(self._living) <= NUM_EPOCHS, "epochs are told apart")
+        expected = [[0] * NUM_CLASSES for _ in range(len(starts) + 1)]
+        for reuse_class, requests in ages.items():
+            for request in requests:
+                expected[bisect_left(starts, request)][reuse_class] += 1
+        require(expected == [self._ancient, *self._living], "ages that go on are counted")
+        for before, after in pairwise(range(1, NUM_BINS)):
+            for row in self.table:
+                require(row[before] >= row[after] > 0.0, "densities fall with age")
+        for number in range(1, NUM_BINS):
+            for gap in range(1, NUM_GAPS + 1):
+                once, again = self.table[gap][number], self.table[gap + NUM_GAPS][number]
+                require(again >= once >= self.table[0][number], "densities rise with use")
+
+
+def _zeros() -> list[list[float]]:
+    return [[0.0] * NUM_BINS for _ in range(NUM_CLASSES)]
+
+
+def _neighbours(reuse_class: int) -> list[int]:
+    """Return the classes of the next shorter and the next longer gap."""
+    first = 1 if reuse_class <= NUM_GAPS else 1 + NUM_GAPS
+    both = (reuse_class - 1, reuse_class + 1) if reuse_class else ()
+    return [other for other in both if first <= other < first + NUM_GAPS]
+
+
+def _densities(hazards: list[float]) -> list[float]:
+    """Return for each bin the most hits a request that staying on from there can bring.
+
+    To stay for a run of bins brings ``hits`` after ``time`` on average, and goes on with
+    probability ``lasting``; runs are joined, from the oldest bin, while that raises the density.
+    """
+    table = [1.0] * NUM_BINS
+    runs: list[tuple[float, float, float]] = []
+    for number in range(NUM_BINS - 1, 0, -1):
+        hazard = hazards[number]
+        hits, time, lasting = hazard, BIN_WIDTH[number] * (1.0 - hazard / 2.0), 1.0 - hazard
+        while runs and runs[-1][0] * time > hits * runs[-1][1]:
+            more_hits, more_time, still_lasting = runs.pop()
+            hits += lasting * more_hits
+            time += lasting * more_time
+            lasting *= still_lasting
+        runs.append((hits, time, lasting))
+        table[number] = hits / time
+    return table
+
+
+def _order(table: list[list[float]]) -> None:
+    """Make densities fall with age, fall with the gap, and rise with use."""
+    for row in table:
+        for number in range(2, NUM_BINS):
+            row[number] = min(row[number], row[number - 1])
+    for number in range(1, NUM_BINS):
+        for gap in range(NUM_GAPS - 1, 0, -1):
+            for row, longer in (
+                (table[gap], table[gap + 1]),
+                (table[gap + NUM_GAPS], table[gap + NUM_GAPS + 1]),
+            ):
+                row[number] = max(row[number], longer[number])
+        for gap in range(1, NUM_GAPS + 1):
+            once, again = table[gap], table[gap + NUM_GAPS]
+            once[number] = max(once[number], table[0][number])
+            again[number] = max(again[number], once[number])

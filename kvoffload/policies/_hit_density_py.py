@@ -1,0 +1,401 @@
+"""Hit density: evict, or do not store, what brings the fewest hits for the room that it takes.
+
+After LHD (Beckmann, Chen & Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density",
+NSDI'18), with an admission rule of its own; ``_densities_py`` learns the densities.
+
+Structure
+    One ring a class of blocks, least recent first; so the least dense block is one of 15 oldest.
+    Two clocks of ghosts, records of blocks that are not resident: of those never used again and
+    of the others. A ghost that was touched in its place is passed over once.
+Differs from the paper
+    The 15 oldest are compared, no random sample; a block enters only if it is denser than the one
+    that it would push out; where the oldest block of all is nearly as sparse as the sparsest, it
+    is the one to leave.
+Invariants
+    ``_records`` holds a record of every resident block and every ghost. A resident block is on the
+    ring of its record's class; a ghost stands in the clock of its class at its record's place.
+    A prefix was used at least as recently and as often as what continues it, so it is at least as
+    dense: a chain leaves last block first.
+Cost
+    insert, remove, get O(1); touch O(n); make_room and evict O(n + blocks passed over), with the
+    15 rings for a constant. Nothing is drawn at random.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain, islice
+from types import MappingProxyType
+
+from kvoffload._checks import as_batch, check_int
+from kvoffload.types import BlockHash, BlockStatus
+
+from . import registry
+from ._densities_py import NUM_CLASSES, Densities, age_bin, class_after
+from ._twin_py import PythonPolicy, evictable, require
+from .base import Room
+
+# Classes from the sparsest on, where densities tie: longer gaps first, then fewer uses.
+_SPARSEST_FIRST = (0, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8)
+# Leave LRU order only for a block that is sparser by a quarter: estimates are no better.
+_NEARLY = 1.25
+# Two in seven ghosts are of blocks that were used again.
+_REUSED_SHARE = (2, 7)
+_MOST_GHOSTS = 2**32 - 2
+_NOT_A_GHOST = -1
+_STORED = age_bin(1)
+
+_Ring = OrderedDict[BlockHash, BlockStatus]
+
+
+class _Record:
+    """Say when a block was last used, and how it was used before."""
+
+    __slots__ = ("declined", "last", "passed_over", "place", "reuse_class")
+
+    def __init__(self, reuse_class: int, last: int) -> None:
+        self.reuse_class = reuse_class
+        self.last = last  # number of the request
+        self.place = _NOT_A_GHOST  # in the clock
+        self.passed_over = False  # a ghost that is to be passed over once
+        self.declined = False  # a ghost that was not stored since its last touch
+
+
+class _Clock:
+    """Hold the hashes of a fixed number of ghosts; the hand finds the next to be forgotten."""
+
+    __slots__ = ("hand", "num_places", "places")
+
+    def __init__(self, num_places: int) -> None:
+        self.num_places = num_places
+        self.places: list[BlockHash | None] = []  # up to num_places, as they are first filled
+        self.hand = 0
+
+
+class HitDensityCachePolicy(PythonPolicy):
+    """Keep the blocks of which most hits are to be expected, and store no others.
+
+    Parameters
+    ----------
+    cache_capacity : int
+        Number of blocks that the manager has room for.
+    ghosts : float
+        Number of evicted or never stored blocks to remember, for each block of the capacity.
+
+    References
+    ----------
+    Beckmann, Chen & Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density", NSDI 2018.
+    """
+
+    __slots__ = (
+        "_clocks",
+        "_densities",
+        "_ghosts",
+        "_num_ghosts",
+        "_records",
+        "_request",
+        "_rings",
+    )
+
+    def __init__(self, cache_capacity: int, *, ghosts: float = 3.5) -> None:
+        super().__init__(cache_capacity)
+        ghosts = registry.entry("hit-density").option("ghosts").check(ghosts)
+        total = min(int(ghosts * self._cache_capacity), _MOST_GHOSTS)
+        reused = total * _REUSED_SHARE[0] // _REUSED_SHARE[1]
+        self._ghosts = ghosts
+        self._clocks = (_Clock(total - reused), _Clock(reused))
+        self._densities = Densities(self._cache_capacity)
+        self._records: dict[BlockHash, _Record] = {}
+        self._rings: tuple[_Ring, ...] = tuple(OrderedDict() for _ in range(NUM_CLASSES))
+        self._request = 0
+        self._num_ghosts = 0
+
+    @property
+    def ghosts(self) -> float:
+        """Number of ghosts for each block of the capacity, as given."""
+        return self._ghosts
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that were seen: ages are counted in these."""
+        return self._request
+
+    @property
+    def rings(self) -> tuple[Mapping[BlockHash, BlockStatus], ...]:
+        """Resident blocks by class, with their live statuses, least recent first; read-only."""
+        return tuple(MappingProxyType(ring) for ring in self._rings)
+
+    @property
+    def densities(self) -> tuple[tuple[float, ...], ...]:
+        """Hits to expect a block and request, by class and by bin of age."""
+        return tuple(tuple(row) for row in self._densities.table)
+
+    @property
+    def num_ghosts(self) -> int:
+        """Number of hashes remembered after eviction."""
+        return self._num_ghosts
+
+    # -- uses ------------------------------------------------------------------------------
+
+    def _touch(self, batch: list[BlockHash]) -> None:
+        if self._continues_request(batch):
+            self._renew(batch)
+            return
+        self._request += 1
+        request, records, densities = self._request, self._records, self._densities
+        last_use, use_class = 0, None
+        for block_hash in reversed(batch):
+            record = records.get(block_hash)
+            if record is None:
+                record = _Record(0, request)
+                if use_class is not None:
+                    record.reuse_class = class_after(request - last_use, use_class)
+                densities.start(record.reuse_class, request)
+                records[block_hash] = record
+                self._remember(block_hash, record)
+                continue
+            if record.last == request:  # a repeat within the batch
+                self._to_most_recent(block_hash, record)
+                continue
+            # Who uses a block uses all before it: what is unknown of those, this one tells.
+            if use_class is None or record.last >= last_use:
+                last_use, use_class = record.last, record.reuse_class
+            densities.end(record.reuse_class, record.last)
+            if self._is_being_stored(block_hash, record):
+                record.last = request
+                densities.start(record.reuse_class, request)
+                self._to_most_recent(block_hash, record)
+            else:
+                densities.count_reuse(record.reuse_class, request - record.last)
+                self._reuse(block_hash, record, class_after(request - last_use, use_class))
+        densities.end_request(len(batch), request)
+
+    def _continues_request(self, batch: list[BlockHash]) -> bool:
+        """Tell whether all blocks of a batch were already used in the request at work."""
+        records, request = self._records, self._request
+        for block_hash in batch:
+            record = records.get(block_hash)
+            if record is None or record.last != request:
+                return False
+        return True
+
+    def _renew(self, batch: list[BlockHash]) -> None:
+        for block_hash in reversed(batch):
+            self._to_most_recent(block_hash, self._records[block_hash])
+
+    def _to_most_recent(self, block_hash: BlockHash, record: _Record) -> None:
+        record.declined = False
+        if record.place == _NOT_A_GHOST:
+            self._rings[record.reuse_class].move_to_end(block_hash)
+
+    def _is_being_stored(self, block_hash: BlockHash, record: _Record) -> bool:
+        """Tell whether a touch belongs to the request that stores the block, or could not."""
+        if record.place == _NOT_A_GHOST:
+            return self._resident[block_hash].ref_cnt < 0
+        return record.declined
+
+    def _reuse(self, block_hash: BlockHash, record: _Record, reuse_class: int) -> None:
+        """Give a block that is used again its new class and the time of its last use."""
+        record.last = self._request
+        self._densities.start(reuse_class, record.last)
+        if record.place == _NOT_A_GHOST:
+            status = self._rings[record.reuse_class].pop(block_hash)
+            record.reuse_class = reuse_class
+            self._rings[reuse_class][block_hash] = status
+        elif record.reuse_class:
+            record.reuse_class = reuse_class
+            record.passed_over = True
+        else:
+            self._forget_place(record)
+            record.reuse_class = reuse_class
+            self._remember(block_hash, record)
+
+    # -- ghosts ----------------------------------------------------------------------------
+
+    def _ghost(self, block_hash: BlockHash) -> _Record | None:
+        record = self._records.get(block_hash)
+        return None if record is None or record.place == _NOT_A_GHOST else record
+
+    def _remember(self, block_hash: BlockHash, record: _Record) -> None:
+        """Make a ghost of a record, in the place of the next one to be forgotten."""
+        clock = self._clocks[record.reuse_class > 0]
+        places = clock.places
+        if not clock.num_places:
+            self._forget(block_hash, record)
+            return
+        while clock.hand < len(places):
+            oldest = places[clock.hand]
+            if oldest is None:
+                break
+            other = self._records[oldest]
+            if not other.passed_over:
+                self._forget(oldest, other)
+                self._num_ghosts -= 1
+                break
+            other.passed_over = False
+            clock.hand = (clock.hand + 1) % clock.num_places
+        else:
+            places.append(None)
+        places[clock.hand] = block_hash
+        record.place = clock.hand
+        record.passed_over = record.declined = False
+        clock.hand = (clock.hand + 1) % clock.num_places
+        self._num_ghosts += 1
+
+    def _forget(self, block_hash: BlockHash, record: _Record) -> None:
+        """Drop a record: how its age would have ended stays unknown."""
+        self._densities.count_drop(record.reuse_class, self._request - record.last)
+        self._densities.end(record.reuse_class, record.last)
+        del self._records[block_hash]
+
+    def _forget_place(self, record: _Record) -> None:
+        """Take a ghost out of its clock."""
+        self._clocks[record.reuse_class > 0].places[record.place] = None
+        record.place = _NOT_A_GHOST
+        record.passed_over = False
+        self._num_ghosts -= 1
+
+    # -- residence -------------------------------------------------------------------------
+
+    def make_room(
+        self, hashes: Iterable[BlockHash], num_free: int, protected: Iterable[BlockHash]
+    ) -> Room:
+        """Decide how many of `hashes` to store, and evict for them; never refuse the store."""
+        batch = as_batch(hashes)
+        num_free = check_int("num_free", num_free, 0)
+        return self._make_room(batch, num_free, set(as_batch(protected, "protected")))
+
+    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+        record = self._records.get(block_hash)
+        if record is None:
+            record = self._records[block_hash] = _Record(0, self._request)
+            self._densities.start(0, self._request)
+        else:
+            self._forget_place(record)
+        record.declined = False
+        self._resident[block_hash] = status
+        self._rings[record.reuse_class][block_hash] = status
+
+    def _remove(self, block_hash: BlockHash) -> None:
+        record = self._records.pop(block_hash)
+        self._densities.end(record.reuse_class, record.last)
+        del self._rings[record.reuse_class][block_hash]
+        del self._resident[block_hash]
+
+    def _make_room(
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
+    ) -> Room:
+        table = self._densities.table
+        candidates = self._sparsest_first(protected)
+        victims: list[BlockHash] = []
+        num_admitted = min(num_free, len(hashes))
+        for block_hash in hashes[num_admitted:]:
+            victim, density = next(candidates, (None, 0.0))
+            ghost = self._ghost(block_hash)
+            # What continues a prefix is no denser: the first block to fail decides for the rest.
+            if victim is None or density >= table[ghost.reuse_class if ghost else 0][_STORED]:
+                break
+            victims.append(victim)
+            num_admitted += 1
+        for block_hash in hashes[num_admitted:]:
+            ghost = self._ghost(block_hash)
+            if ghost is not None:
+                ghost.declined = True
+        return num_admitted, self._let_go(victims)
+
+    def _evict(
+        self, n: int, protected: Collection[BlockHash]
+    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+        victims = [victim for victim, _ in islice(self._sparsest_first(protected), n)]
+        return self._let_go(victims) if len(victims) == n else None
+
+    def _sparsest_first(
+        self, protected: Collection[BlockHash]
+    ) -> Iterator[tuple[BlockHash, float]]:
+        """Yield the blocks that may leave with their densities, in the order of leaving."""
+        table, records, request = self._densities.table, self._records, self._request
+        rings = [evictable(ring, protected) for ring in self._rings]
+        oldest: dict[int, tuple[BlockHash, int, float]] = {}
+
+        def advance(number: int) -> None:
+            found = next(rings[number], None)
+            if found is None:
+                oldest.pop(number, None)
+                return
+            block_hash = found[0]
+            last = records[block_hash].last
+            # Its next chance is a request on.
+            oldest[number] = block_hash, last, table[number][age_bin(request - last + 1)]
+
+        for number in _SPARSEST_FIRST:
+            advance(number)
+        while oldest:
+            order = [number for number in _SPARSEST_FIRST if number in oldest]
+            sparsest = min(order, key=lambda number: oldest[number][2])
+            number = min(order, key=lambda number: oldest[number][1])
+            if oldest[number][2] > _NEARLY * oldest[sparsest][2]:
+                number = sparsest
+            block_hash, _, density = oldest[number]
+            yield block_hash, density
+            advance(number)
+
+    def _let_go(self, victims: list[BlockHash]) -> list[tuple[BlockHash, BlockStatus]]:
+        """Make ghosts of the victims."""
+        evicted = []
+        for block_hash in victims:
+            record = self._records[block_hash]
+            del self._rings[record.reuse_class][block_hash]
+            evicted.append((block_hash, self._resident.pop(block_hash)))
+            self._remember(block_hash, record)
+        return evicted
+
+    def _clear(self) -> None:
+        for ring in self._rings:
+            ring.clear()
+        for clock in self._clocks:
+            clock.places.clear()
+            clock.hand = 0
+        self._resident.clear()
+        self._records.clear()
+        self._densities.clear()
+        self._request = self._num_ghosts = 0
+
+    def _in_eviction_order(self) -> Iterable[BlockStatus]:
+        return chain.from_iterable(self._rings[number].values() for number in _SPARSEST_FIRST)
+
+    # -- for the tests ---------------------------------------------------------------------
+
+    def _ghost_records(self) -> list[list[tuple[int, int, bool, bool] | None]]:
+        """Return class, last use, passed over, declined of each ghost, by clock and place."""
+        return [[self._row(block_hash) for block_hash in clock.places] for clock in self._clocks]
+
+    def _row(self, block_hash: BlockHash | None) -> tuple[int, int, bool, bool] | None:
+        if block_hash is None:
+            return None
+        record = self._records[block_hash]
+        return record.reuse_class, record.last, record.passed_over, record.declined
+
+    def _check(self) -> None:
+        super()._check()
+        ages: dict[int, list[int]] = {}
+        num_ghosts = 0
+        for block_hash, record in self._records.items():
+            ages.setdefault(record.reuse_class, []).append(record.last)
+            require(record.last <= self._request, "no block was used in the future")
+            if record.place == _NOT_A_GHOST:
+                status = self._rings[record.reuse_class].get(block_hash)
+                require(status is self._resident[block_hash], "a block is on its class's ring")
+                require(not record.passed_over, "only ghosts are passed over")
+                require(not record.declined, "only ghosts were declined")
+            else:
+                places = self._clocks[record.reuse_class > 0].places
+                require(places[record.place] == block_hash, "a ghost stands in its place")
+                require(block_hash not in self._resident, "a ghost is not resident")
+                num_ghosts += 1
+        require(num_ghosts == self._num_ghosts, "ghosts are counted")
+        filled = sum(place is not None for clock in self._clocks for place in clock.places)
+        require(filled == num_ghosts, "the clocks hold the ghosts and nothing else")
+        require(sum(map(len, self._rings)) == len(self._resident), "resident is all rings")
+        require(len(self._records) == len(self._resident) + num_ghosts, "every record is in use")
+        self._densities._check(ages)

@@ -1,0 +1,256 @@
+"""Hit density, rule by rule."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names
+from tests.policies.steps import evict, idle, pinned, policy_of, request
+
+NEVER_AGAIN, ONCE_AGAIN, MORE_OFTEN = range(1), range(1, 8), range(8, 15)
+
+
+def density(twin: ModuleType, capacity: int, blocks: list[bytes] | tuple[()] = (), **options: Any):
+    return policy_of(twin, "hit-density", capacity, blocks, **options)
+
+
+def manager_of(twin: ModuleType, capacity: int, options: str = "") -> Any:
+    return twin.CPUOffloadingManager(16, capacity, f"hit-density{options}")
+
+
+def ring_of(policy: Any, block: bytes) -> int:
+    policy._check()
+    return next(number for number, ring in enumerate(policy.rings) if block in ring)
+
+
+def num_declined(policy: Any) -> int:
+    return sum(row is not None and row[3] for clock in policy._ghost_records() for row in clock)
+
+
+def train(manager: Any, requests: int = 800) -> None:
+    """Show that chains of two are asked for again, and that what comes between them is not."""
+    for number in range(requests):
+        request(manager, block_hashes(10**6 + 2 * number, 10**6 + 2 * number + 1))
+        request(manager, block_hashes(1000 + number % 3, 2000 + number % 3))
+
+
+def test_without_data_the_least_recent_leaves_first(twin: ModuleType) -> None:
+    policy = density(twin, 8)
+    for block in (A, B, C, D):
+        policy.insert(block, idle())
+        policy.touch([block])
+        policy.touch([H])
+    assert evict(policy, 3) == "ABC"
+
+
+def test_uses_and_gaps_make_the_class(twin: ModuleType) -> None:
+    policy = density(twin, 8, [A, B])
+    policy.touch([H])
+    assert ring_of(policy, A) in NEVER_AGAIN
+    for gap, number in ((1, 1), (2, 8), (3, 9), (6, 9), (7, 10), (15, 11), (31, 12), (127, 13)):
+        for other in range(gap - 1):
+            policy.touch(block_hashes(100 + other))
+        policy.touch([A])
+        assert ring_of(policy, A) == number
+    for other in range(510):
+        policy.touch(block_hashes(100 + other))
+    policy.touch([A])
+    assert ring_of(policy, A) == 14
+    assert ring_of(policy, B) in NEVER_AGAIN
+
+
+def test_the_second_touch_of_a_request_is_no_use(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    request(manager, [A, B])
+    assert manager.policy.num_requests == 1
+    assert ring_of(manager.policy, A) in NEVER_AGAIN
+    request(manager, [C])
+    request(manager, [A, B])
+    assert manager.policy.num_requests == 3
+    assert ring_of(manager.policy, A) in ONCE_AGAIN
+    request(manager, [C])
+    request(manager, [A, B])
+    assert ring_of(manager.policy, A) in MORE_OFTEN
+
+
+def test_the_touch_of_a_pending_block_is_no_use(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    manager.touch([A])
+    manager.prepare_store([A])
+    manager.touch([B])  # another request comes between
+    manager.touch([A])
+    assert ring_of(manager.policy, A) in NEVER_AGAIN
+    manager.complete_store([A])
+    manager.touch([B])
+    manager.touch([A])
+    assert ring_of(manager.policy, A) in ONCE_AGAIN
+
+
+def test_the_touch_of_a_declined_block_is_no_use(twin: ModuleType) -> None:
+    manager = manager_of(twin, 6)
+    train(manager)
+    policy = manager.policy
+    manager.touch([A, B])
+    output = manager.prepare_store([A, B])
+    assert output.block_hashes_to_store == []
+    assert num_declined(policy) == 2
+    manager.touch([H])
+    ghosts = [[row and row[0] for row in clock] for clock in policy._ghost_records()]
+    manager.touch([A, B])
+    assert [[row and row[0] for row in clock] for clock in policy._ghost_records()] == ghosts
+    assert num_declined(policy) == 0
+
+
+def test_what_brings_fewer_hits_is_not_stored(twin: ModuleType) -> None:
+    manager = manager_of(twin, 6)
+    train(manager)
+    before = manager.stats()
+    output = manager.prepare_store(block_hashes(*range(500, 520)))
+    assert output.block_hashes_to_store == output.block_hashes_evicted == []
+    after = manager.stats()
+    assert after["not_admitted"] - before["not_admitted"] == 20
+    assert after["refused_stores"] == before["refused_stores"]
+    assert manager.lookup(block_hashes(1000, 2000)) == 2
+
+
+def test_free_slots_are_always_filled(twin: ModuleType) -> None:
+    manager = manager_of(twin, 3)
+    assert names(request(manager, [A, B]).block_hashes_to_store) == "AB"
+    output = manager.prepare_store([A, B, C, D, E])
+    assert names(output.block_hashes_to_store)[0] == "C"
+
+
+def test_a_leading_part_is_stored(twin: ModuleType) -> None:
+    policy = density(twin, 4, [A, B])
+    policy.touch([A, B])
+    number, victims = policy.make_room([C, D, E, F], 2, {A, B})
+    assert (number, victims) == (2, [])
+    number, victims = policy.make_room([C, D, E], 0, {A})
+    assert number == len(victims) <= 1
+
+
+def test_make_room_takes_what_is_a_hash_and_a_number(twin: ModuleType) -> None:
+    policy = density(twin, 4, [A])
+    with pytest.raises(TypeError, match="num_free"):
+        policy.make_room([B], 1.5, ())
+    with pytest.raises(ValueError, match="num_free"):
+        policy.make_room([B], -1, ())
+    with pytest.raises(TypeError, match="hashes"):
+        policy.make_room([5], 1, ())
+    with pytest.raises(TypeError, match="protected"):
+        policy.make_room([B], 1, [None])
+    policy._check()
+
+
+def test_pinned_pending_and_protected_blocks_stay(twin: ModuleType) -> None:
+    policy = density(twin, 8, [A, B, C, D])
+    policy.insert(E, pinned(4))
+    assert evict(policy, 4, A) is None
+    assert evict(policy, 3, A) == "BCD"
+    assert policy.get(A) is not None
+    assert policy.get(E) is not None
+
+
+def test_a_chain_leaves_tail_first_whatever_its_classes(twin: ModuleType) -> None:
+    policy = density(twin, 8, [A, B, C, D])
+    policy.touch([A, B, C, D])
+    policy.touch([A, B])
+    policy.touch([A])
+    assert evict(policy, 4) == "DCBA"
+
+
+def test_a_ghost_keeps_its_history(twin: ModuleType) -> None:
+    policy = density(twin, 4, [A])
+    for block in (B, A, C, A):
+        policy.touch([block])
+    assert evict(policy, 1) == "A"
+    assert policy.num_ghosts == 3
+    policy.insert(A, idle())
+    assert ring_of(policy, A) in MORE_OFTEN
+    assert policy.num_ghosts == 2
+
+
+@pytest.mark.parametrize(("ghosts", "most"), [(0, 0), (0.25, 1), (1, 4), (3.5, 14), (16, 64)])
+def test_ghosts_are_within_their_number(twin: ModuleType, ghosts: float, most: int) -> None:
+    policy = density(twin, 4, ghosts=ghosts)
+    for number in range(200):
+        policy.touch(block_hashes(number, number + 300, number // 2))
+        policy._check()
+        assert policy.num_ghosts <= most
+    assert (policy.num_ghosts > 0) == (most > 0)
+
+
+def test_a_removed_block_is_not_remembered(twin: ModuleType) -> None:
+    policy = density(twin, 4, [A])
+    policy.touch([A])
+    policy.remove(A)
+    policy._check()
+    assert policy.num_ghosts == len(policy) == 0
+
+
+def test_clear_forgets_what_was_learned(twin: ModuleType) -> None:
+    manager = manager_of(twin, 6)
+    fresh = manager.policy.densities
+    train(manager)
+    assert manager.policy.densities != fresh
+    manager.reset_cache()
+    manager.policy._check()
+    assert manager.policy.densities == fresh
+    assert manager.policy.num_requests == manager.policy.num_ghosts == 0
+    train(manager)
+    manager._check()
+
+
+def test_densities_fall_with_age_and_rise_with_use(twin: ModuleType) -> None:
+    manager = manager_of(twin, 6)
+    train(manager)
+    table = manager.policy.densities
+    for row in table:
+        assert all(before >= after > 0 for before, after in pairwise(row[1:]))
+    for gap in range(1, 8):
+        assert all(
+            again >= once >= never
+            for never, once, again in zip(
+                table[0][1:], table[gap][1:], table[gap + 7][1:], strict=True
+            )
+        )
+
+
+def test_nothing_is_drawn_at_random(twin: ModuleType) -> None:
+    first, second = manager_of(twin, 20), manager_of(twin, 20)
+    for manager in (first, second):
+        train(manager)
+    assert first.policy.densities == second.policy.densities
+    assert first.policy._ghost_records() == second.policy._ghost_records()
+    assert first.stats() == second.stats()
+
+
+@pytest.mark.parametrize("ghosts", [-0.1, 16.1, float("nan"), "many", None, True])
+def test_the_number_of_ghosts_is_checked(twin: ModuleType, ghosts: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="ghosts must be"):
+        density(twin, 4, ghosts=ghosts)
+
+
+def test_the_option_is_part_of_the_policy_string(twin: ModuleType) -> None:
+    assert manager_of(twin, 4, "?ghosts=2").policy.ghosts == 2.0
+    with pytest.raises(ValueError, match="has no option 'ghost'"):
+        manager_of(twin, 4, "?ghost=2")
+
+
+def test_capacity_zero_stores_nothing(twin: ModuleType) -> None:
+    manager = manager_of(twin, 0)
+    output = request(manager, [A, B, C])
+    assert output.block_hashes_to_store == []
+    manager._check()
+
+
+def test_a_request_longer_than_the_capacity_is_stored_in_part(twin: ModuleType) -> None:
+    manager = manager_of(twin, 3)
+    output = request(manager, [A, B, C, D, E, F, G])
+    assert names(output.block_hashes_to_store) == "ABC"
+    assert manager.lookup([A, B, C]) == 3
+    manager._check()
