@@ -6,26 +6,18 @@ A message names the argument, the rule and the value.
 from __future__ import annotations
 
 import operator
-import reprlib
 from collections.abc import Iterable
 from typing import Any
 
+from .errors import describe
 from .types import BlockHash, BlockStatus
 
 # Slots are counted in an int32 by the engines that use them.
 MAX_NUM_BLOCKS = 2**31 - 1
 MAX_REF_CNT = 2**31 - 1
 _INT64_MAX = 2**63 - 1
-_SHOWN_INT_BITS = 256
 
 _BYTES_ONLY = frozenset({bytes})
-
-
-def describe(value: object) -> str:
-    """Return a short text of `value` for a message, whatever `value` is."""
-    if isinstance(value, int) and value.bit_length() > _SHOWN_INT_BITS:
-        return f"an integer of {value.bit_length()} bits"
-    return reprlib.repr(value)
 
 
 def check_int(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+
 __all__ = [
     "BackendError",
     "BlockNotFoundError",
@@ -14,6 +16,8 @@ __all__ = [
 
 # Hashes are shown in hex up to this many bytes: a 32-byte digest is shown whole.
 _SHOWN_HASH_BYTES = 32
+_SHOWN_INT_BITS = 256
+_SHOWN_CHARACTERS = 120
 
 
 class OffloadError(Exception):
@@ -46,6 +50,14 @@ class BackendError(OffloadError, RuntimeError):
 
 class PolicyError(OffloadError, RuntimeError):
     """Say that a user's ``CachePolicy`` broke its contract."""
+
+
+def describe(value: object) -> str:
+    """Return `value`, whatever it is, in a few words of one line."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_INT_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    text = reprlib.repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
 def describe_hash(block_hash: bytes) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from kvoffload.traces.errors import describe
+from kvoffload.errors import describe
 
 __all__ = ["DTYPE_BYTES", "ModelShape", "model_names", "model_shape"]
 

@@ -15,9 +15,8 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
-from kvoffload._checks import describe
 from kvoffload.backends.base import Backend
-from kvoffload.errors import BackendError, PolicyError, describe_hash
+from kvoffload.errors import BackendError, PolicyError, describe, describe_hash
 from kvoffload.policies.base import CachePolicy
 from kvoffload.types import BlockHash, BlockStatus, LoadStoreSpec
 

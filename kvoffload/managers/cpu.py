@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from kvoffload._checks import check_block_size, check_num_blocks, describe
+from kvoffload._checks import check_block_size, check_num_blocks
+from kvoffload.errors import describe
 from kvoffload.policies import registry
 from kvoffload.policies.base import CachePolicy
 

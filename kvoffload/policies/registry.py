@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kvoffload._checks import describe
+from kvoffload.errors import describe
 
 from .base import CachePolicy
 

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import reprlib
-
 from kvoffload.errors import OffloadError
-
-
-def describe(value: object) -> str:
-    """Return a value from a trace in a few words of one line."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"
-    return reprlib.repr(value)
 
 
 def printable(name: str) -> str:

@@ -178,12 +178,11 @@ class RequestLog:
             salted_texts(words[start : start + BATCH_BLOCKS * WORD_BYTES], *self._salt)
             for start in range(0, len(words), BATCH_BLOCKS * WORD_BYTES)
         )
-        lines = []
         first = 0
         for moment, words in requests:
             blocks = len(words) // WORD_BYTES
             last = first + blocks * TEXT_BYTES
-            lines.append(
+            self._add_line(
                 _LINE
                 % (
                     (moment - self._start) // 1_000_000,
@@ -192,12 +191,15 @@ class RequestLog:
                 )
             )
             first = last
+
+    def _add_line(self, line: bytes) -> None:
+        """Put a line into the next frame, after a frame of those before it if it would be full."""
+        if self._text_bytes + len(line) > self._frame_bytes:
+            self._write()
         if not self._text:
             self._text_since = time.monotonic()
-        self._text += lines
-        self._text_bytes += len(ids) + len(lines) * len(_LINE)
-        if self._text_bytes > self._frame_bytes:
-            self._write()
+        self._text.append(line)
+        self._text_bytes += len(line)
 
     def _write(self) -> None:
         """Write the lines as one frame."""

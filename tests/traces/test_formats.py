@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
@@ -183,6 +183,7 @@ def test_refuses_bad_hexadecimal_text(tmp_path):
     st.sampled_from(sorted({*MOONCAKE, *BAILIAN, *LMCACHE})),
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists),
 ))  # fmt: skip
+@example(data=b"", row={"timestamp": [[["\U000848f4" * 40] * 9] * 9] * 9})
 def test_a_parser_yields_a_request_or_raises_bad_line_error(form, data, row):
     for line in (data.strip(), json.dumps(row).encode(), b"0x" + data.hex().encode()):
         for parse in (FORMS[form].new_parser(), recognise(line).new_parser()):

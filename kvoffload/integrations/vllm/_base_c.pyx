@@ -33,7 +33,8 @@ from kvoffload.integrations.vllm._rules_c cimport (
     RequestRules,
 )
 
-from kvoffload._checks import as_batch, batch_error, describe
+from kvoffload._checks import as_batch, batch_error
+from kvoffload.errors import describe
 from kvoffload.errors import OffloadError, describe_hash
 
 cnp.import_array()

@@ -7,7 +7,8 @@ request and `parent_chat_id` the one before it in the conversation, -1 where the
 
 from __future__ import annotations
 
-from kvoffload.traces.errors import BadLineError, describe
+from kvoffload.errors import describe
+from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
 from .base import Form, field, integer, integer_ids, json_object, number

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from kvoffload.traces.errors import BadLineError, describe
+from kvoffload.errors import describe
+from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
 from .base import Form, hexadecimal_id

@@ -8,7 +8,8 @@ is not known. Models do not share chunks, so the hash of a chunk counts together
 
 from __future__ import annotations
 
-from kvoffload.traces.errors import BadLineError, describe
+from kvoffload.errors import describe
+from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
 from .base import Form, field, hexadecimal_id, integer, json_object, number

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from kvoffload.errors import describe
 from kvoffload.traces._extras import require
-from kvoffload.traces.errors import BadLineError, describe
+from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, Request
 
 from .base import Form, field, integer, integer_ids, json_object, number
