@@ -48,7 +48,7 @@ cdef struct Batch:
     Py_ssize_t room         # of the four arrays
 
 cdef enum:
-    GROUP = 16              # keys that go through the index together
+    GROUP = 64              # keys that go through the index together
     RUN_AHEAD = 8           # nodes that a run fetches ahead
 
 cdef extern from *:
