@@ -81,7 +81,8 @@ def as_rows(source: Source, survey: Survey) -> list[tuple[str, str]]:
 
 def duration(seconds: float) -> str:
     """Return a duration as hours, minutes and seconds."""
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    parts = [f"{hours:,} h"] * bool(hours) + [f"{minutes} min"] * bool(hours or minutes)
-    return " ".join([*parts, f"{rest:.0f} s" if parts else f"{rest:.3g} s"])
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return " ".join([*[f"{hours:,} h"] * bool(hours), f"{minutes} min {rest} s"])
