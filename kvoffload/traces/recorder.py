@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,8 @@ class TraceRecorder(OffloadingManager):
     path : str or os.PathLike
         The trace, ``.zst`` or ``.gz``; a file that is there is kept as ``NAME-previous.…``.
     block_tokens : int, optional
-        Tokens a block; by default the manager's `block_size`, or 1 if it has none. The length of a
-        request is recorded as that of its blocks.
+        Tokens a block, 1 ... 2**31 - 1; by default the manager's `block_size`, or 1 if it has none.
+        The length of a request is recorded as that of its blocks.
     max_bytes : int
         Most bytes on disk, the previous file included, >= 65,536.
 
@@ -55,7 +55,7 @@ class TraceRecorder(OffloadingManager):
 
     Raises
     ------
-    ValueError, OSError, MissingExtraError
+    TypeError, ValueError, OSError, MissingExtraError
         From the constructor alone, as `RequestLog` does.
 
     Notes
@@ -91,23 +91,14 @@ class TraceRecorder(OffloadingManager):
             block_tokens = getattr(manager, "block_size", 1)
         self.manager = manager
         self.log = RequestLog(path, block_tokens=block_tokens, max_bytes=max_bytes)
-        self._lookup = manager.lookup
-        for name in _PASSED_ON:  # found before the methods of the class: nothing stands between
-            setattr(self, name, getattr(manager, name))
+        self._lookup = _recorded(manager.lookup, self.log)
+        # found before the methods of the class: nothing stands between
+        vars(self).update({name: getattr(manager, name) for name in _PASSED_ON})
+        vars(self)["lookup"] = self._lookup
 
     def lookup(self, hashes: Iterable[BlockHash]) -> int:
         """Count the leading blocks that are ready, and record the request."""
-        if not self.log.recording:
-            return self._lookup(hashes)
-        if type(hashes) is not list:
-            try:
-                iterator = iter(hashes)
-            except TypeError:
-                return self._lookup(hashes)  # which says what is wrong with it
-            hashes = list(iterator)
-        found = self._lookup(hashes)
-        self.log.add(hashes)
-        return found
+        return self._lookup(hashes)
 
     def prepare_load(self, hashes: Iterable[BlockHash]) -> LoadStoreSpec:
         """Do as the manager does."""
@@ -141,6 +132,12 @@ class TraceRecorder(OffloadingManager):
             raise AttributeError(name)
         return getattr(self.manager, name)
 
+    def __reduce__(self) -> str:
+        raise TypeError("a TraceRecorder cannot be copied or pickled: it holds an open file")
+
+    def __bool__(self) -> bool:
+        return bool(self.manager)  # of which `__len__` below must not decide
+
     def __len__(self) -> int:
         return len(self.manager)  # type: ignore[arg-type]
 
@@ -156,3 +153,28 @@ _PASSED_ON = (
     "complete_store",
     "take_events",
 )
+
+
+def _recorded(
+    lookup: Callable[[Iterable[BlockHash]], int], log: RequestLog
+) -> Callable[[Iterable[BlockHash]], int]:
+    """Return a lookup that records what it is asked.
+
+    A closure, because an attribute of an object with `__getattr__` takes longer to find than all
+    else that there is to do for a request.
+    """
+
+    def recorded(hashes: Iterable[BlockHash]) -> int:
+        if not log.recording:
+            return lookup(hashes)
+        if type(hashes) is not list:
+            try:
+                iterator = iter(hashes)
+            except TypeError:
+                return lookup(hashes)  # which says what is wrong with it
+            hashes = list(iterator)
+        found = lookup(hashes)
+        log.add(hashes)
+        return found
+
+    return recorded

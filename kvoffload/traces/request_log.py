@@ -1,8 +1,8 @@
 """A log of requests on disk: salted, compressed, bounded, written by a thread of its own.
 
 The thread that sees a request only puts 8 bytes a hash on a queue. The log's thread takes them from
-there ten times a second, turns them into salted ids and ids into lines, and writes these in
-compressed frames, each complete in itself, at least once a second: of what a killed process leaves,
+there ten times a second, turns them into lines with salted ids, and writes these in compressed
+frames, each complete in itself, at least once a second: of what a killed process leaves,
 every frame but the last is complete, and the reader knows by the first bytes that it may be so.
 The file is exchanged for a new one when it has half of the bytes that the log may take, and the one
 before it is kept.
@@ -15,6 +15,7 @@ import collections
 import contextlib
 import gzip
 import logging
+import operator
 import os
 import secrets
 import threading
@@ -25,25 +26,26 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload import IMPLEMENTATION
+from kvoffload.errors import describe
 
 from ._extras import require
 from .lines import RECORDING, zstd_module
 
 if IMPLEMENTATION == "compiled":
-    from ._salted_ids_c import TEXT_BYTES, fingerprints, salted_texts
+    from ._request_lines_c import ID_BYTES, LINE_BYTES, packed, request_lines
 else:
-    from ._salted_ids_py import TEXT_BYTES, fingerprints, salted_texts
+    from ._request_lines_py import ID_BYTES, LINE_BYTES, packed, request_lines
 
-MIN_BYTES = 2**16
+MIN_BYTES, MAX_BYTES = 2**16, 2**63 - 1
 POLL_SECONDS = 0.1
 FLUSH_SECONDS = 1.0
-WAITING_BLOCKS = 2**19  # of requests not yet written; 4 MiB, and a line that the reader accepts
+WAITING_BLOCKS = 2**19  # of requests not yet taken; 4 MiB, and a line that the reader accepts
+REQUEST_BLOCKS = 16  # what a request takes beside its blocks, counted in blocks
 HURRY_BLOCKS = 2**16  # the thread is called earlier when so many wait
-BATCH_BLOCKS = 2**11  # turned into text at a time; some 0.1 ms during which no other thread runs
+BATCH_BYTES = 2**15  # of text made at a time: some 0.02 ms during which no other thread runs
 FRAME_BYTES = 2**22  # of text
-WORD_BYTES = 8  # of a fingerprint
-
-_LINE = b'{"timestamp":%d,"input_length":%d,"output_length":0,"hash_ids":[%b]}\n'
+WORD_BYTES = 8  # of a packed hash
+MAX_BLOCK_TOKENS = 2**31 - 1
 
 _START_BYTES = max(map(len, RECORDING.values()))
 
@@ -62,23 +64,24 @@ class RequestLog:
     path : str or os.PathLike
         The file, ``.zst`` or ``.gz``. A file that is there is kept as `previous_path`.
     block_tokens : int
-        Tokens a block; a request's length is recorded as that of its blocks.
+        Tokens a block, 1 ... 2**31 - 1; a request's length is recorded as that of its blocks.
     max_bytes : int
-        Most bytes on disk, both files together, >= 65,536.
+        Most bytes on disk, both files together, >= 65,536. A larger file that was there before
+        counts only when it has been exchanged.
 
     Attributes
     ----------
     recording : bool
         Whether requests are taken.
     dropped_requests : int
-        Requests that were not taken because too many were waiting or one was too long.
+        Requests that are not in the trace: too many were waiting, or one was too long.
     previous_path : pathlib.Path
         The file before the present one.
 
     Raises
     ------
-    ValueError
-        If the name has another ending, or a number is below its bound.
+    TypeError, ValueError
+        If the name has another ending, or a number is none or out of its bounds.
     OSError
         If the file cannot be created.
     MissingExtraError
@@ -94,26 +97,21 @@ class RequestLog:
     ) -> None:
         self.path = Path(path)
         self._compress = _compressor(self.path)
-        for argument, value, least in (
-            ("block_tokens", block_tokens, 1),
-            ("max_bytes", max_bytes, MIN_BYTES),
-        ):
-            if value < least:
-                raise ValueError(f"{argument} must be >= {least}, got {value}")
+        self._block_tokens = _integer("block_tokens", block_tokens, 1, MAX_BLOCK_TOKENS)
+        self._max_file_bytes = _integer("max_bytes", max_bytes, MIN_BYTES, MAX_BYTES) // 2
         stem, *suffixes = self.path.name.split(".")
         self.previous_path = self.path.with_name(".".join([f"{stem}-previous", *suffixes]))
         self.recording = True
         self.dropped_requests = 0
-        self._block_tokens = block_tokens
-        self._max_file_bytes = max_bytes // 2
         self._frame_bytes = min(FRAME_BYTES, self._max_file_bytes)
         self._salt = secrets.randbits(64), secrets.randbits(64)
         self._start = time.monotonic_ns()
-        self._queue: collections.deque[tuple[int, bytes]] = collections.deque()
-        self._added = 0  # blocks put on the queue
-        self._taken = 0  # blocks taken from it
+        self._queue: collections.deque[bytes] = collections.deque()
+        self._added = 0  # put on the queue, blocks and REQUEST_BLOCKS a request
+        self._taken = 0  # taken from it, likewise
         self._text: list[bytes] = []  # lines not yet written
         self._text_bytes = 0
+        self._text_requests = 0
         self._text_since = 0.0
         self._file_bytes = 0
         self._file = self._open()
@@ -128,21 +126,25 @@ class RequestLog:
         """Take a request, given as the list of its block hashes. Complexity: O(n)."""
         if not self.recording:
             return
-        waiting = self._added - self._taken + len(hashes)
-        if waiting > WAITING_BLOCKS:
-            self._drop(1)
-            return
-        self._added += len(hashes)
-        self._queue.append((time.monotonic_ns(), fingerprints(hashes)))
-        if waiting > HURRY_BLOCKS and not self._call.is_set():
-            self._call.set()
+        try:
+            waiting = self._added - self._taken + len(hashes) + REQUEST_BLOCKS
+            if waiting > WAITING_BLOCKS:
+                self._drop(1, "requests come faster than they can be recorded")
+                return
+            self._queue.append(packed(hashes))
+            self._added += len(hashes) + REQUEST_BLOCKS
+            if waiting > HURRY_BLOCKS and not self._call.is_set():
+                self._call.set()
+        except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
+            self._stop(error)
 
     def close(self) -> None:
         """Write what is waiting, close the file and record no more. A second call does nothing."""
         self.recording = False
         self._closing = True
-        self._call.set()
-        self._thread.join()
+        if self._thread.is_alive():  # not in a forked child, where the event may be locked for good
+            self._call.set()
+            self._thread.join()
         atexit.unregister(self.close)
 
     def _run(self) -> None:
@@ -156,50 +158,35 @@ class RequestLog:
             self._take()
             self._write()
         except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
+            self._queue.clear()
             self._stop(error)
         finally:
             os.close(self._file)
 
     def _take(self) -> None:
         """Turn the requests that wait into lines."""
+        most = min(BATCH_BYTES, self._frame_bytes)
         while self._queue:
-            requests = []
-            waiting = 0
-            while self._queue and waiting < BATCH_BLOCKS * WORD_BYTES:
+            requests = [self._queue.popleft()]
+            size = _most_bytes(requests[0])
+            while self._queue and size + _most_bytes(self._queue[0]) <= most:
                 requests.append(self._queue.popleft())
-                waiting += len(requests[-1][1])
-            self._add_lines(requests)
-            self._taken += waiting // WORD_BYTES
+                size += _most_bytes(requests[-1])
+            text = request_lines(requests, *self._salt, self._start, self._block_tokens)
+            self._add_text(text, len(requests))
+            words = sum(map(len, requests)) // WORD_BYTES
+            self._taken += words + len(requests) * (REQUEST_BLOCKS - 1)  # one is the time
         self._taken = self._added  # additions from several threads at once may have been lost
 
-    def _add_lines(self, requests: list[tuple[int, bytes]]) -> None:
-        words = b"".join([words for _, words in requests])
-        ids = b"".join(
-            salted_texts(words[start : start + BATCH_BLOCKS * WORD_BYTES], *self._salt)
-            for start in range(0, len(words), BATCH_BLOCKS * WORD_BYTES)
-        )
-        first = 0
-        for moment, words in requests:
-            blocks = len(words) // WORD_BYTES
-            last = first + blocks * TEXT_BYTES
-            self._add_line(
-                _LINE
-                % (
-                    (moment - self._start) // 1_000_000,
-                    blocks * self._block_tokens,
-                    ids[first : last - bool(blocks)],  # without the last comma
-                )
-            )
-            first = last
-
-    def _add_line(self, line: bytes) -> None:
-        """Put a line into the next frame, after a frame of those before it if it would be full."""
-        if self._text_bytes + len(line) > self._frame_bytes:
+    def _add_text(self, text: bytes, requests: int) -> None:
+        """Put lines into the next frame, after a frame of those before them if it would be full."""
+        if self._text_bytes + len(text) > self._frame_bytes:
             self._write()
         if not self._text:
             self._text_since = time.monotonic()
-        self._text.append(line)
-        self._text_bytes += len(line)
+        self._text.append(text)
+        self._text_bytes += len(text)
+        self._text_requests += requests
 
     def _write(self) -> None:
         """Write the lines as one frame."""
@@ -208,15 +195,16 @@ class RequestLog:
         frame = self._compress(b"".join(self._text))
         if not self._file_bytes:
             frame = RECORDING[self.path.suffix] + frame
-        requests = len(self._text)
+        requests = self._text_requests
         self._text.clear()
-        self._text_bytes = 0
+        self._text_bytes = self._text_requests = 0
         if len(frame) + _START_BYTES > self._max_file_bytes:
-            self._drop(requests)
+            self._drop(requests, f"a request is too long for files of {self._max_file_bytes} bytes")
             return
         if self._file_bytes + len(frame) > self._max_file_bytes:
-            os.close(self._file)
+            full = self._file
             self._file = self._open()
+            os.close(full)
             frame = RECORDING[self.path.suffix] + frame
         try:
             rest = memoryview(frame)
@@ -235,16 +223,29 @@ class RequestLog:
         self._file_bytes = 0
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
 
-    def _drop(self, requests: int) -> None:
+    def _drop(self, requests: int, reason: str) -> None:
         if not self.dropped_requests:
-            _logger.warning("%s: requests come faster than they can be recorded", self.path)
+            _logger.warning("%s: %s; some are left out", self.path, reason)
         self.dropped_requests += requests
 
     def _stop(self, error: Exception) -> None:
         self.recording = False
-        self._queue.clear()
-        self._text.clear()
+        self._closing = True
         _logger.warning("%s: recording stopped: %s", self.path, error)
+
+
+def _integer(name: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {describe(value)}")
+    number = operator.index(value)
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be {least} ... {most}, got {describe(number)}")
+    return number
+
+
+def _most_bytes(request: bytes) -> int:
+    """Return how long the line of a packed request may be."""
+    return LINE_BYTES + len(request) // WORD_BYTES * ID_BYTES
 
 
 def _compressor(path: Path) -> Callable[[bytes], bytes]:

@@ -1,26 +1,26 @@
 """Recording: the manager does what it did, the trace replays, and nothing reaches the engine."""
 
 import contextlib
+import copy
 import gzip
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from itertools import chain
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
-from kvoffload import CPUOffloadingManager
+from kvoffload import CPUOffloadingManager, OffloadingManager
 from kvoffload.replay import replay
 from kvoffload.traces import Trace, TraceError, TraceRecorder, Workload, request_log
-from kvoffload.traces import _salted_ids_py as python_ids
 
 HASHES = [bytes([n]) * 32 for n in range(1, 9)]
 
@@ -110,6 +110,20 @@ def test_what_the_manager_refuses_is_refused_alike_and_not_recorded(path, batch)
     assert len(recorded(path)) == 1
 
 
+def test_an_iterable_is_consumed_once_and_whole(path):
+    taken = []
+
+    def hashes():
+        for block_hash in HASHES:
+            taken.append(block_hash)
+            yield block_hash
+
+    with TraceRecorder(AnyManager(), path) as recorder:
+        assert recorder.lookup(hashes()) == 8
+    assert taken == HASHES
+    assert [len(ids) for ids in recorded(path)] == [8]
+
+
 @pytest.mark.parametrize("make", [list, tuple, iter, lambda h: (x for x in h), dict.fromkeys])
 def test_any_iterable_is_a_request(path, make):
     with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
@@ -175,7 +189,7 @@ def test_the_disk_is_bounded_and_the_latest_requests_stay(path, monkeypatch):
 
 
 def test_memory_is_bounded_by_dropping_requests(path, monkeypatch, caplog):
-    monkeypatch.setattr(request_log, "WAITING_BLOCKS", 20)
+    monkeypatch.setattr(request_log, "WAITING_BLOCKS", 50)
     monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
     with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
         for _ in range(50):
@@ -183,7 +197,19 @@ def test_memory_is_bounded_by_dropping_requests(path, monkeypatch, caplog):
         assert recorder.log.dropped_requests == 48
     assert len(recorded(path)) == 2
     messages = [record.message for record in caplog.records]
-    assert messages == [f"{path}: requests come faster than they can be recorded"]
+    assert messages == [
+        f"{path}: requests come faster than they can be recorded; some are left out"
+    ]
+
+
+def test_memory_is_bounded_for_requests_without_blocks(path, monkeypatch):
+    monkeypatch.setattr(request_log, "WAITING_BLOCKS", 48)
+    monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        for _ in range(50):
+            recorder.lookup([])
+        assert recorder.log.dropped_requests == 47
+    assert recorded(path) == [()] * 3
 
 
 def wait_until_stopped(recorder):
@@ -231,6 +257,124 @@ def test_a_frame_that_does_not_fit_the_disk_leaves_the_frames_before_it(path, mo
     assert len(caplog.records) == 1
 
 
+def test_a_file_that_cannot_be_exchanged_stops_the_recording(path, monkeypatch, caplog):
+    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(request_log, "POLL_SECONDS", 0.001)
+    real = os.open
+
+    def no_new_file(name, *arguments):
+        if name == path:
+            raise OSError(24, "Too many open files", os.fspath(path))
+        return real(name, *arguments)
+
+    with TraceRecorder(CPUOffloadingManager(16, 9), path, max_bytes=2**16) as recorder:
+        monkeypatch.setattr(request_log.os, "open", no_new_file)
+        before = recorder.log._file
+        deadline = time.monotonic() + 20
+        while recorder.log.recording:
+            recorder.lookup([os.urandom(32) for _ in range(100)])
+            assert time.monotonic() < deadline
+        recorder.log._thread.join()
+        with pytest.raises(OSError, match="Bad file descriptor"):  # closed, and only once
+            os.fstat(before)
+    (record,) = caplog.records
+    assert "recording stopped: [Errno 24] Too many open files" in record.message
+    assert len(recorded(recorder.log.previous_path)) > 10
+
+
+def test_a_request_that_is_too_long_for_the_files_is_left_out_and_told(path, caplog):
+    with TraceRecorder(CPUOffloadingManager(16, 9), path, max_bytes=2**16) as recorder:
+        recorder.lookup(HASHES)
+        recorder.lookup([os.urandom(32) for _ in range(20_000)])
+        recorder.lookup(HASHES[:3])
+    assert [len(ids) for ids in recorded(path)] == [8, 3]
+    assert recorder.log.dropped_requests == 1
+    (record,) = caplog.records
+    assert record.message == (
+        f"{path}: a request is too long for files of 32768 bytes; some are left out"
+    )
+
+
+class Unhashable:
+    __hash__ = None
+
+
+class AnyManager(OffloadingManager):
+    """A manager that takes anything, and has neither length nor block size."""
+
+    def lookup(self, hashes):
+        return len(list(hashes))
+
+    def prepare_load(self, hashes):
+        raise NotImplementedError
+
+    def prepare_store(self, hashes):
+        raise NotImplementedError
+
+
+def test_a_key_without_a_hash_stops_the_recording_and_not_the_engine(path, caplog):
+    with TraceRecorder(AnyManager(), path) as recorder:
+        assert recorder.lookup(HASHES) == 8
+        assert recorder.lookup([Unhashable()]) == 1
+        assert not recorder.log.recording
+        assert recorder.lookup([Unhashable()]) == 1
+    assert [len(ids) for ids in recorded(path)] == [8]
+    (record,) = caplog.records
+    assert "recording stopped: " in record.message
+
+
+def test_a_recorder_is_true_where_its_manager_is(path):
+    with TraceRecorder(AnyManager(), path) as recorder:
+        assert bool(recorder) is bool(recorder.manager) is True
+        with pytest.raises(TypeError):
+            len(recorder)
+        assert recorder.log._block_tokens == 1
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        assert bool(recorder) is bool(recorder.manager)
+
+
+def test_a_recorder_is_a_manager_and_has_all_that_its_manager_has(path):
+    manager = CPUOffloadingManager(16, 9)
+    with TraceRecorder(manager, path) as recorder:
+        assert isinstance(recorder, OffloadingManager)
+        for name in dir(manager):
+            if not name.startswith("_"):
+                assert hasattr(recorder, name), name
+        assert recorder.policy is manager.policy
+        recorder.reset_cache()
+        assert list(recorder.take_events()) == []
+
+
+@pytest.mark.parametrize("copy", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_recorder_is_neither_copied_nor_pickled(path, copy):
+    with (
+        TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder,
+        pytest.raises(TypeError, match="a TraceRecorder cannot be copied or pickled"),
+    ):
+        copy(recorder)
+
+
+def test_threads_may_record_at_once(path):
+    """Over a manager whose calls are atomic; each request is recorded whole."""
+    manager = CPUOffloadingManager(16, 9)
+    batches = [[os.urandom(32) for _ in range(size)] for size in range(1, 9)]
+
+    def ask(batch):
+        for _ in range(200):
+            recorder.lookup(batch)
+
+    with TraceRecorder(manager, path) as recorder:
+        threads = [threading.Thread(target=ask, args=(batch,)) for batch in batches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    requests = recorded(path)
+    assert len(requests) + recorder.log.dropped_requests == 1600
+    assert len(set(requests)) == 8
+    assert sum(len(set(ids)) for ids in set(requests)) == 36
+
+
 def test_a_killed_process_leaves_a_readable_file(path):
     code = """
 import os, sys
@@ -269,6 +413,7 @@ def test_a_forked_child_does_not_record(path):
             child = os.fork()
         if child == 0:
             recorder.lookup(HASHES)
+            recorder.close()
             os._exit(int(recorder.log.recording))
         assert os.waitpid(child, 0)[1] == 0
         recorder.lookup(HASHES[:1])
@@ -290,8 +435,13 @@ def test_after_close_the_manager_goes_on(path):
     ("name", "options", "message"),
     [
         ("t.jsonl", {}, r"path must end in \.zst or \.gz, got 't\.jsonl'"),
-        ("t.gz", {"max_bytes": 65535}, "max_bytes must be >= 65536, got 65535"),
-        ("t.gz", {"block_tokens": 0}, "block_tokens must be >= 1, got 0"),
+        (
+            "t.gz",
+            {"max_bytes": 65535},
+            "max_bytes must be 65536 ... 9223372036854775807, got 65535",
+        ),
+        ("t.gz", {"block_tokens": 0}, "block_tokens must be 1 ... 2147483647, got 0"),
+        ("t.gz", {"block_tokens": 2**31}, "block_tokens must be 1 ... 2147483647, got 2147483648"),
     ],
 )
 def test_refuses(tmp_path, name, options, message):
@@ -300,41 +450,17 @@ def test_refuses(tmp_path, name, options, message):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("value", [1.5, "16", True, b"1"])
+@pytest.mark.parametrize("name", ["block_tokens", "max_bytes"])
+def test_refuses_what_is_no_integer(tmp_path, name, value):
+    with pytest.raises(TypeError, match=f"{name} must be an integer, got "):
+        TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / "t.gz", **{name: value})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_cannot_be_created_is_told_at_once(tmp_path):
     with pytest.raises(FileNotFoundError):
         TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / "none" / "t.gz")
-
-
-def test_siphash_by_its_published_test_vector():
-    """Key 00 … 0f and message 00 … 07, from the reference implementation's list."""
-    import numpy as np
-
-    message = np.array([0x0706050403020100], dtype=np.uint64)
-    low, high = 0x0706050403020100, 0x0F0E0D0C0B0A0908
-    assert int(python_ids._siphash(message, low, high)[0]) == 0x93F5F5799A932462
-
-
-@given(
-    st.lists(st.binary(min_size=1, max_size=40), max_size=1200),
-    st.integers(0, 2**64 - 1),
-    st.integers(0, 2**64 - 1),
-)
-def test_the_twins_write_the_same_ids(hashes, low, high):
-    compiled_ids = pytest.importorskip("kvoffload.traces._salted_ids_c")
-    words = python_ids.fingerprints(hashes)
-    assert compiled_ids.fingerprints(hashes) == words
-    text = python_ids.salted_texts(words, low, high)
-    assert compiled_ids.salted_texts(words, low, high) == text
-    ids = text.decode().split(",")[:-1]
-    assert len(ids) == len(hashes)
-    assert all(len(hash_id) == 16 and hash_id[0] != "0" for hash_id in ids)
-    assert len(set(ids)) == len(set(hashes))
-
-
-def test_ids_of_many_hashes_are_distinct():
-    words = os.urandom(8 * 200_000)
-    ids = python_ids.salted_texts(words, 1, 2).split(b",")
-    assert len(set(ids)) == 200_001
 
 
 def test_frames_are_gzip_members_in_a_gz_file(tmp_path):
@@ -346,7 +472,7 @@ def test_frames_are_gzip_members_in_a_gz_file(tmp_path):
 
 def test_a_recording_that_is_cut_off_ends_with_its_last_whole_line(path, monkeypatch):
     monkeypatch.setattr(request_log, "FRAME_BYTES", 1000)
-    monkeypatch.setattr(request_log, "BATCH_BLOCKS", 8)
+    monkeypatch.setattr(request_log, "BATCH_BYTES", 200)
     with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
         for _ in range(60):
             recorder.lookup([os.urandom(32) for _ in range(8)])

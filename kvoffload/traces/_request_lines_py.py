@@ -1,21 +1,27 @@
-"""Salted block ids as text: SipHash-2-4 of the block hash's Python hash, keyed with the salt.
+"""Requests as lines of a recording: packed where they are seen, turned into text elsewhere.
 
-SipHash is a pseudo-random function (Aumasson & Bernstein, INDOCRYPT 2012): without the salt an id
-tells nothing of the hash, not even to someone who can guess it. The 8-byte message is ``hash()`` of
-the block hash, so a hash of any length takes the same path. Of the 64 bits 52 are kept, 13 for each
-of four groups of four digits, the first of them never below 1000: every id has 16 digits and needs
-no division to write. Among n blocks two share an id with a chance of about n² / 2⁵³.
+An id is SipHash-2-4 of the block hash's Python hash, keyed with the salt. SipHash is a
+pseudo-random function (Aumasson & Bernstein, INDOCRYPT 2012): without the salt an id tells nothing
+of the hash, not even to someone who can guess it. The 8-byte message is ``hash()`` of the block
+hash, so a hash of any length takes the same path. Of the 64 bits 52 are kept, 13 for each of four
+groups of four digits, the first of them never below 1000: every id has 16 digits and needs no
+division to write. Among n blocks two share an id with a chance of about n² / 2⁵³.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from array import array
 
 import numpy as np
 import numpy.typing as npt
 
-TEXT_BYTES = 17  # sixteen digits and a comma
+ID_BYTES = 17  # sixteen digits and a comma
+LINE_BYTES = 104  # at most, of a line without its ids: 63 and two numbers of 20 digits
 
+_WORD_BYTES = 8
+_LINE = b'{"timestamp":%d,"input_length":%d,"output_length":0,"hash_ids":[%b]}\n'
 _BATCH = 500  # numpy keeps the interpreter's lock up to here: giving it back may cost milliseconds
 _GROUP_BITS = 13
 _GROUP_MASK = np.uint64(2**_GROUP_BITS - 1)
@@ -29,37 +35,63 @@ _DIGITS = np.array(
 Words = npt.NDArray[np.uint64]
 
 
-def fingerprints(hashes: list[bytes]) -> bytes:
-    """Return ``hash()`` of each block hash, as 8 bytes each in the machine's order.
+def packed(hashes: list[bytes]) -> bytes:
+    """Return when a request came and ``hash()`` of each block hash, 8 bytes each.
 
     Parameters
     ----------
     hashes : list of bytes
         Block hashes.
-    """
-    return array("q", map(hash, hashes)).tobytes()
-
-
-def salted_texts(words: bytes, low: int, high: int) -> bytes:
-    """Return the ids of block hashes as decimal text.
-
-    Parameters
-    ----------
-    words : bytes
-        What `fingerprints` gave, of one or more lists.
-    low, high : int
-        The salt: two words of 64 bits.
 
     Returns
     -------
     bytes
-        17 bytes a hash: sixteen digits and a comma.
+        In the machine's order: the monotonic clock, ns, then the hashes.
     """
+    return array("q", [time.monotonic_ns(), *map(hash, hashes)]).tobytes()
+
+
+def request_lines(
+    requests: list[bytes], low: int, high: int, start: int, block_tokens: int
+) -> bytes:
+    """Return requests as lines in the Mooncake form.
+
+    Parameters
+    ----------
+    requests : list of bytes
+        What `packed` gave.
+    low, high : int
+        The salt: two words of 64 bits.
+    start : int
+        What the monotonic clock showed when the recording began, ns.
+    block_tokens : int
+        Tokens a block, at most 2**31 - 1.
+
+    Returns
+    -------
+    bytes
+        A line each, of at most `LINE_BYTES` and `ID_BYTES` a block.
+    """
+    ids = _salted_texts(b"".join([request[_WORD_BYTES:] for request in requests]), low, high)
+    lines = []
+    first = 0
+    for request in requests:
+        moment = int.from_bytes(request[:_WORD_BYTES], sys.byteorder, signed=True)
+        blocks = len(request) // _WORD_BYTES - 1
+        last = first + blocks * ID_BYTES
+        text = ids[first : last - bool(blocks)]  # without the last comma
+        lines.append(_LINE % ((moment - start) // 1_000_000, blocks * block_tokens, text))
+        first = last
+    return b"".join(lines)
+
+
+def _salted_texts(words: bytes, low: int, high: int) -> bytes:
+    """Return the ids of hashed block hashes as decimal text, a comma after each."""
     messages = np.frombuffer(words, dtype=np.uint64)
     parts = []
     for start in range(0, len(messages), _BATCH):
         batch = messages[start : start + _BATCH]
-        text = np.empty((len(batch), TEXT_BYTES), dtype=np.uint8)
+        text = np.empty((len(batch), ID_BYTES), dtype=np.uint8)
         text[:, -1] = ord(",")
         digest = _siphash(batch, low, high)
         for group in range(4):

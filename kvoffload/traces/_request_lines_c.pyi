@@ -1,0 +1,7 @@
+ID_BYTES: int
+LINE_BYTES: int
+
+def packed(hashes: list[bytes]) -> bytes: ...
+def request_lines(
+    requests: list[bytes], low: int, high: int, start: int, block_tokens: int
+) -> bytes: ...

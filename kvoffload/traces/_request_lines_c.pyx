@@ -1,0 +1,198 @@
+"""Requests as lines of a recording: packed where they are seen, turned into text elsewhere.
+
+An id is SipHash-2-4 of the block hash's Python hash, keyed with the salt. SipHash is a
+pseudo-random function (Aumasson & Bernstein, INDOCRYPT 2012): without the salt an id tells nothing
+of the hash, not even to someone who can guess it. The 8-byte message is ``hash()`` of the block
+hash, so a hash of any length takes the same path. Of the 64 bits 52 are kept, 13 for each of four
+groups of four digits, the first of them never below 1000: every id has 16 digits and needs no
+division to write. Among n blocks two share an id with a chance of about n² / 2⁵³.
+"""
+
+from time import monotonic_ns
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.object cimport PyObject_Hash
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy, strlen
+
+cdef enum:
+    GROUP_BITS = 13
+    GROUPS = 1 << 13
+    WORD_BYTES = 8
+    C_ID_BYTES = 17  # sixteen digits and a comma
+    C_LINE_BYTES = 104  # at most, of a line without its ids: 63 and two numbers of 20 digits
+    # More ids than this, some 0.02 ms, are written while other threads may run.
+    MANY_BLOCKS = 2048
+
+ID_BYTES = C_ID_BYTES
+LINE_BYTES = C_LINE_BYTES
+
+# The four digits of every value of a group; the first group counts from 1000.
+cdef char[9192][4] digits  # GROUPS + 1000
+
+
+cdef void fill_digits() noexcept:
+    cdef int value
+    for value in range(GROUPS + 1000):
+        digits[value][0] = <char>(48 + value // 1000)
+        digits[value][1] = <char>(48 + value // 100 % 10)
+        digits[value][2] = <char>(48 + value // 10 % 10)
+        digits[value][3] = <char>(48 + value % 10)
+
+
+fill_digits()
+
+
+cdef inline uint64_t rotated(uint64_t word, int bits) noexcept nogil:
+    return (word << bits) | (word >> (64 - bits))
+
+
+cdef inline void sip_rounds(int count, uint64_t* v) noexcept nogil:
+    """Apply SipRound `count` times to the four words of state."""
+    cdef int i
+    for i in range(count):
+        v[0] += v[1]
+        v[2] += v[3]
+        v[1] = rotated(v[1], 13) ^ v[0]
+        v[3] = rotated(v[3], 16) ^ v[2]
+        v[0] = rotated(v[0], 32)
+        v[2] += v[1]
+        v[0] += v[3]
+        v[1] = rotated(v[1], 17) ^ v[2]
+        v[3] = rotated(v[3], 21) ^ v[0]
+        v[2] = rotated(v[2], 32)
+
+
+cdef inline uint64_t siphash(uint64_t message, uint64_t low, uint64_t high) noexcept nogil:
+    """Return SipHash-2-4 of one word."""
+    cdef uint64_t[4] v
+    cdef uint64_t end = <uint64_t>8 << 56  # the length of the message, as SipHash ends it
+    v[0] = low ^ 0x736F6D6570736575ULL
+    v[1] = high ^ 0x646F72616E646F6DULL
+    v[2] = low ^ 0x6C7967656E657261ULL
+    v[3] = high ^ 0x7465646279746573ULL ^ message
+    sip_rounds(2, v)
+    v[0] ^= message
+    v[3] ^= end
+    sip_rounds(2, v)
+    v[0] ^= end
+    v[2] ^= 0xFF
+    sip_rounds(4, v)
+    return v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+def packed(list hashes not None):
+    """Return when a request came and ``hash()`` of each block hash, 8 bytes each.
+
+    Parameters
+    ----------
+    hashes : list of bytes
+        Block hashes.
+
+    Returns
+    -------
+    bytes
+        In the machine's order: the monotonic clock, ns, then the hashes.
+    """
+    cdef Py_ssize_t size = len(hashes)
+    cdef bytes words = PyBytes_FromStringAndSize(NULL, (1 + size) * WORD_BYTES)
+    cdef char* end = PyBytes_AS_STRING(words)
+    cdef int64_t word = monotonic_ns()
+    cdef Py_ssize_t i
+    memcpy(end, &word, WORD_BYTES)
+    for i in range(size):
+        if i >= len(hashes):
+            raise RuntimeError("hashes changed while they were read")
+        word = PyObject_Hash(hashes[i])
+        end += WORD_BYTES
+        memcpy(end, &word, WORD_BYTES)
+    return words
+
+
+cdef inline char* put_text(char* end, const char* text) noexcept nogil:
+    cdef size_t size = strlen(text)
+    memcpy(end, text, size)
+    return end + size
+
+
+cdef char* put_number(char* end, uint64_t number) noexcept nogil:
+    cdef char[20] text
+    cdef int first = 20
+    while True:
+        first -= 1
+        text[first] = <char>(48 + number % 10)
+        number //= 10
+        if not number:
+            break
+    memcpy(end, &text[first], 20 - first)
+    return end + 20 - first
+
+
+cdef char* put_ids(
+    char* end, const char* words, Py_ssize_t size, uint64_t low, uint64_t high
+) noexcept nogil:
+    """Write the ids of `size` hashed block hashes, a comma after each."""
+    cdef uint64_t word, digest
+    cdef Py_ssize_t i
+    for i in range(size):
+        memcpy(&word, words + i * WORD_BYTES, WORD_BYTES)
+        digest = siphash(word, low, high)
+        memcpy(end, digits[(digest & (GROUPS - 1)) + 1000], 4)
+        memcpy(end + 4, digits[(digest >> GROUP_BITS) & (GROUPS - 1)], 4)
+        memcpy(end + 8, digits[(digest >> 2 * GROUP_BITS) & (GROUPS - 1)], 4)
+        memcpy(end + 12, digits[(digest >> 3 * GROUP_BITS) & (GROUPS - 1)], 4)
+        end[16] = 44  # a comma
+        end += C_ID_BYTES
+    return end
+
+
+def request_lines(
+    list requests not None, uint64_t low, uint64_t high, int64_t start, int64_t block_tokens
+):
+    """Return requests as lines in the Mooncake form.
+
+    Parameters
+    ----------
+    requests : list of bytes
+        What `packed` gave.
+    low, high : int
+        The salt: two words of 64 bits.
+    start : int
+        What the monotonic clock showed when the recording began, ns.
+    block_tokens : int
+        Tokens a block, at most 2**31 - 1.
+
+    Returns
+    -------
+    bytes
+        A line each, of at most `LINE_BYTES` and `ID_BYTES` a block.
+    """
+    cdef Py_ssize_t most = 0
+    cdef Py_ssize_t blocks
+    cdef bytes request
+    for request in requests:
+        blocks = len(request) // WORD_BYTES - 1
+        most += C_LINE_BYTES + blocks * C_ID_BYTES
+    cdef bytes text = PyBytes_FromStringAndSize(NULL, most)
+    cdef char* begin = PyBytes_AS_STRING(text)
+    cdef char* end = begin
+    cdef const char* words
+    cdef int64_t moment
+    for request in requests:
+        words = PyBytes_AS_STRING(request)
+        blocks = len(request) // WORD_BYTES - 1
+        memcpy(&moment, words, WORD_BYTES)
+        end = put_text(end, b'{"timestamp":')
+        end = put_number(end, (moment - start) // 1_000_000)
+        end = put_text(end, b',"input_length":')
+        end = put_number(end, blocks * block_tokens)
+        end = put_text(end, b',"output_length":0,"hash_ids":[')
+        if blocks > MANY_BLOCKS:
+            with nogil:
+                end = put_ids(end, words + WORD_BYTES, blocks, low, high)
+        else:
+            end = put_ids(end, words + WORD_BYTES, blocks, low, high)
+        if blocks:
+            end -= 1  # without the last comma
+        end = put_text(end, b"]}\n")
+    return PyBytes_FromStringAndSize(begin, end - begin)
