@@ -31,3 +31,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.vllm)
+
+
+@pytest.fixture
+def host_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let vLLM believe that the machine has a platform on which its scheduler side can run."""
+    from vllm import platforms
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import init_none_hash
+
+    from tests.vllm.engine import HostPlatform
+
+    monkeypatch.setattr(platforms, "_current_platform", HostPlatform())
+    init_none_hash(sha256)

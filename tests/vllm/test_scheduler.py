@@ -1,262 +1,36 @@
 """vLLM's real scheduler and offloading connector, with vLLM's spec and with ours.
 
-The model runner and the worker are mocks, since both need an accelerator: every scheduled token is
-"computed" at once, and a transfer is reported as done some steps after it was ordered. Both
-schedulers get the same multi-turn requests; every order to a worker must be the same.
+Both get the same multi-turn requests; every order to a worker must be the same.
 """
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
-import torch
-from vllm import platforms
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    KVTransferConfig,
-    ModelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
-    OffloadingConnectorScheduler,
-)
-from vllm.platforms.interface import UnspecifiedPlatform
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    SlidingWindowSpec,
-)
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
-
 from kvoffload.integrations.vllm import KVOffloadManager
-from tests.vllm.configuration import PACKAGE
 from tests.vllm.conftest import SEED
+from tests.vllm.engine import SPECS, Engine, Talk
 
-BLOCK_TOKENS = 16
-GPU_BLOCKS = 60
-HEADS, HEAD_SIZE, LAYERS = 4, 16, 2
-SPECS = {
-    "vllm": {"spec_name": "CPUOffloadingSpec"},
-    "kvoffload": {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE},
-}
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": HEADS * HEAD_SIZE,
-    "intermediate_size": 128,
-    "num_attention_heads": HEADS,
-    "num_hidden_layers": LAYERS,
-    "num_key_value_heads": HEADS,
-    "vocab_size": 1000,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "float16",
-    "rms_norm_eps": 1e-5,
-}
-
-
-class HostPlatform(UnspecifiedPlatform):
-    """A machine without an accelerator on which the scheduler side can run."""
-
-    device_type = "cpu"
-
-    @classmethod
-    def support_hybrid_kv_cache(cls):
-        return True
-
-    @classmethod
-    def is_pin_memory_available(cls):
-        return False
-
-    @classmethod
-    def check_and_update_config(cls, vllm_config):
-        pass
-
-
-@pytest.fixture(autouse=True)
-def platform(monkeypatch):
-    monkeypatch.setattr(platforms, "_current_platform", HostPlatform())
-    init_none_hash(sha256)
-
-
-def groups(num_groups: int) -> list[KVCacheGroupSpec]:
-    shape = {
-        "block_size": BLOCK_TOKENS,
-        "num_kv_heads": HEADS,
-        "head_size": HEAD_SIZE,
-        "dtype": torch.float16,
-    }
-    full = KVCacheGroupSpec(["full"], FullAttentionSpec(**shape))
-    window = KVCacheGroupSpec(["window"], SlidingWindowSpec(**shape, sliding_window=48))
-    return [full, window][:num_groups]
-
-
-class Engine:
-    """One scheduler, with a mock of everything behind it."""
-
-    def __init__(self, model_folder, extra, num_groups):
-        model = ModelConfig(
-            model=str(model_folder), skip_tokenizer_init=True, dtype="float16", seed=0
-        )
-        config = VllmConfig(
-            model_config=model,
-            scheduler_config=SchedulerConfig(
-                max_num_seqs=8,
-                max_num_batched_tokens=128,
-                max_model_len=2048,
-                enable_chunked_prefill=True,
-                is_encoder_decoder=False,
-            ),
-            cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
-            kv_transfer_config=KVTransferConfig(
-                kv_connector="OffloadingConnector",
-                kv_role="kv_both",
-                kv_connector_extra_config=extra,
-            ),
-            device_config=DeviceConfig("cpu"),
-        )
-        config.cache_config.num_gpu_blocks = GPU_BLOCKS
-        self.scheduler = Scheduler(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=GPU_BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups(num_groups)
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK_TOKENS,
-            hash_block_size=BLOCK_TOKENS,
-            log_stats=True,
-        )
-        self.connector = self.scheduler.connector.connector_scheduler
-        assert type(self.connector) is OffloadingConnectorScheduler
-        self.hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
-        self.in_flight: list[tuple[int, int, str | None]] = []  # due step, job, request to wake
-        self.steps = 0
-
-    def add(self, name, prompt, answer_tokens):
-        parameters = SamplingParams(max_tokens=answer_tokens, ignore_eos=True)
-        parameters.update_from_generation_config({}, eos_token_id=0)
-        self.scheduler.add_request(
-            Request(
-                request_id=name,
-                prompt_token_ids=prompt,
-                sampling_params=parameters,
-                pooling_params=None,
-                block_hasher=self.hasher,
-            )
-        )
-
-    def step(self, delay):
-        """Run one scheduler step; return what it orders from the worker."""
-        self.steps += 1
-        output = self.scheduler.schedule()
-        orders = output.kv_connector_metadata
-        for job, order in orders.load_jobs.items():
-            self.in_flight.append((self.steps + delay, job, None if order.sync else order.req_id))
-        for job in orders.store_jobs:
-            self.in_flight.append((self.steps + delay, job, None))
-        flushed = orders.jobs_to_flush or set()
-        due = [one for one in self.in_flight if one[0] <= self.steps or one[1] in flushed]
-        self.in_flight = [one for one in self.in_flight if one not in due]
-        worker = OffloadingWorkerMetadata()
-        for _, job, _ in due:
-            worker.mark_completed(job)
-        names = list(output.num_scheduled_tokens)
-        requests = self.scheduler.requests
-        # A request that is past its prompt has one more token computed.
-        tokens = [
-            [7] if requests[name].num_computed_tokens >= requests[name].num_tokens else []
-            for name in names
-        ]
-        self.scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: place for place, name in enumerate(names)},
-                sampled_token_ids=tokens,
-                kv_connector_output=KVConnectorOutput(
-                    finished_sending=set(),
-                    finished_recving={name for _, _, name in due if name is not None},
-                    kv_connector_worker_meta=worker,
-                ),
-            ),
-        )
-        return plain_orders(orders), sorted(output.num_scheduled_tokens.items())
-
-    def is_idle(self):
-        return not self.in_flight and not self.scheduler.has_requests()
-
-
-def plain_orders(orders):
-    """Return every transfer that a worker would do, in comparable form."""
-
-    def plain(jobs):
-        return {
-            number: (
-                job.req_id,
-                job.sync,
-                [type(spec).__name__ for spec in (job.src_spec, job.dst_spec)],
-                [str(spec.block_ids.dtype) for spec in (job.src_spec, job.dst_spec)],
-                [spec.block_ids.tolist() for spec in (job.src_spec, job.dst_spec)],
-            )
-            for number, job in jobs.items()
-        }
-
-    return plain(orders.load_jobs), plain(orders.store_jobs), orders.jobs_to_flush
+pytestmark = pytest.mark.usefixtures("host_platform")
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("cache_policy", ["lru", "arc"])
 @pytest.mark.parametrize("threshold", [0, 2])
 def test_the_same_transfers(tmp_path, cache_policy, num_groups, threshold):
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    page = 2 * BLOCK_TOKENS * HEADS * HEAD_SIZE * 2
-    common = {
-        "cpu_bytes_to_use": 90 * max(4096, page * num_groups),
-        "eviction_policy": cache_policy,
-        "store_threshold": threshold,
-    }
+    common = {"eviction_policy": cache_policy, "store_threshold": threshold}
     engines = [Engine(tmp_path, {**common, **SPECS[name]}, num_groups) for name in SPECS]
     assert type(engines[1].connector.manager) is KVOffloadManager
-    rng = random.Random(SEED)
-    conversations = [[rng.randrange(1, 999) for _ in range(rng.randint(20, 60))] for _ in range(12)]
-    loads = stores = 0
-    for turn in range(60):
-        talk = rng.choice(conversations)
-        del talk[600:]
-        talk += [rng.randrange(1, 999) for _ in range(rng.randint(10, 90))]
-        answer = rng.randint(1, 20)
-        for engine in engines:
-            engine.add(f"turn{turn}", list(talk), answer)
-        for _ in range(rng.randint(1, 12)):
-            delay = rng.randint(0, 3)
-            first, second = (engine.step(delay) for engine in engines)
-            assert first == second, f"seed {SEED}, turn {turn}"
-            loads += len(first[0][0])
-            stores += len(first[0][1])
-        if rng.random() < 0.03:
-            for engine in engines:
-                assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
-    for _ in range(3000):
-        if all(engine.is_idle() for engine in engines):
-            break
-        first, second = (engine.step(0) for engine in engines)
-        assert first == second
-    assert stores > 10
-    assert loads > (2 if threshold == 0 else -1)
+    talk = Talk(engines, random.Random(SEED))
+    for _ in range(60):
+        talk.turn()
+    talk.drain()
+    assert talk.stores > 10
+    assert talk.loads > (2 if threshold == 0 else -1)
     theirs, ours = (engine.connector.manager for engine in engines)
     assert ours._usage()[0] == (
         theirs._num_allocated_chunks - len(theirs._free_list) - theirs._num_evictable_cache_chunks

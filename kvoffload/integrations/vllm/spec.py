@@ -18,6 +18,7 @@ from kvoffload.policies import registry
 
 from .manager import KVOffloadManager
 from .policies import DOOR_POLICIES
+from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
 from .tiering import KVOffloadPrimaryTier
 
 __all__ = ["KVOffloadSpec", "KVOffloadTieringSpec"]
@@ -28,16 +29,15 @@ _PACKAGE = __package__
 _PREFIX = "kvoffload_"
 
 #: Own keys of ``kv_connector_extra_config``.
-OPTIONS: tuple[str, ...] = ()
+OPTIONS = (RECORD, RECORD_MAX_BYTES)
 
 
 def _check_options(extra_config: Mapping[str, Any]) -> None:
     unknown = sorted(key for key in extra_config if key.startswith(_PREFIX) and key not in OPTIONS)
     if unknown:
-        known = ", ".join(OPTIONS) or "none"
         raise ValueError(
             f"kv_connector_extra_config has unknown kvoffload keys: {', '.join(unknown)} "
-            f"(known: {known})"
+            f"(known: {', '.join(OPTIONS)})"
         )
 
 
@@ -61,13 +61,14 @@ def _policy_text(name: str, module_path: str | None) -> str | None:
 
 
 class _OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
-    """Read the configuration: which policy, and whose."""
+    """Read the configuration: which policy, and whose; whether to record."""
 
     _manager: OffloadingManager | None
     eviction_policy: str
 
     def __init__(self, config: OffloadingConfig) -> None:
         _check_options(config.extra_config)
+        self._recording = Recording.from_options(config.extra_config)
         super().__init__(config)
         self._policy_text = _policy_text(self.eviction_policy, self.cache_policy_module_path)
         if self._policy_text is None:
@@ -77,6 +78,21 @@ class _OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
                 self.eviction_policy,
                 self.cache_policy_module_path,
             )
+
+    def get_manager(self) -> OffloadingManager:
+        """Return the manager, built at the first call and, if so configured, recorded."""
+        if self._manager is None:
+            recorder = None
+            if self._recording is not None:
+                recorder = RequestRecorder(self._recording, self.config)
+            manager = self._new_manager()
+            if recorder is not None:
+                recorder.attach(manager)
+        return self._manager
+
+    def _new_manager(self) -> OffloadingManager:
+        """Build the manager and keep it; vLLM's own for a policy of others."""
+        return super().get_manager()
 
 
 class KVOffloadSpec(_OwnPolicy):
@@ -92,28 +108,28 @@ class KVOffloadSpec(_OwnPolicy):
 
     Raises
     ------
-    ValueError
-        For an unknown policy, and for unknown keys that begin with ``kvoffload_``.
+    TypeError, ValueError
+        For an unknown policy, and for keys that begin with ``kvoffload_`` and are unknown or have a
+        wrong value.
     """
 
-    def get_manager(self) -> OffloadingManager:
-        """Return the manager, built at the first call; vLLM's own for a policy of others."""
+    def _new_manager(self) -> OffloadingManager:
+        """Build the manager; vLLM's own for a policy of others."""
         if self._policy_text is None:
-            return super().get_manager()
-        if self._manager is None:
-            self._manager = KVOffloadManager(
-                num_chunks=self.num_chunks,
-                cache_policy=self._policy_text,
-                enable_events=self.kv_events_config.enable_kv_cache_events,
-                store_threshold=int(self.extra_config.get("store_threshold", 0)),
-                max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
-                info=self.cpu_info,
-            )
-            logger.info(
-                "kvoffload: compiled manager active, policy %s, %d chunks",
-                self._policy_text,
-                self.num_chunks,
-            )
+            return super()._new_manager()
+        self._manager = KVOffloadManager(
+            num_chunks=self.num_chunks,
+            cache_policy=self._policy_text,
+            enable_events=self.kv_events_config.enable_kv_cache_events,
+            store_threshold=int(self.extra_config.get("store_threshold", 0)),
+            max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
+            info=self.cpu_info,
+        )
+        logger.info(
+            "kvoffload: compiled manager active, policy %s, %d chunks",
+            self._policy_text,
+            self.num_chunks,
+        )
         return self._manager
 
 
@@ -137,20 +153,21 @@ class KVOffloadTieringSpec(_OwnPolicy, tiering_spec.TieringOffloadingSpec):  # t
 
     Raises
     ------
-    ValueError
-        For an unknown policy, and for unknown keys that begin with ``kvoffload_``.
+    TypeError, ValueError
+        For an unknown policy, and for keys that begin with ``kvoffload_`` and are unknown or have a
+        wrong value.
     """
 
-    def get_manager(self) -> OffloadingManager:
-        """Return vLLM's tiering manager, built at the first call over our primary tier.
+    def _new_manager(self) -> OffloadingManager:
+        """Build vLLM's tiering manager over our primary tier.
 
         Raises
         ------
         RuntimeError
             If vLLM's module does not have the class that is to be exchanged.
         """
-        if self._policy_text is None or self._manager is not None:
-            return super().get_manager()
+        if self._policy_text is None:
+            return super()._new_manager()
         name = "CPUPrimaryTierOffloadingManager"
         with _exchange:
             original = getattr(tiering_spec, name, None)
@@ -162,7 +179,7 @@ class KVOffloadTieringSpec(_OwnPolicy, tiering_spec.TieringOffloadingSpec):  # t
             own_policy, self.eviction_policy = self.eviction_policy, self._policy_text
             setattr(tiering_spec, name, KVOffloadPrimaryTier)
             try:
-                manager = super().get_manager()
+                manager = super()._new_manager()
             finally:
                 setattr(tiering_spec, name, original)
                 self.eviction_policy = own_policy

@@ -1,0 +1,228 @@
+"""Recording under vLLM: what the key ``kvoffload_record`` turns on.
+
+A request is recorded when it finishes. Its context has its keys by token position, whatever part of
+them was looked up or found on the accelerator; recorded are those up to the last that it loaded or
+offered for storing, in one step or many. So the answer is part of a request exactly where vLLM
+offloads answers (``offload_prompt_only`` false), and what an aborted request never reached is not.
+
+With several KV groups each chunk of tokens has a key a group, and these share one block hash. A
+block of the trace is a chunk of tokens, so one group stands for all: that with the fewest tokens a
+chunk, the first of such. Where every group of the model stores every chunk, a block of the trace
+takes as many chunks of the cache as there are groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import OffloadingManager, ReqContext
+from vllm.v1.kv_offload.config import OffloadingConfig
+
+from kvoffload._checks import check_int
+from kvoffload.errors import describe
+from kvoffload.traces.request_log import MIN_BYTES, RequestLog
+
+__all__ = ["MAX_BYTES", "RECORD", "RECORD_MAX_BYTES", "Recording", "RequestRecorder"]
+
+#: Keys of ``kv_connector_extra_config``.
+RECORD = "kvoffload_record"
+RECORD_MAX_BYTES = "kvoffload_record_max_bytes"
+
+#: Bytes on disk at most, unless the configuration says otherwise.
+MAX_BYTES = 2**30
+
+_SUFFIXES = (".zst", ".gz")
+_GROUP_BYTES = 4  # of a key: the index of its group, big endian
+
+logger = init_logger("vllm.kvoffload")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Where to record, and how much.
+
+    Attributes
+    ----------
+    path : Path
+        The trace, ``.zst`` or ``.gz``.
+    max_bytes : int
+        Bytes on disk at most.
+    """
+
+    path: Path
+    max_bytes: int
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Recording | None:
+        """Read the two keys; None if recording is off.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a value is not a path or a number of bytes, or the bound stands alone.
+        """
+        path = options.get(RECORD)
+        max_bytes = check_int(RECORD_MAX_BYTES, options.get(RECORD_MAX_BYTES, MAX_BYTES), MIN_BYTES)
+        if path is None:
+            if RECORD_MAX_BYTES in options:
+                raise ValueError(f"{RECORD_MAX_BYTES} needs {RECORD}")
+            return None
+        if not isinstance(path, str):
+            raise TypeError(f"{RECORD} must be a path, got {describe(path)}")
+        if Path(path).suffix not in _SUFFIXES:
+            raise ValueError(f"{RECORD} must end in .zst or .gz, got {describe(path)}")
+        return cls(Path(path), max_bytes)
+
+    def path_of(self, replica: int, num_replicas: int) -> Path:
+        """Return the file of one data parallel replica: each has a scheduler of its own."""
+        if num_replicas == 1:
+            return self.path
+        stem, *suffixes = self.path.name.split(".")
+        return self.path.with_name(".".join([f"{stem}-replica{replica}", *suffixes]))
+
+
+class RequestRecorder:
+    """Record each request that a manager of vLLM's interface is told has finished.
+
+    Nothing reaches the engine: where recording fails it stops, and says so once in the log.
+
+    Parameters
+    ----------
+    recording : Recording
+        Where, and how much.
+    config : OffloadingConfig
+        From vLLM: the KV groups, and the replica.
+
+    Raises
+    ------
+    ValueError
+        If the file cannot be written.
+    MissingExtraError
+        For ``.zst`` without the ``cli`` extra.
+
+    Attributes
+    ----------
+    log : RequestLog
+        What writes the trace.
+
+    Notes
+    -----
+    Complexity: O(keys of the request), once. Thread-safety: as the manager's.
+    """
+
+    def __init__(self, recording: Recording, config: OffloadingConfig) -> None:
+        group = min(config.groups, key=lambda one: one.tokens_per_block)
+        self._suffix = group.group_id.to_bytes(_GROUP_BYTES, "big")
+        self._one_group = len(config.groups) == 1
+        self._chunk_tokens = group.tokens_per_block * config.cache.blocks_per_chunk
+        parallel = config.parallel
+        path = recording.path_of(parallel.data_parallel_index, parallel.data_parallel_size)
+        try:
+            self.log = RequestLog(
+                path, block_tokens=self._chunk_tokens, max_bytes=recording.max_bytes
+            )
+        except OSError as cause:
+            raise ValueError(f"{RECORD}: cannot write {path}: {cause.strerror}") from cause
+        logger.info("kvoffload: recording requests to %s", path)
+
+    def attach(self, manager: OffloadingManager) -> None:
+        """Let a manager show this recorder its requests, and close the log with it.
+
+        The methods are set on the object, so a manager that is not recorded has no such step.
+        """
+        load, store = manager.prepare_load, manager.prepare_store
+        finish, shut_down = manager.on_request_finished, manager.shutdown
+
+        def prepare_load(keys: Collection[bytes], req_context: ReqContext) -> Any:
+            spec = load(keys, req_context)
+            self.reach(keys, req_context)
+            return spec
+
+        def prepare_store(keys: Collection[bytes], req_context: ReqContext) -> Any:
+            output = store(keys, req_context)
+            self.reach(keys, req_context)
+            return output
+
+        def on_request_finished(req_context: ReqContext, **options: Any) -> None:
+            finish(req_context, **options)
+            self.record(req_context)
+
+        def shutdown() -> None:
+            shut_down()
+            self.log.close()
+
+        manager.prepare_load = prepare_load
+        manager.prepare_store = prepare_store
+        manager.on_request_finished = on_request_finished
+        manager.shutdown = shutdown
+
+    def reach(self, keys: Collection[bytes], req_context: ReqContext) -> None:
+        """Note how far into its tokens a request has come. Raises nothing."""
+        if not self.log.recording:
+            return
+        try:
+            state = req_context.get_state(_Progress)
+            if state is None:
+                state = _Progress()
+                req_context.set_state(state)
+            position_of = req_context._offload_key_positions.get
+            state.tokens = max([state.tokens, *[position_of(key, 0) for key in keys]])
+        except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
+            self._stop(error)
+
+    def record(self, req_context: ReqContext) -> None:
+        """Record a request, the first time that it is given. Raises nothing."""
+        if not self.log.recording:
+            return
+        try:
+            state = req_context.get_state(_Progress)
+            if state is not None and not state.recorded:
+                state.recorded = True
+                keys = self.chain(req_context._offload_key_positions, state.tokens)
+                if keys:
+                    self.log.add(keys)
+        except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
+            self._stop(error)
+
+    def chain(self, positions: Mapping[bytes, int], tokens: int) -> list[bytes]:
+        """Return the keys of the first `tokens` tokens by position, a key for each chunk."""
+        keys = list(positions)
+        if not self._one_group:
+            suffix = self._suffix
+            keys = [key for key in keys if key[-_GROUP_BYTES:] == suffix]
+        keys.sort(key=positions.__getitem__)
+        # Beyond the last chunk that counts, and inside a chunk, keys may be known too.
+        last = tokens // self._chunk_tokens
+        if keys and (len(keys) != last or positions[keys[-1]] != last * self._chunk_tokens):
+            keys = [
+                key
+                for key in keys
+                if positions[key] <= tokens and positions[key] % self._chunk_tokens == 0
+            ]
+        return keys
+
+    def _stop(self, error: Exception) -> None:
+        self.log.recording = False
+        logger.warning("kvoffload: recording stopped: %s", error)
+
+
+class _Progress:
+    """How far a request has come; hangs on its context, under this type.
+
+    Attributes
+    ----------
+    tokens : int
+        End position of the last key that it loaded or offered.
+    recorded : bool
+        Whether it has been written to the log.
+    """
+
+    __slots__ = ("recorded", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.recorded = False

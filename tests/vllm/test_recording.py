@@ -1,0 +1,304 @@
+"""``kvoffload_record``: what is written, that decisions stay, and what it says of bad values."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+import sys
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.config import OffloadingGroupConfig
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+
+from kvoffload import CPUBackend, LRUOffloadingManager
+from kvoffload.integrations.vllm import KVOffloadManager
+from kvoffload.integrations.vllm.recording import Recording, RequestRecorder
+from kvoffload.replay import replay
+from kvoffload.traces import MissingExtraError, Trace
+from tests.vllm.configuration import PACKAGE, configuration
+from tests.vllm.conftest import SEED, SEQUENCES
+from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk
+from tests.vllm.test_differential import run_sequence
+
+SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
+
+
+def key(number: int, group: int = 0) -> bytes:
+    return bytes(make_offload_key(b"%032d" % number, group))
+
+
+def create(num_chunks=8, **extra):
+    return OffloadingSpecFactory.create_spec(configuration(num_chunks, **{**SPEC, **extra}))
+
+
+def context(numbers, groups=1, chunk_tokens=16):
+    """A request's context, as the connector fills it: group by group."""
+    made = ReqContext("r")
+    for group in range(groups):
+        for place, number in enumerate(numbers):
+            made.set_offload_key_position(key(number, group), (place + 1) * chunk_tokens)
+    return made
+
+
+def chains(path):
+    """The recorded requests; ids numbered as they first appear, since they are salted."""
+    numbers: dict[int, int] = {}
+    return [
+        [numbers.setdefault(one, len(numbers)) for one in request.hash_ids]
+        for request in Trace(str(path))
+    ]
+
+
+def numbered(requests):
+    numbers: dict[object, int] = {}
+    return [[numbers.setdefault(one, len(numbers)) for one in request] for request in requests]
+
+
+class Drive:
+    """Requests through a recorded manager, one after the other, in steps of `step` chunks."""
+
+    def __init__(self, manager):
+        self.manager = manager
+        self.hits = 0
+
+    def run(self, numbers, step=3):
+        manager = self.manager
+        made = context(numbers)
+        keys = [key(number) for number in numbers]
+        manager.on_new_request(made)
+        hits = 0
+        while hits < len(keys) and manager.lookup(keys[hits], made) is LookupResult.HIT:
+            hits += 1
+        self.hits += hits
+        if hits:
+            manager.prepare_load(keys[:hits], made)
+            manager.complete_load(keys[:hits], made)
+        for start in range(hits, len(keys), step):
+            output = manager.prepare_store(keys[start : start + step], made)
+            manager.complete_store(output.keys_to_store, made)
+        manager.on_request_finished(made)
+        return made
+
+
+def test_a_recorded_run_replays_to_the_same_hits(tmp_path):
+    rng = random.Random(SEED)
+    path = tmp_path / "trace.jsonl.gz"
+    manager = create(60, kvoffload_record=str(path)).get_manager()
+    drive = Drive(manager)
+    talks = [[rng.randrange(10**6) for _ in range(rng.randint(1, 8))] for _ in range(15)]
+    requests = []
+    for _ in range(300):
+        talk = rng.choice(talks)
+        talk += [rng.randrange(10**6) for _ in range(rng.randint(0, 3))]
+        del talk[25:]
+        requests.append(list(dict.fromkeys(talk)))
+        drive.run(requests[-1])
+    manager.shutdown()
+    assert chains(path) == numbered(requests)
+    assert all(one.input_length == 16 * len(one.hash_ids) for one in Trace(str(path)))
+    result = replay(Trace(str(path)), LRUOffloadingManager(CPUBackend(16, 60)))
+    assert result.hits == drive.hits > 100
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_through_the_real_scheduler(tmp_path, host_platform, num_groups):
+    """Requests of many turns, prefilled in parts, preempted, found on the accelerator, reset."""
+    path = tmp_path / "trace.jsonl.gz"
+    engines = [
+        Engine(tmp_path, SPECS["vllm"], num_groups),
+        Engine(tmp_path, {**SPECS["kvoffload"], "kvoffload_record": str(path)}, num_groups),
+    ]
+    talk = Talk(engines, random.Random(SEED))
+    for _ in range(40):
+        talk.turn()
+    talk.drain()
+    engines[1].connector.manager.shutdown()
+    engines[1].connector.manager._check()
+    # A chunk's identity is all that comes before it; requests end in another order than they came.
+    expected = [
+        [tuple(prompt[:end]) for end in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS)]
+        for prompt in talk.prompts
+    ]
+    recorded = chains(path)
+    assert len(recorded) == len(expected)
+    assert sorted(map(len, recorded)) == sorted(map(len, expected))
+    assert len({one for ids in recorded for one in ids}) == len(
+        {one for ids in expected for one in ids}
+    )
+    for ids in recorded:  # a chain, each chunk once
+        assert len(set(ids)) == len(ids)
+
+
+def test_one_of_several_groups_stands_for_all(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    config = dataclasses.replace(
+        configuration(8),
+        groups=(
+            OffloadingGroupConfig(32, ("wide",), 0),
+            OffloadingGroupConfig(16, ("narrow",), 1),
+            OffloadingGroupConfig(16, ("another",), 2),
+        ),
+    )
+    recorder = RequestRecorder(Recording(path, 2**20), config)
+    made = ReqContext("r")
+    for group, tokens in ((0, 32), (1, 16), (2, 16)):
+        for place in range(64 // tokens):
+            made.set_offload_key_position(key(place + 100 * tokens, group), (place + 1) * tokens)
+    made.set_offload_key_position(key(999, 1), 40)  # inside a chunk
+    recorder.reach([key(3201, 0)], made)
+    recorder.record(made)
+    recorder.log.close()
+    (request,) = Trace(str(path))
+    assert len(request.hash_ids) == 4
+    assert request.input_length == 64
+
+
+def test_what_counts_is_what_was_loaded_or_offered(tmp_path):
+    """Neither an answer that is not offered, nor what an aborted request never reached."""
+    path = tmp_path / "trace.jsonl.gz"
+    manager = create(8, kvoffload_record=str(path)).get_manager()
+    manager.on_request_finished(context([1, 2, 3]))  # aborted while it waited
+    made = context([1, 2, 3, 4])
+    manager.on_new_request(made)
+    manager.prepare_store([key(2), key(3)], made)  # out of order, the first found on the device
+    manager.prepare_store([key(1)], made)
+    manager.complete_store([key(1), key(2), key(3)], made)
+    manager.on_request_finished(made)
+    manager.on_request_finished(made)  # told twice, recorded once
+    manager.reset_cache()
+    manager.on_request_finished(made)
+    manager.shutdown()
+    assert chains(path) == [[0, 1, 2]]
+
+
+def test_the_threshold_does_not_hide_a_request(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    manager = create(8, kvoffload_record=str(path), store_threshold=3).get_manager()
+    Drive(manager).run([1, 2, 3, 4])
+    manager.shutdown()
+    assert chains(path) == [[0, 1, 2, 3]]
+
+
+def test_decisions_stay_what_they_are(tmp_path):
+    """The same random sequences as without, against vLLM's own manager."""
+    numbers = iter(range(10**9))
+
+    def build(kind, cache_policy, **arguments):
+        manager = KVOffloadManager(cache_policy=cache_policy, **arguments)
+        path = tmp_path / f"{next(numbers)}.gz"
+        recorder = RequestRecorder(Recording(path, 2**20), configuration(8))
+        recorder.attach(manager)
+        managers.append(recorder)
+        return manager
+
+    for number in range(max(1, SEQUENCES // 25)):
+        managers: list[RequestRecorder] = []
+        run_sequence(SEED + number, "manager", "arc" if number % 2 else "lru", build)
+        for recorder in managers:
+            assert recorder.log.recording
+            recorder.log.close()
+
+
+def test_trouble_with_the_recording_stays_out_of_the_engine(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    manager = create(8, kvoffload_record=str(tmp_path / "trace.gz")).get_manager()
+    made = context([1, 2])
+    made._offload_key_positions = None  # no longer what it was
+    other = ReqContext("other")
+    with caplog.at_level(logging.WARNING, logger="vllm.kvoffload"):
+        output = manager.prepare_store([key(5)], other)
+        manager.complete_store([key(5)], other)
+        del other._offload_key_positions
+        manager.on_request_finished(context([1]))
+        manager.prepare_load([key(5)], context([5]))
+        broken = ReqContext("broken")
+        monkeypatch.setattr(RequestRecorder, "chain", None)
+        manager.prepare_store([key(6)], broken)
+        manager.on_request_finished(broken)
+        manager.on_request_finished(context([1]))
+    assert output.keys_to_store == [key(5)]
+    assert caplog.text.count("recording stopped") == 1
+    manager.shutdown()
+
+
+def test_without_the_key_nothing_is_in_the_way():
+    manager = create().get_manager()
+    assert type(manager) is KVOffloadManager
+    for name in ("prepare_load", "prepare_store", "on_request_finished", "shutdown"):
+        assert name not in vars(manager)
+
+
+def test_each_replica_has_a_file(tmp_path):
+    config = configuration(8)
+    parallel = dataclasses.replace(config.parallel, data_parallel_index=1, data_parallel_size=2)
+    recording = Recording(tmp_path / "trace.jsonl.gz", 2**20)
+    recorder = RequestRecorder(recording, dataclasses.replace(config, parallel=parallel))
+    assert recorder.log.path == tmp_path / "trace-replica1.jsonl.gz"
+    recorder.log.close()
+
+
+def test_the_tiering_manager_is_recorded_too(tmp_path):
+    path = tmp_path / "trace.gz"
+    tier = {"type": "fs", "root_dir": str(tmp_path / "tier")}
+    names = {"spec_name": "KVOffloadTieringSpec", "secondary_tiers": [tier]}
+    manager = create(8, kvoffload_record=str(path), **names).get_manager()
+    Drive(manager).run([1, 2, 3])
+    manager.shutdown()
+    assert chains(path) == [[0, 1, 2]]
+
+
+def test_a_manager_of_vllm_is_recorded_too(tmp_path):
+    path = tmp_path / "trace.gz"
+    others = {
+        "eviction_policy": "Someones",
+        "cache_policy_module_path": "tests.vllm.test_doors",
+    }
+    manager = create(8, kvoffload_record=str(path), **others).get_manager()
+    assert type(manager) is CPUOffloadingManager
+    Drive(manager).run([1, 2, 3])
+    manager.shutdown()
+    assert chains(path) == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("extra", "error", "text"),
+    [
+        ({"kvoffload_record": "x.jsonl"}, ValueError, "must end in .zst or .gz, got 'x.jsonl'"),
+        ({"kvoffload_record": ""}, ValueError, "must end in .zst or .gz, got ''"),
+        ({"kvoffload_record": True}, TypeError, "kvoffload_record must be a path, got"),
+        ({"kvoffload_record_max_bytes": 2**20}, ValueError, "needs kvoffload_record"),
+        (
+            {"kvoffload_record": "x.gz", "kvoffload_record_max_bytes": 5},
+            ValueError,
+            "kvoffload_record_max_bytes must be >= 65536, got 5",
+        ),
+        (
+            {"kvoffload_record": "x.gz", "kvoffload_record_max_bytes": "1GiB"},
+            TypeError,
+            "kvoffload_record_max_bytes must be an integer",
+        ),
+        ({"kvoffload_recrod": "x"}, ValueError, "known: kvoffload_record, kvoffload_record_max_"),
+    ],
+)
+def test_a_wrong_value_is_an_error_at_once(extra, error, text):
+    with pytest.raises(error, match=text):
+        create(**extra)
+
+
+def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path):
+    spec = create(kvoffload_record=str(tmp_path / "no" / "trace.gz"))
+    with pytest.raises(ValueError, match=r"kvoffload_record: cannot write .*No such file"):
+        spec.get_manager()
+
+
+def test_zstandard_needs_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "backports.zstd", None)
+    spec = create(kvoffload_record=str(tmp_path / "trace.zst"))
+    with pytest.raises(MissingExtraError, match=r"pip install 'kvoffload\[cli\]'"):
+        spec.get_manager()
