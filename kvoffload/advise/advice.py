@@ -176,6 +176,14 @@ class Advice:
         """Return what a policy does in the memory that was asked for, or at another place."""
         return self.cells[policy, place]
 
+    def ceiling_tokens(self) -> tuple[int, int]:
+        """Return the tokens that the best possible cache, and one without bounds, would save."""
+        best, unbounded = (
+            round(ratio * self.facts.asked) * self.setup.block_tokens
+            for ratio in (self.ceilings[self.ASKED], self.unbounded)
+        )
+        return best, unbounded
+
     def ranking(self) -> list[str]:
         """Return the policies, the one with the most hits in the memory asked for first."""
         return sorted(self.setup.policies, key=lambda p: -self.cell(p).hit_ratio)

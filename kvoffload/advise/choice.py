@@ -7,8 +7,13 @@ traffic may well turn round (batch means; Law, "Simulation Modeling and Analysis
 difference counts as noise up to that, but always up to `LEAST_NOISE`, which nobody would notice,
 and never above `MOST_NOISE`, which nobody would give away for simplicity.
 
-*Simplicity.* `SIMPLICITY` orders the policies by what there is to understand and to keep: one
-order, then two orders, then counts and ghosts, then learned statistics.
+*Simplicity.* `SIMPLICITY` orders the policies by what has to be known to say why a block left.
+First those for which the resident blocks tell it: one order (lru), one order and a bit a block
+(sieve), two orders and their share (slru), a count a block and an age (lfu). Then those for which
+it lies in what the cache remembers of blocks that are gone: a list of ghosts beside fixed shares
+(s3fifo), two lists that move a target (arc; arc-classic last, because arc is the one that vLLM's
+users know). At the end what was learned from all traffic so far (hit-density), which nobody can
+follow by hand. How well a policy does has no say in this: that is what the trace is asked.
 """
 
 from __future__ import annotations

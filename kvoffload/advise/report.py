@@ -134,11 +134,12 @@ def _rows(subject: Subject) -> list[dict[str, object]]:
                 ],
             }
         )
-    for name, ratios in (
-        ("best possible", advice.ceilings),
-        ("without bounds", [advice.unbounded] * len(advice.memories)),
+    best, unbounded = advice.ceiling_tokens()
+    for name, ratios, tokens in (
+        ("best possible", advice.ceilings, best),
+        ("without bounds", [advice.unbounded] * len(advice.memories), unbounded),
     ):
-        cells = [*map(percent_text, ratios), "", "", "", ""]
+        cells = [*map(percent_text, ratios), count_text(tokens), "", "", ""]
         rows.append({"name": name, "chosen": False, "cells": cells})
     return rows
 

@@ -117,10 +117,12 @@ def _table(subject: Subject) -> None:
         for place, memory in enumerate(advice.memories)
     ]
     cells = [advice.cell(policy) for policy in ranking]
-    blank = ["", ""]
+    blank = ["-", "-"]
     stored = ["-" if c.stored_per_hit is None else f"{c.stored_per_hit:.2f}" for c in cells]
+    tokens_saved = [count_text(c.saved_tokens) for c in cells]
+    tokens_saved += [count_text(tokens) for tokens in advice.ceiling_tokens()]
     rest = [
-        Column("tokens saved", [count_text(c.saved_tokens) for c in cells] + blank),
+        Column("tokens saved", tokens_saved),
         Column("stored\na hit", stored + blank),
         Column("to host", [rate_text(c.store_rate) for c in cells] + blank),
         Column("from host", [rate_text(c.load_rate) for c in cells] + blank),

@@ -18,6 +18,7 @@ from ._sweep_result import Grid
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C1E", "#444444")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 CEILING_COLOUR = "#888888"
+LABEL_COLOUR = "#222222"  # the lines' lighter colours could not be read as text
 LABEL_STEP = 0.042  # least distance of two labels, share of the height
 LABEL_PLACE = 1.035  # where labels begin, share of the width
 
@@ -147,7 +148,7 @@ def _label_ends(axes: Any, ends: list[tuple[str, float, dict[str, Any]]]) -> Non
             place,
             policy,
             transform=axes.transAxes,
-            color=style["color"],
+            color=LABEL_COLOUR,
             va="center",
             fontsize=9,
         )

@@ -116,7 +116,7 @@ def advise(
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
         block_tokens = block_tokens or source.block_tokens or survey.block_tokens
         if block_tokens is None:
-            raise click.UsageError("--block-tokens is needed: no block size fits all requests")
+            raise click.UsageError(f"--block-tokens is needed: {_why_no_block_size(survey)}")
         full = survey.block_lengths.fits(block_tokens)
         setup = Setup(memory, block_tokens, token_bytes, device_memory or 0, full)
         _check(setup)
@@ -132,6 +132,13 @@ def advise(
             print_json(as_object(subject))
         else:
             print_advice(subject)
+
+
+def _why_no_block_size(survey: Survey) -> str:
+    if not survey.input_tokens:
+        return "the trace does not say how long its requests are"
+    mean = survey.input_tokens / (survey.blocks or 1)
+    return f"no block size fits all requests; they have {mean:,.0f} tokens a block on average"
 
 
 def _token_bytes(

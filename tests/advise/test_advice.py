@@ -51,6 +51,15 @@ def test_no_policy_exceeds_the_ceilings(advice):
         assert all(advice.cell(p, place).hit_ratio <= ceiling for p in registry.names())
 
 
+def test_the_ceilings_save_the_tokens_of_their_hits(advice):
+    best, unbounded = advice.ceiling_tokens()
+    assert best == round(advice.ceilings[advice.ASKED] * advice.facts.blocks) * 512
+    trace = DecodedTrace.of(WORKLOAD)
+    assert unbounded == infinite_hits(trace, device_hits(trace, 0)) * 512
+    saved = [advice.cell(policy).saved_tokens for policy in registry.names()]
+    assert max(saved) <= best <= unbounded
+
+
 def test_processes_change_nothing(advice):
     assert advise(WORKLOAD, SETUP, processes=2).cells == advice.cells
 

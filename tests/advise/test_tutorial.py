@@ -14,6 +14,7 @@ pytest.importorskip("click", reason="the command needs the cli extra")
 from kvoffload.advise import Setup, advise, model_names, model_shape
 from kvoffload.advise.subject import Subject
 from kvoffload.cli._advice_result import print_advice
+from kvoffload.policies import registry
 from kvoffload.replay import Selection
 from kvoffload.traces import Trace
 
@@ -38,9 +39,8 @@ def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
     shown = text.partition(command)[2].partition("\n```\n")[0]
     rows = re.findall(r"^([a-z0-9-]+)(?: \*)? +\d+\.\d %", shown, re.MULTILINE)
     model = model_shape("llama-3.1-70b")
-    policies = tuple(dict.fromkeys(rows))
-    assert len(policies) >= 5
-    setup = Setup(2**40, 512, model.bytes_per_token(), full_blocks=True, policies=policies)
+    assert set(rows) == set(registry.names())
+    setup = Setup(2**40, 512, model.bytes_per_token(), full_blocks=True)
     advice = advise(Selection(Trace(TRACE), full_block_tokens=512), setup)
     print_advice(Subject("conversation_trace.jsonl", advice, model, "bfloat16", ""))
     assert words(capsys.readouterr().out) == words(shown)

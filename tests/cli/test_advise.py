@@ -154,4 +154,20 @@ def test_a_trace_that_fits_no_block_size_needs_one(kvoffload, tmp_path):
     write_trace([Request(0, 10, 1, (1,)), Request(0, 1, 1, (1, 2, 3))], path)
     done = kvoffload("advise", path, *SIZE)
     assert done.code == 2
-    assert done.error == "--block-tokens is needed: no block size fits all requests"
+    assert done.error == (
+        "--block-tokens is needed: no block size fits all requests; "
+        "they have 3 tokens a block on average"
+    )
+
+
+def test_a_trace_without_lengths_needs_a_block_size(kvoffload, tmp_path):
+    path = tmp_path / "hashes.txt"
+    path.write_text("00c0ffee 0badcafe\n00c0ffee\n")
+    done = kvoffload("advise", path, *SIZE)
+    assert done.code == 2
+    assert done.error == (
+        "--block-tokens is needed: the trace does not say how long its requests are"
+    )
+    done = kvoffload("advise", path, *SIZE, "--block-tokens", "16")
+    assert done.code == 0, done.err
+    assert "too short: 2 requests" in done.out
