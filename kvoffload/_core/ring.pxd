@@ -9,7 +9,8 @@ Structure
 Invariants
     Parking numbers rise in recency order, and every parked node is older than every node of the
     list. So the listed nodes by number, then the list, is exactly the order in which a scan that
-    started over would find them.
+    started over would find them. (A policy whose scans leave idle nodes behind numbers its nodes
+    itself as they come, and puts those that are listed back between their neighbours.)
     A heap entry is alive if its node is LISTED on this ring under the entry's number; others are
     dropped when they surface. The heap has room for two entries for each parked node.
 Cost
@@ -32,6 +33,7 @@ cdef struct Ring:
     uint64_t num_parked
     uint64_t num_listed     # parked nodes that are in the heap
     uint64_t next_number    # of the next node to be parked
+    uint64_t start          # the number that the heap's order begins at, and goes round to
     Listed* heap            # min-heap on number, dead entries included
     uint64_t heap_size
     uint64_t heap_room
@@ -46,6 +48,8 @@ cdef bint ring_ensure_parking(Ring* ring) noexcept
 cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept
 # Remove and return the listed node with the least number, NIL if there is none; it stays parked.
 cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept
+# The same, where it comes before `number`; dead entries before it are dropped.
+cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t number) noexcept
 # Slots least recent first: the parked by number, then the list.
 cdef list ring_slots(Table* table, Ring* ring)
 # Verify the invariants; return the broken one, or NULL.
@@ -67,6 +71,28 @@ cdef inline void ring_append(Table* table, Ring* ring, uint32_t slot, Node* node
     else:
         node_at(table, ring.newest).next = slot
     ring.newest = slot
+    ring.size += 1
+
+
+cdef inline void ring_put_before(
+    Table* table, Ring* ring, uint32_t slot, Node* node, uint32_t following
+) noexcept nogil:
+    """Put a node that is on no ring before one of the list, at the end where that is NIL."""
+    cdef Node* after
+    if following == NIL:
+        ring_append(table, ring, slot, node)
+        return
+    kvo_require(node.ring == 0 and not node.flags & PARKED, "the node is on no ring")
+    after = node_at(table, following)
+    kvo_require(after.ring == ring.number and not after.flags & PARKED, "a node of the list")
+    node.ring = ring.number
+    node.next = following
+    node.prev = after.prev
+    if after.prev == NIL:
+        ring.oldest = slot
+    else:
+        node_at(table, after.prev).next = slot
+    after.prev = slot
     ring.size += 1
 
 
@@ -104,13 +130,20 @@ cdef inline void ring_renew(Table* table, Ring* ring, uint32_t slot, Node* node)
     ring_append(table, ring, slot, node)
 
 
-cdef inline void ring_park(Table* table, Ring* ring, Node* node) noexcept nogil:
-    """Park a node of the list that a scan passes over; `ring_ensure_parking` was called."""
+cdef inline void ring_park_as(
+    Table* table, Ring* ring, Node* node, uint64_t number
+) noexcept nogil:
+    """Park a node of the list under a number of its own; `ring_ensure_parking` was called."""
     kvo_require(not node.flags & PARKED, "a node is parked once")
     kvo_require(ring.heap_room >= 2 * (ring.num_parked + 1), "the heap has room for it")
     ring_detach(table, ring, node)
-    node.prev = <uint32_t>ring.next_number
-    node.next = <uint32_t>(ring.next_number >> 32)
+    node.prev = <uint32_t>number
+    node.next = <uint32_t>(number >> 32)
     node.flags |= PARKED
-    ring.next_number += 1
     ring.num_parked += 1
+
+
+cdef inline void ring_park(Table* table, Ring* ring, Node* node) noexcept nogil:
+    """Park a node of the list that a scan passes over; `ring_ensure_parking` was called."""
+    ring_park_as(table, ring, node, ring.next_number)
+    ring.next_number += 1

@@ -48,16 +48,22 @@ cdef inline bint alive(Table* table, Ring* ring, const Listed* entry) noexcept:
     )
 
 
-cdef void sift_down(Listed* heap, uint64_t size, uint64_t place) noexcept:
+cdef inline bint comes_before(const Ring* ring, uint64_t number, uint64_t other) noexcept:
+    """Compare two numbers in the heap's order, which begins at `start` and goes round."""
+    return number - ring.start < other - ring.start
+
+
+cdef void sift_down(Ring* ring, uint64_t size, uint64_t place) noexcept:
+    cdef Listed* heap = ring.heap
     cdef Listed moving = heap[place]
     cdef uint64_t child
     while True:
         child = 2 * place + 1
         if child >= size:
             break
-        if child + 1 < size and heap[child + 1].number < heap[child].number:
+        if child + 1 < size and comes_before(ring, heap[child + 1].number, heap[child].number):
             child += 1
-        if moving.number <= heap[child].number:
+        if not comes_before(ring, heap[child].number, moving.number):
             break
         heap[place] = heap[child]
         place = child
@@ -75,7 +81,7 @@ cdef void drop_dead(Table* table, Ring* ring) noexcept:
     place = kept // 2
     while place:
         place -= 1
-        sift_down(ring.heap, kept, place)
+        sift_down(ring, kept, place)
 
 
 cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept:
@@ -93,26 +99,45 @@ cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcep
     ring.heap_size += 1
     while place:
         parent = (place - 1) // 2
-        if ring.heap[parent].number <= entry.number:
+        if not comes_before(ring, entry.number, ring.heap[parent].number):
             break
         ring.heap[place] = ring.heap[parent]
         place = parent
     ring.heap[place] = entry
 
 
+cdef uint32_t pop(Table* table, Ring* ring) noexcept:
+    """Remove the first entry; return its node, NIL if it is dead."""
+    cdef Listed top = ring.heap[0]
+    ring.heap_size -= 1
+    if ring.heap_size:
+        ring.heap[0] = ring.heap[ring.heap_size]
+        sift_down(ring, ring.heap_size, 0)
+    if not alive(table, ring, &top):
+        return NIL
+    node_at(table, top.slot).flags &= <uint8_t>(~LISTED & 0xFF)
+    ring.num_listed -= 1
+    return top.slot
+
+
 cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept:
-    cdef Listed top
+    cdef uint32_t slot
     while ring.num_listed:
-        top = ring.heap[0]
-        ring.heap_size -= 1
-        if ring.heap_size:
-            ring.heap[0] = ring.heap[ring.heap_size]
-            sift_down(ring.heap, ring.heap_size, 0)
-        if alive(table, ring, &top):
-            node_at(table, top.slot).flags &= <uint8_t>(~LISTED & 0xFF)
-            ring.num_listed -= 1
-            return top.slot
+        slot = pop(table, ring)
+        if slot != NIL:
+            return slot
     ring.heap_size = 0
+    return NIL
+
+
+cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t number) noexcept:
+    cdef uint32_t slot
+    if ring.num_listed == 0:
+        ring.heap_size = 0
+    while ring.heap_size and comes_before(ring, ring.heap[0].number, number):
+        slot = pop(table, ring)
+        if slot != NIL:
+            return slot
     return NIL
 
 
@@ -159,7 +184,9 @@ cdef const char* ring_check(Table* table, Ring* ring) noexcept:
                 return b"parking numbers were given out"
     for place in range(ring.heap_size):
         entries += alive(table, ring, &ring.heap[place])
-        if place and ring.heap[(place - 1) // 2].number > ring.heap[place].number:
+        if place and comes_before(
+            ring, ring.heap[place].number, ring.heap[(place - 1) // 2].number
+        ):
             return b"the heap of a ring is ordered"
     if linked + parked != ring.size or parked != ring.num_parked:
         return b"the nodes of a ring are counted"

@@ -4,7 +4,7 @@ from libc.string cimport memset
 
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.ring cimport ring_ensure_parking, ring_list, ring_park, ring_unlist
-from kvoffload._core.table cimport NIL, Node, kvo_prefetch, node_at
+from kvoffload._core.table cimport NIL, PARKED, Node, kvo_prefetch, node_at
 
 cdef enum:
     FIRST_ROOM = 64
@@ -110,8 +110,11 @@ cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* curso
 
 cdef void list_again(Victim* items, uint64_t size, Table* table) noexcept:
     cdef uint64_t place
+    cdef Node* node
     for place in range(size):
-        ring_list(table, items[place].ring, items[place].slot, node_at(table, items[place].slot))
+        node = node_at(table, items[place].slot)
+        if node.flags & PARKED:
+            ring_list(table, items[place].ring, items[place].slot, node)
 
 
 cdef void victims_settle(Victims* victims, Table* table) noexcept:
@@ -120,7 +123,6 @@ cdef void victims_settle(Victims* victims, Table* table) noexcept:
 
 
 cdef void victims_cancel(Victims* victims, Table* table) noexcept:
-    if victims.managed:
-        list_again(victims.items, victims.size, table)
+    list_again(victims.items, victims.size, table)
     victims.size = 0
     victims_settle(victims, table)

@@ -19,7 +19,6 @@ cimport numpy as cnp
 from kvoffload._core.batch cimport find_all, find_range, hint_chosen
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
-from kvoffload._core.ring cimport ring_slots
 from kvoffload._core.table cimport NIL, RESIDENT, Node, Table, node_at, table_new_epoch
 from kvoffload._core.victims cimport victims_cancel
 from kvoffload.managers._results_c cimport new_event, new_ids, new_output, new_spec
@@ -279,7 +278,7 @@ cdef class Manager(ManagerState):
             # Somebody else holds slots of this pool: give back ours alone, oldest first.
             order = []
             for number in range(policy.num_rings):
-                order += ring_slots(policy.table, &policy.rings[number])
+                order += policy.c_slots(number)
             for slot in order:
                 node = node_at(policy.table, slot)
                 if node.flags & RESIDENT:

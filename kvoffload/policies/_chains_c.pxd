@@ -15,6 +15,7 @@ from kvoffload._core.table cimport NIL, Node, Table
 cdef struct Link:
     uint64_t number         # of the block on this node, from 1; 0: no block
     uint64_t before_number  # of the block before, when it was linked
+    uint64_t place          # of the block in its queue: what came later has a greater one
     uint32_t before         # its node, NIL for none
     uint32_t num_behind     # blocks linked to this one
     uint32_t depth          # blocks before this one when it was linked

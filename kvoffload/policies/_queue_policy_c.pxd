@@ -1,12 +1,14 @@
 """What compiled policies share whose queues are not ordered by use.
 
 Structure
-    Rings that are only lists here: nothing is parked, a scan passes over what cannot leave. Rings
-    0 ... ``num_queues`` - 1 hold the resident blocks.
+    Rings 0 ... ``num_queues`` - 1 hold the resident blocks, in the order of their places: numbers
+    that are given out, rising, at the newest end. With a manager, a scan parks what it meets in
+    use, under its place; when that is idle again, the next scan that gets there puts it back
+    between its neighbours. So a block in use is met once, however many scans there are.
 Invariants
     A search takes blocks provisionally: it flags them in their links and lets them leave their
     chains, and the policy logs what else it changed. A search that was cancelled is undone at the
-    policy's next call.
+    policy's next call. (Parking changes nothing that could be seen.)
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -22,8 +24,9 @@ cdef class QueuePolicy(CompiledPolicy):
     cdef uint32_t search            # number of the search at work or last
     cdef bint searching             # a search was not settled
     cdef uint64_t num_chosen        # its victims
+    cdef uint32_t last_put_back     # while a search is undone, NIL for none
 
-    # Find `n` victims by `choose`; False if there is no memory. There are enough.
+    # Find `n` victims by `choose`; False if there are fewer, or no memory.
     cdef bint c_sift(self, uint64_t n) noexcept
     # Take back what `c_sift` has logged.
     cdef void c_undo(self) noexcept
@@ -32,8 +35,21 @@ cdef class QueuePolicy(CompiledPolicy):
     cdef bint may_leave(self, uint32_t slot, const Node* node) noexcept
     cdef bint is_chosen(self, uint32_t slot) noexcept
     cdef bint choose(self, int number, uint32_t slot, Node* node) noexcept
-    # Choose the deepest blocks, whatever is behind them; `start` is where ring 0 begins.
-    cdef bint take_deepest(self, uint64_t n, uint32_t start) noexcept
-    cdef bint enough(self, uint64_t n) noexcept
+    # Choose the deepest blocks, whatever is behind them, where scans of all have found none else.
+    cdef bint take_deepest(self, uint64_t n) noexcept
+
+    # Put a block that is on no ring at the newest end of a queue.
+    cdef void join(self, int number, uint32_t slot, Node* node) noexcept
+    # Move a block of a queue to its newest end.
+    cdef void renew(self, int number, uint32_t slot, Node* node) noexcept
+    # Put a block that is on no ring where its place says.
+    cdef void put_back(self, int number, uint32_t slot, Node* node, uint64_t place) noexcept
+    # Go one on in the scan of a queue, NIL at its end; `rest` is the next block of the list.
+    cdef uint32_t scan(self, int number, uint32_t* rest) noexcept
+    # Count the blocks that a scan of the whole queue would meet.
+    cdef uint64_t num_to_scan(self, int number) noexcept
+    # Park a block in use that the scan has met; False if there is no memory.
+    cdef bint park(self, int number, uint32_t slot, Node* node) noexcept
+    cdef const char* check_queues(self) noexcept
     # A block leaves: its links name it no more.
     cdef void leave(self, uint32_t slot) noexcept

@@ -3,9 +3,22 @@
 from libc.stdlib cimport qsort
 
 from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.table cimport NIL, hash_ahead, node_at, table_ensure
+from kvoffload._core.ring cimport (
+    Ring,
+    parking_number,
+    ring_append,
+    ring_ensure_parking,
+    ring_park_as,
+    ring_put_before,
+    ring_remove,
+    ring_renew,
+    ring_slots,
+    ring_unlist_before,
+)
+from kvoffload._core.table cimport NIL, PARKED, hash_ahead, node_at, table_ensure
 from kvoffload._core.victims cimport Victim
 from kvoffload.policies._chains_c cimport (
+    chains_check,
     chains_clear,
     chains_close,
     chains_ensure,
@@ -16,6 +29,12 @@ from kvoffload.policies._chains_c cimport (
 
 cdef enum:
     FIRST_ROOM = 64
+
+cdef extern from *:
+    """
+    #define KVO_BEYOND_ALL UINT64_MAX
+    """
+    const uint64_t BEYOND_ALL "KVO_BEYOND_ALL"  # a place that is never given out
 
 
 # A block that may leave although others are behind it.
@@ -53,15 +72,11 @@ cdef class QueuePolicy(CompiledPolicy):
     cdef bint c_search(self, uint64_t n) noexcept:
         cdef uint32_t slot
         self.undo()
-        # These policies park nothing, whoever drives them.
-        self.victims.managed = False
         self.search += 1
         if self.search == 0:
             for slot in range(self.table.num_used):
                 self.chains.links[slot].search = 0
             self.search = 1
-        if not self.enough(n):
-            return False
         self.searching = True
         self.num_chosen = 0
         if self.c_sift(n):
@@ -81,20 +96,6 @@ cdef class QueuePolicy(CompiledPolicy):
 
     cdef bint is_chosen(self, uint32_t slot) noexcept:
         return self.chains.links[slot].search == self.search
-
-    cdef bint enough(self, uint64_t n) noexcept:
-        """Tell whether `n` blocks may leave."""
-        cdef uint64_t found = 0
-        cdef uint32_t slot
-        cdef int number
-        cdef Node* node
-        for number in range(self.num_queues):
-            slot = self.rings[number].oldest
-            while slot != NIL and found < n:
-                node = node_at(self.table, slot)
-                found += self.may_leave(slot, node)
-                slot = node.next
-        return found >= n
 
     cdef bint choose(self, int number, uint32_t slot, Node* node) noexcept:
         """Make a block of a ring a victim; False if there is no memory."""
@@ -117,36 +118,141 @@ cdef class QueuePolicy(CompiledPolicy):
         chains_leave(&self.chains, slot)
         return True
 
-    cdef bint take_deepest(self, uint64_t n, uint32_t start) noexcept:
-        cdef uint64_t found = 0, place = 0, left
+    cdef bint take_deepest(self, uint64_t n) noexcept:
+        cdef uint64_t found = 0, room = 0, place
         cdef uint32_t slot
         cdef int number
         cdef bint chosen = True
-        cdef Deep* deep = <Deep*>resize(NULL, self.num_resident * sizeof(Deep))
+        cdef Deep* deep
+        for number in range(self.num_queues):
+            room += self.rings[number].size - self.rings[number].num_parked
+        if room < n:  # victims are on the lists, too
+            return False
+        deep = <Deep*>resize(NULL, room * sizeof(Deep))
         if deep == NULL:
             self.victims.no_memory = True
             return False
         for number in range(self.num_queues):
-            slot = start if number == 0 else NIL
-            for left in range(self.rings[number].size):
-                if slot == NIL:
-                    slot = self.rings[number].oldest
+            slot = self.rings[number].oldest
+            while slot != NIL:
                 if self.may_leave(slot, node_at(self.table, slot)):
                     deep[found].depth = self.chains.links[slot].depth
-                    deep[found].place = place
+                    deep[found].place = found
                     deep[found].slot = slot
                     deep[found].number = number
                     found += 1
-                place += 1
                 slot = node_at(self.table, slot).next
-        qsort(deep, found, sizeof(Deep), deeper)
-        place = 0
-        while chosen and self.victims.size < n:
-            slot = deep[place].slot
-            chosen = self.choose(deep[place].number, slot, node_at(self.table, slot))
-            place += 1
+        if found >= n - self.victims.size:
+            qsort(deep, found, sizeof(Deep), deeper)
+            place = 0
+            while chosen and self.victims.size < n:
+                slot = deep[place].slot
+                chosen = self.choose(deep[place].number, slot, node_at(self.table, slot))
+                place += 1
+        else:
+            chosen = False
         discard(deep)
         return chosen
+
+    # -- queues ------------------------------------------------------------------------------
+
+    cdef void join(self, int number, uint32_t slot, Node* node) noexcept:
+        cdef Ring* queue = &self.rings[number]
+        self.chains.links[slot].place = queue.next_number
+        queue.next_number += 1
+        ring_append(self.table, queue, slot, node)
+
+    cdef void renew(self, int number, uint32_t slot, Node* node) noexcept:
+        cdef Ring* queue = &self.rings[number]
+        self.chains.links[slot].place = queue.next_number
+        queue.next_number += 1
+        ring_renew(self.table, queue, slot, node)
+
+    cdef void put_back(self, int number, uint32_t slot, Node* node, uint64_t place) noexcept:
+        cdef Ring* queue = &self.rings[number]
+        cdef uint32_t following = NIL, before = queue.newest
+        # Blocks are put back from the newest on: the one before is a good start.
+        if self.last_put_back < self.table.num_used:
+            if (
+                node_at(self.table, self.last_put_back).ring == queue.number
+                and self.chains.links[self.last_put_back].place > place
+            ):
+                following = self.last_put_back
+                before = node_at(self.table, following).prev
+        while before != NIL and self.chains.links[before].place > place:
+            following = before
+            before = node_at(self.table, before).prev
+        self.chains.links[slot].place = place
+        ring_put_before(self.table, queue, slot, node, following)
+        self.last_put_back = slot
+
+    cdef uint32_t scan(self, int number, uint32_t* rest) noexcept:
+        cdef Ring* queue = &self.rings[number]
+        cdef uint32_t slot = rest[0]
+        cdef uint64_t place = BEYOND_ALL if slot == NIL else self.chains.links[slot].place
+        cdef uint32_t returning = ring_unlist_before(self.table, queue, place)
+        cdef Node* node
+        if returning != NIL:
+            node = node_at(self.table, returning)
+            ring_remove(self.table, queue, node)
+            ring_put_before(self.table, queue, returning, node, slot)
+            return returning
+        if slot != NIL:
+            rest[0] = node_at(self.table, slot).next
+        return slot
+
+    cdef uint64_t num_to_scan(self, int number) noexcept:
+        cdef Ring* queue = &self.rings[number]
+        return queue.size - queue.num_parked + queue.num_listed
+
+    cdef bint park(self, int number, uint32_t slot, Node* node) noexcept:
+        cdef Ring* queue = &self.rings[number]
+        if not ring_ensure_parking(queue):
+            self.victims.no_memory = True
+            return False
+        ring_park_as(self.table, queue, node, self.chains.links[slot].place)
+        return True
+
+    cdef void became_idle(self, uint32_t slot, Node* node) noexcept:
+        # The order of what returns depends on where the scan stands.
+        self.undo()
+        CompiledPolicy.became_idle(self, slot, node)
+
+    cdef list c_slots(self, int number):
+        cdef uint32_t slot
+        self.undo()
+        slots = ring_slots(self.table, &self.rings[number])
+        if number < self.num_queues:
+            slots.sort(key=[self.chains.links[slot].place for slot in range(self.table.num_used)]
+                       .__getitem__)
+        return slots
+
+    cdef const char* check_queues(self) noexcept:
+        """Verify that the queues are in the order of their places; return what is broken."""
+        cdef Ring* queue
+        cdef Node* node
+        cdef uint32_t slot
+        cdef uint64_t place
+        cdef int number
+        for number in range(self.num_queues):
+            queue = &self.rings[number]
+            slot = queue.oldest
+            while slot != NIL:
+                node = node_at(self.table, slot)
+                place = self.chains.links[slot].place
+                if place >= queue.next_number:
+                    return b"places were given out"
+                if node.next != NIL and self.chains.links[node.next].place <= place:
+                    return b"a queue is in the order of its places"
+                slot = node.next
+            for slot in range(self.table.num_used):
+                node = node_at(self.table, slot)
+                if node.ring == queue.number and node.flags & PARKED:
+                    if self.chains.links[slot].place != parking_number(node):
+                        return b"a block is parked under its place"
+        return chains_check(&self.chains, self.table)
+
+    # -- undoing -----------------------------------------------------------------------------
 
     cdef void undo(self) noexcept:
         """Take back what a search changed that was not settled."""
@@ -155,6 +261,7 @@ cdef class QueuePolicy(CompiledPolicy):
         if not self.searching:
             return
         self.searching = False
+        self.last_put_back = NIL
         for place in range(self.num_chosen):
             slot = self.victims.items[place].slot
             chains_return(&self.chains, slot)

@@ -7,17 +7,18 @@ Structure
 Invariants
     A search logs each block that it moves, with its place and count before.
 Cost
-    As in the Python twin.
+    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use, where few blocks
+    have others behind them; O(blocks not in use) where all have.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.ring cimport Ring, ring_append, ring_remove, ring_renew
+from kvoffload._core.ring cimport ring_append, ring_remove
 from kvoffload._core.table cimport NIL, Node, drop_block, drop_hashed_key, drop_key, node_at
 from kvoffload._core.victims cimport Victim
-from kvoffload.policies._chains_c cimport chains_check, chains_insert, chains_leave, chains_link
+from kvoffload.policies._chains_c cimport chains_insert, chains_leave, chains_link
 from kvoffload.policies._queue_policy_c cimport QueuePolicy
 from kvoffload.policies._touch_pairs_c cimport TouchPairs
 
@@ -35,16 +36,16 @@ cdef enum:
 
 # A block that a search moved to the newest end of main.
 cdef struct Move:
+    uint64_t place          # where it stood
     uint32_t slot
-    uint32_t following      # the node that stood after it, NIL for none
-    uint8_t ring            # where it stood, from 0
+    uint8_t ring            # on which queue, from 0
     uint8_t count           # its count before
 
 
 # Where a search stands on a ring; it begins again if something has changed since it began.
 cdef struct Scan:
     uint64_t left           # nodes still to look at
-    uint32_t slot           # the next of them
+    uint32_t rest           # the next of them on the list
     bint changed
 
 
@@ -114,7 +115,7 @@ cdef class _S3FIFO(QueuePolicy):
             if node.ring == GHOSTS + 1:
                 continue
             if node.block.ref_cnt < 0:
-                ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
+                self.renew(node.ring - 1, slot, node)
             elif is_access and node.note < MOST_COUNTED:
                 node.note += 1
 
@@ -126,7 +127,7 @@ cdef class _S3FIFO(QueuePolicy):
             number = MAIN
         node.note = 0
         chains_insert(&self.chains, slot)
-        ring_append(self.table, &self.rings[number], slot, node)
+        self.join(number, slot, node)
 
     cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
         self.undo()
@@ -159,7 +160,7 @@ cdef class _S3FIFO(QueuePolicy):
                 self.scans[SMALL].changed = self.scans[MAIN].changed = True
                 self.small_length += number == MAIN
             elif not any_promoted:
-                return self.take_deepest(n, NIL)
+                return self.take_deepest(n)
         return True
 
     cdef bint next_victim(self, int number) noexcept:
@@ -169,10 +170,13 @@ cdef class _S3FIFO(QueuePolicy):
         cdef Node* node
         while True:
             while scan.left:
-                slot = scan.slot
+                slot = self.scan(number, &scan.rest)
                 node = node_at(self.table, slot)
-                scan.slot = node.next
                 scan.left -= 1
+                if node.block.ref_cnt != 0 and self.victims.managed:
+                    if not self.park(number, slot, node):
+                        return False
+                    continue
                 if not self.may_leave(slot, node):
                     continue
                 if node.note > (1 if number == SMALL else 0):
@@ -184,8 +188,8 @@ cdef class _S3FIFO(QueuePolicy):
             if not scan.changed:
                 return False
             scan.changed = False
-            scan.left = self.rings[number].size
-            scan.slot = self.rings[number].oldest
+            scan.left = self.num_to_scan(number)
+            scan.rest = self.rings[number].oldest
 
     cdef bint move(self, int number, uint32_t slot, Node* node) noexcept:
         """Move a block that was used to the newest end of main, and log it."""
@@ -203,11 +207,14 @@ cdef class _S3FIFO(QueuePolicy):
         made = &self.moves[self.num_moves]
         self.num_moves += 1
         made.slot = slot
-        made.following = node.next
+        made.place = self.chains.links[slot].place
         made.ring = <uint8_t>number
         made.count = node.note
         ring_remove(self.table, &self.rings[number], node)
-        ring_append(self.table, &self.rings[MAIN], slot, node)
+        self.join(MAIN, slot, node)
+        # Parked blocks that the scan is still to meet stand before what moves.
+        if self.scans[MAIN].rest == NIL:
+            self.scans[MAIN].rest = slot
         if number == SMALL:
             node.note = 0
             self.small_length -= 1
@@ -224,27 +231,8 @@ cdef class _S3FIFO(QueuePolicy):
             made = &self.moves[self.num_moves]
             node = node_at(self.table, made.slot)
             ring_remove(self.table, &self.rings[MAIN], node)
-            self.put_before(&self.rings[made.ring], made.slot, node, made.following)
+            self.put_back(made.ring, made.slot, node, made.place)
             node.note = made.count
-
-    cdef void put_before(
-        self, Ring* ring, uint32_t slot, Node* node, uint32_t following
-    ) noexcept:
-        """Put a node that is on no ring before another one of the ring."""
-        cdef Node* after
-        if following == NIL:
-            ring_append(self.table, ring, slot, node)
-            return
-        after = node_at(self.table, following)
-        node.ring = ring.number
-        node.next = following
-        node.prev = after.prev
-        if after.prev == NIL:
-            ring.oldest = slot
-        else:
-            node_at(self.table, after.prev).next = slot
-        after.prev = slot
-        ring.size += 1
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.slot)
@@ -290,7 +278,7 @@ cdef class _S3FIFO(QueuePolicy):
         for slot in range(self.table.num_used):
             if node_at(self.table, slot).ring and node_at(self.table, slot).note > MOST_COUNTED:
                 return b"counts are 0 ... 3"
-        return chains_check(&self.chains, self.table)
+        return self.check_queues()
 
 
 class S3FIFOCachePolicy(_S3FIFO, CachePolicy):

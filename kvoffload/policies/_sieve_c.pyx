@@ -1,23 +1,25 @@
 """SIEVE, compiled (Zhang, Yang, Yue, Vigfusson & Rashmi, NSDI'24).
 
 Structure
-    One ring, oldest first, and a hand; a node's ``note`` is 1 if the block was visited. The hand
-    passes over what cannot leave, once a lap (see ``_queue_policy_c``). See ``_sieve_py`` for the
+    One ring, oldest first, and a hand, which is a place in it (see ``_queue_policy_c``): the
+    ring's ``start``. A node's ``note`` is 1 if the block was visited. See ``_sieve_py`` for the
     Python twin and for where both differ from the paper.
 Invariants
-    A search logs the hand's place and the blocks that it takes the mark from.
+    ``next_slot`` is the first block of the list from the hand on. A search logs the hand's place
+    and the blocks that it takes the mark from.
 Cost
-    As in the Python twin.
+    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use, where few blocks
+    are visited or have others behind them; O(blocks not in use) where all have.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.ring cimport ring_append, ring_renew
-from kvoffload._core.table cimport NIL, Node, drop_hashed_key, node_at
+from kvoffload._core.ring cimport Ring, parking_number
+from kvoffload._core.table cimport NIL, PARKED, Node, drop_hashed_key, node_at
 from kvoffload._core.victims cimport Victim
-from kvoffload.policies._chains_c cimport chains_check, chains_insert, chains_leave, chains_link
+from kvoffload.policies._chains_c cimport chains_insert, chains_leave, chains_link
 from kvoffload.policies._queue_policy_c cimport QueuePolicy
 from kvoffload.policies._twin_c cimport key_of
 
@@ -29,8 +31,8 @@ cdef enum:
 
 
 cdef class _Sieve(QueuePolicy):
-    cdef uint32_t next_slot         # the hand: the next block to look at, NIL at a lap's end
-    cdef uint32_t hand_before       # where it was before the search at work
+    cdef uint32_t next_slot         # the next block of the list to look at, NIL at a lap's end
+    cdef uint64_t hand_before       # where the hand was before the search at work
     cdef uint32_t* unmarked         # blocks that the search took the mark from
     cdef uint64_t num_unmarked
     cdef uint64_t unmarked_room
@@ -55,9 +57,24 @@ cdef class _Sieve(QueuePolicy):
     @property
     def hand(self):
         """The next block to look at; None where a lap has ended."""
+        cdef Ring* queue = &self.rings[0]
+        cdef uint32_t slot, first
+        cdef uint64_t place
+        cdef Node* node
         self.require_ready()
         self.undo()
-        return None if self.next_slot == NIL else key_of(node_at(self.table, self.next_slot))
+        first = self.next_slot
+        if queue.num_parked:
+            for slot in range(self.table.num_used):
+                node = node_at(self.table, slot)
+                if not node.flags & PARKED or node.ring != queue.number:
+                    continue
+                place = parking_number(node)
+                if place >= queue.start and (
+                    first == NIL or place < self.chains.links[first].place
+                ):
+                    first = slot
+        return None if first == NIL else key_of(node_at(self.table, first))
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef Py_ssize_t place
@@ -74,7 +91,7 @@ cdef class _Sieve(QueuePolicy):
                 node.note = 1
             else:
                 self.step_off(slot, node)
-                ring_renew(self.table, &self.rings[0], slot, node)
+                self.renew(0, slot, node)
                 if self.next_slot == NIL:
                     self.next_slot = slot
 
@@ -87,7 +104,7 @@ cdef class _Sieve(QueuePolicy):
         self.undo()
         node.note = 0
         chains_insert(&self.chains, slot)
-        ring_append(self.table, &self.rings[0], slot, node)
+        self.join(0, slot, node)
         if self.next_slot == NIL:
             self.next_slot = slot
 
@@ -99,18 +116,29 @@ cdef class _Sieve(QueuePolicy):
 
     cdef bint c_sift(self, uint64_t n) noexcept:
         """Let the hand go until `n` victims are found; the deepest, if a lap changes nothing."""
+        cdef Ring* queue = &self.rings[0]
         cdef uint64_t passed_unchanged = 0
         cdef uint32_t slot
         cdef Node* node
-        self.hand_before = self.next_slot
+        self.hand_before = queue.start
         self.num_unmarked = 0
         while self.victims.size < n:
-            if passed_unchanged == self.rings[0].size - self.victims.size:
-                return self.take_deepest(n, self.next_slot)
-            slot = self.next_slot if self.next_slot != NIL else self.rings[0].oldest
-            node = node_at(self.table, slot)
-            self.next_slot = node.next
+            # Victims are in the list until they are let go.
+            if passed_unchanged == self.num_to_scan(0) - self.victims.size:
+                self.put_hand(0)
+                return self.take_deepest(n)
+            slot = self.scan(0, &self.next_slot)
+            if slot == NIL:  # a lap ends
+                queue.start = 0
+                self.next_slot = queue.oldest
+                continue
+            queue.start = self.chains.links[slot].place + 1
             if self.is_chosen(slot):
+                continue
+            node = node_at(self.table, slot)
+            if node.block.ref_cnt != 0 and self.victims.managed:
+                if not self.park(0, slot, node):
+                    return False
                 continue
             passed_unchanged += 1
             if not self.may_leave(slot, node):
@@ -124,6 +152,18 @@ cdef class _Sieve(QueuePolicy):
                     return False
                 passed_unchanged = 0
         return True
+
+    cdef void put_hand(self, uint64_t place) noexcept:
+        """Put the hand before the first block from a place on."""
+        cdef Ring* queue = &self.rings[0]
+        cdef uint32_t slot = queue.newest
+        self.next_slot = NIL
+        while slot != NIL and self.chains.links[slot].place >= place:
+            self.next_slot = slot
+            slot = node_at(self.table, slot).prev
+        queue.start = place
+        if queue.num_listed == 0:
+            queue.heap_size = 0
 
     cdef bint unmark(self, uint32_t slot, Node* node) noexcept:
         """Take the mark of a visited block, and log it."""
@@ -146,7 +186,7 @@ cdef class _Sieve(QueuePolicy):
         cdef uint64_t place
         for place in range(self.num_unmarked):
             node_at(self.table, self.unmarked[place]).note = 1
-        self.next_slot = self.hand_before
+        self.put_hand(self.hand_before)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.slot)
@@ -164,16 +204,17 @@ cdef class _Sieve(QueuePolicy):
         self.next_slot = NIL
 
     cdef const char* c_check(self) noexcept:
-        cdef const char* broken
+        cdef uint32_t slot
+        cdef uint64_t place
         self.undo()
-        broken = chains_check(&self.chains, self.table)
-        if broken != NULL:
-            return broken
         if self.rings[0].size != self.num_resident:
             return b"the queue holds what is resident"
-        if self.next_slot != NIL and node_at(self.table, self.next_slot).ring != 1:
-            return b"the hand is at a block of the queue"
-        return NULL
+        slot = self.rings[0].oldest
+        while slot != NIL and self.chains.links[slot].place < self.rings[0].start:
+            slot = node_at(self.table, slot).next
+        if slot != self.next_slot:
+            return b"the next block is the first from the hand on"
+        return self.check_queues()
 
 
 class SieveCachePolicy(_Sieve, CachePolicy):

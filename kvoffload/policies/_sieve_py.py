@@ -12,9 +12,9 @@ Differs from the paper
     A pinned, pending or protected block is passed over, its mark and place kept. So is a block with
     a resident block behind it in its chain (see ``_chains_py``): SIEVE's order says nothing about
     chains, and a tail without its head is lost. Where the hand finds nothing but such blocks in a
-    whole lap, those behind them are in use: then the deepest leave first. The touch of a pending
-    block, which has not been seen again, moves it to the newest end, so that what was stored
-    together stands tail first.
+    whole lap, those behind them are in use: then the deepest leave first, and the hand goes back to
+    the oldest. The touch of a pending block, which has not been seen again, moves it to the newest
+    end, so that what was stored together stands tail first.
 Invariants
     ``_resident`` is what was passed and what lies ahead; a visited block is resident.
 Cost
@@ -102,6 +102,8 @@ class SieveCachePolicy(PythonPolicy):
         passed_unchanged = 0
         while len(victims) < n:
             if passed_unchanged == len(self._resident):
+                self._passed.update(self._ahead)
+                self._ahead, self._passed = self._passed, OrderedDict()
                 victims += self._deepest(n - len(victims), protected)
                 break
             if not self._ahead:
@@ -122,7 +124,7 @@ class SieveCachePolicy(PythonPolicy):
 
     def _deepest(self, n: int, protected: Collection[BlockHash]) -> _Victims:
         """Let the `n` deepest blocks go, whatever is behind them."""
-        may_leave = chain(evictable(self._ahead, protected), evictable(self._passed, protected))
+        may_leave = evictable(self._ahead, protected)
         by_depth = sorted(may_leave, key=lambda block: -self._chains.depth(block[0]))
         for block_hash, _ in by_depth[:n]:
             self._remove(block_hash)

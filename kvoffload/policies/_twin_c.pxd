@@ -45,6 +45,8 @@ cdef class CompiledPolicy:
     cdef const char* c_check(self) noexcept
 
     # -- what a policy may redefine -------------------------------------------------------
+    # The slots of a ring, from 0, least recent first.
+    cdef list c_slots(self, int number)
     # Answer how many of the `n` chosen keys of the batch to store, with the victims in
     # `victims`; -1, with the search cancelled, to refuse.
     cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept

@@ -270,8 +270,7 @@ cdef class CompiledPolicy:
 
     def _ring_keys(self, int number):
         """Return the keys of a ring, from 0, least recent first."""
-        return [key_of(node_at(self.table, slot))
-                for slot in ring_slots(self.table, &self.rings[number])]
+        return [key_of(node_at(self.table, slot)) for slot in self.c_slots(number)]
 
     def _ring_holds(self, int number, block_hash):
         """Tell whether a key is on a ring, from 0."""
@@ -377,3 +376,6 @@ cdef class CompiledPolicy:
 
     cdef const char* c_check(self) noexcept:
         return NULL
+
+    cdef list c_slots(self, int number):
+        return ring_slots(self.table, &self.rings[number])

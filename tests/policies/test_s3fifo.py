@@ -9,7 +9,7 @@ import pytest
 
 from kvoffload import BlockStatus
 from tests.blocks import A, B, C, D, E, block_hashes, names
-from tests.policies.steps import evict, idle, pinned, policy_of
+from tests.policies.steps import evict, idle, pinned, policy_of, request
 
 
 def s3fifo(twin: ModuleType, blocks: list[bytes], capacity: int = 4, small: float = 0.5) -> Any:
@@ -124,6 +124,26 @@ def test_a_block_in_use_keeps_count_and_place(twin: ModuleType) -> None:
     policy.get(A).ref_cnt = 0
     assert evict(policy, 1) == "C"
     assert queues(policy) == ("", "A", "BC")
+
+
+def test_blocks_that_were_in_use_stand_before_what_the_scan_has_moved(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 5, "s3fifo?small=0.0")
+    policy, new = manager.policy, block_hashes(50, 51, 52)
+    for blocks in ([A, B], [C], [D], new[:1]):
+        request(manager, blocks)
+    for block in (A, B, C, D):
+        use(policy, block, 2)
+    request(manager, new[1:2])
+    assert names(policy.main) == "BACD"
+    manager.prepare_load([B, C, D])
+    use(policy, new[1], 2)
+    request(manager, new[2:3])  # passes B, C and D over, and A, which has B behind it
+    manager.complete_load([C, D])
+    manager.prepare_load(new[2:3])
+    use(policy, A, 1)
+    assert manager.prepare_store([C, E]).block_hashes_evicted == [D]
+    assert names(policy.main) == "BCA"
+    manager._check()
 
 
 def test_where_those_behind_are_in_use_the_deepest_leaves_first(twin: ModuleType) -> None:

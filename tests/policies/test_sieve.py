@@ -105,6 +105,30 @@ def test_where_those_behind_are_in_use_the_deepest_leaves_first(twin: ModuleType
     assert evict(policy, 1) is None
 
 
+def test_the_hand_goes_back_to_the_oldest_once_the_deepest_had_to_leave(twin: ModuleType) -> None:
+    policy = sieve(twin, [A, B, C, D])
+    policy.insert(E, pinned())
+    policy.touch([B, C, D, E])
+    assert evict(policy, 1) == "A"
+    assert evict(policy, 1) == "D"
+    assert policy.hand == B
+
+
+def test_a_block_in_use_comes_back_between_its_neighbours(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 4, "sieve")
+    for block in (A, B, C, D):
+        request(manager, [block])
+    manager.prepare_load([B])
+    assert names(request(manager, [E]).block_hashes_evicted) == "A"
+    assert names(manager.policy.blocks) == "BCDE"
+    assert names(request(manager, [F]).block_hashes_evicted) == "C"
+    assert (names(manager.policy.blocks), manager.policy.hand) == ("BDEF", D)
+    manager.complete_load([B])
+    manager._check()
+    output = manager.prepare_store(block_hashes(101, 102, 103, 104))
+    assert names(output.block_hashes_evicted) == "DEFB"
+
+
 def test_a_block_that_outlived_its_prefix_is_free_of_it(twin: ModuleType) -> None:
     policy = sieve(twin, [A])
     policy.insert(B, pinned())
