@@ -127,7 +127,6 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
     ]
     without = f"without bounds a cache would hit {percent_text(advice.unbounded)}"
     lines += [
-        Line("best possible", "ceiling", 0, points(advice.ceilings, best), 0.0),
         Line(
             "without bounds",
             "ceiling",
@@ -135,6 +134,7 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
             points([advice.unbounded] * len(memories), [without] * len(memories)),
             0.0,
         ),
+        Line("best possible", "ceiling", 0, points(advice.ceilings, best), 0.0),
     ]
     return Chart(
         width,

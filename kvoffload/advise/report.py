@@ -14,13 +14,15 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from kvoffload import IMPLEMENTATION, __version__
+from kvoffload.policies import registry
 from kvoffload.traces._extras import require
 
+from .advice import Advice
 from .chart import chart
 from .choice import by_simplicity
 from .configuration import python_text, vllm_text
 from .subject import Subject
-from .units import bytes_text, count_text, percent_text, rate_text
+from .units import bytes_text, count_text, percent_text, rate_text, unbroken
 from .wording import findings, headline, noise_text
 
 __all__ = ["report_html", "require_report", "write_report"]
@@ -83,6 +85,7 @@ def report_html(subject: Subject) -> str:
     policy = advice.policy
     style, script = _page("report.css"), _page("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["unbroken"] = unbroken
     template = environment.from_string(_page("report.html.jinja"))
     setup = advice.setup
     capacity = advice.capacities[advice.ASKED]
@@ -98,6 +101,7 @@ def report_html(subject: Subject) -> str:
         asked=bytes_text(setup.memory),
         titles=_titles(subject),
         rows=_rows(subject),
+        meanings=_meanings(advice),
         python=policy and python_text(policy, capacity, setup.block_tokens),
         vllm=policy and vllm_text(policy, setup.memory, setup.block_tokens),
         style=Markup(style),  # noqa: S704 - our own file
@@ -142,6 +146,14 @@ def _rows(subject: Subject) -> list[dict[str, object]]:
         cells = [*map(percent_text, ratios), count_text(tokens), "", "", ""]
         rows.append({"name": name, "chosen": False, "cells": cells})
     return rows
+
+
+def _meanings(advice: Advice) -> list[tuple[str, str]]:
+    """Return what each row of the table is, for a reader who does not know the names."""
+    found = [(p, registry.parse(p).entry.summary) for p in advice.ranking()]
+    found.append(("best possible", "Belady's choice with bypass, which knows the future"))
+    found.append(("without bounds", "a cache that keeps everything"))
+    return found
 
 
 def _page(name: str) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "count_text", "percent_text", "rate_text"]
+import re
+
+__all__ = ["NO_BREAK_SPACE", "bytes_text", "count_text", "percent_text", "rate_text", "unbroken"]
 
 _SIZES = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 _RATES = ((10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"))
 _COUNTS = ((10**9, "billion"), (10**6, "million"))
+
+
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=%|[KMGT]iB|[kMG]?B\b|million|billion|points)")
+NO_BREAK_SPACE = "\u00a0"
 
 
 def _digits(value: float) -> str:
@@ -42,3 +48,8 @@ def count_text(count: float) -> str:
 def percent_text(share: float | None) -> str:
     """Return a share as in ``36.6 %``; a dash where it is not known."""
     return "-" if share is None else f"{share * 100:.1f} %"
+
+
+def unbroken(text: str) -> str:
+    """Return a text in which no line may end between a number and its unit."""
+    return _NUMBER_AND_UNIT.sub(NO_BREAK_SPACE, text)

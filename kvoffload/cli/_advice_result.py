@@ -11,7 +11,14 @@ from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise import Advice
 from kvoffload.advise.configuration import python_text, vllm_arguments, vllm_text
 from kvoffload.advise.subject import Subject
-from kvoffload.advise.units import bytes_text, count_text, percent_text, rate_text
+from kvoffload.advise.units import (
+    NO_BREAK_SPACE,
+    bytes_text,
+    count_text,
+    percent_text,
+    rate_text,
+    unbroken,
+)
 from kvoffload.advise.wording import Finding, findings, headline, noise_text
 
 from ._terminal import Column, print_tables
@@ -89,18 +96,18 @@ def print_advice(subject: Subject) -> None:
 
 
 def _paragraph(finding: Finding) -> str:
-    return textwrap.fill(
-        finding.text,
+    return _wrapped(f"{finding.title}: {finding.text}", "  ")
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    lines = textwrap.fill(
+        unbroken(text),
         WIDTH,
-        initial_indent=f"{finding.title}: ",
-        subsequent_indent="  ",
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return lines.replace(NO_BREAK_SPACE, " ")
 
 
 def _table(subject: Subject) -> None:

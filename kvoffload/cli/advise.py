@@ -166,16 +166,22 @@ def _command(
 ) -> str:
     """Return the command that gives the same advice, every choice that it rests on written out."""
     words = ["kvoffload", "advise", printable(trace), "--memory"]
-    gibibytes, rest = divmod(setup.memory, 2**30)
-    words.append(str(setup.memory) if rest else f"{gibibytes}GiB")
+    words.append(_exact(setup.memory))
     if model is None:
         words += ["--kv-bytes-per-token", str(setup.token_bytes)]
     else:
         words += ["--model", model.name]
         words += ["--kv-cache-dtype", dtype] if dtype != "bfloat16" else []
         words += ["--tensor-parallel", str(tensor_parallel)] if tensor_parallel else []
-    words += ["--device-memory", str(setup.device_memory)] if setup.device_memory else []
+    words += ["--device-memory", _exact(setup.device_memory)] if setup.device_memory else []
     return shlex.join([*words, "--block-tokens", str(setup.block_tokens)])
+
+
+def _exact(size: int) -> str:
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB")):
+        if size % 2**power == 0:
+            return f"{size >> power}{unit}"
+    return str(size)
 
 
 def _check(setup: Setup) -> None:

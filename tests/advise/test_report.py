@@ -14,6 +14,7 @@ pytest.importorskip("jinja2", reason="the report needs the report extra")
 
 from kvoffload.advise.chart import chart
 from kvoffload.advise.report import write_report
+from kvoffload.policies import registry
 from kvoffload.traces import MissingExtraError
 
 from .pages import HOSTILE, hostile_page, page, subject
@@ -78,6 +79,14 @@ def test_foreign_strings_are_text():
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in hostile
     assert "{{7*7}}" in hostile
     assert "49" not in re.findall(r"<h1>.*?</h1>", hostile, re.DOTALL)[0]
+
+
+def test_it_says_what_each_row_is(text):
+    for name in registry.names():
+        meaning = registry.entry(name).summary.replace("'", "&#39;")
+        assert f"<dt>{name}</dt><dd>{meaning}</dd>" in text
+    assert "<dt>best possible</dt>" in text
+    assert "<dt>without bounds</dt>" in text
 
 
 def test_without_a_recommendation_there_is_no_configuration():

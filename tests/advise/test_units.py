@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvoffload.advise.units import bytes_text, count_text, percent_text, rate_text
+from kvoffload.advise.units import bytes_text, count_text, percent_text, rate_text, unbroken
 from kvoffload.advise.wording import points
 
 
@@ -29,3 +29,17 @@ from kvoffload.advise.wording import points
 )
 def test_text(text, expected):
     assert text == expected
+
+
+@pytest.mark.parametrize("figure", ["2 TiB", "512 B", "27.2 %", "1.0 points", "10 million"])
+def test_no_line_ends_between_a_number_and_its_unit(figure):
+    assert (
+        unbroken(f"it is {figure}, and more.")
+        == f"it is {figure.replace(' ', chr(160))}, and more."
+    )
+
+
+def test_other_blanks_stay():
+    assert (
+        unbroken("3 policies at 5 Bytes, 10 blocks % 2") == "3 policies at 5 Bytes, 10 blocks % 2"
+    )

@@ -31,7 +31,7 @@
   }
 
   charts.forEach((chart) => {
-    const first = chart.querySelector(".chosen .point") || chart.querySelector(".point");
+    const first = chart.querySelector(".chosen .point[data-asked]") || chart.querySelector(".point[data-asked]");
     enter(chart, first);
     if (!reading.textContent.trim()) reading.textContent = first.getAttribute("aria-label");
     chart.querySelectorAll(".point").forEach((point) => {
