@@ -1,21 +1,7 @@
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
-
-from kvoffload.policies._twin_c import CompiledPolicy
+from kvoffload.policies._arc_lists_c import ARCLists
 from kvoffload.policies.base import CachePolicy
-from kvoffload.types import BlockHash, BlockStatus
 
-class _ARC(CompiledPolicy):
+class _ARC(ARCLists):
     def __init__(self, cache_capacity: int) -> None: ...
-    @property
-    def t1(self) -> Mapping[BlockHash, BlockStatus]: ...
-    @property
-    def t2(self) -> Mapping[BlockHash, BlockStatus]: ...
-    @property
-    def b1(self) -> AbstractSet[BlockHash]: ...
-    @property
-    def b2(self) -> AbstractSet[BlockHash]: ...
-    @property
-    def target_t1_size(self) -> float: ...
 
 class ARCCachePolicy(_ARC, CachePolicy): ...  # type: ignore[override]

@@ -1,8 +1,8 @@
 """ARC, compiled (Megiddo & Modha, FAST'03, fig. 4), as vLLM adapts it.
 
 Structure
-    Four rings of one table: T1, T2 and the ghosts B1, B2. See ``_arc_py`` for the Python twin and
-    for where both differ from the paper.
+    See ``_arc_lists_c`` for the lists, ``_arc_py`` for the Python twin and for where both differ
+    from the paper.
 Cost
     insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is pinned.
 """
@@ -11,55 +11,20 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.ring cimport Ring, ring_append, ring_remove, ring_renew
-from kvoffload._core.table cimport NIL, Node, drop_block, drop_hashed_key, hash_ahead, node_at
-from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
-from kvoffload.policies._twin_c cimport CompiledPolicy
+from kvoffload._core.table cimport NIL, Node, drop_hashed_key, hash_ahead, node_at
+from kvoffload._core.victims cimport Cursor, victims_cancel, victims_next
+from kvoffload.policies._arc_lists_c cimport B1, B2, T1, T2, ARCLists
 
-from kvoffload.policies._views import BlocksView, GhostsView
 from kvoffload.policies.base import CachePolicy
 
 cdef enum:
-    T1 = 0
-    T2 = 1
-    B1 = 2
-    B2 = 3
     TRIM_GROUP = 16     # ghosts forgotten together, their cache misses overlapped
 
 
-cdef class _ARC(CompiledPolicy):
+cdef class _ARC(ARCLists):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 3, 4)
         self.target = 0.0
-
-    @property
-    def t1(self):
-        """Blocks seen once and their live statuses, least recent first; read-only."""
-        self.require_ready()
-        return BlocksView(self, T1)
-
-    @property
-    def t2(self):
-        """Blocks seen again and their live statuses, least recent first; read-only."""
-        self.require_ready()
-        return BlocksView(self, T2)
-
-    @property
-    def b1(self):
-        """Ghosts of T1, least recent first; read-only."""
-        self.require_ready()
-        return GhostsView(self, B1)
-
-    @property
-    def b2(self):
-        """Ghosts of T2, least recent first; read-only."""
-        self.require_ready()
-        return GhostsView(self, B2)
-
-    @property
-    def target_t1_size(self):
-        """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
-        self.require_ready()
-        return self.target
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef Py_ssize_t place
@@ -75,18 +40,10 @@ cdef class _ARC(CompiledPolicy):
                 ring_append(self.table, &self.rings[T2], slot, node)
                 continue
             if node.ring == B1 + 1:
-                # Case II: T1 was too small by the share that B2 exceeds B1.
-                self.target = min(
-                    self.target + self.step(B2, B1), <double>self.capacity
-                )
+                self.raise_target()
             elif node.ring == B2 + 1:
-                # Case III: T2 was too small.
-                self.target = max(self.target - self.step(B1, B2), 0.0)
+                self.lower_target()
             ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
-
-    cdef double step(self, int other, int own) noexcept:
-        cdef double share = <double>self.rings[other].size / <double>self.rings[own].size
-        return share if share > 1.0 else 1.0
 
     cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
         if node.ring:
@@ -125,14 +82,6 @@ cdef class _ARC(CompiledPolicy):
                 return False
         return True
 
-    cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.slot)
-        cdef int ghosts = B1 if node.ring == T1 + 1 else B2
-        cdef uint32_t slot
-        self.take_off(node)
-        slot = drop_block(self.table, victim.slot, node)
-        ring_append(self.table, &self.rings[ghosts], slot, node_at(self.table, slot))
-
     cdef void c_settled(self) noexcept:
         self.trim(&self.rings[B1])
         self.trim(&self.rings[B2])
@@ -158,20 +107,10 @@ cdef class _ARC(CompiledPolicy):
                 if node.block.mark != self.table.epoch:
                     drop_hashed_key(self.table, slot, node, hashes[place])
 
-    cdef uint64_t c_num_ghosts(self) noexcept:
-        return self.rings[B1].size + self.rings[B2].size
-
-    cdef void c_clear(self) noexcept:
-        self.target = 0.0
-
     cdef const char* c_check(self) noexcept:
-        if not 0.0 <= self.target <= <double>self.capacity:
-            return b"the target is within the capacity"
         if max(self.rings[B1].size, self.rings[B2].size) > <uint64_t>self.capacity:
             return b"B1 and B2 are within the capacity"
-        if self.rings[T1].size + self.rings[T2].size != self.num_resident:
-            return b"resident is T1 and T2"
-        return NULL
+        return ARCLists.c_check(self)
 
 
 class ARCCachePolicy(_ARC, CachePolicy):

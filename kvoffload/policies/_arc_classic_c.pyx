@@ -1,9 +1,9 @@
 """ARC as published, compiled (Megiddo & Modha, FAST'03, fig. 4).
 
 Structure
-    Four rings of one table: T1, T2 and the ghosts B1, B2. A ghost's ``note`` is 1 once its return
-    was counted. See ``_arc_classic_py`` for the Python twin, for how the paper's requests map to
-    calls, and for where both differ from the paper.
+    See ``_arc_lists_c`` for the lists. A ghost's ``note`` is 1 once its return was counted. See
+    ``_arc_classic_py`` for the Python twin, for how the paper's requests map to calls, and for
+    where both differ from the paper.
 Cost
     insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is pinned.
 """
@@ -12,56 +12,17 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.ring cimport Ring, ring_append, ring_remove, ring_renew
-from kvoffload._core.table cimport NIL, Node, drop_block, drop_key, node_at
-from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
-from kvoffload.policies._twin_c cimport CompiledPolicy
+from kvoffload._core.table cimport NIL, Node, drop_key, node_at
+from kvoffload._core.victims cimport Cursor, victims_cancel, victims_next
+from kvoffload.policies._arc_lists_c cimport B1, B2, T1, T2, ARCLists
 
-from kvoffload.policies._views import BlocksView, GhostsView
 from kvoffload.policies.base import CachePolicy
 
-cdef enum:
-    T1 = 0
-    T2 = 1
-    B1 = 2
-    B2 = 3
 
-
-cdef class _ARCClassic(CompiledPolicy):
-    cdef double target      # size that T1 should have, in blocks: the paper's p
-
+cdef class _ARCClassic(ARCLists):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 2, 4)
         self.target = 0.0
-
-    @property
-    def t1(self):
-        """Blocks seen once and their live statuses, least recent first; read-only."""
-        self.require_ready()
-        return BlocksView(self, T1)
-
-    @property
-    def t2(self):
-        """Blocks seen again and their live statuses, least recent first; read-only."""
-        self.require_ready()
-        return BlocksView(self, T2)
-
-    @property
-    def b1(self):
-        """Ghosts of T1, least recent first; read-only."""
-        self.require_ready()
-        return GhostsView(self, B1)
-
-    @property
-    def b2(self):
-        """Ghosts of T2, least recent first; read-only."""
-        self.require_ready()
-        return GhostsView(self, B2)
-
-    @property
-    def target_t1_size(self):
-        """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
-        self.require_ready()
-        return self.target
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef bint later_is_in_t2 = False
@@ -90,15 +51,9 @@ cdef class _ARCClassic(CompiledPolicy):
         if ghost.note:
             return
         if ghost.ring == B1 + 1:
-            # Case II: T1 was too small by the share that B2 exceeds B1.
-            self.target = min(self.target + self.step(B2, B1), <double>self.capacity)
+            self.raise_target()
         else:
-            # Case III: T2 was too small.
-            self.target = max(self.target - self.step(B1, B2), 0.0)
-
-    cdef double step(self, int other, int own) noexcept:
-        cdef double share = <double>self.rings[other].size / <double>self.rings[own].size
-        return share if share > 1.0 else 1.0
+            self.lower_target()
 
     cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
         if node.ring:
@@ -162,36 +117,18 @@ cdef class _ARCClassic(CompiledPolicy):
                 return False
         return True
 
-    cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.slot)
-        cdef int ghosts = B1 if node.ring == T1 + 1 else B2
-        cdef uint32_t slot
-        self.take_off(node)
-        slot = drop_block(self.table, victim.slot, node)
-        ring_append(self.table, &self.rings[ghosts], slot, node_at(self.table, slot))
-
     cdef void c_settled(self) noexcept:
         self.trim_ghosts()
-
-    cdef uint64_t c_num_ghosts(self) noexcept:
-        return self.rings[B1].size + self.rings[B2].size
-
-    cdef void c_clear(self) noexcept:
-        self.target = 0.0
 
     cdef const char* c_check(self) noexcept:
         cdef uint64_t capacity = <uint64_t>self.capacity
         cdef uint64_t l1 = self.rings[T1].size + self.rings[B1].size
         cdef uint64_t l2 = self.rings[T2].size + self.rings[B2].size
-        if not 0.0 <= self.target <= <double>self.capacity:
-            return b"the target is within the capacity"
-        if self.rings[T1].size + self.rings[T2].size != self.num_resident:
-            return b"resident is T1 and T2"
         if self.rings[B1].size and l1 > capacity:
             return b"T1 and B1 are within the capacity"
         if self.rings[B2].size and l1 + l2 > 2 * capacity:
             return b"all lists are within twice the capacity"
-        return NULL
+        return ARCLists.c_check(self)
 
 
 class ARCClassicCachePolicy(_ARCClassic, CachePolicy):

@@ -1,8 +1,9 @@
 """ARC as published (Megiddo & Modha, FAST'03, fig. 4), for batches of blocks that may be in use.
 
 Structure
-    T1, blocks seen once; T2, blocks seen again; B1 and B2, the ghosts of each; all least recent
-    first. ``target_t1_size`` is the paper's p. A ghost carries whether its return was counted.
+    T1, blocks seen once; T2, blocks seen again; B1 and B2, the ghosts of each (see
+    ``_arc_lists_py``). ``target_t1_size`` is the paper's p. A ghost carries whether its return was
+    counted.
 How the paper's request x maps to calls
     Case I, x in T1 or T2: `touch` moves a ready block to T2. A pending block has not been seen
     again, so it keeps its list and becomes that list's most recent. A request may touch its blocks
@@ -20,9 +21,8 @@ Differs from the paper
     the same batch, a later one of its chain, is in T2: whoever has seen a block has seen its
     prefix.
 Invariants
-    A hash is in one of the four lists at most; ``_resident`` is the union of T1 and T2; ``0 <=
-    target_t1_size <= cache_capacity``; a ghost list holds nothing where the paper's bounds leave it
-    no room: |T1| + |B1| <= c or B1 is empty, all four <= 2c or B2 is empty.
+    A ghost list holds nothing where the paper's bounds leave it no room: |T1| + |B1| <= c or B1 is
+    empty, all four <= 2c or B2 is empty.
 Order in a chain
     Inside each list a chain leaves tail first. Across the lists REPLACE decides, as published: it
     can take the tail of what is in T2 while blocks behind it are still in T1.
@@ -33,21 +33,15 @@ Cost
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, KeysView, Mapping
-from itertools import chain
-from types import MappingProxyType
+from collections.abc import Collection
 
 from kvoffload.types import BlockHash, BlockStatus
 
-from ._twin_py import PythonPolicy, evictable, require
-
-_Ring = OrderedDict[BlockHash, BlockStatus]
-#: Ghost -> whether the target has adapted to its return already.
-_Ghosts = OrderedDict[BlockHash, bool]
+from ._arc_lists_py import ARCLists, Victims
+from ._twin_py import evictable, require
 
 
-class ARCClassicCachePolicy(PythonPolicy):
+class ARCClassicCachePolicy(ARCLists):
     """Balance recency and frequency by adaptive replacement, as published.
 
     Parameters
@@ -60,45 +54,7 @@ class ARCClassicCachePolicy(PythonPolicy):
     Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
     """
 
-    __slots__ = ("_b1", "_b2", "_t1", "_t2", "_target")
-
-    def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
-        self._t1: _Ring = OrderedDict()
-        self._t2: _Ring = OrderedDict()
-        self._b1: _Ghosts = OrderedDict()
-        self._b2: _Ghosts = OrderedDict()
-        self._target = 0.0
-
-    @property
-    def t1(self) -> Mapping[BlockHash, BlockStatus]:
-        """Blocks seen once and their live statuses, least recent first; read-only."""
-        return MappingProxyType(self._t1)
-
-    @property
-    def t2(self) -> Mapping[BlockHash, BlockStatus]:
-        """Blocks seen again and their live statuses, least recent first; read-only."""
-        return MappingProxyType(self._t2)
-
-    @property
-    def b1(self) -> KeysView[BlockHash]:
-        """Ghosts of T1, least recent first; read-only."""
-        return self._b1.keys()
-
-    @property
-    def b2(self) -> KeysView[BlockHash]:
-        """Ghosts of T2, least recent first; read-only."""
-        return self._b2.keys()
-
-    @property
-    def target_t1_size(self) -> float:
-        """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
-        return self._target
-
-    @property
-    def num_ghosts(self) -> int:
-        """Number of hashes remembered after eviction."""
-        return len(self._b1) + len(self._b2)
+    __slots__ = ()
 
     def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         if self._adapt(block_hash):
@@ -109,11 +65,6 @@ class ARCClassicCachePolicy(PythonPolicy):
             self._t1[block_hash] = status
         self._resident[block_hash] = status
         self._trim_ghosts()
-
-    def _remove(self, block_hash: BlockHash) -> None:
-        del self._resident[block_hash]
-        ring = self._t1 if block_hash in self._t1 else self._t2
-        del ring[block_hash]
 
     def _touch(self, batch: list[BlockHash]) -> None:
         t1, t2 = self._t1, self._t2
@@ -135,20 +86,15 @@ class ARCClassicCachePolicy(PythonPolicy):
 
     def _adapt(self, block_hash: BlockHash) -> bool:
         """Move the target for a ghost that returns, once; tell whether it is a ghost."""
-        b1, b2 = self._b1, self._b2
-        counted = b1.get(block_hash)
+        counted = self._b1.get(block_hash)
         if counted is not None:
             if not counted:
-                # Case II: T1 was too small by the share that B2 exceeds B1.
-                step = max(1.0, len(b2) / len(b1))
-                self._target = min(self._target + step, float(self._cache_capacity))
+                self._raise_target()
             return True
-        counted = b2.get(block_hash)
+        counted = self._b2.get(block_hash)
         if counted is not None:
             if not counted:
-                # Case III: T2 was too small.
-                step = max(1.0, len(b1) / len(b2))
-                self._target = max(self._target - step, 0.0)
+                self._lower_target()
             return True
         return False
 
@@ -159,7 +105,7 @@ class ARCClassicCachePolicy(PythonPolicy):
         from_t2 = evictable(self._t2, protected)
         target = self._target
         t1_size = len(self._t1)
-        victims: list[tuple[BlockHash, BlockStatus, bool]] = []
+        victims: Victims = []
         for _ in range(n):
             # REPLACE; an exhausted list stays exhausted, so each is scanned once.
             if t1_size > target:
@@ -177,11 +123,7 @@ class ARCClassicCachePolicy(PythonPolicy):
             # The block that takes its place enters T1.
             t1_size += not seen_once
             victims.append((*victim, seen_once))
-        for block_hash, _status, seen_once in victims:
-            ring, ghosts = (self._t1, self._b1) if seen_once else (self._t2, self._b2)
-            del ring[block_hash]
-            del self._resident[block_hash]
-            ghosts[block_hash] = False
+        self._make_ghosts(victims)
         self._trim_ghosts()
         return [(block_hash, status) for block_hash, status, _ in victims]
 
@@ -193,29 +135,14 @@ class ARCClassicCachePolicy(PythonPolicy):
         while b2 and len(self._resident) + len(b1) + len(b2) > 2 * self._cache_capacity:
             b2.popitem(last=False)
 
-    def _clear(self) -> None:
-        for blocks in (self._resident, self._t1, self._t2, self._b1, self._b2):
-            blocks.clear()
-        self._target = 0.0
-
-    def _in_eviction_order(self) -> Iterable[BlockStatus]:
-        return chain(self._t1.values(), self._t2.values())
-
     def _check(self) -> None:
         super()._check()
-        lists = (self._t1, self._t2, self._b1, self._b2)
-        distinct = set().union(*lists)
-        require(len(distinct) == sum(len(one) for one in lists), "a hash is in one list at most")
-        for ring in (self._t1, self._t2):
-            for block_hash, status in ring.items():
-                require(self._resident.get(block_hash) is status, "T1 and T2 hold live statuses")
-        require(len(self._resident) == len(self._t1) + len(self._t2), "resident is T1 and T2")
-        require(0 <= self._target <= self._cache_capacity, "the target is within the capacity")
+        length = len(self._resident) + len(self._b1) + len(self._b2)
         require(
             not self._b1 or len(self._t1) + len(self._b1) <= self._cache_capacity,
             "T1 and B1 are within the capacity",
         )
         require(
-            not self._b2 or len(distinct) <= 2 * self._cache_capacity,
+            not self._b2 or length <= 2 * self._cache_capacity,
             "all lists are within twice the capacity",
         )

@@ -1,0 +1,22 @@
+"""The four lists of ARC and its target, compiled; see ``_arc_lists_py``.
+
+Structure
+    Four rings of one table: T1, T2 and the ghosts B1, B2.
+"""
+
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+# Rings, from 0.
+cdef enum:
+    T1 = 0
+    T2 = 1
+    B1 = 2
+    B2 = 3
+
+
+cdef class ARCLists(CompiledPolicy):
+    cdef double target      # size that T1 should have, in blocks: the paper's p
+
+    # Adapt to a ghost of B1 (case II), of B2 (case III).
+    cdef void raise_target(self) noexcept
+    cdef void lower_target(self) noexcept

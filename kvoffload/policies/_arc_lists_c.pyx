@@ -1,0 +1,74 @@
+"""The four lists of ARC and its target, compiled; see the ``.pxd``."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from kvoffload._core.ring cimport ring_append
+from kvoffload._core.table cimport Node, drop_block, node_at
+from kvoffload._core.victims cimport Victim
+
+from kvoffload.policies._views import BlocksView, GhostsView
+
+
+cdef class ARCLists(CompiledPolicy):
+    """Hold T1, T2, B1 and B2, and the size that T1 should have."""
+
+    @property
+    def t1(self):
+        """Blocks seen once and their live statuses, least recent first; read-only."""
+        self.require_ready()
+        return BlocksView(self, T1)
+
+    @property
+    def t2(self):
+        """Blocks seen again and their live statuses, least recent first; read-only."""
+        self.require_ready()
+        return BlocksView(self, T2)
+
+    @property
+    def b1(self):
+        """Ghosts of T1, least recent first; read-only."""
+        self.require_ready()
+        return GhostsView(self, B1)
+
+    @property
+    def b2(self):
+        """Ghosts of T2, least recent first; read-only."""
+        self.require_ready()
+        return GhostsView(self, B2)
+
+    @property
+    def target_t1_size(self):
+        """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
+        self.require_ready()
+        return self.target
+
+    cdef void raise_target(self) noexcept:
+        """Adapt to a ghost of B1: T1 was too small by the share that B2 exceeds B1."""
+        cdef double share = <double>self.rings[B2].size / <double>self.rings[B1].size
+        self.target = min(self.target + max(1.0, share), <double>self.capacity)
+
+    cdef void lower_target(self) noexcept:
+        """Adapt to a ghost of B2: T2 was too small."""
+        cdef double share = <double>self.rings[B1].size / <double>self.rings[B2].size
+        self.target = max(self.target - max(1.0, share), 0.0)
+
+    cdef void c_evicted(self, const Victim* victim) noexcept:
+        cdef Node* node = node_at(self.table, victim.slot)
+        cdef int ghosts = B1 if node.ring == T1 + 1 else B2
+        cdef uint32_t slot
+        self.take_off(node)
+        slot = drop_block(self.table, victim.slot, node)
+        ring_append(self.table, &self.rings[ghosts], slot, node_at(self.table, slot))
+
+    cdef uint64_t c_num_ghosts(self) noexcept:
+        return self.rings[B1].size + self.rings[B2].size
+
+    cdef void c_clear(self) noexcept:
+        self.target = 0.0
+
+    cdef const char* c_check(self) noexcept:
+        if not 0.0 <= self.target <= <double>self.capacity:
+            return b"the target is within the capacity"
+        if self.rings[T1].size + self.rings[T2].size != self.num_resident:
+            return b"resident is T1 and T2"
+        return NULL

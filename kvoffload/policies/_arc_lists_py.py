@@ -1,0 +1,117 @@
+"""The four lists of ARC and its target, for both of its variants.
+
+Structure
+    T1, blocks seen once; T2, blocks seen again; B1 and B2, the ghosts of each; all least recent
+    first. ``target_t1_size`` is the paper's p. A ghost carries whether its return was counted,
+    where a policy asks for that.
+Invariants
+    A hash is in one of the four lists at most; ``_resident`` is the union of T1 and T2;
+    ``0 <= target_t1_size <= cache_capacity``.
+Source
+    Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, KeysView, Mapping
+from itertools import chain
+from types import MappingProxyType
+
+from kvoffload.types import BlockHash, BlockStatus
+
+from ._twin_py import PythonPolicy, require
+
+Ring = OrderedDict[BlockHash, BlockStatus]
+#: Ghost -> whether the target has adapted to its return already.
+Ghosts = OrderedDict[BlockHash, bool]
+#: A victim, its status, and whether it leaves T1.
+Victims = list[tuple[BlockHash, BlockStatus, bool]]
+
+
+class ARCLists(PythonPolicy):
+    """Hold T1, T2, B1 and B2, and the size that T1 should have."""
+
+    __slots__ = ("_b1", "_b2", "_t1", "_t2", "_target")
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self._t1: Ring = OrderedDict()
+        self._t2: Ring = OrderedDict()
+        self._b1: Ghosts = OrderedDict()
+        self._b2: Ghosts = OrderedDict()
+        self._target = 0.0
+
+    @property
+    def t1(self) -> Mapping[BlockHash, BlockStatus]:
+        """Blocks seen once and their live statuses, least recent first; read-only."""
+        return MappingProxyType(self._t1)
+
+    @property
+    def t2(self) -> Mapping[BlockHash, BlockStatus]:
+        """Blocks seen again and their live statuses, least recent first; read-only."""
+        return MappingProxyType(self._t2)
+
+    @property
+    def b1(self) -> KeysView[BlockHash]:
+        """Ghosts of T1, least recent first; read-only."""
+        return self._b1.keys()
+
+    @property
+    def b2(self) -> KeysView[BlockHash]:
+        """Ghosts of T2, least recent first; read-only."""
+        return self._b2.keys()
+
+    @property
+    def target_t1_size(self) -> float:
+        """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
+        return self._target
+
+    @property
+    def num_ghosts(self) -> int:
+        """Number of hashes remembered after eviction."""
+        return len(self._b1) + len(self._b2)
+
+    def _raise_target(self) -> None:
+        """Adapt to a ghost of B1 (case II): T1 was too small by the share that B2 exceeds B1."""
+        step = max(1.0, len(self._b2) / len(self._b1))
+        self._target = min(self._target + step, float(self._cache_capacity))
+
+    def _lower_target(self) -> None:
+        """Adapt to a ghost of B2 (case III): T2 was too small."""
+        step = max(1.0, len(self._b1) / len(self._b2))
+        self._target = max(self._target - step, 0.0)
+
+    def _remove(self, block_hash: BlockHash) -> None:
+        del self._resident[block_hash]
+        ring = self._t1 if block_hash in self._t1 else self._t2
+        del ring[block_hash]
+
+    def _make_ghosts(self, victims: Victims) -> None:
+        """Let victims go: each becomes the most recent ghost of its list."""
+        for block_hash, _, leaves_t1 in victims:
+            ring, ghosts = (self._t1, self._b1) if leaves_t1 else (self._t2, self._b2)
+            del ring[block_hash]
+            del self._resident[block_hash]
+            ghosts[block_hash] = False
+
+    def _clear(self) -> None:
+        for blocks in (self._resident, self._t1, self._t2):
+            blocks.clear()
+        for ghosts in (self._b1, self._b2):
+            ghosts.clear()
+        self._target = 0.0
+
+    def _in_eviction_order(self) -> Iterable[BlockStatus]:
+        return chain(self._t1.values(), self._t2.values())
+
+    def _check(self) -> None:
+        super()._check()
+        lists = (self._t1, self._t2, self._b1, self._b2)
+        distinct = set().union(*lists)
+        require(len(distinct) == sum(len(one) for one in lists), "a hash is in one list at most")
+        for ring in (self._t1, self._t2):
+            for block_hash, status in ring.items():
+                require(self._resident.get(block_hash) is status, "T1 and T2 hold live statuses")
+        require(len(self._resident) == len(self._t1) + len(self._t2), "resident is T1 and T2")
+        require(0 <= self._target <= self._cache_capacity, "the target is within the capacity")
