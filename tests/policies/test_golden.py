@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
+from kvoffload.policies import registry
 from kvoffload.replay import CEILINGS, DecodedTrace, device_hits, simulate
 from kvoffload.traces import Trace
 from tests.policies.steps import request
@@ -18,11 +19,15 @@ from tests.policies.steps import request
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or ROOT.parent / "shared" / "traces")
 
-TOO_LONG_IN_PYTHON = 250_000
+TOO_LONG_IN_PYTHON = 1_000_000
 """Blocks beyond which only the compiled twin replays a trace."""
 
 # trace, policy, capacity: hits, stored, evicted, refused
 GOLDEN = {
+    ("mooncake_conversation", "lru", 1_827): (15_136, 273_364, 271_537, 0),
+    ("mooncake_conversation", "lru", 9_139): (56_479, 232_021, 222_882, 0),
+    ("mooncake_conversation", "arc", 1_827): (17_022, 271_476, 269_649, 0),
+    ("mooncake_conversation", "arc", 9_139): (52_912, 235_068, 225_929, 0),
     ("mooncake_conversation", "arc-classic", 1_827): (18_828, 269_672, 267_845, 0),
     ("mooncake_conversation", "arc-classic", 9_139): (60_641, 227_859, 218_720, 0),
     ("mooncake_conversation", "slru", 1_827): (16_789, 271_711, 269_884, 0),
@@ -33,9 +38,15 @@ GOLDEN = {
     ("mooncake_conversation", "sieve", 9_139): (36_564, 251_936, 242_797, 0),
     ("mooncake_conversation", "s3fifo", 1_827): (21_787, 266_713, 264_886, 0),
     ("mooncake_conversation", "s3fifo", 9_139): (54_363, 234_137, 224_998, 0),
+    ("mooncake_conversation", "hit-density", 1_827): (30_817, 31_646, 29_819, 0),
+    ("mooncake_conversation", "hit-density", 9_139): (63_473, 168_519, 159_380, 0),
     ("mooncake_conversation", "belady", 1_827): (71_078, 48_376, 0, 0),
     ("mooncake_conversation", "belady", 9_139): (105_710, 44_144, 0, 0),
     ("mooncake_conversation", "infinite", 1_827): (105_710, 182_790, 0, 0),
+    ("lmcache_agents_64c", "lru", 482): (74_376, 75_004, 74_522, 101),
+    ("lmcache_agents_64c", "lru", 2_413): (206_465, 36_354, 33_941, 0),
+    ("lmcache_agents_64c", "arc", 482): (69_257, 75_737, 75_255, 101),
+    ("lmcache_agents_64c", "arc", 2_413): (202_617, 39_049, 36_636, 0),
     ("lmcache_agents_64c", "arc-classic", 482): (77_974, 71_538, 71_056, 101),
     ("lmcache_agents_64c", "arc-classic", 2_413): (205_529, 37_286, 34_873, 0),
     ("lmcache_agents_64c", "slru", 482): (77_446, 73_352, 72_870, 101),
@@ -46,9 +57,15 @@ GOLDEN = {
     ("lmcache_agents_64c", "sieve", 2_413): (164_338, 78_481, 76_068, 0),
     ("lmcache_agents_64c", "s3fifo", 482): (79_667, 72_106, 71_624, 101),
     ("lmcache_agents_64c", "s3fifo", 2_413): (197_907, 44_912, 42_499, 0),
+    ("lmcache_agents_64c", "hit-density", 482): (99_944, 29_475, 28_993, 0),
+    ("lmcache_agents_64c", "hit-density", 2_413): (207_262, 33_012, 30_599, 0),
     ("lmcache_agents_64c", "belady", 482): (120_158, 17_926, 0, 0),
     ("lmcache_agents_64c", "belady", 2_413): (213_691, 20_127, 0, 0),
     ("lmcache_agents_64c", "infinite", 482): (218_689, 24_130, 0, 0),
+    ("weka_cc_a", "lru", 1_676): (1_311_098, 3_250_955, 3_249_279, 14),
+    ("weka_cc_a", "lru", 8_380): (4_200_831, 385_039, 376_659, 0),
+    ("weka_cc_a", "arc", 1_676): (1_246_928, 3_246_583, 3_244_907, 14),
+    ("weka_cc_a", "arc", 8_380): (4_162_054, 421_140, 412_760, 0),
     ("weka_cc_a", "arc-classic", 1_676): (1_481_665, 3_074_551, 3_072_875, 14),
     ("weka_cc_a", "arc-classic", 8_380): (4_153_591, 432_062, 423_682, 0),
     ("weka_cc_a", "slru", 1_676): (1_513_680, 3_048_373, 3_046_697, 14),
@@ -59,6 +76,8 @@ GOLDEN = {
     ("weka_cc_a", "sieve", 8_380): (3_776_880, 808_990, 800_610, 0),
     ("weka_cc_a", "s3fifo", 1_676): (1_638_932, 2_923_146, 2_921_470, 14),
     ("weka_cc_a", "s3fifo", 8_380): (4_088_658, 497_212, 488_832, 0),
+    ("weka_cc_a", "hit-density", 1_676): (2_044_245, 707_648, 705_972, 0),
+    ("weka_cc_a", "hit-density", 8_380): (4_198_996, 386_660, 378_280, 0),
     ("weka_cc_a", "belady", 1_676): (2_821_537, 823_757, 0, 0),
     ("weka_cc_a", "belady", 8_380): (4_338_950, 233_094, 0, 0),
     ("weka_cc_a", "infinite", 1_676): (4_418_251, 167_619, 0, 0),
@@ -88,6 +107,11 @@ def test_counts(twin: ModuleType, name: str, policy: str, capacity: int) -> None
     found = (stats["hit_blocks"], stats["stored_blocks"], stats["evicted_blocks"])
     assert (*found, stats["refused_stores"]) == GOLDEN[name, policy, capacity]
     manager._check()
+
+
+@pytest.mark.parametrize("name", ["mooncake_conversation", "lmcache_agents_64c", "weka_cc_a"])
+def test_every_policy_has_counts(name: str) -> None:
+    assert {key[1] for key in GOLDEN if key[0] == name} == {*registry.names(), *CEILINGS}
 
 
 @pytest.mark.parametrize(
