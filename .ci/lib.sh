@@ -44,3 +44,10 @@ pytest_result() {
 compiled_choice() {
   if [ -n "$(git ls-files 'kvoffload/*.pyx')" ]; then echo 0; fi
 }
+
+# debian_command COMMAND PACKAGE…: installs Debian's packages where a command is missing; fails where it cannot.
+debian_command() {
+  ! command -v "$1" >/dev/null || return 0
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
+  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${@:2}"
+}
