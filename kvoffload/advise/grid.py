@@ -5,12 +5,8 @@ The trace is decoded once; its arrays lie in files that all processes map.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,6 +15,7 @@ import numpy.typing as npt
 
 from kvoffload import BlockHash
 from kvoffload.replay import Counts, DecodedTrace, belady, simulate_in_parts
+from kvoffload.replay.processes import spread
 
 __all__ = ["PARTS", "Grid", "Outcome", "part_seconds", "replay_grid"]
 
@@ -77,6 +74,9 @@ class Grid:
     outcomes: dict[tuple[str, int], Outcome]
     belady: dict[int, int]
 
+
+ON_DEVICE = "on_device.npy"
+"""Name of the file beside the trace's that holds what the accelerator's own cache has."""
 
 Job = tuple[str | None, int]
 """A policy, None for the ceiling, and a capacity, blocks."""
@@ -171,31 +171,18 @@ def _run_all(
         return
     with TemporaryDirectory(prefix="kvoffload-") as folder:
         trace.save(Path(folder))
-        pool = ProcessPoolExecutor(
-            min(processes, len(jobs)),
-            mp_context=get_context("spawn"),
-            initializer=_begin,
-            initargs=(folder, on_device),
-        )
-        try:
-            running = {pool.submit(_do, job): job for job in jobs}
-            for future in as_completed(running):
-                yield running[future], future.result()
-        except BrokenProcessPool:
-            message = "a process was killed, perhaps for want of memory; fewer of them need less"
-            raise ChildProcessError(message) from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        np.save(Path(folder, ON_DEVICE), on_device, allow_pickle=False)
+        yield from spread(jobs, _do, processes, _begin, (folder,))
 
 
 _work: _Work
 
 
-def _begin(folder: str, on_device: npt.NDArray[np.int64]) -> None:
-    """Load the trace in a new process; Ctrl-C ends it without a word, the parent says it all."""
+def _begin(folder: str) -> None:
+    """Load the trace in a new process."""
     global _work  # noqa: PLW0603 - what a pool's process keeps between its jobs
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     trace = DecodedTrace.load(Path(folder))
+    on_device = np.load(Path(folder, ON_DEVICE), allow_pickle=False)
     _work = _Work(trace, trace.keys(), on_device)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kvoffload.traces._extras import MissingExtraError, require
-
 __all__ = ["main"]
 
 
@@ -25,12 +23,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         after Ctrl-C. A reader that closes the pipe is no error.
     """
     try:
+        return _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:  # while modules were still being imported
+        return 130
+
+
+def _run(arguments: Sequence[str]) -> int:
+    from kvoffload.traces._extras import MissingExtraError, require
+
+    try:
         for module in ("click", "rich", "msgspec"):
             require(module, "the command")
         from ._app import run
     except MissingExtraError as error:
         sys.stderr.write(f"kvoffload: {error}\n")
         return 2
-    except KeyboardInterrupt:
-        return 130
-    return run(sys.argv[1:] if arguments is None else arguments)
+    return run(arguments)

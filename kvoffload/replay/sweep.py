@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
-import signal
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from kvoffload import BlockHash, __version__
 
 from .decoded import DecodedTrace
 from .device import device_hits
+from .processes import spread
 from .simulate import BELADY, Counts, simulate
 
 
@@ -143,6 +141,11 @@ def run(trace: DecodedTrace, cells: Iterable[Cell], jobs: int) -> Iterator[tuple
         What to compute; the long ones are begun first, whatever their order.
     jobs : int
         Number of processes, >= 1; 1 computes in this one.
+
+    Raises
+    ------
+    ChildProcessError
+        If a process is killed.
     """
     # Knowing the future takes longest; what is begun last should be short.
     ordered = sorted(set(cells), key=lambda cell: (cell.policy != BELADY, cell))
@@ -153,31 +156,15 @@ def run(trace: DecodedTrace, cells: Iterable[Cell], jobs: int) -> Iterator[tuple
         return
     with tempfile.TemporaryDirectory(prefix="kvoffload-") as folder:
         trace.save(Path(folder))
-        # A process that is started anew, not forked, is safe whatever threads there are.
-        pool = ProcessPoolExecutor(
-            min(jobs, len(ordered)),
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_begin,
-            initargs=(folder,),
-        )
-        try:
-            running: dict[Future[Counts], Cell] = {
-                pool.submit(_compute, cell): cell for cell in ordered
-            }
-            while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        yield from spread(ordered, _compute, jobs, _begin, (folder,))
 
 
 _work: _Work
 
 
 def _begin(folder: str) -> None:
-    """Load the trace in a new process, which Ctrl-C ends without a word."""
+    """Load the trace in a new process."""
     global _work  # noqa: PLW0603 - what a pool's process keeps between its tasks
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _work = _Work.of(DecodedTrace.load(Path(folder)))
 
 

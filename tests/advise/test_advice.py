@@ -65,7 +65,7 @@ def test_processes_change_nothing(advice):
 
 
 def test_a_killed_process_is_an_error_of_one_line(monkeypatch):
-    monkeypatch.setattr(grid, "_begin", os.abort)  # the pool calls it with two arguments: it dies
+    monkeypatch.setattr(grid, "_begin", os.abort)  # the pool calls it with an argument: it dies
     with pytest.raises(ChildProcessError, match="a process was killed, perhaps for want of memory"):
         advise(WORKLOAD, SETUP, processes=2)
 

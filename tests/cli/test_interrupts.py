@@ -1,0 +1,133 @@
+"""Ctrl-C while processes share the work: no word, no process left, whenever it comes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvoffload.traces import Workload, write_trace
+
+from .conftest import COMMAND
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="looks for the processes of a process in /proc"
+)
+
+COMMANDS = {
+    "advise": ["advise", "--kv-bytes-per-token", "2048", "--memory", "1GiB", "--processes", "2"],
+    "sweep": ["sweep", "--jobs", "2"],
+}
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("long") / "trace.jsonl"
+    write_trace(Workload(20_000, seed=1), path)
+    return path
+
+
+def running(number):
+    """Tell whether a process runs; one that has ended may wait for someone to take note."""
+    try:
+        return state(number)[0] != "Z"
+    except OSError:
+        return False
+
+
+def state(number):
+    """Return the state of a process, the number of its parent, and more."""
+    return Path("/proc", str(number), "stat").read_text().rpartition(")")[2].split()
+
+
+def children(parent):
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and int(state(entry.name)[1]) == parent:
+                found.append(int(entry.name))
+    return found
+
+
+def workers_of(process):
+    """Return the processes that share the work; another one looks after what they share."""
+    found = []
+    for child in children(process.pid):
+        with contextlib.suppress(OSError):
+            if b"spawn_main" in Path("/proc", str(child), "cmdline").read_bytes():
+                found.append(child)
+    return found
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def working(command, trace, tmp_path):
+    """Run a command in a process group of its own, until its processes have been started."""
+    with subprocess.Popen(
+        [*COMMAND, *COMMANDS[command], trace],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": os.fspath(tmp_path)},
+        start_new_session=True,
+        # a shell's background jobs, and so these tests among them, ignore the signal
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (no thread yet)
+    ) as process:
+        try:
+            wait_for(lambda: len(workers_of(process)) == 2 or process.poll() is not None)
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.5])
+@pytest.mark.parametrize("whole_group", [True, False], ids=["terminal", "kill"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_control_c_ends_all_processes_quietly(command, whole_group, delay, trace, tmp_path):
+    with working(command, trace, tmp_path) as process:
+        time.sleep(delay)
+        workers = children(process.pid)
+        if whole_group:
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert (out, error) == (b"", b"")
+        wait_for(lambda: not any(map(running, workers)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_processes_end_when_the_one_that_started_them_is_killed(command, trace, tmp_path):
+    with working(command, trace, tmp_path) as process:
+        time.sleep(0.5)
+        workers = children(process.pid)
+        assert workers
+        process.kill()
+        process.wait(60)
+        wait_for(lambda: not any(map(running, workers)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_process_that_is_killed_is_an_error_of_one_line(command, trace, tmp_path):
+    with working(command, trace, tmp_path) as process:
+        time.sleep(0.5)
+        for worker in workers_of(process):
+            os.kill(worker, signal.SIGKILL)
+        out, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert out == b""
+    assert error == (
+        b"kvoffload: a process was killed, perhaps for want of memory; fewer of them need less\n"
+    )
