@@ -14,6 +14,7 @@ from .manager import KVOffloadManager  # noqa: E402
 from .policies import (  # noqa: E402
     KVOffloadARC,
     KVOffloadARCClassic,
+    KVOffloadHitDensity,
     KVOffloadLFU,
     KVOffloadLRU,
     KVOffloadS3FIFO,
@@ -26,6 +27,7 @@ from .tiering import KVOffloadPrimaryTier  # noqa: E402
 __all__ = [
     "KVOffloadARC",
     "KVOffloadARCClassic",
+    "KVOffloadHitDensity",
     "KVOffloadLFU",
     "KVOffloadLRU",
     "KVOffloadManager",

@@ -21,6 +21,7 @@ cdef class ManagerBase:
     cdef uint64_t num_idle          # resident chunks that may leave
     cdef uint64_t num_pending       # resident chunks that are being stored
     cdef uint64_t generation        # how often the cache was reset
+    cdef list chain                 # keys of the request at work, None if it is not its first access
     cdef uint32_t last              # node of the last key that was looked up, or NIL
     cdef readonly object _num_chunks
     # vLLM's own classes and constants
@@ -41,6 +42,7 @@ cdef class ManagerBase:
     cdef int observe(
         self, str call, object req_context, RequestAccess access, object positions
     ) except -1
+    cdef list chain_of(self, object positions)
     cdef RequestRank rank_of(self, object req_context)
     cdef void record(self, RequestAccess access, bint may_repeat) noexcept
     cdef cnp.ndarray new_ids(self, Py_ssize_t size)

@@ -163,6 +163,7 @@ cdef class ManagerBase:
         cdef Py_ssize_t place
         cdef uint64_t num_new = 0
         cdef Access* entry
+        self.chain = None
         for place in range(self.batch.size):
             entry = self.accesses + place
             if not entry.flags & OBSERVED:
@@ -186,9 +187,25 @@ cdef class ManagerBase:
                 self.read_position(req_context, positions, place)
         if self.rules.ranked and access.rank is None and self.batch.size:
             access.rank = self.rank_of(req_context)
+        if self.rules.by_chain and not access.started and self.batch.size:
+            self.chain = self.chain_of(positions)
+            if not self.rules.open_chain(self.chain):
+                raise MemoryError()
         if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>self.batch.size):
             raise MemoryError()
         return 0
+
+    cdef list chain_of(self, object positions):
+        """Return the keys of a request by position, then those of the call that have none."""
+        cdef list chain = []
+        cdef Py_ssize_t place
+        if positions is not None:
+            chain = [key for key in positions if type(key) is bytes and key]
+            chain.sort(key=positions.__getitem__)
+        for place in range(self.batch.size):
+            if positions is None or <object>self.batch.items[place] not in positions:
+                chain.append(<object>self.batch.items[place])
+        return chain
 
     cdef RequestRank rank_of(self, object req_context):
         """Return the request's rank in this policy, not taken yet if it is new."""
@@ -207,6 +224,10 @@ cdef class ManagerBase:
         cdef Py_ssize_t place
         cdef Access* entry
         cdef uint8_t* uses
+        if self.chain is not None:
+            access.started = True
+            self.rules.started()
+            self.chain = None
         for place in range(self.batch.size):
             entry = self.accesses + place
             if not entry.flags & OBSERVED:

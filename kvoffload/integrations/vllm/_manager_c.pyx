@@ -27,8 +27,14 @@ from kvoffload._core.table cimport (
     table_new_epoch,
 )
 from kvoffload.integrations.vllm._finish cimport KeyOrder, order_keys
-from kvoffload.integrations.vllm._request cimport INSERTED, REUSED, RequestAccess
-from kvoffload.integrations.vllm._rules_c cimport OBSERVED, ONLY_INSERTED, READY, USED_AGAIN
+from kvoffload.integrations.vllm._request cimport INSERTED, MISSED, REUSED, RequestAccess
+from kvoffload.integrations.vllm._rules_c cimport (
+    NOT_STORED,
+    OBSERVED,
+    ONLY_INSERTED,
+    READY,
+    USED_AGAIN,
+)
 from kvoffload.integrations.vllm._store_c cimport StoringManager
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
@@ -195,8 +201,10 @@ cdef class ManagerCore(StoringManager):
             uses = access.seen[order.numbers[place]].uses
             if uses & REUSED:
                 self.accesses[place].flags = USED_AGAIN
+            elif uses & INSERTED:
+                self.accesses[place].flags = ONLY_INSERTED
             else:
-                self.accesses[place].flags = ONLY_INSERTED if uses & INSERTED else 0
+                self.accesses[place].flags = NOT_STORED if uses & MISSED else 0
         self.rules.finished(&self.batch, self.accesses)
 
     def reset_cache(self):

@@ -5,13 +5,20 @@ from __future__ import annotations
 from kvoffload.policies import registry
 
 from ._lru_c import RankedLRU
-from ._rules_c import ARCRules, LRURules, RequestRules, UseRules
+from ._rules_c import ARCRules, ChainRules, LRURules, RequestRules, UseRules
 
 __all__ = ["make_rules"]
 
+#: Policies that learn from whole requests, and decline stores by what they have learned.
+_BY_CHAIN = ("hit-density",)
 
-def make_rules(cache_policy: str, module_path: str | None, capacity: int) -> RequestRules:
+
+def make_rules(
+    cache_policy: str, module_path: str | None, capacity: int, *, only_evicts: bool = False
+) -> RequestRules:
     """Build the policy named by `cache_policy` and the rules that drive it by request.
+
+    Where it `only_evicts`, it is neither shown whole requests nor asked what to store.
 
     Raises
     ------
@@ -34,4 +41,8 @@ def make_rules(cache_policy: str, module_path: str | None, capacity: int) -> Req
     if spec.entry.name == "lru":
         return LRURules(RankedLRU(capacity))
     policy = registry.load(spec.entry, "c")(cache_capacity=capacity, **spec.options)
-    return ARCRules(policy) if spec.entry.name == "arc" else UseRules(policy)
+    if spec.entry.name == "arc":
+        return ARCRules(policy)
+    if spec.entry.name in _BY_CHAIN and not only_evicts:
+        return ChainRules(policy)
+    return UseRules(policy)

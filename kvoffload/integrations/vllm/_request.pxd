@@ -29,6 +29,7 @@ cdef class RequestAccess:
 
     cdef readonly object owner
     cdef readonly uint64_t generation
+    cdef bint started           # its keys were shown to rules that go by the chain
     cdef bint finished
     cdef RequestRank rank       # None until an access needs one
     cdef SeenKey* seen          # in the order of first access

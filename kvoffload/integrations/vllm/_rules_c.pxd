@@ -19,6 +19,7 @@ cdef enum:
     READY = 16          # resident and readable
     ONLY_INSERTED = 32  # at finish: stored by the request and not reused
     USED_AGAIN = 64     # at finish: reused by the request
+    NOT_STORED = 128    # at finish: offered by the request and declined
 
 cdef struct Access:
     uint64_t hashed
@@ -28,12 +29,17 @@ cdef struct Access:
 
 
 cdef class RequestRules:
-    cdef CompiledPolicy policy
+    cdef readonly CompiledPolicy policy
     cdef bint ranked            # requests take ranks: `RequestRank` and positions are needed
     cdef bint all_or_none       # a store is refused exactly if too few chunks are idle
+    cdef bint by_chain          # `started` wants all keys of a request at its first access
 
     # Make room for `moves` of nodes; False if there is no memory.
     cdef bint ensure(self, uint64_t moves) noexcept
+    # Keep the keys of a request, head to tail, for `started`; False if there is no memory.
+    cdef bint open_chain(self, list keys) noexcept
+    # A request has made its first access; its keys are those of `open_chain`.
+    cdef void started(self) noexcept
     # A request has observed the keys that are NEW; slots are NIL or without a block if absent.
     cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept
     # The keys with FIRST_MISS will be stored, if there is room.
@@ -59,8 +65,16 @@ cdef class UseRules(RequestRules):
     cdef uint64_t items_room
     cdef int32_t* counts        # ref_cnt of chunks in disguise
 
-    cdef void touch(self, Batch* batch, const Access* accesses, uint8_t flag) noexcept
-    cdef void disguise(self, Batch* batch, const Access* accesses, bint pending) noexcept
+    cdef void touch(
+        self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
+    ) noexcept
+    cdef void disguise(
+        self, Batch* batch, const Access* accesses, uint8_t flags, bint pending
+    ) noexcept
+
+
+cdef class ChainRules(UseRules):
+    cdef Batch chain            # the keys of a request; its items are a list's
 
 
 cdef class ARCRules(UseRules):

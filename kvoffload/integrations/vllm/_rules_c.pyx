@@ -4,11 +4,17 @@
 policy of the library: one touch a request and key, at the request's first miss of it (a policy may
 learn from ghosts) or at the request's finish if it was reused; what the request only inserted
 becomes recent at its finish without counting as used.
+
+``ChainRules`` drives policies that learn
+from whole requests and decline stores: the touch is that of all keys of the request, at its first
+access, so that a store is decided with all that is known; at its finish what is left of it becomes
+recent once more, tail first, without counting as used.
 """
 
 from libc.string cimport memset
 
-from kvoffload._core.batch cimport batch_close, batch_ensure
+from kvoffload._core.batch cimport batch_close, batch_ensure, find_all
+from kvoffload._core.items cimport list_items
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, PARKED, RESIDENT, node_at
@@ -33,6 +39,12 @@ cdef class RequestRules:
 
     cdef bint ensure(self, uint64_t moves) noexcept:
         return True
+
+    cdef bint open_chain(self, list keys) noexcept:
+        return True
+
+    cdef void started(self) noexcept:
+        pass
 
     cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept:
         pass
@@ -138,15 +150,17 @@ cdef class UseRules(RequestRules):
             self.items_room = moves
         return batch_ensure(&self.part, <Py_ssize_t>moves)
 
-    cdef void touch(self, Batch* batch, const Access* accesses, uint8_t flag) noexcept:
-        """Touch the keys of the batch that have the flag."""
+    cdef void touch(
+        self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
+    ) noexcept:
+        """Touch the keys that have one of the flags; for those that are absent, of the others."""
         cdef Py_ssize_t place
         cdef uint32_t slot
         cdef Batch* part = &self.part
         part.size = 0
         for place in range(batch.size):
-            if accesses[place].flags & flag:
-                slot = batch.slots[place]
+            slot = batch.slots[place]
+            if accesses[place].flags & (absent_flags if slot == NIL else flags):
                 if slot != NIL and node_at(self.policy.table, slot).ring == 0:
                     slot = NIL  # a key that is only about to become known
                 part.items[part.size] = batch.items[place]
@@ -156,21 +170,24 @@ cdef class UseRules(RequestRules):
             self.policy.c_touch(part)
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
-        self.touch(batch, accesses, FIRST_MISS)
+        self.touch(batch, accesses, FIRST_MISS, FIRST_MISS)
 
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
         # What was only inserted is touched as a pending block: it becomes recent, tail first, in
         # the place that it has, and does not count as used.
-        self.disguise(batch, accesses, True)
-        self.touch(batch, accesses, USED_AGAIN | ONLY_INSERTED)
-        self.disguise(batch, accesses, False)
+        cdef uint8_t accounted = USED_AGAIN | ONLY_INSERTED
+        self.disguise(batch, accesses, ONLY_INSERTED, True)
+        self.touch(batch, accesses, accounted, accounted)
+        self.disguise(batch, accesses, ONLY_INSERTED, False)
 
-    cdef void disguise(self, Batch* batch, const Access* accesses, bint pending) noexcept:
-        """Let chunks that were only inserted look pending, or give their counts back."""
+    cdef void disguise(
+        self, Batch* batch, const Access* accesses, uint8_t flags, bint pending
+    ) noexcept:
+        """Let chunks with one of the flags look pending, or give their counts back."""
         cdef Py_ssize_t place
         cdef Node* node
         for place in range(batch.size):
-            if batch.slots[place] == NIL or not accesses[place].flags & ONLY_INSERTED:
+            if batch.slots[place] == NIL or not accesses[place].flags & flags:
                 continue
             node = node_at(self.policy.table, batch.slots[place])
             if pending:
@@ -178,6 +195,43 @@ cdef class UseRules(RequestRules):
                 node.block.ref_cnt = -1
             else:
                 node.block.ref_cnt = self.counts[place]
+
+
+cdef class ChainRules(UseRules):
+    def __cinit__(self, CompiledPolicy policy not None):
+        memset(&self.chain, 0, sizeof(Batch))
+        self.by_chain = True
+
+    def __dealloc__(self):
+        batch_close(&self.chain)
+
+    cdef bint open_chain(self, list keys) noexcept:
+        if not batch_ensure(&self.chain, len(keys)):
+            return False
+        self.chain.items = list_items(keys)
+        self.chain.size = len(keys)
+        return True
+
+    cdef void started(self) noexcept:
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        find_all(self.policy.table, &self.chain)
+        for place in range(self.chain.size):
+            slot = self.chain.slots[place]
+            if slot != NIL and node_at(self.policy.table, slot).ring == 0:
+                self.chain.slots[place] = NIL  # a key that is only about to become known
+        self.policy.c_touch(&self.chain)
+
+    cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
+        pass
+
+    cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
+        # Its uses were counted when it started, so all look pending; of what is absent only what
+        # was declined is shown again, what was evicted since is not.
+        cdef uint8_t every = USED_AGAIN | ONLY_INSERTED | NOT_STORED
+        self.disguise(batch, accesses, every, True)
+        self.touch(batch, accesses, every, NOT_STORED)
+        self.disguise(batch, accesses, every, False)
 
 
 cdef class ARCRules(UseRules):

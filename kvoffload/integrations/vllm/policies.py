@@ -24,6 +24,7 @@ __all__ = [
     "DoorPolicy",
     "KVOffloadARC",
     "KVOffloadARCClassic",
+    "KVOffloadHitDensity",
     "KVOffloadLFU",
     "KVOffloadLRU",
     "KVOffloadS3FIFO",
@@ -50,7 +51,7 @@ class DoorPolicy(DoorCore, CachePolicy):  # type: ignore[misc]
 
     def __init__(self, cache_capacity: int) -> None:
         CachePolicy.__init__(self, check_cache_capacity(cache_capacity))
-        self._rules = make_rules(self.policy_text, None, self.cache_capacity)
+        self._rules = make_rules(self.policy_text, None, self.cache_capacity, only_evicts=True)
         self._open(self._rules, ReqContext)
 
     def on_request_finished(
@@ -100,6 +101,12 @@ class KVOffloadARCClassic(DoorPolicy):
     policy_text = "arc-classic"
 
 
+class KVOffloadHitDensity(DoorPolicy):
+    """Hit density: what brings the fewest hits for its room leaves; here it stores everything."""
+
+    policy_text = "hit-density"
+
+
 class KVOffloadSLRU(DoorPolicy):
     """LRU in two segments: what was used again is protected."""
 
@@ -131,6 +138,7 @@ DOOR_POLICIES = {
         KVOffloadLRU,
         KVOffloadARC,
         KVOffloadARCClassic,
+        KVOffloadHitDensity,
         KVOffloadSLRU,
         KVOffloadLFU,
         KVOffloadSieve,

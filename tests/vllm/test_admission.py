@@ -1,0 +1,312 @@
+"""hit-density under vLLM: it learns from whole requests and stores a part of what is offered."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.integrations.vllm import KVOffloadManager
+from tests.vllm.configuration import PACKAGE, configuration
+from tests.vllm.conftest import SEED
+from tests.vllm.engine import SPECS, Engine, Talk
+from tests.vllm.test_tiers import OURS, assert_nothing_is_left
+from tests.vllm.test_tiers import Engine as TieredEngine
+
+POLICIES = ["hit-density", "hit-density?ghosts=1.5"]
+CHUNK_TOKENS = 16
+
+
+def key(number: int, group: int = 0) -> bytes:
+    return bytes(make_offload_key(b"%032d" % number, group))
+
+
+def context(keys) -> ReqContext:
+    made = ReqContext("r")
+    for place, one in enumerate(keys):
+        made.set_offload_key_position(one, (place + 1) * CHUNK_TOKENS)
+    return made
+
+
+def popular_and_unique(rng: random.Random, count: int) -> list[list[int]]:
+    """Requests of which a few are asked again and again, and most never: a cache that thrashes."""
+    fresh = iter(range(10**6, 10**9))
+    popular = [[100 * n + place for place in range(10)] for n in range(6)]
+    requests = []
+    for _ in range(count):
+        if rng.random() < 0.4:
+            requests.append([*rng.choice(popular), *(next(fresh) for _ in range(2))])
+        else:
+            requests.append([next(fresh) for _ in range(rng.randint(5, 25))])
+    return requests
+
+
+class Drive:
+    """Requests through a manager of vLLM's interface, offered in parts of `part` chunks.
+
+    Up to `in_flight` requests overlap.
+    """
+
+    def __init__(self, manager, part: int, in_flight: int = 1):
+        self.manager = manager
+        self.part = part
+        self.in_flight = in_flight
+        self.running: list = []
+        self.hits = self.offered = self.stored = self.refused = 0
+
+    def run(self, keys) -> None:
+        manager, made = self.manager, context(keys)
+        manager.on_new_request(made)
+        hits = 0
+        while hits < len(keys) and manager.lookup(keys[hits], made) is LookupResult.HIT:
+            hits += 1
+        self.hits += hits
+        if hits:
+            manager.prepare_load(keys[:hits], made)
+        stored = []
+        for start in range(hits, len(keys), self.part):
+            offer = keys[start : start + self.part]
+            absent = [one for one in offer if manager.lookup(one, made) is LookupResult.MISS]
+            output = manager.prepare_store(offer, made)
+            if output is None:
+                self.refused += 1
+                continue
+            # A leading part of what is absent, and a place for each key of it.
+            assert output.keys_to_store == absent[: len(output.keys_to_store)]
+            assert len(output.store_spec.block_ids) == len(output.keys_to_store)
+            self.offered += len(absent)
+            stored += output.keys_to_store
+        self.stored += len(stored)
+        self.running.append((made, keys[:hits], stored))
+        if len(self.running) >= self.in_flight:
+            self.finish()
+
+    def finish(self) -> None:
+        made, loaded, stored = self.running.pop(0)
+        if loaded:
+            self.manager.complete_load(loaded, made)
+        self.manager.complete_store(stored, made)
+        self.manager.on_request_finished(made)
+
+    def end(self) -> None:
+        while self.running:
+            self.finish()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("part", [3, 10**9])
+def test_it_decides_as_the_library_s_own_manager(policy, part):
+    """Request after request, offered whole or in parts: the same hits, stores and evictions."""
+    requests = popular_and_unique(random.Random(SEED), 400)
+    drive = Drive(KVOffloadManager(60, policy), part)
+    reference = CPUOffloadingManager(CHUNK_TOKENS, 60, policy)
+    for number, ids in enumerate(requests):
+        keys = [key(one) for one in ids]
+        drive.run(keys)
+        reference.touch(keys)
+        hits = reference.lookup(keys)
+        if hits:
+            reference.prepare_load(keys[:hits])
+            reference.complete_load(keys[:hits])
+        output = reference.prepare_store(keys)
+        reference.touch(keys)
+        reference.complete_store(output.block_hashes_to_store)
+        if part > len(keys):
+            ours = {one for one in keys if drive.manager._policy.get(one) is not None}
+            assert ours == {one for one in keys if one in reference}, f"request {number}"
+    drive.manager._check()
+    stats = reference.stats()
+    assert stats["not_admitted"] > 1000
+    if part > 100:
+        assert drive.hits == stats["hit_blocks"]
+        assert drive.stored == stats["stored_blocks"]
+    else:  # a part is decided on the space that the parts before it have left
+        assert abs(drive.hits - stats["hit_blocks"]) <= 0.1 * stats["hit_blocks"]
+
+
+@pytest.mark.parametrize("in_flight", [1, 5])
+def test_it_stores_less_and_hits_more_where_a_cache_thrashes(in_flight):
+    requests = popular_and_unique(random.Random(SEED), 600)
+    drives = [Drive(KVOffloadManager(60, name), 8, in_flight) for name in ("hit-density", "arc")]
+    for ids in requests:
+        for drive in drives:
+            drive.run([key(one) for one in ids])
+    for drive in drives:
+        drive.end()
+        drive.manager._check()
+        assert drive.manager._usage() == (0, 0)
+    ours, other = drives
+    assert ours.refused == 0  # a policy that declines does not refuse
+    assert ours.stored < 0.7 * ours.offered
+    assert other.stored > 0.99 * other.offered
+    assert ours.hits > other.hits
+
+
+def test_a_request_is_one_use_and_what_it_only_stored_is_none():
+    manager = KVOffloadManager(40, "hit-density")
+    policy = manager._rules.policy
+    drive = Drive(manager, 2)
+    keys = [key(n) for n in range(8)]
+
+    def classes():
+        return [
+            next((number for number, ring in enumerate(policy.rings) if one in ring), None)
+            for one in keys
+        ]
+
+    drive.run(keys)  # four stores, one request
+    assert policy.num_requests == 1
+    assert classes() == [0] * 8
+    drive.run([key(9)])
+    drive.run(keys)  # loads them all
+    assert policy.num_requests == 3
+    assert set(classes()) == {1}
+    made = context(keys)
+    manager.on_new_request(made)
+    for one in keys:  # what is only looked up is not used
+        manager.lookup(one, made)
+    manager.on_request_finished(made)
+    assert policy.num_requests == 3
+
+
+def test_a_chain_leaves_tail_first_though_it_was_stored_in_parts():
+    manager = KVOffloadManager(6, "hit-density")
+    drive = Drive(manager, 2)
+    drive.run([key(n) for n in range(6)])
+    evicted = manager._policy.evict(6, ())
+    assert [one for one, _ in evicted] == [key(n) for n in reversed(range(6))]
+
+
+def test_what_is_declined_is_known_when_it_comes_again():
+    """The second request for it counts as the reuse that it is, whoever ran in between."""
+    manager = KVOffloadManager(8, "hit-density")
+    drive = Drive(manager, 4)
+    popular = [[key(10 * n + place) for place in range(4)] for n in range(2)]
+    for _ in range(3):
+        for keys in popular:
+            drive.run(keys)
+    other = [key(n) for n in range(100, 104)]
+    drive.run(other)
+    assert all(manager._policy.get(one) is None for one in other)  # what is used is better
+    for _ in range(2):  # of two that overlap, the first finishes when the other has begun
+        first, second = context(other), context(popular[0])
+        manager.on_new_request(first)
+        output = manager.prepare_store(other, first)
+        manager.on_new_request(second)
+        manager.prepare_load(popular[0], second)
+        manager.complete_load(popular[0], second)
+        manager.complete_store(output.keys_to_store, first)
+        manager.on_request_finished(first)
+        manager.on_request_finished(second)
+        if output.keys_to_store:
+            break
+    assert output.keys_to_store == other
+    manager._check()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_keys_without_positions_and_calls_out_of_order_keep_every_invariant(seed):
+    rng = random.Random(SEED + seed)
+    manager = KVOffloadManager(20, "hit-density", enable_events=True, store_threshold=seed % 3)
+    contexts = []
+    pending = []
+    for _ in range(400):
+        if rng.random() < 0.2 or not contexts:
+            ids = [rng.randrange(60) for _ in range(rng.randint(1, 12))]
+            keys = list(dict.fromkeys(key(one, rng.randrange(2)) for one in ids))
+            made = context(keys[:: rng.choice((1, 2))])
+            contexts.append((made, keys))
+            manager.on_new_request(made)
+        made, keys = rng.choice(contexts)
+        some = rng.sample(keys, rng.randint(1, len(keys)))
+        kind = rng.random()
+        if kind < 0.5:
+            output = manager.prepare_store(some, made)
+            if output is not None:
+                pending.append((made, output.keys_to_store))
+        elif kind < 0.7:
+            ready = [one for one in some if manager.lookup(one, made) is LookupResult.HIT]
+            manager.prepare_load(ready, made)
+            manager.complete_load(ready, made)
+        elif pending and kind < 0.9:
+            one, stored = pending.pop(rng.randrange(len(pending)))
+            manager.complete_store(stored, one, rng.random() < 0.8)
+        elif kind < 0.97:
+            manager.on_request_finished(made)
+            contexts.remove((made, keys))
+        else:
+            manager.reset_cache()
+            pending.clear()
+            contexts.clear()
+        manager._check()
+    for made, stored in pending:
+        manager.complete_store(stored, made)
+    assert manager._usage() == (0, 0)
+    manager._check()
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_real_scheduler_takes_what_is_declined(tmp_path, host_platform, policy, num_groups):
+    extra = {**SPECS["kvoffload"], "eviction_policy": policy}
+    engine = Engine(tmp_path, extra, num_groups, num_chunks=40)
+    manager = engine.connector.manager
+    assert type(manager) is KVOffloadManager
+    offered = stored = 0
+    prepare = manager.prepare_store
+
+    def counted(keys, req_context):
+        nonlocal offered, stored
+        absent = [one for one in keys if manager._policy.get(one) is None]
+        output = prepare(keys, req_context)
+        assert output is not None
+        offered += len(absent)
+        stored += len(output.keys_to_store)
+        manager._check()
+        return output
+
+    manager.prepare_store = counted
+    talk = Talk([engine], random.Random(SEED))
+    for _ in range(80):
+        talk.turn()
+    talk.drain()
+    assert talk.resets_done + talk.loads > 0
+    assert 0 < stored < offered
+    assert manager._usage() == (0, 0)  # nothing pinned, nothing pending
+    manager._check()
+
+
+def test_the_tiers_take_what_is_declined(tmp_path):
+    """Through the file tier: what is stored comes back byte for byte, the rest is absent."""
+    engine = TieredEngine(tmp_path, 30, OURS, eviction_policy="hit-density")
+    try:
+        hits = 0
+        requests = popular_and_unique(random.Random(SEED), 60)
+        for ids in requests:
+            hits += engine.request([key(one) for one in ids])
+            engine.primary._check()
+        assert hits > 0
+        assert any(job[0] == "submit_load" for job in engine.jobs)
+        written = len(list(tmp_path.rglob("*.bin")))
+        assert 0 < written < len({one for ids in requests for one in ids})
+        assert_nothing_is_left(engine)
+    finally:
+        engine.close()
+
+
+def test_the_spec_reads_the_options():
+    names = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
+    spec = OffloadingSpecFactory.create_spec(
+        configuration(8, **names, eviction_policy="hit-density?ghosts=2")
+    )
+    assert spec.get_manager()._rules.policy.ghosts == 2.0
+    with pytest.raises(ValueError, match="ghosts must be"):
+        OffloadingSpecFactory.create_spec(
+            configuration(8, **names, eviction_policy="hit-density?ghosts=-1")
+        )
