@@ -188,40 +188,74 @@ def call_rows(capacities: list[int], rounds: int) -> Iterator[Row]:
         yield Row(f"store without eviction, {policy}", ratio, "x", 10, 16)
 
 
-def replay_rows(rounds: int) -> Iterator[Row]:
-    """Compare whole replays of a production trace, manager calls alone."""
+def conversation() -> list[list[bytes]]:
+    """Read the requests of a production trace; none, and a note, where it is not at hand."""
     path = TRACES / "mooncake_conversation.jsonl.gz"
     if not path.exists():
         print(f"no {path.name} in KVOFFLOAD_TRACES: replays are left out", file=sys.stderr)
-        return
+        return []
     with gzip.open(path) as lines:
         ids = [json.loads(line)["hash_ids"] for line in lines]
     keys = {i: sha256(b"%d" % i).digest() for request in ids for i in request}
-    requests = [[keys[i] for i in request] for request in ids]
-    for policy, must, aim in (("lru", 10, 15), ("arc", 12, 25)):
+    return [[keys[i] for i in request] for request in ids]
+
+
+def replay(manager: Any, requests: list[list[bytes]]) -> None:
+    """Make an engine's calls for each request."""
+    for request in requests:
+        manager.touch(request)
+        hits = manager.lookup(request)
+        if hits:
+            load(manager, request[:hits])
+        output = manager.prepare_store(request)
+        manager.touch(request)
+        if output is not None:
+            manager.complete_store(output.block_hashes_to_store)
+
+
+def replay_rows(rounds: int) -> Iterator[Row]:
+    """Compare whole replays of the trace, manager calls alone."""
+    requests = conversation()
+    cells = [("lru", 10, 15), ("arc", 12, 25)] if requests else []
+    for policy, must, aim in cells:
         for capacity in (10_000, 50_000):
 
-            def replay(twin: Any, policy: str = policy, capacity: int = capacity) -> None:
-                manager = twin.CPUOffloadingManager(512, capacity, policy)
-                for request in requests:
-                    manager.touch(request)
-                    hits = manager.lookup(request)
-                    if hits:
-                        manager.prepare_load(request[:hits])
-                        manager.complete_load(request[:hits])
-                    output = manager.prepare_store(request)
-                    manager.touch(request)
-                    if output is not None:
-                        manager.complete_store(output.block_hashes_to_store)
+            def one(twin: Any, policy: str = policy, capacity: int = capacity) -> None:
+                replay(twin.CPUOffloadingManager(512, capacity, policy), requests)
 
             medians = interleave(
-                {"python": lambda _: replay(_python), "compiled": lambda _: replay(_compiled)},
+                {
+                    "python": lambda _, one=one: one(_python),
+                    "compiled": lambda _, one=one: one(_compiled),
+                },
                 rounds,
             )
             ratio = medians["python"] / medians["compiled"]
             yield Row(
                 f"replay of mooncake_conversation, {policy} {capacity:,}", ratio, "x", must, aim
             )
+
+
+def density_rows(rounds: int) -> Iterator[Row]:
+    """Compare hit density with LRU, compiled: replays of the trace, and memory, ghosts full."""
+    requests = conversation()
+    unique = len({key for request in requests for key in request})
+    for percent in (0.5, 1, 2, 5, 10, 20, 40) if requests else ():
+        capacity = int(unique * percent / 100)
+        medians = interleave(
+            {
+                policy: lambda _, policy=policy, capacity=capacity: replay(
+                    _compiled.CPUOffloadingManager(512, capacity, policy), requests
+                )
+                for policy in ("lru", "hit-density")
+            },
+            rounds,
+        )
+        ratio = medians["hit-density"] / medians["lru"]
+        yield Row(f"replay, hit-density against lru, {capacity:,}", ratio, "x", 3, 2, True)
+    figures = {policy: resident_bytes(policy, ghosts=True) for policy in ("lru", "hit-density")}
+    ratio = figures["hit-density"] / figures["lru"]
+    yield Row("resident bytes, hit-density, ghosts full, against lru", ratio, "x", 2, 2, True)
 
 
 def pinned_rows(rounds: int) -> Iterator[Row]:
@@ -380,28 +414,45 @@ from kvoffload import _compiled
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def keys(first, count):
+    return [sha256(b"%d" % i).digest() + bytes(4) for i in range(first, first + count)]
+def fill(manager, keys):
+    for start in range(0, len(keys), 128):
+        manager.complete_store(manager.prepare_store(keys[start:start + 128]).block_hashes_to_store)
+def ask_for_others(manager, count):
+    for start in range(count, 4 * count, 128):
+        manager.touch(keys(start, 128))
+        manager.touch(keys(0, 1))
+        manager.touch(keys(start, 128))
+    for start in range(4 * count, 10 * count, 128):
+        manager.touch(keys(start, 128))
+policy, with_ghosts = sys.argv[1], sys.argv[2] == "True"
 count = 200_000
-keys = [sha256(b"%d" % i).digest() + bytes(4) for i in range(count)]
-warm = _compiled.CPUOffloadingManager(16, 1024, sys.argv[1])
-warm.complete_store(warm.prepare_store(keys[:1024]).block_hashes_to_store)
+stored = keys(0, count)
+warm = _compiled.CPUOffloadingManager(16, 1024, policy)
+fill(warm, stored[:1024])
+if with_ghosts:
+    ask_for_others(warm, 1024)
 before = resident()
-manager = _compiled.CPUOffloadingManager(16, count, sys.argv[1])
-for start in range(0, count, 128):
-    manager.complete_store(manager.prepare_store(keys[start:start + 128]).block_hashes_to_store)
+manager = _compiled.CPUOffloadingManager(16, count, policy)
+fill(manager, stored)
+if with_ghosts:
+    ask_for_others(manager, count)
 print((resident() - before) / count)
 """
 
 
+def resident_bytes(policy: str, *, ghosts: bool = False) -> float:
+    """Measure bytes a block: growth while 200,000 blocks are stored, keys excluded."""
+    command = [sys.executable, "-c", MEMORY_SCRIPT, policy, str(ghosts)]
+    return statistics.median(float(subprocess.check_output(command)) for _ in range(3))
+
+
 def memory_rows() -> Iterator[Row]:
-    """Measure resident bytes a block: growth while 200,000 blocks are stored, keys excluded."""
+    """Measure resident bytes a block."""
     for policy, must, aim in (("lru", 80, 72), ("arc", 100, 90)):
-        figures = [
-            float(subprocess.check_output([sys.executable, "-c", MEMORY_SCRIPT, policy]))
-            for _ in range(3)
-        ]
-        yield Row(
-            f"resident bytes a block, {policy}", statistics.median(figures), "B", must, aim, True
-        )
+        figure = resident_bytes(policy)
+        yield Row(f"resident bytes a block, {policy}", figure, "B", must, aim, True)
 
 
 def main() -> None:
@@ -416,6 +467,7 @@ def main() -> None:
     groups: dict[str, Callable[[], Iterator[Row]]] = {
         "calls": lambda: call_rows(capacities, rounds),
         "replay": lambda: replay_rows(1 if chosen.quick else 5),
+        "density": lambda: density_rows(1 if chosen.quick else 7),
         "pinned": lambda: pinned_rows(rounds),
         "cold": lambda: cold_rows(rounds),
         "eviction": lambda: eviction_rows(1 if chosen.quick else 5),

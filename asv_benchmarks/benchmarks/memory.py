@@ -1,11 +1,13 @@
-"""What a block costs in resident memory."""
+"""What a block costs in resident memory, and what the memory of those that left adds."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 from .common import IMPLEMENTATIONS, LARGEST, block_hashes, fill, new_manager, policy_names
 
 BLOCKS = min(200_000, LARGEST)
+REQUEST = 128
 
 
 def resident_bytes() -> int:
@@ -37,3 +39,47 @@ class Memory:
 
 
 Memory.track_bytes_a_block.unit = "bytes"  # type: ignore[attr-defined]
+
+
+class Ghosts:
+    """Growth while BLOCKS blocks are stored and as many ghosts are made as a policy remembers.
+
+    The keys of the ghosts are made as they are needed: no key object stays.
+    """
+
+    params = (["compiled"], policy_names())
+    param_names = ("implementation", "policy")
+    timeout = 300
+
+    def setup(self, name: str, policy: str) -> None:
+        """Warm the allocators up."""
+        self.serve(new_manager(name, policy, 1_000), 1_000)
+
+    def serve(self, manager: Any, blocks: int) -> None:
+        """Fill the cache, push it out twice, and ask for what is not stored, once and again."""
+        self.store(manager, 0, blocks)
+        self.store(manager, blocks, 2 * blocks)
+        for start in range(3 * blocks, 6 * blocks, REQUEST):
+            request = block_hashes(start, REQUEST)
+            manager.touch(request)
+            manager.touch(block_hashes(0, 1))
+            manager.touch(request)
+        for start in range(6 * blocks, 12 * blocks, REQUEST):
+            manager.touch(block_hashes(start, REQUEST))
+
+    def store(self, manager: Any, first: int, blocks: int) -> None:
+        for start in range(first, first + blocks, REQUEST):
+            request = block_hashes(start, REQUEST)
+            manager.touch(request)
+            output = manager.prepare_store(request)
+            manager.touch(request)
+            manager.complete_store(output.block_hashes_to_store)
+
+    def track_bytes_a_block_with_ghosts(self, name: str, policy: str) -> float:
+        before = resident_bytes()
+        manager = new_manager(name, policy, BLOCKS)
+        self.serve(manager, BLOCKS)
+        return (resident_bytes() - before) / len(manager)
+
+
+Ghosts.track_bytes_a_block_with_ghosts.unit = "bytes"  # type: ignore[attr-defined]

@@ -3,8 +3,8 @@
 Structure
     One link for each node of the table, by slot.
 Invariants
-    A link names the node before and that block's number. Numbers are given once, so a link to a
-    block that has left, or whose node another block has got, names none.
+    A link names the node before and that block's number. Numbers are given once, also over a
+    clear, so a link to a block that has left, or whose node another block has got, names none.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -28,7 +28,6 @@ cdef struct Chains:
 
 cdef void chains_open(Chains* chains) noexcept
 cdef void chains_close(Chains* chains) noexcept
-cdef void chains_clear(Chains* chains) noexcept
 # Make room for the links of `num_nodes` nodes; False if there is no memory.
 cdef bint chains_ensure(Chains* chains, uint64_t num_nodes) noexcept
 # Learn from a touched batch.

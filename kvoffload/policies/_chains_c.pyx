@@ -1,12 +1,9 @@
 """The parts of chains that are not on the fast path; see ``_chains_c.pxd``."""
 
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
-from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.memory cimport release, reserve
 from kvoffload._core.table cimport RESIDENT, node_at
-
-cdef enum:
-    FIRST_ROOM = 1024
 
 
 cdef void chains_open(Chains* chains) noexcept:
@@ -14,28 +11,23 @@ cdef void chains_open(Chains* chains) noexcept:
 
 
 cdef void chains_close(Chains* chains) noexcept:
-    discard(chains.links)
+    release(chains.links, chains.room * sizeof(Link))
     chains_open(chains)
 
 
-cdef void chains_clear(Chains* chains) noexcept:
-    if chains.room:
-        memset(chains.links, 0, chains.room * sizeof(Link))
-    chains.last_number = 0
-
-
 cdef bint chains_ensure(Chains* chains, uint64_t num_nodes) noexcept:
-    cdef uint64_t room
     cdef Link* links
     if num_nodes <= chains.room:
         return True
-    room = max(num_nodes, chains.room + chains.room // 2, <uint64_t>FIRST_ROOM)
-    links = <Link*>resize(chains.links, room * sizeof(Link))
+    # Reserved: no memory is touched before a node is.
+    links = <Link*>reserve(num_nodes * sizeof(Link))
     if links == NULL:
         return False
-    memset(links + chains.room, 0, (room - chains.room) * sizeof(Link))
+    if chains.room:
+        memcpy(links, chains.links, chains.room * sizeof(Link))
+    release(chains.links, chains.room * sizeof(Link))
     chains.links = links
-    chains.room = room
+    chains.room = num_nodes
     return True
 
 

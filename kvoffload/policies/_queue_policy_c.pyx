@@ -15,11 +15,10 @@ from kvoffload._core.ring cimport (
     ring_slots,
     ring_unlist_before,
 )
-from kvoffload._core.table cimport NIL, PARKED, hash_ahead, node_at, table_ensure
+from kvoffload._core.table cimport NIL, PARKED, SEGMENT_BITS, hash_ahead, node_at
 from kvoffload._core.victims cimport Victim
 from kvoffload.policies._chains_c cimport (
     chains_check,
-    chains_clear,
     chains_close,
     chains_ensure,
     chains_leave,
@@ -64,9 +63,9 @@ cdef class QueuePolicy(CompiledPolicy):
         chains_close(&self.chains)
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
-        more += <uint64_t>len(self.storage.exports)
-        return table_ensure(self.table, more) and chains_ensure(
-            &self.chains, self.table.num_used + more
+        return CompiledPolicy.c_ensure(self, more) and chains_ensure(
+            &self.chains,
+            self.table.num_reserved + (<uint64_t>self.table.num_segments << SEGMENT_BITS),
         )
 
     cdef bint c_search(self, uint64_t n) noexcept:
@@ -274,7 +273,6 @@ cdef class QueuePolicy(CompiledPolicy):
 
     cdef void c_clear(self) noexcept:
         self.searching = False
-        chains_clear(&self.chains)
 
     cdef bint c_sift(self, uint64_t n) noexcept:
         return False
