@@ -19,9 +19,20 @@ output_option = click.option(
 
 
 def write_output(requests: Iterable[Request], output: str) -> None:
-    """Write requests to a file, or to standard output for ``-``."""
-    if output == "-":
-        write_requests(requests, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-    else:
-        write_trace(requests, output)
+    """Write requests to a file, or to standard output for ``-``.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; it names the file.
+    """
+    try:
+        if output == "-":
+            write_requests(requests, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        else:
+            write_trace(requests, output)
+    except OSError as error:
+        if error.filename is None:  # it failed when it was open already
+            error.filename = "<stdout>" if output == "-" else output
+        raise

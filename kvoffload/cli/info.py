@@ -70,13 +70,16 @@ def as_rows(source: Source, survey: Survey) -> list[tuple[str, str]]:
         ("blocks", f"{survey.blocks:,}"),
         ("unique blocks", f"{unique:,}"),
         ("reuse, blocks per unique block", f"{survey.blocks / unique:.2f}" if unique else "none"),
-        ("block size, tokens", "no size fits all requests" if size is None else f"{size:,}"),
+        ("block size, tokens", _NO_SIZE[survey.input_tokens > 0] if size is None else f"{size:,}"),
         ("ideal hit ratio, cache without bounds", f"{survey.ideal_hit_ratio:.4f}"),
         ("span", duration(survey.seconds)),
         ("input tokens", f"{survey.input_tokens:,}"),
         ("output tokens", f"{survey.output_tokens:,}"),
         ("longest request, blocks", f"{survey.longest:,}"),
     ]
+
+
+_NO_SIZE = {True: "no size fits all requests", False: "not known: no lengths"}
 
 
 def duration(seconds: float) -> str:

@@ -46,53 +46,82 @@ class SeenIds:
             self._runs.append(ids)
 
 
+@dataclass(slots=True)
+class SizeRange:
+    """Block sizes from `smallest` to `largest`, tokens; None while there is no upper bound."""
+
+    smallest: int = 1
+    largest: int | None = None
+
+    def narrow(self, smallest: int, largest: int | None) -> None:
+        """Keep the sizes that lie in another range too."""
+        self.smallest = max(self.smallest, smallest)
+        if largest is not None:
+            self.largest = largest if self.largest is None else min(self.largest, largest)
+
+    def holds(self, size: int) -> bool:
+        """Tell whether a size is in the range, which may be empty."""
+        return self.smallest <= size and (self.largest is None or size <= self.largest)
+
+    def power_of_two(self) -> list[int]:
+        """Return the smallest power of two in the range, if there is one."""
+        power = 1 << (self.smallest - 1).bit_length()
+        return [power] if self.holds(power) else []
+
+    def others(self) -> list[int]:
+        """Return the smallest multiple of 16 in the range, and its smallest size."""
+        multiple = -(-self.smallest // 16) * 16
+        return [size for size in (multiple, self.smallest) if self.holds(size)]
+
+
 class BlockLengths:
-    """The block sizes b with ``ceil(input_length / b) == len(hash_ids)`` in every request so far.
+    """The block sizes b that fit every request so far.
+
+    Traces differ in what becomes of a prompt's end that fills no block: it has an id
+    (``len(hash_ids) == ceil(input_length / b)``, as in Mooncake's) or none
+    (``len(hash_ids) == input_length // b``, as in LMCache's). One of the two must hold throughout.
 
     Attributes
     ----------
-    smallest : int
-        Least such size, tokens.
-    largest : int or None
-        Greatest such size; None while there is no upper bound. Below `smallest` if none fits.
+    with_partial, full_only : SizeRange
+        The sizes that fit the one and the other, empty if none does.
     """
 
     def __init__(self) -> None:
-        self.smallest = 1
-        self.largest: int | None = None
+        self.with_partial = SizeRange()
+        self.full_only = SizeRange()
         self._bounded = False
 
     def add(self, tokens: int, blocks: int) -> None:
-        """Take in a request: (blocks - 1) * b < tokens <= blocks * b."""
-        if tokens == 0 or blocks == 0:
-            if tokens or blocks:
-                self.largest = 0
+        """Take in a request."""
+        self._bounded |= blocks > 0
+        if blocks == 0:
+            self.with_partial.narrow(1, 0 if tokens else None)
+            self.full_only.narrow(tokens + 1, None)
             return
-        self._bounded = True
-        self.smallest = max(self.smallest, -(-tokens // blocks))
-        if blocks > 1:
-            below = (tokens - 1) // (blocks - 1)
-            self.largest = below if self.largest is None else min(self.largest, below)
+        # All blocks but one are too few for the tokens, and all are enough.
+        below = (tokens - 1) // (blocks - 1) if blocks > 1 else None
+        self.with_partial.narrow(-(-tokens // blocks), below if tokens else 0)
+        # The tokens fill all blocks, and not one more.
+        self.full_only.narrow(tokens // (blocks + 1) + 1, tokens // blocks)
 
     def fits(self, size: int) -> bool:
         """Tell whether a size, tokens, is one of them; no size is if no request had a block."""
-        above = self.largest is None or size <= self.largest
-        return self._bounded and self.smallest <= size and above
+        return self._bounded and (self.with_partial.holds(size) or self.full_only.holds(size))
 
     def best(self) -> int | None:
         """Return the most plausible size that fits.
 
-        The smallest power of two, else the smallest multiple of 16, else the smallest size; None if
-        none fits, or if every size fits because no request had a block.
+        The smallest power of two, else the smallest multiple of 16, else the smallest size, rather
+        with partial blocks than without; None if none fits, or if every size fits because no
+        request had a block.
         """
         if not self._bounded:
             return None
-        power = 1 << (self.smallest - 1).bit_length()
-        multiple = -(-self.smallest // 16) * 16
-        for size in (power, multiple, self.smallest):
-            if self.largest is None or size <= self.largest:
-                return size
-        return None
+        ranges = (self.with_partial, self.full_only)
+        powers = [size for sizes in ranges for size in sizes.power_of_two()]
+        others = [size for sizes in ranges for size in sizes.others()]
+        return next(iter(powers + others), None)
 
 
 class IdealCounter:

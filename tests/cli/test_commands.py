@@ -58,7 +58,7 @@ def test_a_full_disk_is_one_line():
             stdout=full, stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == b"kvoffload: No space left on device\n"
+    assert done.stderr == b"kvoffload: <stdout>: No space left on device\n"
 
 
 def test_info_as_table_and_json(kvoffload, tmp_path):

@@ -46,6 +46,22 @@ def test_the_mooncake_form_stays_as_it_is(kvoffload, tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+def test_a_full_disk_is_named(kvoffload, lmcache):
+    done = kvoffload("convert", lmcache, "-o", "/dev/full")
+    assert (done.code, done.error) == (1, "/dev/full: No space left on device")
+
+
+def test_the_block_size_of_full_chunks_is_found_again(kvoffload, lmcache, tmp_path):
+    rows = [
+        LMCACHE[0] | {"seq_len": length, "chunk_hashes": ["0xa1", "0xb2"][: length // 256]}
+        for length in (700, 500, 200)
+    ]
+    lmcache.write_text("\n".join(map(json.dumps, rows)))
+    assert kvoffload("convert", lmcache, "-o", tmp_path / "out", "--quiet").code == 0
+    info = json.loads(kvoffload("info", tmp_path / "out", "--json").out)
+    assert info["block_tokens"] == 256
+
+
 def test_limit_and_bad_lines(kvoffload, lmcache, tmp_path):
     lmcache.write_text("bad\n" + lmcache.read_text())
     out = tmp_path / "out"

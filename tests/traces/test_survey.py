@@ -1,5 +1,7 @@
 """What a trace holds: counted exactly, against a count with sets."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,33 +29,51 @@ def test_unique_blocks_and_ideal_hits(rows, batch):
     assert (counter.unique_blocks, counter.ideal_hits) == (len(seen), hits)
 
 
-@given(st.integers(1, 3000), st.lists(st.integers(0, 20_000), min_size=1, max_size=20))
-def test_the_block_sizes_that_fit_are_exactly_these(block_tokens, lengths):
+def partial(tokens: int, size: int) -> int:
+    return -(-tokens // size)
+
+
+def full(tokens: int, size: int) -> int:
+    return tokens // size
+
+
+@pytest.mark.parametrize("blocks", [partial, full])
+@given(
+    block_tokens=st.integers(1, 3000),
+    lengths=st.lists(st.integers(0, 20_000), min_size=1, max_size=20),
+)
+def test_the_block_sizes_that_fit_are_exactly_these(blocks, block_tokens, lengths):
     sizes = BlockLengths()
     for tokens in lengths:
-        sizes.add(tokens, -(-tokens // block_tokens))
+        sizes.add(tokens, blocks(tokens, block_tokens))
 
-    def fits(size: int) -> bool:
-        return all(-(-tokens // size) == -(-tokens // block_tokens) for tokens in lengths)
+    def fits(size: int, way: Callable[[int, int], int] = blocks) -> bool:
+        return all(way(tokens, size) == blocks(tokens, block_tokens) for tokens in lengths)
 
+    found = sizes.with_partial if blocks is partial else sizes.full_only
     assert fits(block_tokens)
-    assert fits(sizes.smallest)
-    assert sizes.smallest == 1 or not fits(sizes.smallest - 1)
-    if sizes.largest is None:
+    assert found.holds(block_tokens)
+    assert fits(found.smallest)
+    assert found.smallest == 1 or not fits(found.smallest - 1)
+    if found.largest is None:
         assert fits(10**9)
     else:
-        assert fits(sizes.largest)
-        assert not fits(sizes.largest + 1)
+        assert fits(found.largest)
+        assert not fits(found.largest + 1)
     best = sizes.best()
-    assert (best is None) == (not any(lengths))
-    assert best is None or fits(best)
+    with_blocks = any(blocks(tokens, block_tokens) for tokens in lengths)
+    assert (best is None) == (not with_blocks)
+    assert sizes.fits(block_tokens) == with_blocks
+    assert best is None or fits(best, partial) or fits(best, full)
 
 
 @pytest.mark.parametrize(
     ("rows", "best"),
     [
         ([(1000, 2)], 512),  # 500 to 999 fit: the power of two
-        ([(1803, 3)], 608),  # 601 to 901, no power of two: the multiple of 16
+        ([(1803, 3)], 512),  # 601 to 901 with a partial block, 451 to 601 without: the power of two
+        ([(1803, 3), (100, 1)], 608),  # 601 to 901, and a partial block: the multiple of 16
+        ([(700, 2), (400, 1), (200, 0)], 256),  # only without a partial block
         ([(1203, 2), (1809, 4)], 602),  # 602 only
         ([(300, 1)], 512),  # any from 300 on
         ([(1000, 2), (1000, 1)], None),  # none
@@ -110,5 +130,8 @@ def test_a_size_fits_if_it_gives_every_request_its_number_of_blocks(size, length
     for tokens, count in zip(lengths, blocks, strict=True):
         sizes.add(tokens, count)
     for other in range(1, 700):
-        fits = all(-(-t // other) == count for t, count in zip(lengths, blocks, strict=True))
-        assert sizes.fits(other) == fits
+        fits = [
+            all(way(t, other) == count for t, count in zip(lengths, blocks, strict=True))
+            for way in (partial, full)
+        ]
+        assert sizes.fits(other) == any(fits)
