@@ -26,7 +26,9 @@ cdef enum:
     # The index grows before it holds more than this many a bucket.
     MOST_KEYS_PER_BUCKET = 10
     # Nodes made ready at a time: their block_id is written, so their pages get memory.
-    READY_STEP = 4096
+    READY_STEP = 512
+    # An index up to this size gets its memory at construction, a larger one page by page.
+    INDEX_BYTES_AT_ONCE = 1 << 26
 
 #: Rows of ``block_table``: the fields of ``BlockStatus`` at the head of each node.
 BLOCK_DTYPE = np.dtype(
@@ -60,6 +62,9 @@ cdef bint table_open(Table* table, uint64_t num_nodes) noexcept:
         table.nodes = NULL
         table.buckets = NULL
         return False
+    if num_buckets * sizeof(KvoBucket) <= INDEX_BYTES_AT_ONCE:
+        # Keys are scattered over it: each of the first would wait for a page to be cleared.
+        memset(table.buckets, 0, num_buckets * sizeof(KvoBucket))
     table.num_reserved = <uint32_t>num_nodes
     table.num_buckets = num_buckets
     table.max_keys = num_buckets * MOST_KEYS_PER_BUCKET
