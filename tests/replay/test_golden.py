@@ -36,8 +36,8 @@ GOLDEN = {
 # trace: requests, blocks, unique blocks, block size that fits all rows
 CONTENTS = {
     "mooncake_conversation": (12_031, 288_500, 182_790, 512),
-    "lmcache_agents_64c": (1_095, 242_819, 24_130, None),
-    "weka_cc_a": (19_808, 4_585_870, 167_619, None),
+    "lmcache_agents_64c": (1_095, 242_819, 24_130, 16),
+    "weka_cc_a": (19_808, 4_585_870, 167_619, 512),
 }
 
 
