@@ -1,16 +1,19 @@
 """Seeded workloads that each favour another policy, and the ways to serve them.
 
 A request is a list of block numbers; the same prefix always has the same numbers.
+``python -m tests.policies.stress [REQUESTS]`` prints how hit density fares on each.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any
 
+from kvoffload import CPUOffloadingManager
 from tests.blocks import block_hashes
 
 Request = list[int]
@@ -89,6 +92,52 @@ def phases(seed: int, requests: int) -> list[Request]:
     ]
 
 
+def uniform(seed: int, requests: int) -> list[Request]:
+    """Ask for prompts that are all as popular: there is nothing to learn."""
+    draw, fresh = random.Random(seed), fresh_numbers()
+    prompts = [fresh(draw.randrange(4, 16)) for _ in range(600)]
+    return [list(draw.choice(prompts)) for _ in range(requests)]
+
+
+def drift(seed: int, requests: int) -> list[Request]:
+    """Ask for popular prompts, of which a new one takes the lead every fourth request."""
+    draw, fresh = random.Random(seed), fresh_numbers()
+    prompts = [fresh(draw.randrange(4, 16)) for _ in range(400 + requests // 4)]
+    weights = [rank**-0.9 for rank in range(1, 401)]
+    return [
+        list(prompts[number // 4 + 399 - draw.choices(range(400), weights)[0]])
+        for number in range(requests)
+    ]
+
+
+def alternation(seed: int, requests: int) -> list[Request]:
+    """Change between two kinds of traffic, back and forth, every 250 requests."""
+    one = popularity(seed, requests)
+    other = [[number + 10**6 for number in request] for request in sessions(seed + 1, requests)]
+    return [(other if number // 250 % 2 else one)[number] for number in range(requests)]
+
+
+def rounds(seed: int, requests: int) -> list[Request]:
+    """Go through the same prompts over and over, in the same order, and ask for nothing else."""
+    draw, fresh = random.Random(seed), fresh_numbers()
+    prompts = [fresh(draw.randrange(6, 14)) for _ in range(200)]
+    return [list(prompts[number % 200]) for number in range(requests)]
+
+
+def pairs(seed: int, requests: int) -> list[Request]:
+    """Ask for each prompt twice, some time apart, and never again."""
+    draw, fresh = random.Random(seed), fresh_numbers()
+    served: list[Request] = []
+    waiting: list[Request] = []
+    for _ in range(requests):
+        if waiting and draw.random() < 0.5:
+            served.append(waiting.pop(draw.randrange(len(waiting))))
+        else:
+            served.append(fresh(draw.randrange(4, 16)))
+            waiting = [*waiting, served[-1]][-60:]
+    return served
+
+
 WORKLOADS = {
     "popularity": popularity,
     "sessions": sessions,
@@ -96,6 +145,11 @@ WORKLOADS = {
     "scans": scans,
     "loops": loops,
     "phases": phases,
+    "uniform": uniform,
+    "drift": drift,
+    "alternation": alternation,
+    "rounds": rounds,
+    "pairs": pairs,
 }
 
 
@@ -146,3 +200,42 @@ def _with_end(requests: Iterable[Request], length: int) -> Iterator[Request]:
     yield from requests
     for _ in range(length + 2):
         yield []
+
+
+def hit_ratios(
+    requests: list[Request], capacity: int, *, in_flight: int | None = None
+) -> dict[str, float]:
+    """Return the block hit ratio of LRU, published ARC and hit density, caches empty at first."""
+    ratios = {}
+    for policy in ("lru", "arc-classic", "hit-density"):
+        manager = CPUOffloadingManager(16, capacity, policy)
+        if in_flight is None:
+            hits = serve(manager, requests)
+        else:
+            hits = serve_interleaved(manager, requests, in_flight)
+        manager._check()
+        ratios[policy] = hits / sum(map(len, requests))
+    return ratios
+
+
+def main(num_requests: int) -> None:
+    """Print what lies between hit density and the others, over five seeds and six capacities."""
+    print(f"{num_requests:,} requests; over the better: worst, mean; over LRU: worst")
+    for name, workload in WORKLOADS.items():
+        over_better, over_lru = [], []
+        for seed in range(1, 6):
+            requests = workload(seed, num_requests)
+            unique = len({number for request in requests for number in request})
+            for percent in (1, 2, 5, 10, 20, 40):
+                if unique * percent < 1600:  # a cache of a request or two
+                    continue
+                ratios = hit_ratios(requests, unique * percent // 100)
+                ours, lru = ratios["hit-density"], ratios["lru"]
+                over_better.append(ours - max(lru, ratios["arc-classic"]))
+                over_lru.append(ours - lru)
+        mean = sum(over_better) / len(over_better)
+        print(f"{name:22}{min(over_better):16.4f}{mean:9.4f}{min(over_lru):19.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000)
