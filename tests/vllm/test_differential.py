@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
+from vllm.v1.kv_offload.base import make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
@@ -80,6 +81,30 @@ def test_the_sequences_reach_every_kind_of_call_and_answer():
     assert calls <= seen.keys()
     assert refused > 5
     assert evicted > 15
+
+
+@pytest.mark.parametrize("cache_policy", ["lru", "arc"])
+@pytest.mark.parametrize("seed", range(10))
+def test_positions_are_found_however_they_were_noted(cache_policy, seed):
+    """Noted in any order, under other objects than are shown, anew while the request runs."""
+    rng = random.Random(SEED + seed)
+    keys = [bytes(make_offload_key(b"%032d" % n, n % 3)) for n in range(40)]
+    managers = [made(20, cache_policy) for made in (CPUOffloadingManager, KVOffloadManager)]
+    pair = Pair(*managers, keys)
+    for number in range(20):
+        contexts = pair.context(f"r{number}")
+        chain = rng.sample(keys, rng.randint(1, 12))
+        noted = rng.sample(list(enumerate(chain)), rng.randint(0, len(chain)))
+        for position, key in noted:
+            pair.set_position(contexts, bytes(bytearray(key)), position * 16)
+        for start in range(0, len(chain), 5):
+            offer = [bytes(bytearray(key)) for key in chain[start : start + 5]]
+            output = pair.call("prepare_store", offer, contexts=contexts)
+            if output is not None:
+                pair.call("complete_store", output.keys_to_store, contexts=contexts)
+            for position, key in noted[::2]:
+                pair.set_position(contexts, key, (100 - position) * 16)
+        pair.call("on_request_finished", contexts=contexts)
 
 
 class FlawedStore(CPUOffloadingManager):

@@ -26,11 +26,11 @@ def test_the_same_transfers(tmp_path, cache_policy, num_groups, threshold):
     engines = [Engine(tmp_path, {**common, **SPECS[name]}, num_groups) for name in SPECS]
     assert type(engines[1].connector.manager) is KVOffloadManager
     talk = Talk(engines, random.Random(SEED))
-    for _ in range(60):
+    while len(talk.prompts) < 60 or (threshold == 0 and talk.loads < 3):
         talk.turn()
+        assert len(talk.prompts) < 400, "nothing is ever loaded"
     talk.drain()
     assert talk.stores > 10
-    assert talk.loads > (2 if threshold == 0 else -1)
     theirs, ours = (engine.connector.manager for engine in engines)
     assert ours._usage()[0] == (
         theirs._num_allocated_chunks - len(theirs._free_list) - theirs._num_evictable_cache_chunks

@@ -36,8 +36,9 @@ cdef class ManagerBase:
     cdef list open_batch(self, object keys)
     cdef RequestAccess access_of(self, object req_context, bint create)
     cdef object positions_of(self, object req_context)
+    cdef int ensure_scratch(self, Py_ssize_t size) except -1
     cdef int read_position(
-        self, object req_context, object positions, Py_ssize_t place
+        self, object req_context, object positions, Py_ssize_t place, Py_ssize_t* cursor
     ) except -1
     cdef int observe(
         self, str call, object req_context, RequestAccess access, object positions

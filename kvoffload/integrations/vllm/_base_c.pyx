@@ -5,8 +5,7 @@ access that can fail; `record` and the rules then change state and cannot.
 """
 
 cimport numpy as cnp
-from cpython.dict cimport PyDict_GetItemWithError
-from cpython.exc cimport PyErr_Occurred
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memset
@@ -16,6 +15,7 @@ from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.pool cimport Pool, pool_close, pool_open
 from kvoffload._core.table cimport NIL, Table, hash_key
+from kvoffload.integrations.vllm._positions cimport find_position
 from kvoffload.integrations.vllm._request cimport (
     INSERTED,
     MISSED,
@@ -87,11 +87,17 @@ cdef class ManagerBase:
     cdef list open_batch(self, object keys):
         """Return a checked copy of the keys, which the scratch arrays point into."""
         cdef list batch
-        cdef Access* accesses
         batch = list(keys) if type(keys) is list else list(as_batch(keys, "keys"))
         if not check_items(batch):
             raise batch_error(batch, "keys")
-        if not batch_ensure(&self.batch, len(batch)):
+        self.ensure_scratch(len(batch))
+        self.batch.items = list_items(batch)
+        self.batch.size = len(batch)
+        return batch
+
+    cdef int ensure_scratch(self, Py_ssize_t size) except -1:
+        cdef Access* accesses
+        if not batch_ensure(&self.batch, size):
             raise MemoryError()
         if self.batch.room > self.accesses_room:
             accesses = <Access*>resize(self.accesses, self.batch.room * sizeof(Access))
@@ -99,9 +105,7 @@ cdef class ManagerBase:
                 raise MemoryError()
             self.accesses = accesses
             self.accesses_room = self.batch.room
-        self.batch.items = list_items(batch)
-        self.batch.size = len(batch)
-        return batch
+        return 0
 
     cdef RequestAccess access_of(self, object req_context, bint create):
         """Return what the request has shown to this manager, None (or new) if nothing."""
@@ -127,28 +131,28 @@ cdef class ManagerBase:
         return None
 
     cdef int read_position(
-        self, object req_context, object positions, Py_ssize_t place
+        self, object req_context, object positions, Py_ssize_t place, Py_ssize_t* cursor
     ) except -1:
         cdef PyObject* found
         cdef object position
+        cdef long long number
+        cdef int overflow = 0
         cdef Access* access = self.accesses + place
-        cdef object key = <object>self.batch.items[place]
         if positions is not None:
-            found = PyDict_GetItemWithError(positions, key)
+            find_position(positions, self.batch.items[place], cursor, &found)
             if found == NULL:
-                if PyErr_Occurred() != NULL:
-                    raise
                 return 0
             position = <object>found
         else:
-            position = req_context.get_offload_key_position(key)
+            position = req_context.get_offload_key_position(<object>self.batch.items[place])
         if position is None:
             return 0
-        if not -INT32_MAX <= position <= INT32_MAX:
+        number = PyLong_AsLongLongAndOverflow(position, &overflow)
+        if overflow != 0 or not -INT32_MAX <= number <= INT32_MAX:
             raise ValueError(
                 f"a key's token position must be within +-{INT32_MAX}, got {describe(position)}"
             )
-        access.reverse_position = -<int32_t>position
+        access.reverse_position = -<int32_t>number
         access.flags |= POSITIONED
         return 0
 
@@ -184,7 +188,7 @@ cdef class ManagerBase:
             if self.rules.ranked and (
                 entry.flags & NEW or not entry.flags & READY
             ):
-                self.read_position(req_context, positions, place)
+                self.read_position(req_context, positions, place, &access.cursor)
         if self.rules.ranked and access.rank is None and self.batch.size:
             access.rank = self.rank_of(req_context)
         if self.rules.by_chain and not access.started and self.batch.size:
@@ -260,6 +264,9 @@ cdef class ManagerBase:
         return spec
 
     cdef object new_output(self, list to_store, object spec, list evicted):
-        return self.output_class(
-            keys_to_store=to_store, store_spec=spec, evicted_keys=evicted
-        )
+        """Build vLLM's output without its constructor, which only sets what is given."""
+        output = new_object(self.output_class)
+        output.keys_to_store = to_store
+        output.store_spec = spec
+        output.evicted_keys = evicted
+        return output

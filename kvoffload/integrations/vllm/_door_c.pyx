@@ -90,6 +90,7 @@ cdef class DoorCore(ManagerBase):
         cdef list batch = self.find_one(key)
         cdef Table* table = self.policy.table
         cdef RequestRank rank = None
+        cdef Py_ssize_t cursor = 0
         cdef int32_t ref_cnt = chunk.ref_cnt
         cdef int64_t chunk_id = chunk.chunk_id
         cdef uint32_t slot = self.batch.slots[0]
@@ -97,7 +98,7 @@ cdef class DoorCore(ManagerBase):
         if self.resident(0) != NULL:
             raise block_already_resident("insert", batch[0])
         if self.rules.ranked:
-            self.read_position(req_context, self.positions_of(req_context), 0)
+            self.read_position(req_context, self.positions_of(req_context), 0, &cursor)
             rank = self.rank_of(req_context)
         if not self.policy.c_ensure(1) or not self.ensure_chunks():
             raise MemoryError()
@@ -175,6 +176,7 @@ cdef class DoorCore(ManagerBase):
         """Rank keys that a request accesses for the first time."""
         cdef list batch
         cdef Py_ssize_t place
+        cdef Py_ssize_t cursor = 0
         cdef object positions
         cdef RequestRank rank
         if not self.rules.ranked:
@@ -184,7 +186,7 @@ cdef class DoorCore(ManagerBase):
         batch = self.find_batch(keys)
         for place in range(self.batch.size):
             self.accesses[place].flags = NEW
-            self.read_position(req_context, positions, place)
+            self.read_position(req_context, positions, place, &cursor)
         if not self.rules.ensure(<uint64_t>self.batch.size):
             raise MemoryError()
         self.rules.accessed(&self.batch, self.accesses, rank)

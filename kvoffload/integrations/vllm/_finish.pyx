@@ -4,15 +4,12 @@ Groups by index; inside a group by token position if all its keys have one, else
 together by position if all have one. Every step is stable.
 """
 
-from cpython.dict cimport PyDict_GetItemWithError
-from cpython.exc cimport PyErr_Occurred
-from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport qsort
 
 from kvoffload._core.memory cimport discard, resize
+from kvoffload.integrations.vllm._positions cimport find_position
 
 cdef extern from "Python.h":
     char* PyBytes_AS_STRING(PyObject*) nogil
@@ -30,6 +27,7 @@ cdef struct Place:
 
 cdef class KeyOrder:
     def __dealloc__(self):
+        discard(self.keys)
         discard(self.numbers)
 
 
@@ -81,6 +79,7 @@ cdef int read_places(
     cdef PyObject* found
     cdef object position
     cdef bint complete = True
+    cdef Py_ssize_t cursor = 0
     for number in range(access.size):
         places[number].number = <uint32_t>number
         places[number].group = group_of(access.seen[number].key)
@@ -88,9 +87,7 @@ cdef int read_places(
         if positions is None:
             position = req_context.get_offload_key_position(<object>access.seen[number].key)
         else:
-            found = PyDict_GetItemWithError(positions, <object>access.seen[number].key)
-            if found == NULL and PyErr_Occurred() != NULL:
-                raise
+            find_position(positions, access.seen[number].key, &cursor, &found)
             position = None if found == NULL else <object>found
         positioned[number] = position is not None
         if position is None:
@@ -121,21 +118,18 @@ cdef KeyOrder order_keys(RequestAccess access, object req_context, object positi
     cdef uint64_t size = access.size, at
     cdef Place* places = <Place*>resize(NULL, size * sizeof(Place))
     cdef uint8_t* positioned = <uint8_t*>resize(NULL, size)
-    cdef PyObject* key
     try:
         order.numbers = <uint32_t*>resize(NULL, size * sizeof(uint32_t))
-        if places == NULL or positioned == NULL or order.numbers == NULL:
+        order.keys = <PyObject**>resize(NULL, size * sizeof(PyObject*))
+        if places == NULL or positioned == NULL or order.numbers == NULL or order.keys == NULL:
             raise MemoryError()
         if not read_places(access, req_context, positions, places, positioned):
             sort_by_group(places, size, positioned)
         elif not is_sorted(places, size, by_position):
             qsort(places, size, sizeof(Place), by_position)
-        order.keys = PyList_New(<Py_ssize_t>size)
         for at in range(size):
             order.numbers[at] = places[at].number
-            key = access.seen[places[at].number].key
-            Py_INCREF(<object>key)
-            PyList_SET_ITEM(order.keys, <Py_ssize_t>at, <object>key)
+            order.keys[at] = access.seen[places[at].number].key
     finally:
         discard(places)
         discard(positioned)

@@ -182,7 +182,6 @@ cdef class ManagerCore(StoringManager):
     def on_request_finished(self, req_context):
         """Count what the request has used as one access, tail first."""
         cdef RequestAccess access = self.access_of(req_context, False)
-        cdef list batch
         cdef KeyOrder order
         cdef uint64_t number
         cdef Py_ssize_t place
@@ -190,7 +189,9 @@ cdef class ManagerCore(StoringManager):
         if access is None or access.finished:
             return
         order = order_keys(access, req_context, self.positions_of(req_context))
-        batch = self.open_batch(order.keys)
+        self.ensure_scratch(<Py_ssize_t>access.size)
+        self.batch.items = order.keys
+        self.batch.size = <Py_ssize_t>access.size
         if not self.rules.ensure(<uint64_t>self.batch.size):
             raise MemoryError()
         access.finished = True

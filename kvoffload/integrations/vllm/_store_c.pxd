@@ -12,6 +12,7 @@ cdef class StoringManager(ManagerBase):
         self, list batch, object req_context, RequestAccess access, object positions
     )
     cdef Py_ssize_t partition(self, Py_ssize_t* num_skipped) except -1
+    cdef list missing_keys(self, Py_ssize_t num_missing)
     cdef void protect(self) noexcept
     cdef uint64_t num_evictable(self) noexcept
     cdef void place(
