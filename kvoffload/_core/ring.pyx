@@ -1,6 +1,6 @@
 """The parts of rings that are not on the fast path; see ``ring.pxd``."""
 
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from kvoffload._core.memory cimport discard, resize
 
@@ -31,9 +31,13 @@ cdef bint ring_ensure_parking(Ring* ring) noexcept:
     if ring.heap_room >= 2 * (ring.num_parked + 1):
         return True
     room = max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1))
-    heap = <Listed*>resize(ring.heap, room * sizeof(Listed))
+    # Not grown in place: that would copy, and so touch for the first time, what was never used.
+    heap = <Listed*>resize(NULL, room * sizeof(Listed))
     if heap == NULL:
         return False
+    if ring.heap_size:
+        memcpy(heap, ring.heap, ring.heap_size * sizeof(Listed))
+    discard(ring.heap)
     ring.heap = heap
     ring.heap_room = room
     return True
