@@ -39,6 +39,11 @@ cdef void victims_open(Victims* victims) noexcept
 cdef void victims_close(Victims* victims) noexcept
 # Take the next block of the ring that may leave; False if there is none, or no memory.
 cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept
+# Note a parked block that is to be listed later, when the search ends at the latest; False if
+# there is no memory.
+cdef bint victims_set_aside(Victims* victims, Ring* ring, uint32_t slot) noexcept
+# List what was noted of a ring.
+cdef void victims_list_aside(Victims* victims, Table* table, Ring* ring) noexcept
 # End the search; the victims stay in `items`, on their rings (parked, where managed).
 cdef void victims_settle(Victims* victims, Table* table) noexcept
 # End the search and give all victims back, where a scan would find them again.

@@ -59,6 +59,25 @@ cdef inline void put(Victim* place, Ring* ring, uint32_t slot) noexcept:
     place.ring = ring
 
 
+cdef bint victims_set_aside(Victims* victims, Ring* ring, uint32_t slot) noexcept:
+    if not ensure_aside(victims):
+        return False
+    put(&victims.aside[victims.num_aside], ring, slot)
+    victims.num_aside += 1
+    return True
+
+
+cdef void victims_list_aside(Victims* victims, Table* table, Ring* ring) noexcept:
+    cdef uint64_t place, kept = 0
+    for place in range(victims.num_aside):
+        if victims.aside[place].ring == ring:
+            list_again(&victims.aside[place], 1, table)
+        else:
+            victims.aside[kept] = victims.aside[place]
+            kept += 1
+    victims.num_aside = kept
+
+
 cdef bint next_alone(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:
     cdef Node* node
     cdef uint32_t slot = cursor.slot if cursor.started else ring.oldest

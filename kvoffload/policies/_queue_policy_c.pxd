@@ -4,7 +4,9 @@ Structure
     Rings 0 ... ``num_queues`` - 1 hold the resident blocks, in the order of their places: numbers
     that are given out, rising, at the newest end. With a manager, a scan parks what it meets in
     use, under its place; when that is idle again, the next scan that gets there puts it back
-    between its neighbours. So a block in use is met once, however many scans there are.
+    between its neighbours. So a block in use is met once, however many scans there are. A policy
+    whose scans begin at the oldest parks a block that has others behind it, too, until it has none
+    or is used.
 Invariants
     A search takes blocks provisionally: it flags them in their links and lets them leave their
     chains, and the policy logs what else it changed. A search that was cancelled is undone at the
@@ -17,6 +19,12 @@ from kvoffload._core.table cimport Node
 from kvoffload.policies._chains_c cimport Chains
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
+cdef extern from *:
+    """
+    #define KVO_BEYOND_ALL UINT64_MAX
+    """
+    const uint64_t BEYOND_ALL "KVO_BEYOND_ALL"  # a place that is never given out
+
 
 cdef class QueuePolicy(CompiledPolicy):
     cdef Chains chains
@@ -28,6 +36,8 @@ cdef class QueuePolicy(CompiledPolicy):
 
     # Find `n` victims by `choose`; False if there are fewer, or no memory.
     cdef bint c_sift(self, uint64_t n) noexcept
+    # A parked block that is idle has none behind it any more; False if there is no memory.
+    cdef bint c_became_tail(self, uint32_t slot, Node* node) noexcept
     # Take back what `c_sift` has logged.
     cdef void c_undo(self) noexcept
 
@@ -48,8 +58,10 @@ cdef class QueuePolicy(CompiledPolicy):
     cdef uint32_t scan(self, int number, uint32_t* rest) noexcept
     # Count the blocks that a scan of the whole queue would meet.
     cdef uint64_t num_to_scan(self, int number) noexcept
-    # Park a block in use that the scan has met; False if there is no memory.
+    # Park a block that the scan has met and cannot take; False if there is no memory.
     cdef bint park(self, int number, uint32_t slot, Node* node) noexcept
     cdef const char* check_queues(self) noexcept
+    # A block leaves its chain: tell of the one before it, where it waited for this.
+    cdef bint leave_chain(self, uint32_t slot) noexcept
     # A block leaves: its links name it no more.
     cdef void leave(self, uint32_t slot) noexcept

@@ -15,9 +15,11 @@ from kvoffload._core.ring cimport (
     ring_slots,
     ring_unlist_before,
 )
-from kvoffload._core.table cimport NIL, PARKED, SEGMENT_BITS, hash_ahead, node_at
-from kvoffload._core.victims cimport Victim
+from kvoffload._core.table cimport LISTED, NIL, PARKED, SEGMENT_BITS, hash_ahead, node_at
+from kvoffload._core.victims cimport Victim, victims_settle
 from kvoffload.policies._chains_c cimport (
+    Link,
+    chains_before,
     chains_check,
     chains_close,
     chains_ensure,
@@ -29,27 +31,23 @@ from kvoffload.policies._chains_c cimport (
 cdef enum:
     FIRST_ROOM = 64
 
-cdef extern from *:
-    """
-    #define KVO_BEYOND_ALL UINT64_MAX
-    """
-    const uint64_t BEYOND_ALL "KVO_BEYOND_ALL"  # a place that is never given out
-
 
 # A block that may leave although others are behind it.
 cdef struct Deep:
-    uint64_t place          # in the order of the scan
+    uint64_t place
     uint32_t depth
     uint32_t slot
     int number              # its ring's, from 0
 
 
 cdef int deeper(const void* left, const void* right) noexcept nogil:
-    """Order the deepest first, then as the scan comes by."""
+    """Order the deepest first, then as the queues stand."""
     cdef const Deep* one = <const Deep*>left
     cdef const Deep* other = <const Deep*>right
     if one.depth != other.depth:
         return -1 if one.depth > other.depth else 1
+    if one.number != other.number:
+        return one.number - other.number
     return -1 if one.place < other.place else 1
 
 
@@ -83,6 +81,7 @@ cdef class QueuePolicy(CompiledPolicy):
             return True
         self.num_chosen = self.victims.size
         self.victims.size = 0
+        victims_settle(&self.victims, self.table)
         self.undo()
         return False
 
@@ -114,33 +113,37 @@ cdef class QueuePolicy(CompiledPolicy):
         victim.hashed = hash_ahead(self.table, node)
         self.victims.size += 1
         self.chains.links[slot].search = self.search
+        return self.leave_chain(slot)
+
+    cdef bint leave_chain(self, uint32_t slot) noexcept:
+        cdef Link* before = chains_before(&self.chains, self.chains.links + slot)
+        cdef uint32_t waiting = self.chains.links[slot].before
+        cdef Node* node
         chains_leave(&self.chains, slot)
-        return True
+        if before == NULL or before.num_behind:
+            return True
+        node = node_at(self.table, waiting)
+        if not node.flags & PARKED or node.flags & LISTED or node.block.ref_cnt != 0:
+            return True
+        return self.c_became_tail(waiting, node)
 
     cdef bint take_deepest(self, uint64_t n) noexcept:
-        cdef uint64_t found = 0, room = 0, place
+        cdef uint64_t found = 0, place
         cdef uint32_t slot
-        cdef int number
         cdef bint chosen = True
-        cdef Deep* deep
-        for number in range(self.num_queues):
-            room += self.rings[number].size - self.rings[number].num_parked
-        if room < n:  # victims are on the lists, too
-            return False
-        deep = <Deep*>resize(NULL, room * sizeof(Deep))
+        cdef Node* node
+        cdef Deep* deep = <Deep*>resize(NULL, self.num_resident * sizeof(Deep))
         if deep == NULL:
             self.victims.no_memory = True
             return False
-        for number in range(self.num_queues):
-            slot = self.rings[number].oldest
-            while slot != NIL:
-                if self.may_leave(slot, node_at(self.table, slot)):
-                    deep[found].depth = self.chains.links[slot].depth
-                    deep[found].place = found
-                    deep[found].slot = slot
-                    deep[found].number = number
-                    found += 1
-                slot = node_at(self.table, slot).next
+        for slot in range(self.table.num_used):
+            node = node_at(self.table, slot)
+            if 0 < node.ring <= self.num_queues and self.may_leave(slot, node):
+                deep[found].depth = self.chains.links[slot].depth
+                deep[found].place = self.chains.links[slot].place
+                deep[found].slot = slot
+                deep[found].number = node.ring - 1
+                found += 1
         if found >= n - self.victims.size:
             qsort(deep, found, sizeof(Deep), deeper)
             place = 0
@@ -249,6 +252,12 @@ cdef class QueuePolicy(CompiledPolicy):
                 if node.ring == queue.number and node.flags & PARKED:
                     if self.chains.links[slot].place != parking_number(node):
                         return b"a block is parked under its place"
+                    if (
+                        node.block.ref_cnt == 0
+                        and not node.flags & LISTED
+                        and self.chains.links[slot].num_behind == 0
+                    ):
+                        return b"a parked block is in use, waits for others, or is listed"
         return chains_check(&self.chains, self.table)
 
     # -- undoing -----------------------------------------------------------------------------
@@ -279,3 +288,6 @@ cdef class QueuePolicy(CompiledPolicy):
 
     cdef void c_undo(self) noexcept:
         pass
+
+    cdef bint c_became_tail(self, uint32_t slot, Node* node) noexcept:
+        return True

@@ -7,19 +7,19 @@ Structure
 Invariants
     A search logs each block that it moves, with its place and count before.
 Cost
-    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use, where few blocks
-    have others behind them; O(blocks not in use) where all have.
+    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use or has others
+    behind it; O(resident) where all idle blocks have.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.ring cimport ring_append, ring_remove
-from kvoffload._core.table cimport NIL, Node, drop_block, drop_hashed_key, drop_key, node_at
-from kvoffload._core.victims cimport Victim
-from kvoffload.policies._chains_c cimport chains_insert, chains_leave, chains_link
-from kvoffload.policies._queue_policy_c cimport QueuePolicy
+from kvoffload._core.ring cimport ring_append, ring_list, ring_remove
+from kvoffload._core.table cimport NIL, PARKED, Node, drop_block, drop_hashed_key, drop_key, node_at
+from kvoffload._core.victims cimport Victim, victims_list_aside, victims_set_aside
+from kvoffload.policies._chains_c cimport chains_insert, chains_link
+from kvoffload.policies._queue_policy_c cimport BEYOND_ALL, QueuePolicy
 from kvoffload.policies._touch_pairs_c cimport TouchPairs
 
 from kvoffload.policies import registry
@@ -46,6 +46,7 @@ cdef struct Move:
 cdef struct Scan:
     uint64_t left           # nodes still to look at
     uint32_t rest           # the next of them on the list
+    uint64_t place          # of the last that was looked at; beyond all at the scan's end
     bint changed
 
 
@@ -118,6 +119,8 @@ cdef class _S3FIFO(QueuePolicy):
                 self.renew(node.ring - 1, slot, node)
             elif is_access and node.note < MOST_COUNTED:
                 node.note += 1
+                if node.flags & PARKED and node.block.ref_cnt == 0:  # it waited, unused
+                    ring_list(self.table, &self.rings[node.ring - 1], slot, node)
 
     cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
         cdef int number = SMALL
@@ -131,7 +134,7 @@ cdef class _S3FIFO(QueuePolicy):
 
     cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
         self.undo()
-        chains_leave(&self.chains, slot)
+        self.leave_chain(slot)
         self.leave(slot)
 
     cdef bint c_sift(self, uint64_t n) noexcept:
@@ -141,6 +144,7 @@ cdef class _S3FIFO(QueuePolicy):
         self.small_length = <int64_t>self.rings[SMALL].size
         for number in range(2):
             self.scans[number].left = 0
+            self.scans[number].place = BEYOND_ALL
             self.scans[number].changed = True
         while self.victims.size < n:
             first = MAIN if self.small_length < self.most_small else SMALL
@@ -172,6 +176,7 @@ cdef class _S3FIFO(QueuePolicy):
             while scan.left:
                 slot = self.scan(number, &scan.rest)
                 node = node_at(self.table, slot)
+                scan.place = self.chains.links[slot].place
                 scan.left -= 1
                 if node.block.ref_cnt != 0 and self.victims.managed:
                     if not self.park(number, slot, node):
@@ -185,11 +190,27 @@ cdef class _S3FIFO(QueuePolicy):
                     scan.changed = True
                 elif self.chains.links[slot].num_behind == 0:
                     return self.choose(number, slot, node)
+                elif self.victims.managed and not self.park(number, slot, node):
+                    return False
+            scan.place = BEYOND_ALL
             if not scan.changed:
                 return False
             scan.changed = False
+            victims_list_aside(&self.victims, self.table, &self.rings[number])
             scan.left = self.num_to_scan(number)
             scan.rest = self.rings[number].oldest
+            scan.place = 0
+
+    cdef bint c_became_tail(self, uint32_t slot, Node* node) noexcept:
+        """Let the scan of its queue find a block, this one if it is still to get there."""
+        cdef int number = node.ring - 1
+        cdef Scan* scan = &self.scans[number]
+        if self.searching:
+            if self.chains.links[slot].place < scan.place:
+                return victims_set_aside(&self.victims, &self.rings[number], slot)
+            scan.left += 1
+        ring_list(self.table, &self.rings[number], slot, node)
+        return True
 
     cdef bint move(self, int number, uint32_t slot, Node* node) noexcept:
         """Move a block that was used to the newest end of main, and log it."""

@@ -9,7 +9,7 @@ Invariants
     and the blocks that it takes the mark from.
 Cost
     insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use, where few blocks
-    are visited or have others behind them; O(blocks not in use) where all have.
+    are visited or have others behind them; O(resident) where all idle blocks have.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -19,7 +19,7 @@ from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.ring cimport Ring, parking_number
 from kvoffload._core.table cimport NIL, PARKED, Node, drop_hashed_key, node_at
 from kvoffload._core.victims cimport Victim
-from kvoffload.policies._chains_c cimport chains_insert, chains_leave, chains_link
+from kvoffload.policies._chains_c cimport chains_insert, chains_link
 from kvoffload.policies._queue_policy_c cimport QueuePolicy
 from kvoffload.policies._twin_c cimport key_of
 
@@ -110,7 +110,7 @@ cdef class _Sieve(QueuePolicy):
 
     cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
         self.undo()
-        chains_leave(&self.chains, slot)
+        self.leave_chain(slot)
         self.leave(slot)
         self.step_off(slot, node)
 
