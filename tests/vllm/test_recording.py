@@ -88,7 +88,7 @@ class Drive:
 
 def test_a_recorded_run_replays_to_the_same_hits(tmp_path):
     rng = random.Random(SEED)
-    path = tmp_path / "trace.jsonl.gz"
+    path = tmp_path / "trace.jsonl.zst"
     manager = create(60, kvoffload_record=str(path)).get_manager()
     drive = Drive(manager)
     talks = [[rng.randrange(10**6) for _ in range(rng.randint(1, 8))] for _ in range(15)]
@@ -136,7 +136,7 @@ def test_through_the_real_scheduler(tmp_path, host_platform, num_groups):
 
 
 def test_one_of_several_groups_stands_for_all(tmp_path):
-    path = tmp_path / "trace.jsonl.gz"
+    path = tmp_path / "trace.jsonl.zst"
     config = dataclasses.replace(
         configuration(8),
         groups=(
