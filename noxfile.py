@@ -90,6 +90,7 @@ def coverage(session: nox.Session) -> None:
     settings = "--rcfile=.ci/coverage.toml"
     budget = {"KVOFFLOAD_TEST_BUDGET": os.environ.get("KVOFFLOAD_TEST_BUDGET", "0.1")}
     tests = ["tests/contract", "tests/differential", "tests/policies", "tests/fuzz"]
+    tests += ["tests/traces/test_recorder.py", "tests/traces/test_request_lines.py"]
     session.run("coverage", "run", settings, "-m", "pytest", "-q", *tests, env=budget)
     session.run("coverage", "combine", settings)
     session.run("coverage", "report", settings)

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from kvoffload.policies import registry
 from tests.isolated.scripts import run_script
 
 PRELUDE = """
@@ -164,21 +165,21 @@ print("nothing changed")
 """
 
 
-@pytest.mark.parametrize("policy", ["lru", "arc"])
+@pytest.mark.parametrize("policy", registry.names())
 def test_a_failing_allocation_of_ours_changes_nothing(
     twins: tuple[ModuleType, ModuleType], policy: str
 ) -> None:
     assert run_script(PRELUDE + C_ALLOCATIONS, policy) == "nothing changed\n"
 
 
-@pytest.mark.parametrize("policy", ["lru", "arc"])
+@pytest.mark.parametrize("policy", registry.names())
 def test_a_failing_allocation_while_the_storage_grows(
     twins: tuple[ModuleType, ModuleType], policy: str
 ) -> None:
     assert run_script(PRELUDE + GROWTH, policy) == "nothing changed\n"
 
 
-@pytest.mark.parametrize("policy", ["lru", "arc"])
+@pytest.mark.parametrize("policy", registry.names())
 def test_a_failing_allocation_of_pythons_changes_nothing(
     twins: tuple[ModuleType, ModuleType], policy: str
 ) -> None:
@@ -191,7 +192,7 @@ def test_more_blocks_than_memory_is_a_memory_error(twin: ModuleType) -> None:
     import importlib, resource, sys
     twin = importlib.import_module(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (1 << 31, resource.RLIM_INFINITY))
-    for name in ("lru", "arc"):
+    for name in sys.argv[2:]:
         try:
             manager = twin.CPUOffloadingManager(16, 2**31 - 1, name)
         except MemoryError:
@@ -199,4 +200,4 @@ def test_more_blocks_than_memory_is_a_memory_error(twin: ModuleType) -> None:
         assert manager.prepare_store([b"x"]).store_spec.block_ids.tolist() == [0]
     print("alive")
     """
-    assert run_script(script, twin.__name__) == "alive\n"
+    assert run_script(script, twin.__name__, *registry.names()) == "alive\n"
