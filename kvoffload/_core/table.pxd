@@ -169,10 +169,12 @@ cdef inline uint32_t index_find(
             return NIL  # every bucket overflowed at some time
 
 
-cdef inline void index_insert(Table* table, uint32_t slot, uint64_t hashed) noexcept nogil:
+cdef inline void index_insert_at(
+    Table* table, uint32_t slot, uint8_t tag, uint64_t home
+) noexcept nogil:
     """Add a slot whose key is absent; the caller has made sure of room."""
     kvo_require(table.num_keys < table.max_keys, "the caller has made sure of room in the index")
-    cdef uint64_t number = home_of(table, hashed)
+    cdef uint64_t number = home
     cdef KvoBucket* bucket = table.buckets + number
     cdef uint32_t bits = kvo_match(bucket, 0)
     cdef uint32_t entry
@@ -184,9 +186,13 @@ cdef inline void index_insert(Table* table, uint32_t slot, uint64_t hashed) noex
         bucket = table.buckets + number
         bits = kvo_match(bucket, 0)
     entry = kvo_lowest(bits)
-    bucket.tags[entry] = tag_of(hashed)
+    bucket.tags[entry] = tag
     bucket.slots[entry] = slot
     table.num_keys += 1
+
+
+cdef inline void index_insert(Table* table, uint32_t slot, uint64_t hashed) noexcept nogil:
+    index_insert_at(table, slot, tag_of(hashed), home_of(table, hashed))
 
 
 cdef inline void index_remove(Table* table, uint32_t slot, uint64_t hashed) noexcept nogil:
@@ -290,15 +296,23 @@ cdef inline uint32_t add_key(
 
     The caller has called `table_ensure`.
     """
+    cdef uint8_t tag = tag_of(hashed)
+    cdef uint64_t home = home_of(table, hashed)
     cdef uint32_t slot = take_node(table)
     cdef Node* node = node_at(table, slot)
-    if length <= INLINE_KEY_BYTES:
+    if length == INLINE_KEY_BYTES or length == INLINE_KEY_BYTES - 4:
+        # A digest, alone or with a group suffix: copies of a size known here need no call.
+        node.key_length = <uint8_t>length
+        memcpy(node.key, key, INLINE_KEY_BYTES - 4)
+        if length == INLINE_KEY_BYTES:
+            memcpy(node.key + INLINE_KEY_BYTES - 4, key + INLINE_KEY_BYTES - 4, 4)
+    elif length < INLINE_KEY_BYTES:
         node.key_length = <uint8_t>length
         memcpy(node.key, key, length)
     elif not store_long_key(node, key, length):
         give_node(table, slot, node)
         return NIL
-    index_insert(table, slot, hashed)
+    index_insert_at(table, slot, tag, home)
     return slot
 
 
