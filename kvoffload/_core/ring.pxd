@@ -42,8 +42,8 @@ cdef void ring_open(Ring* ring, uint8_t number) noexcept
 cdef void ring_close(Ring* ring) noexcept
 # Forget all nodes; the caller clears the table.
 cdef void ring_clear(Ring* ring) noexcept
-# Make sure that one more node can be parked; False if there is no memory.
-cdef bint ring_ensure_parking(Ring* ring) noexcept
+# Give the heap room for twice the nodes that are parked; False if there is no memory.
+cdef bint ring_grow_heap(Ring* ring) noexcept
 # List a parked node that has become idle. Never allocates.
 cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept
 # Remove and return the listed node with the least number, NIL if there is none; it stays parked.
@@ -128,6 +128,11 @@ cdef inline void ring_renew(Table* table, Ring* ring, uint32_t slot, Node* node)
         return
     ring_remove(table, ring, node)
     ring_append(table, ring, slot, node)
+
+
+cdef inline bint ring_ensure_parking(Ring* ring) noexcept:
+    """Make sure that one more node can be parked; False if there is no memory."""
+    return ring.heap_room >= 2 * (ring.num_parked + 1) or ring_grow_heap(ring)
 
 
 cdef inline void ring_park_as(

@@ -25,12 +25,9 @@ cdef void ring_clear(Ring* ring) noexcept:
     ring_open(ring, ring.number)
 
 
-cdef bint ring_ensure_parking(Ring* ring) noexcept:
-    cdef uint64_t room
+cdef bint ring_grow_heap(Ring* ring) noexcept:
     cdef Listed* heap
-    if ring.heap_room >= 2 * (ring.num_parked + 1):
-        return True
-    room = max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1))
+    cdef uint64_t room = max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1))
     # Not grown in place: that would copy, and so touch for the first time, what was never used.
     heap = <Listed*>resize(NULL, room * sizeof(Listed))
     if heap == NULL:
