@@ -151,3 +151,9 @@ def test_cython_imports_are_seen() -> None:
         "kvoffload.errors.OffloadError",
         "kvoffload.errors.BackendError",
     ]
+
+
+def test_no_extension_says_that_it_does_without_the_lock() -> None:
+    """A free-threaded interpreter then enables its lock, and says so, when it imports one."""
+    for path in [ROOT / "setup.py", *LIBRARY]:
+        assert "freethreading_compatible" not in path.read_text(encoding="utf-8"), path
