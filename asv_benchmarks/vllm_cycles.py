@@ -98,6 +98,15 @@ def pinned_stores(managers: dict, num_chunks: int, size: int, repeats: int) -> d
     return worst
 
 
+def store_all(manager, requests) -> None:
+    """Store requests one after the other, keeping nothing of them."""
+    for number, keys in enumerate(requests):
+        context = request_context(number, keys)
+        output = manager.prepare_store(keys, context)
+        manager.complete_store(output.keys_to_store, context)
+        manager.on_request_finished(context)
+
+
 def bytes_a_chunk(build, cache_policy: str, num_chunks: int, size: int) -> float:
     """Return the state of a full cache, besides the keys, a chunk.
 
@@ -109,12 +118,7 @@ def bytes_a_chunk(build, cache_policy: str, num_chunks: int, size: int) -> float
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     manager = build(num_chunks, cache_policy)
-    for number, keys in enumerate(kept):
-        context = request_context(number, keys)
-        output = manager.prepare_store(keys, context)
-        manager.complete_store(output.keys_to_store, context)
-        manager.on_request_finished(context)
-        del context, output
+    store_all(manager, kept)
     gc.collect()
     traced = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
@@ -133,12 +137,7 @@ def native_bytes_a_chunk(build, cache_policy: str, num_chunks: int, size: int) -
     gc.collect()
     before = resident_bytes()
     manager = build(num_chunks, cache_policy)
-    for number, keys in enumerate(kept):
-        context = request_context(number, keys)
-        output = manager.prepare_store(keys, context)
-        manager.complete_store(output.keys_to_store, context)
-        manager.on_request_finished(context)
-        del context, output
+    store_all(manager, kept)
     gc.collect()
     return (resident_bytes() - before) / (requests * size)
 

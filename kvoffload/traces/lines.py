@@ -38,7 +38,7 @@ RECORDING = {
     ".zst": b"\x50\x2a\x4d\x18\x13\0\0\0kvoffload recording",
 }
 _READ_BYTES = 2**17
-_START_BYTES = max(map(len, RECORDING.values()))
+START_BYTES = max(map(len, RECORDING.values()))
 
 
 def zstd_module() -> str:
@@ -91,7 +91,7 @@ class Lines:
     def _open(self, path: str, opened: contextlib.ExitStack) -> BinaryIO:
         file = io.FileIO(0 if path == STDIN else path, closefd=path != STDIN)
         raw = opened.enter_context(io.BufferedReader(file, _READ_BYTES))
-        start = raw.peek(_START_BYTES)[:_START_BYTES]
+        start = raw.peek(START_BYTES)[:START_BYTES]
         self._is_recording = start.startswith(tuple(RECORDING.values()))
         if start.startswith(_GZIP):
             return cast("BinaryIO", opened.enter_context(gzip.GzipFile(fileobj=raw)))

@@ -29,7 +29,7 @@ from kvoffload import IMPLEMENTATION
 from kvoffload.errors import describe
 
 from ._extras import require
-from .lines import RECORDING, zstd_module
+from .lines import RECORDING, START_BYTES, zstd_module
 
 if IMPLEMENTATION == "compiled":
     from ._request_lines_c import ID_BYTES, LINE_BYTES, packed, request_lines
@@ -46,8 +46,6 @@ BATCH_BYTES = 2**15  # of text made at a time: some 0.02 ms during which no othe
 FRAME_BYTES = 2**22  # of text
 WORD_BYTES = 8  # of a packed hash
 MAX_BLOCK_TOKENS = 2**31 - 1
-
-_START_BYTES = max(map(len, RECORDING.values()))
 
 _logger = logging.getLogger(__name__)
 
@@ -198,7 +196,7 @@ class RequestLog:
         requests = self._text_requests
         self._text.clear()
         self._text_bytes = self._text_requests = 0
-        if len(frame) + _START_BYTES > self._max_file_bytes:
+        if len(frame) + START_BYTES > self._max_file_bytes:
             self._drop(requests, f"a request is too long for files of {self._max_file_bytes} bytes")
             return
         if self._file_bytes + len(frame) > self._max_file_bytes:

@@ -24,6 +24,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
+from kvoffload.traces.lines import RECORDING
 from kvoffload.traces.request_log import MIN_BYTES, RequestLog
 
 __all__ = ["MAX_BYTES", "RECORD", "RECORD_MAX_BYTES", "Recording", "RequestRecorder"]
@@ -35,7 +36,6 @@ RECORD_MAX_BYTES = "kvoffload_record_max_bytes"
 #: Bytes on disk at most, unless the configuration says otherwise.
 MAX_BYTES = 2**30
 
-_SUFFIXES = (".zst", ".gz")
 _GROUP_BYTES = 4  # of a key: the index of its group, big endian
 
 logger = init_logger("vllm.kvoffload")
@@ -73,7 +73,7 @@ class Recording:
             return None
         if not isinstance(path, str):
             raise TypeError(f"{RECORD} must be a path, got {describe(path)}")
-        if Path(path).suffix not in _SUFFIXES:
+        if Path(path).suffix not in RECORDING:
             raise ValueError(f"{RECORD} must end in .zst or .gz, got {describe(path)}")
         return cls(Path(path), max_bytes)
 
