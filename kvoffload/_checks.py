@@ -98,7 +98,7 @@ def _iterate(name: str, hashes: Any) -> Iterable[Any]:
     return iterator
 
 
-def as_batch(hashes: Iterable[BlockHash], name: str = "hashes") -> list[BlockHash]:
+def as_batch(hashes: Iterable[bytes], name: str = "hashes") -> list[BlockHash]:
     """Consume an iterable of block hashes whole and return it as a list of checked elements.
 
     A list is returned as it is, not copied.

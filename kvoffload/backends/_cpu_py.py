@@ -55,7 +55,7 @@ class CPUBackend(Backend):
         """Return how many blocks `allocate_blocks` can give now."""
         return self._num_blocks - self._num_fresh + len(self._freed)
 
-    def allocate_blocks(self, hashes: Iterable[BlockHash]) -> list[BlockStatus]:
+    def allocate_blocks(self, hashes: Iterable[bytes]) -> list[BlockStatus]:
         """Give each hash a slot; ValueError, with nothing changed, if too few are free."""
         batch = as_batch(hashes)
         num_free = self.get_num_free_blocks()
@@ -74,7 +74,7 @@ class CPUBackend(Backend):
 
     def get_load_store_spec(
         self,
-        hashes: Iterable[BlockHash],  # noqa: ARG002
+        hashes: Iterable[bytes],  # noqa: ARG002
         blocks: Iterable[BlockStatus],
     ) -> CPULoadStoreSpec:
         """Return the slots of `blocks`, in their order; `hashes` is not looked at."""

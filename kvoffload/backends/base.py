@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvoffload._checks import check_block_size
-from kvoffload.types import BlockHash, BlockStatus, LoadStoreSpec
+from kvoffload.types import BlockStatus, LoadStoreSpec
 
 __all__ = ["Backend"]
 
@@ -53,12 +53,12 @@ class Backend(ABC):
         """Return how many blocks `allocate_blocks` can give now."""
 
     @abstractmethod
-    def allocate_blocks(self, hashes: list[BlockHash]) -> list[BlockStatus]:
+    def allocate_blocks(self, hashes: Sequence[bytes]) -> list[BlockStatus]:
         """Give each hash a slot.
 
         Parameters
         ----------
-        hashes : list of BlockHash
+        hashes : sequence of BlockHash
             Blocks that will be stored, at most `get_num_free_blocks` of them.
 
         Returns
@@ -72,7 +72,7 @@ class Backend(ABC):
         """Take back the slot of a block that `allocate_blocks` gave."""
 
     def get_load_store_spec(
-        self, hashes: Iterable[BlockHash], blocks: Iterable[BlockStatus]
+        self, hashes: Iterable[bytes], blocks: Iterable[BlockStatus]
     ) -> LoadStoreSpec:
         """Describe where `blocks` lie, in their order. Not implemented by default."""
         raise NotImplementedError(f"{type(self).__name__} has no get_load_store_spec()")

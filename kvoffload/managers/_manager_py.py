@@ -100,7 +100,7 @@ class Manager(OffloadingManager):
 
     # -- the life of a block -----------------------------------------------------------------
 
-    def lookup(self, hashes: Iterable[BlockHash]) -> int:
+    def lookup(self, hashes: Iterable[bytes]) -> int:
         """Count the leading blocks that are ready."""
         find = self._find
         batch = as_batch(hashes)
@@ -116,11 +116,11 @@ class Manager(OffloadingManager):
         counters["hit_blocks"] += num_hits
         return num_hits
 
-    def touch(self, hashes: Iterable[BlockHash]) -> None:
+    def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last hash first."""
         self._policy._touch(as_batch(hashes))
 
-    def prepare_load(self, hashes: Iterable[BlockHash]) -> LoadStoreSpec:
+    def prepare_load(self, hashes: Iterable[bytes]) -> LoadStoreSpec:
         """Pin every block for reading and say where they lie."""
         find = self._find
         batch = as_batch(hashes)
@@ -145,7 +145,7 @@ class Manager(OffloadingManager):
         self._counters["loaded_blocks"] += len(pinned)
         return spec
 
-    def complete_load(self, hashes: Iterable[BlockHash]) -> None:
+    def complete_load(self, hashes: Iterable[bytes]) -> None:
         """Release one pin for each occurrence of each block."""
         find = self._find
         released: list[BlockStatus] = []
@@ -164,7 +164,7 @@ class Manager(OffloadingManager):
                 status.ref_cnt += 1
             raise
 
-    def prepare_store(self, hashes: Iterable[BlockHash]) -> PrepareStoreOutput | None:
+    def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput | None:
         """Make room for the blocks that are not resident, and make them pending."""
         resident = self._policy._resident
         distinct = dict.fromkeys(as_batch(hashes))
@@ -188,7 +188,7 @@ class Manager(OffloadingManager):
         counters["not_admitted"] += len(missing) - num_admitted
         return PrepareStoreOutput(to_store, spec, evicted)
 
-    def complete_store(self, hashes: Iterable[BlockHash], success: bool = True) -> None:
+    def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
         """Make pending blocks readable, or drop them."""
         success = bool(success)
         find = self._find

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
-from kvoffload.types import BlockHash, LoadStoreSpec, OffloadingEvent, PrepareStoreOutput
+from kvoffload.types import LoadStoreSpec, OffloadingEvent, PrepareStoreOutput
 
 __all__ = ["OffloadingManager"]
 
@@ -38,7 +38,7 @@ class OffloadingManager(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def lookup(self, hashes: Iterable[BlockHash]) -> int:
+    def lookup(self, hashes: Iterable[bytes]) -> int:
         """Count the leading blocks that are ready. Changes no recency.
 
         Returns
@@ -48,7 +48,7 @@ class OffloadingManager(ABC):
         """
 
     @abstractmethod
-    def prepare_load(self, hashes: Iterable[BlockHash]) -> LoadStoreSpec:
+    def prepare_load(self, hashes: Iterable[bytes]) -> LoadStoreSpec:
         """Pin every block for reading and say where they lie. Changes no recency.
 
         Each occurrence of a hash pins once and appears once in the ids.
@@ -68,14 +68,14 @@ class OffloadingManager(ABC):
             If a block would be pinned more than 2**31 - 1 times.
         """
 
-    def touch(self, hashes: Iterable[BlockHash]) -> None:  # noqa: B027
+    def touch(self, hashes: Iterable[bytes]) -> None:  # noqa: B027
         """Mark blocks as recently used, **last hash first**. Does nothing by default.
 
         The first hash of a prefix ends as the most recent, and a chain is evicted tail first.
         Unknown hashes are not an error. A repeated hash is touched at each occurrence.
         """
 
-    def complete_load(self, hashes: Iterable[BlockHash]) -> None:  # noqa: B027
+    def complete_load(self, hashes: Iterable[bytes]) -> None:  # noqa: B027
         """Release one pin for each occurrence of each block. Does nothing by default.
 
         Raises
@@ -87,7 +87,7 @@ class OffloadingManager(ABC):
         """
 
     @abstractmethod
-    def prepare_store(self, hashes: Iterable[BlockHash]) -> PrepareStoreOutput | None:
+    def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput | None:
         """Make room for the blocks that are not resident, and make them pending.
 
         Resident blocks, pending ones included, and repeats within the batch are dropped. As many
@@ -111,7 +111,7 @@ class OffloadingManager(ABC):
         """
 
     def complete_store(  # noqa: B027
-        self, hashes: Iterable[BlockHash], success: bool = True
+        self, hashes: Iterable[bytes], success: bool = True
     ) -> None:
         """Make pending blocks readable, or drop them. Does nothing by default.
 

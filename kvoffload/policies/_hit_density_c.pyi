@@ -15,7 +15,7 @@ class _HitDensity(Records):
     @property
     def densities(self) -> tuple[tuple[float, ...], ...]: ...
     def make_room(
-        self, hashes: Iterable[BlockHash], num_free: int, protected: Iterable[BlockHash]
+        self, hashes: Iterable[bytes], num_free: int, protected: Iterable[bytes]
     ) -> tuple[int, list[tuple[BlockHash, BlockStatus]]]: ...
 
 class HitDensityCachePolicy(_HitDensity, CachePolicy): ...  # type: ignore[override]

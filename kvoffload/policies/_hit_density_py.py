@@ -33,8 +33,7 @@ from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
 from ._densities_py import NUM_CLASSES, Densities, age_bin, class_after
-from ._twin_py import PythonPolicy, evictable, require
-from .base import Room
+from ._twin_py import PythonPolicy, Victims, evictable, require
 
 # Classes from the sparsest on, where densities tie: longer gaps first, then fewer uses.
 _SPARSEST_FIRST = (0, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8)
@@ -259,8 +258,8 @@ class HitDensityCachePolicy(PythonPolicy):
     # -- residence -------------------------------------------------------------------------
 
     def make_room(
-        self, hashes: Iterable[BlockHash], num_free: int, protected: Iterable[BlockHash]
-    ) -> Room:
+        self, hashes: Iterable[bytes], num_free: int, protected: Iterable[bytes]
+    ) -> tuple[int, Victims]:
         """Decide how many of `hashes` to store, and evict for them; never refuse the store."""
         batch = as_batch(hashes)
         num_free = check_int("num_free", num_free, 0)
@@ -285,7 +284,7 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _make_room(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
-    ) -> Room:
+    ) -> tuple[int, Victims]:
         table = self._densities.table
         candidates = self._sparsest_first(protected)
         victims: list[BlockHash] = []

@@ -26,7 +26,10 @@ from kvoffload.errors import (
 )
 from kvoffload.types import BlockHash, BlockStatus
 
-from .base import CachePolicy, Room
+from .base import CachePolicy
+
+#: Who leaves, in eviction order.
+Victims = list[tuple[BlockHash, BlockStatus]]
 
 #: Rows of ``block_table``, laid out as ``BlockStatus``.
 BLOCK_DTYPE = np.dtype(
@@ -70,31 +73,32 @@ class PythonPolicy(CachePolicy):
 
     # -- the public contract ---------------------------------------------------------------
 
-    def get(self, block_hash: BlockHash) -> BlockStatus | None:
+    def get(self, block_hash: bytes) -> BlockStatus | None:
         """Return the live status of a resident block, or None."""
         return self._resident.get(check_hash(block_hash))
 
-    def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+    def insert(self, block_hash: bytes, status: BlockStatus) -> None:
         """Make a block resident, as the most recent of those inserted."""
-        check_hash(block_hash)
+        key = check_hash(block_hash)
         live = BlockStatus(check_status(status).block_id)
         live.ref_cnt = status.ref_cnt
-        if block_hash in self._resident:
-            raise block_already_resident("insert", block_hash)
-        self._insert(block_hash, live)
+        if key in self._resident:
+            raise block_already_resident("insert", key)
+        self._insert(key, live)
 
-    def remove(self, block_hash: BlockHash) -> None:
+    def remove(self, block_hash: bytes) -> None:
         """Drop a resident block without remembering it."""
-        if check_hash(block_hash) not in self._resident:
-            raise block_not_found("remove", block_hash)
-        self._remove(block_hash)
+        key = check_hash(block_hash)
+        if key not in self._resident:
+            raise block_not_found("remove", key)
+        self._remove(key)
 
-    def touch(self, hashes: Iterable[BlockHash]) -> None:
+    def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last hash first."""
         self._touch(as_batch(hashes))
 
     def evict(
-        self, n: int, protected: Iterable[BlockHash]
+        self, n: int, protected: Iterable[bytes]
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
         """Evict exactly `n` idle blocks that are not protected, or none."""
         n = check_int("n", n, 0)
@@ -148,7 +152,7 @@ class PythonPolicy(CachePolicy):
 
     def _make_room(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
-    ) -> Room | None:
+    ) -> tuple[int, Victims] | None:
         """Decide how many of `hashes` to store, and evict for them."""
         shortfall = len(hashes) - num_free
         if shortfall <= 0:

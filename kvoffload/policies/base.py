@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 
 from kvoffload._checks import check_cache_capacity
-from kvoffload.types import BlockHash, BlockStatus
+from kvoffload.types import BlockStatus
 
 __all__ = ["CachePolicy", "Room"]
 
 #: What ``make_room`` answers: how many of the hashes to store, and who leaves for them.
-Room = tuple[int, list[tuple[BlockHash, BlockStatus]]]
+Room = tuple[int, Sequence[tuple[bytes, BlockStatus]]]
 
 
 class CachePolicy(ABC):
@@ -53,7 +53,7 @@ class CachePolicy(ABC):
         self.cache_capacity = check_cache_capacity(cache_capacity)  # type: ignore[misc]
 
     @abstractmethod
-    def get(self, block_hash: BlockHash) -> BlockStatus | None:
+    def get(self, block_hash: bytes) -> BlockStatus | None:
         """Return the live status of a resident block, or None. Changes no order.
 
         Raises
@@ -63,7 +63,7 @@ class CachePolicy(ABC):
         """
 
     @abstractmethod
-    def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+    def insert(self, block_hash: bytes, status: BlockStatus) -> None:
         """Make a block resident, as the most recently used of those that were inserted.
 
         Parameters
@@ -80,7 +80,7 @@ class CachePolicy(ABC):
         """
 
     @abstractmethod
-    def remove(self, block_hash: BlockHash) -> None:
+    def remove(self, block_hash: bytes) -> None:
         """Drop a resident block without remembering it.
 
         Raises
@@ -90,7 +90,7 @@ class CachePolicy(ABC):
         """
 
     @abstractmethod
-    def touch(self, hashes: Iterable[BlockHash]) -> None:
+    def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, **last hash first**.
 
         So the first hash of a prefix ends as the most recent, and a chain is evicted tail first.
@@ -100,8 +100,8 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def evict(
-        self, n: int, protected: Collection[BlockHash]
-    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+        self, n: int, protected: Collection[bytes]
+    ) -> Sequence[tuple[bytes, BlockStatus]] | None:
         """Evict exactly `n` idle blocks, or none.
 
         Parameters
@@ -124,7 +124,7 @@ class CachePolicy(ABC):
         """
 
     def make_room(
-        self, hashes: Sequence[BlockHash], num_free: int, protected: Collection[BlockHash]
+        self, hashes: Sequence[bytes], num_free: int, protected: Collection[bytes]
     ) -> Room | None:
         """Decide how many of `hashes` to store, and evict for them.
 

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kvoffload import (
-    BlockHash,
     LoadStoreSpec,
     OffloadingEvent,
     OffloadingManager,
@@ -96,15 +95,15 @@ class TraceRecorder(OffloadingManager):
         vars(self).update({name: getattr(manager, name) for name in _PASSED_ON})
         vars(self)["lookup"] = self._lookup
 
-    def lookup(self, hashes: Iterable[BlockHash]) -> int:
+    def lookup(self, hashes: Iterable[bytes]) -> int:
         """Count the leading blocks that are ready, and record the request."""
         return self._lookup(hashes)
 
-    def prepare_load(self, hashes: Iterable[BlockHash]) -> LoadStoreSpec:
+    def prepare_load(self, hashes: Iterable[bytes]) -> LoadStoreSpec:
         """Do as the manager does."""
         return self.manager.prepare_load(hashes)
 
-    def prepare_store(self, hashes: Iterable[BlockHash]) -> PrepareStoreOutput | None:
+    def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput | None:
         """Do as the manager does."""
         return self.manager.prepare_store(hashes)
 
@@ -156,15 +155,15 @@ _PASSED_ON = (
 
 
 def _recorded(
-    lookup: Callable[[Iterable[BlockHash]], int], log: RequestLog
-) -> Callable[[Iterable[BlockHash]], int]:
+    lookup: Callable[[Iterable[bytes]], int], log: RequestLog
+) -> Callable[[Iterable[bytes]], int]:
     """Return a lookup that records what it is asked.
 
     A closure, because an attribute of an object with `__getattr__` takes longer to find than all
     else that there is to do for a request.
     """
 
-    def recorded(hashes: Iterable[BlockHash]) -> int:
+    def recorded(hashes: Iterable[bytes]) -> int:
         if not log.recording:
             return lookup(hashes)
         if type(hashes) is not list:
