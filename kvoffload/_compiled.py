@@ -13,6 +13,7 @@ from kvoffload.policies import registry
 from kvoffload.policies._arc_c import ARCCachePolicy
 from kvoffload.policies._lru_c import LRUCachePolicy
 from kvoffload.policies.base import CachePolicy
+from kvoffload.types import CPULoadStoreSpec, Spec_co
 
 __all__ = [
     "ARCCachePolicy",
@@ -25,19 +26,19 @@ __all__ = [
 ]
 
 
-class CPUOffloadingManager(CPUConstruction, Manager, OffloadingManager):
+class CPUOffloadingManager(CPUConstruction, Manager, OffloadingManager[CPULoadStoreSpec]):
     __doc__ = _public_docs.CPU
     _twin = "c"
     _backend_class = CPUBackend
 
 
-class LRUOffloadingManager(LRUConstruction, Manager, OffloadingManager):
+class LRUOffloadingManager(LRUConstruction[Spec_co], Manager, OffloadingManager[Spec_co]):
     __doc__ = _public_docs.LRU
     _twin = "c"
     _backend_class = CPUBackend
 
 
-class ARCOffloadingManager(ARCConstruction, Manager, OffloadingManager):
+class ARCOffloadingManager(ARCConstruction[Spec_co], Manager, OffloadingManager[Spec_co]):
     __doc__ = _public_docs.ARC
     _twin = "c"
     _backend_class = CPUBackend

@@ -12,6 +12,7 @@ from .policies import registry
 from .policies._arc_py import ARCCachePolicy
 from .policies._lru_py import LRUCachePolicy
 from .policies.base import CachePolicy
+from .types import CPULoadStoreSpec, Spec_co
 
 __all__ = [
     "ARCCachePolicy",
@@ -24,15 +25,15 @@ __all__ = [
 ]
 
 
-class CPUOffloadingManager(CPUConstruction, Manager):
+class CPUOffloadingManager(CPUConstruction, Manager[CPULoadStoreSpec]):
     __doc__ = _public_docs.CPU
 
 
-class LRUOffloadingManager(LRUConstruction, Manager):
+class LRUOffloadingManager(LRUConstruction[Spec_co], Manager[Spec_co]):
     __doc__ = _public_docs.LRU
 
 
-class ARCOffloadingManager(ARCConstruction, Manager):
+class ARCOffloadingManager(ARCConstruction[Spec_co], Manager[Spec_co]):
     __doc__ = _public_docs.ARC
 
 

@@ -10,7 +10,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType
+from typing import TYPE_CHECKING, Generic, NewType, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -141,9 +141,25 @@ class GPULoadStoreSpec(BlockIDsLoadStoreSpec):
         return "GPU"
 
 
+#: The type of the specs that a backend makes and a manager over it hands out. Type checkers know a
+#: default, so that the bare names of generic classes stay complete; ``typing`` has defaults from
+#: Python 3.13 on.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Spec_co = TypeVarWithDefault(
+        "Spec_co", bound=LoadStoreSpec, covariant=True, default=LoadStoreSpec
+    )
+else:
+    Spec_co = TypeVar("Spec_co", bound=LoadStoreSpec, covariant=True)
+
+
 @dataclass(slots=True)
-class PrepareStoreOutput:
+class PrepareStoreOutput(Generic[Spec_co]):
     """Carry what a store has to do.
+
+    To a type checker ``PrepareStoreOutput[CPULoadStoreSpec]`` is one whose `store_spec` is a
+    ``CPULoadStoreSpec``.
 
     Attributes
     ----------
@@ -156,7 +172,7 @@ class PrepareStoreOutput:
     """
 
     block_hashes_to_store: list[BlockHash]
-    store_spec: LoadStoreSpec
+    store_spec: Spec_co
     block_hashes_evicted: list[BlockHash]
 
 

@@ -23,7 +23,7 @@ from kvoffload.types import BlockHash, BlockStatus, CPULoadStoreSpec
 from .base import Backend
 
 
-class CPUBackend(Backend):
+class CPUBackend(Backend[CPULoadStoreSpec]):
     """Give out the slots of a host memory pool of fixed size.
 
     Fresh ids first, counting up from 0, even when blocks were freed; then the freed ids, last

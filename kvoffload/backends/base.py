@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Generic
 
 from kvoffload._checks import check_block_size
-from kvoffload.types import BlockStatus, LoadStoreSpec
+from kvoffload.types import BlockStatus, Spec_co
 
 __all__ = ["Backend"]
 
 
-class Backend(ABC):
+class Backend(ABC, Generic[Spec_co]):
     """Hand out and take back the slots of an offload medium.
 
     Write your own by subclassing: implement the three abstract methods, and `get_load_store_spec`
     for a medium of your own. A manager keeps the status objects that `allocate_blocks` returned
-    and hands the same ones to `free` and `get_load_store_spec`.
+    and hands the same ones to `free` and `get_load_store_spec`. To a type checker
+    ``Backend[MySpec]`` is one whose specs are ``MySpec``, as are those of a manager over it.
 
     Parameters
     ----------
@@ -73,6 +75,6 @@ class Backend(ABC):
 
     def get_load_store_spec(
         self, hashes: Iterable[bytes], blocks: Iterable[BlockStatus]
-    ) -> LoadStoreSpec:
+    ) -> Spec_co:
         """Describe where `blocks` lie, in their order. Not implemented by default."""
         raise NotImplementedError(f"{type(self).__name__} has no get_load_store_spec()")

@@ -36,9 +36,9 @@ from kvoffload.policies.base import CachePolicy
 from kvoffload.types import (
     BlockHash,
     BlockStatus,
-    LoadStoreSpec,
     OffloadingEvent,
     PrepareStoreOutput,
+    Spec_co,
 )
 
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
@@ -57,17 +57,17 @@ _COUNTERS = (
 )
 
 
-class Manager(OffloadingManager):
+class Manager(OffloadingManager[Spec_co]):
     """Hold what every manager does, whichever policy and backend it is built from."""
 
     _twin: Literal["py", "c"] = "py"
-    _backend_class: type[Backend] = CPUBackend
+    _backend_class: type[Backend[Any]] = CPUBackend
 
     _policy_object: CachePolicy
-    _backend_object: Backend
+    _backend_object: Backend[Spec_co]
     _rebuild: Callable[[], CachePolicy] | None
     _policy: PythonPolicy | UserPolicy
-    _backend: CPUBackend | UserBackend
+    _backend: UserBackend[Spec_co]  # or a CPUBackend, which speaks the same protocol
     _find: Callable[[BlockHash], BlockStatus | None]
     _events: list[OffloadingEvent] | None
     _counters: dict[str, int]
@@ -75,7 +75,7 @@ class Manager(OffloadingManager):
     def _setup(
         self,
         policy: CachePolicy,
-        backend: Backend,
+        backend: Backend[Spec_co],
         enable_events: bool,
         rebuild: Callable[[], CachePolicy] | None = None,
     ) -> None:
@@ -84,7 +84,8 @@ class Manager(OffloadingManager):
         self._backend_object = backend
         self._rebuild = rebuild
         self._policy = _trusted_policy(policy)
-        self._backend = backend if type(backend) is CPUBackend else UserBackend(backend)
+        trusted: Any = backend if type(backend) is CPUBackend else UserBackend(backend)
+        self._backend = trusted
         self._find = self._policy._resident.get
         self._events = [] if enable_events else None
         self._counters = dict.fromkeys(_COUNTERS, 0)
@@ -120,7 +121,7 @@ class Manager(OffloadingManager):
         """Mark blocks as recently used, last hash first."""
         self._policy._touch(as_batch(hashes))
 
-    def prepare_load(self, hashes: Iterable[bytes]) -> LoadStoreSpec:
+    def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
         """Pin every block for reading and say where they lie."""
         find = self._find
         batch = as_batch(hashes)
@@ -164,7 +165,7 @@ class Manager(OffloadingManager):
                 status.ref_cnt += 1
             raise
 
-    def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput | None:
+    def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the blocks that are not resident, and make them pending."""
         resident = self._policy._resident
         distinct = dict.fromkeys(as_batch(hashes))
@@ -237,7 +238,7 @@ class Manager(OffloadingManager):
             free(status)
         return evicted
 
-    def _place(self, to_store: list[BlockHash]) -> LoadStoreSpec:
+    def _place(self, to_store: list[BlockHash]) -> Spec_co:
         """Give each hash a slot and make it pending; on failure free the slots again."""
         backend, policy = self._backend, self._policy
         if not to_store:

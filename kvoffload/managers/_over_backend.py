@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal
 
 from kvoffload.backends.base import Backend
 from kvoffload.policies import registry
+from kvoffload.types import Spec_co
 
 
-class OverBackend:
+class OverBackend(Generic[Spec_co]):
     """Build a manager over a ``Backend``, in both twins.
 
     A user's own backend keeps its status objects, which only the Python policy can hold: over one,
@@ -20,12 +21,12 @@ class OverBackend:
 
     _policy_name: ClassVar[str]
     _twin: Literal["py", "c"]
-    _backend_class: type[Backend]
+    _backend_class: type[Backend[Any]]
     _setup: Callable[..., None]
-    _backend_object: Backend
+    _backend_object: Backend[Spec_co]
     policy: Any
 
-    def __init__(self, backend: Backend, enable_events: bool = False) -> None:
+    def __init__(self, backend: Backend[Spec_co], enable_events: bool = False) -> None:
         if not isinstance(backend, Backend):
             raise TypeError(f"backend must be a Backend, got {type(backend).__name__}")
         twin = self._twin if type(backend) is self._backend_class else "py"
@@ -34,6 +35,6 @@ class OverBackend:
         self._setup(policy, backend, bool(enable_events))
 
     @property
-    def backend(self) -> Backend:
+    def backend(self) -> Backend[Spec_co]:
         """The backend that holds the blocks."""
         return self._backend_object

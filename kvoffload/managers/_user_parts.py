@@ -13,12 +13,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Generic
 
 from kvoffload.backends.base import Backend
 from kvoffload.errors import BackendError, PolicyError, describe, describe_hash
 from kvoffload.policies.base import CachePolicy
-from kvoffload.types import BlockHash, BlockStatus, LoadStoreSpec
+from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
 _Victims = list[tuple[BlockHash, BlockStatus]]
 
@@ -145,7 +145,7 @@ def _unpack(name: str, room: Any) -> tuple[int, list[tuple[Any, Any]]]:
         ) from None
 
 
-class UserBackend:
+class UserBackend(Generic[Spec_co]):
     """Drive a user's ``Backend`` and check what it hands out.
 
     Parameters
@@ -154,7 +154,7 @@ class UserBackend:
         The user's backend.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend[Spec_co]) -> None:
         self.backend = backend
         self._owned: set[int] = set()
 
@@ -201,9 +201,7 @@ class UserBackend:
         self._owned.discard(id(status))
         self.backend.free(status)
 
-    def _load_store_spec(
-        self, batch: list[BlockHash], statuses: list[BlockStatus]
-    ) -> LoadStoreSpec:
+    def _load_store_spec(self, batch: list[BlockHash], statuses: list[BlockStatus]) -> Spec_co:
         return self.backend.get_load_store_spec(list(batch), list(statuses))
 
     def _release_all(self, statuses: Iterable[BlockStatus]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from kvoffload.types import BlockHash, BlockStatus
+from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
 from ._over_backend import OverBackend
 
 
-class ARCConstruction(OverBackend):
+class ARCConstruction(OverBackend[Spec_co]):
     """Build ``ARCOffloadingManager`` and show its policy's lists, in both twins."""
 
     __slots__ = ()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from typing import Generic
 
-from kvoffload.types import LoadStoreSpec, OffloadingEvent, PrepareStoreOutput
+from kvoffload.types import OffloadingEvent, PrepareStoreOutput, Spec_co
 
 __all__ = ["OffloadingManager"]
 
 
-class OffloadingManager(ABC):
+class OffloadingManager(ABC, Generic[Spec_co]):
     """Decide for a scheduler which blocks are offloaded, readable, writable and evictable.
 
     A resident block is *pending* (a store is writing it), *idle* (readable and evictable) or
@@ -24,6 +25,8 @@ class OffloadingManager(ABC):
 
     Every method is **all or nothing**: if it raises or returns None, no block, list or event has
     changed, and an exception changes no counter.
+
+    To a type checker ``OffloadingManager[CPULoadStoreSpec]`` is one whose specs are of that type.
 
     Notes
     -----
@@ -48,7 +51,7 @@ class OffloadingManager(ABC):
         """
 
     @abstractmethod
-    def prepare_load(self, hashes: Iterable[bytes]) -> LoadStoreSpec:
+    def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
         """Pin every block for reading and say where they lie. Changes no recency.
 
         Each occurrence of a hash pins once and appears once in the ids.
@@ -68,14 +71,14 @@ class OffloadingManager(ABC):
             If a block would be pinned more than 2**31 - 1 times.
         """
 
-    def touch(self, hashes: Iterable[bytes]) -> None:  # noqa: B027
+    def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, **last hash first**. Does nothing by default.
 
         The first hash of a prefix ends as the most recent, and a chain is evicted tail first.
         Unknown hashes are not an error. A repeated hash is touched at each occurrence.
         """
 
-    def complete_load(self, hashes: Iterable[bytes]) -> None:  # noqa: B027
+    def complete_load(self, hashes: Iterable[bytes]) -> None:
         """Release one pin for each occurrence of each block. Does nothing by default.
 
         Raises
@@ -87,7 +90,7 @@ class OffloadingManager(ABC):
         """
 
     @abstractmethod
-    def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput | None:
+    def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the blocks that are not resident, and make them pending.
 
         Resident blocks, pending ones included, and repeats within the batch are dropped. As many
@@ -110,9 +113,7 @@ class OffloadingManager(ABC):
             idle.
         """
 
-    def complete_store(  # noqa: B027
-        self, hashes: Iterable[bytes], success: bool = True
-    ) -> None:
+    def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
         """Make pending blocks readable, or drop them. Does nothing by default.
 
         Every hash that is not pending - unknown, ready, pinned - is ignored, so that a second call

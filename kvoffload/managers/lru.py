@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvoffload.types import BlockHash, BlockStatus
+from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
 from ._over_backend import OverBackend
 
 
-class LRUConstruction(OverBackend):
+class LRUConstruction(OverBackend[Spec_co]):
     """Build ``LRUOffloadingManager`` and show its policy's order, in both twins."""
 
     __slots__ = ()

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kvoffload import (
-    LoadStoreSpec,
     OffloadingEvent,
     OffloadingManager,
     PrepareStoreOutput,
 )
+from kvoffload.types import Spec_co
 
 from .request_log import RequestLog
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class TraceRecorder(OffloadingManager):
+class TraceRecorder(OffloadingManager[Spec_co]):
     """Wrap a manager and record each `lookup` as a request of a trace in the Mooncake form.
 
     The manager does what it would do without: every call is passed on, and what it returns or
@@ -80,7 +80,7 @@ class TraceRecorder(OffloadingManager):
 
     def __init__(
         self,
-        manager: OffloadingManager,
+        manager: OffloadingManager[Spec_co],
         path: str | os.PathLike[str],
         *,
         block_tokens: int | None = None,
@@ -99,11 +99,11 @@ class TraceRecorder(OffloadingManager):
         """Count the leading blocks that are ready, and record the request."""
         return self._lookup(hashes)
 
-    def prepare_load(self, hashes: Iterable[bytes]) -> LoadStoreSpec:
+    def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
         """Do as the manager does."""
         return self.manager.prepare_load(hashes)
 
-    def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput | None:
+    def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         """Do as the manager does."""
         return self.manager.prepare_store(hashes)
 

@@ -12,6 +12,7 @@ import pytest
 
 import kvoffload
 from kvoffload import (
+    Backend,
     BlockHash,
     BlockIDsLoadStoreSpec,
     BlockStatus,
@@ -19,6 +20,7 @@ from kvoffload import (
     GPULoadStoreSpec,
     LoadStoreSpec,
     OffloadingEvent,
+    OffloadingManager,
     PrepareStoreOutput,
 )
 from tests.blocks import A, B, store
@@ -220,3 +222,20 @@ def test_twins_are_the_public_abstractions(twin: ModuleType) -> None:
     for name in ("LRUCachePolicy", "ARCCachePolicy"):
         assert issubclass(getattr(twin, name), kvoffload.CachePolicy)
     assert issubclass(twin.CPUBackend, kvoffload.Backend)
+
+
+def test_generic_classes_take_the_type_of_their_specs(twin: ModuleType) -> None:
+    """What a type checker reads is run too, where annotations or base classes are evaluated."""
+    spec = CPULoadStoreSpec([0])
+    output = PrepareStoreOutput[CPULoadStoreSpec]([A], spec, [B])
+    assert output == PrepareStoreOutput([A], spec, [B])
+    assert OffloadingManager[CPULoadStoreSpec] is not OffloadingManager[GPULoadStoreSpec]
+    for name in ("LRUOffloadingManager", "ARCOffloadingManager"):
+        manager = getattr(twin, name)[CPULoadStoreSpec](twin.CPUBackend(16, 2))
+        assert type(manager) is getattr(twin, name)
+        output = manager.prepare_store([A])
+        assert type(output) is PrepareStoreOutput
+        assert output.store_spec.block_ids.tolist() == [0]
+        manager.complete_store([A])
+        assert type(manager.prepare_load([A])) is CPULoadStoreSpec
+    assert issubclass(twin.CPUBackend, Backend)
