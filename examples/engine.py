@@ -8,6 +8,7 @@ Several requests are in flight at once, and the host is too small for all of the
 import hashlib
 import random
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -42,7 +43,8 @@ class Request:
     hashes: list[bytes]
     slots: np.ndarray  # (n,) int64, slots on the device
     num_loaded: int
-    storing: list[bytes] | None = None  # None while loading
+    storing: Sequence[bytes] = ()
+    is_loading: bool = True
 
 
 class Engine:
@@ -65,7 +67,7 @@ class Engine:
             for transfer in wait(self.running, return_when=FIRST_COMPLETED).done:
                 request = self.running.pop(transfer)
                 transfer.result()
-                if request.storing is None:
+                if request.is_loading:
                     self.loaded(request)
                 else:
                     self.stored(request)
@@ -82,6 +84,7 @@ class Engine:
     def loaded(self, request: Request) -> None:
         """Verify what came, compute the rest, and store what the host lacks."""
         hashes, slots, num_loaded = request.hashes, request.slots, request.num_loaded
+        request.is_loading = False
         self.manager.complete_load(hashes[:num_loaded])
         for block_hash, slot in zip(hashes[:num_loaded], slots[:num_loaded], strict=True):
             if not np.array_equal(self.device[slot], compute(block_hash)):

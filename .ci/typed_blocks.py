@@ -1,0 +1,54 @@
+"""Check the types of the Python in the documents with `mypy --strict`.
+
+usage: typed_blocks.py
+
+Each page becomes a module: its blocks share a namespace, as in a reader's session, and stand on the
+lines that they have in the page, so that errors name the page and its line.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from sybil import Document
+from sybil.parsers.myst import PythonCodeBlockParser
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / ".mypy_cache" / "documents"  # the same each time, as the cache names its files
+
+
+def module(page: Path) -> str:
+    """Give the Python of a page, every statement on its line; what a block prints is left out."""
+    lines: list[str] = []
+    for example in Document.parse(str(page), PythonCodeBlockParser()):
+        block = example.parsed
+        if isinstance(block, str):
+            first, source = example.line + block.line_offset + 1, str(block)
+        else:  # a statement after a prompt
+            first, source = example.line, block.source
+        lines += [""] * (first - 1 - len(lines))
+        lines += source.splitlines()
+    return "".join(f"{line}\n" for line in lines)
+
+
+def main() -> int:
+    """Print what mypy says, in terms of the pages, and give its exit status."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    pages = {}
+    for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
+        if text := module(page):
+            name = page.relative_to(ROOT)
+            path = FOLDER / ("_".join(name.with_suffix("").parts).replace("-", "_") + ".py")
+            path.write_text(text, encoding="utf-8")
+            pages[str(path.relative_to(ROOT))] = str(name)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-pretty", *pages]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    said = done.stdout
+    for path, name in pages.items():
+        said = said.replace(path, name)
+    print(said, end="")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
