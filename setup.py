@@ -3,9 +3,11 @@
 Environment variables, read at build time:
 
 KVOFFLOAD_PURE_PYTHON
-    unset or empty: build what can be built, install the pure package where a build fails;
-    ``0``: the extensions are required, a failing build is an error;
+    unset or empty: build the extensions; where there is no C compiler, and on Windows, the package
+    is pure Python, and its wheel says so in its tag;
+    ``0``: build the extensions wherever it is;
     any other value: no extension is built.
+    A compiler that fails is an error in every case.
 KVOFFLOAD_DEBUG
     ``1``: assertions, bounds checks and debug symbols.
 KVOFFLOAD_SANITIZE
@@ -20,11 +22,15 @@ The last four change the generated code: give each of them a checkout of its own
 """
 
 import os
+import shlex
+import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
 
 ROOT = Path(__file__).parent
 CHOICE = os.environ.get("KVOFFLOAD_PURE_PYTHON", "")
@@ -33,9 +39,6 @@ SANITIZE = os.environ.get("KVOFFLOAD_SANITIZE", "")
 PORTABLE = os.environ.get("KVOFFLOAD_PORTABLE", "") not in ("", "0")
 LINETRACE = os.environ.get("KVOFFLOAD_LINETRACE", "") not in ("", "0")
 
-PURE = CHOICE not in ("", "0")
-REQUIRED = CHOICE == "0"
-MSVC = sys.platform == "win32"
 
 DIRECTIVES = {
     "language_level": 3,
@@ -50,10 +53,23 @@ DIRECTIVES = {
 }
 
 
+def reason_for_pure_python() -> str | None:
+    """Say why no extension is built, or give None where they are."""
+    if CHOICE not in ("", "0"):
+        return f"KVOFFLOAD_PURE_PYTHON is {CHOICE!r}"
+    if CHOICE == "0":
+        return None
+    if sys.platform == "win32":
+        return "the extensions need mmap, which Windows does not have"
+    if os.environ.get("CC"):  # asked for: that it is missing is an error of the build
+        return None
+    # what setuptools' customize_compiler() takes: the compiler that Python was built with
+    command = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
+    return None if shutil.which(command) else f"there is no C compiler: {command} is not found"
+
+
 def compile_args() -> list[str]:
     """Give the compiler's flags; nothing here ties a wheel to one machine."""
-    if MSVC:
-        return ["/Od", "/Zi"] if DEBUG else ["/O2", "/fp:precise"]
     # A contracted multiply-add rounds once where Python rounds twice; the twins must agree.
     args = ["-ffp-contract=off"]
     if LINETRACE:
@@ -66,17 +82,13 @@ def compile_args() -> list[str]:
 
 def link_args() -> list[str]:
     """Give the linker the runtime of what the compiler put in."""
-    if LINETRACE and not MSVC:
+    if LINETRACE:
         return ["--coverage"]
     return [f"-fsanitize={SANITIZE}"] if SANITIZE else []
 
 
 def extensions() -> list[Extension]:
     """Make one extension of each .pyx file."""
-    sources = sorted(path.relative_to(ROOT) for path in ROOT.glob("kvoffload/**/*.pyx"))
-    if PURE or not sources:
-        return []
-
     import numpy as np
     from Cython.Build import cythonize
 
@@ -87,7 +99,7 @@ def extensions() -> list[Extension]:
         macros.append(("KVOFFLOAD_PORTABLE", "1"))
     if LINETRACE:
         macros += [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")]
-    modules = cythonize(
+    return cythonize(
         [
             Extension(
                 ".".join(source.with_suffix("").parts),
@@ -98,19 +110,16 @@ def extensions() -> list[Extension]:
                 extra_compile_args=compile_args(),
                 extra_link_args=link_args(),
             )
-            for source in sources
+            for source in sorted(path.relative_to(ROOT) for path in ROOT.glob("kvoffload/**/*.pyx"))
         ],
         compiler_directives=DIRECTIVES,
         emit_linenums=LINETRACE,
         force=DEBUG or LINETRACE,
     )
-    for module in modules:
-        module.optional = not REQUIRED  # cythonize() does not carry the flag over
-    return modules
 
 
 class BuildExtensions(build_ext):
-    """Build the extensions, and say so where the package stays pure Python."""
+    """Build the extensions, all of them or none."""
 
     def finalize_options(self) -> None:
         """Compile on every core unless the command line says otherwise."""
@@ -118,19 +127,19 @@ class BuildExtensions(build_ext):
         self.parallel = self.parallel or os.cpu_count()
 
     def run(self) -> None:
-        """Build all; one line on stderr tells when not every one was built."""
-        super().run()
-        names = [extension.name for extension in self.extensions or []]
-        missing = [name for name in names if not Path(self.get_ext_fullpath(name)).exists()]
-        if missing:
-            print(
-                f"kvoffload: {len(missing)} of {len(names)} extensions were not built; "
-                "the package is installed as pure Python",
-                file=sys.stderr,
+        """Build all; where one fails, the last line says how to do without."""
+        try:
+            super().run()
+        except (BaseError, CCompilerError) as error:
+            print(error, file=sys.stderr)
+            sys.exit(
+                "kvoffload: the extensions cannot be built, see above; "
+                "KVOFFLOAD_PURE_PYTHON=1 installs the Python implementation instead"
             )
 
 
-if PURE:
-    print("kvoffload: KVOFFLOAD_PURE_PYTHON is set, no extension is built", file=sys.stderr)
+if reason := reason_for_pure_python():
+    print(f"kvoffload: the package is pure Python: {reason}", file=sys.stderr)
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildExtensions})
+# Without ext_modules the wheel is tagged py3-none-any.
+setup(ext_modules=[] if reason else extensions(), cmdclass={"build_ext": BuildExtensions})

@@ -2,6 +2,10 @@
 #ifndef KVOFFLOAD_MEMORY_H
 #define KVOFFLOAD_MEMORY_H
 
+#ifdef _WIN32
+#error "kvoffload's extensions need mmap; on Windows the package is pure Python"
+#endif
+
 #include <stddef.h>
 #include <sys/mman.h>
 

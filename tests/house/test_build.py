@@ -1,0 +1,132 @@
+"""What a build makes of the machine it runs on: a compiler that works, that fails, that is absent.
+
+A tree with one small extension is built by the project's own ``setup.py``.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
+BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
+LINE = (
+    "kvoffload: the extensions cannot be built, see above; "
+    "KVOFFLOAD_PURE_PYTHON=1 installs the Python implementation instead"
+)
+
+pytest.importorskip("setuptools", minversion="77", reason="builds a wheel")
+pytest.importorskip("Cython", reason="builds a wheel")
+if not (ROOT / "setup.py").exists():
+    pytest.skip("the source tree is not beside the tests", allow_module_level=True)
+
+
+@dataclass
+class Built:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def wheel(self) -> str:
+        """The name of the wheel."""
+        assert self.code == 0, self.err
+        return self.out.splitlines()[-1]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a source tree with one extension."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, tmp_path)
+    package = tmp_path / "kvoffload"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "answer.pyx").write_text("def answer():\n    return 42\n")
+    return tmp_path
+
+
+def build(tree: Path, **variables: str) -> Built:
+    """Build a wheel as pip would, with no variable of the caller's that a compiler heeds."""
+    kept = {name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR") if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD],
+        cwd=tree,
+        env=kept | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return Built(done.returncode, done.stdout, done.stderr)
+
+
+def held(tree: Path, wheel: str) -> set[str]:
+    """Return what kinds of files a wheel holds."""
+    with zipfile.ZipFile(tree / "dist" / wheel) as archive:
+        return {Path(name).suffix for name in archive.namelist() if name.startswith("kvoffload/")}
+
+
+def empty_folder(tree: Path) -> str:
+    """Return a folder in which no program is found."""
+    folder = tree / "nothing"
+    folder.mkdir()
+    return str(folder)
+
+
+@pytest.mark.skipif(not shutil.which(COMPILER), reason="there is no C compiler")
+def test_with_a_compiler_the_wheel_is_compiled(tree: Path) -> None:
+    built = build(tree)
+    assert not built.wheel.endswith("-none-any.whl")
+    assert ".so" in held(tree, built.wheel)
+
+
+def test_without_a_compiler_the_wheel_is_pure_and_its_tag_says_so(tree: Path) -> None:
+    built = build(tree, PATH=empty_folder(tree))
+    assert built.wheel.endswith("-py3-none-any.whl")
+    assert held(tree, built.wheel) == {".py"}
+    assert f"there is no C compiler: {COMPILER} is not found" in built.err
+
+
+def test_the_wheel_is_pure_where_that_is_asked_for(tree: Path) -> None:
+    built = build(tree, KVOFFLOAD_PURE_PYTHON="1")
+    assert built.wheel.endswith("-py3-none-any.whl")
+    assert held(tree, built.wheel) == {".py"}
+
+
+def failing_compiler(tree: Path) -> dict[str, str]:
+    folder = Path(empty_folder(tree))
+    (folder / COMPILER).write_text("#!/bin/sh\necho 'stdio.h: No such file' >&2\nexit 1\n")
+    (folder / COMPILER).chmod(0o755)
+    return {"PATH": str(folder)}
+
+
+@pytest.mark.parametrize("choice", ["", "0"])
+@pytest.mark.parametrize("case", ["own", "named", "absent"])
+def test_a_compiler_that_fails_fails_the_build_with_one_line(
+    tree: Path, case: str, choice: str
+) -> None:
+    variables = {
+        "own": failing_compiler,
+        "named": lambda tree: {"CC": "false"},
+        "absent": lambda tree: {"CC": "no-such-compiler"},
+    }[case](tree)
+    built = build(tree, KVOFFLOAD_PURE_PYTHON=choice, **variables)
+    assert built.code == 1
+    assert built.err.splitlines()[-1] == LINE
+    assert "Traceback" not in built.err
+    assert not list(tree.glob("dist/*"))
+
+
+def test_extensions_that_are_required_are_not_left_out_without_a_compiler(tree: Path) -> None:
+    built = build(tree, KVOFFLOAD_PURE_PYTHON="0", PATH=empty_folder(tree))
+    assert built.code == 1
+    assert built.err.splitlines()[-1] == LINE
