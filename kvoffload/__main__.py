@@ -1,10 +1,83 @@
-"""``python -m kvoffload``."""
+"""``python -m kvoffload``, and what the console script calls.
+
+Before a command that drives managers, one line on standard error says that they are the Python
+ones, where nobody asked for those: on a terminal and in the log of a job alike. ``--quiet`` leaves
+it out, as it does every note.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
 
-from kvoffload.cli import main
+from kvoffload import IMPLEMENTATION, cli
+
+VARIABLE = "KVOFFLOAD_PURE_PYTHON"
+
+DRIVES_MANAGERS = ("replay", "sweep", "advise")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; see `kvoffload.cli.main`."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given and given[0] in DRIVES_MANAGERS and "--quiet" not in given:
+        _warn_of_python()
+    return cli.main(given)
+
+
+def _warn_of_python() -> None:
+    if IMPLEMENTATION == "compiled" or os.environ.get(VARIABLE):
+        return
+    line = f"kvoffload: running in Python, several times slower: {_why_not_compiled()}"
+    if sys.platform != "win32":  # where none is built
+        line += f"; to build it, install a C compiler, then run: {_build_command()}"
+    line += f"; {VARIABLE}=1 silences this line\n"
+    if sys.stderr is not None:  # the caller may have closed it
+        with contextlib.suppress(OSError):
+            sys.stderr.write(line)
+            sys.stderr.flush()
+
+
+def _why_not_compiled() -> str:
+    """Return why the compiled modules were not chosen, by importing them once more."""
+    try:
+        import_module("kvoffload._compiled")
+    except ImportError as error:
+        if not isinstance(error, ModuleNotFoundError):
+            return f"the compiled implementation cannot be imported: {error}"
+    return "the compiled implementation is not installed"
+
+
+def _build_command() -> str:
+    """Return what builds the extensions for this interpreter, or fails and says why."""
+    import shlex
+
+    # pip keeps what it once built, and leaves alone what is installed.
+    options = ["--force-reinstall", "--no-deps", "--no-cache-dir"]
+    command = [sys.executable, "-m", "pip", "install", *options, *_requirement()]
+    return f"{VARIABLE}=0 {shlex.join(command)}"
+
+
+def _requirement() -> list[str]:
+    """Return what pip builds this package from: where it was installed from, or an index."""
+    import json
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    found = metadata.distributions(name="kvoffload")
+    record = next(filter(None, (each.read_text("direct_url.json") for each in found)), None)
+    source = json.loads(record) if record else None
+    if source is None or source["url"].endswith(".whl"):
+        return ["--no-binary", "kvoffload", "kvoffload"]
+    if "vcs_info" in source:
+        return [f"{source['vcs_info']['vcs']}+{source['url']}"]
+    address = urlsplit(source["url"])
+    place = url2pathname(address.path) if address.scheme == "file" else source["url"]
+    return ["-e", place] if source.get("dir_info", {}).get("editable") else [place]
+
 
 if __name__ == "__main__":
     sys.exit(main())

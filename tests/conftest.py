@@ -97,6 +97,7 @@ def available_twins() -> list[str]:
         importlib.import_module("kvoffload._compiled")
     except ImportError:
         if os.environ.get("KVOFFLOAD_PURE_PYTHON") != "0":
+            os.environ["KVOFFLOAD_PURE_PYTHON"] = "1"  # so that no command says so again
             return ["python"]
     return list(TWINS)
 

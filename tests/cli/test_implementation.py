@@ -1,0 +1,153 @@
+"""The command says which implementation drives the managers, where nobody chose it."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from kvoffload import __main__ as entry
+
+ROOT = Path(__file__).parents[2]
+VARIABLE = "KVOFFLOAD_PURE_PYTHON"
+RUN = """
+import sys
+
+class Hider:
+    def find_spec(self, name, path=None, target=None):
+        if name == "kvoffload._compiled":
+            raise {error}
+
+if {hidden}:
+    sys.meta_path.insert(0, Hider())
+from kvoffload.__main__ import main
+sys.exit(main())
+"""
+
+
+def run(
+    *arguments: object,
+    choice: str | None = None,
+    hidden: bool = True,
+    error: str = "ModuleNotFoundError(name)",
+) -> "subprocess.CompletedProcess[str]":
+    """Run the command where the compiled modules are hidden."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop(VARIABLE, None)
+    if choice is not None:
+        environment[VARIABLE] = choice
+    return subprocess.run(
+        [
+            *[sys.executable, "-W", "error", "-c", RUN.format(error=error, hidden=hidden)],
+            *map(str, arguments),
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_python_that_nobody_asked_for_is_said_once_on_standard_error() -> None:
+    done = run("replay", "--limit", 50, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["implementation"] == "python"
+    line, end = done.stderr.split("\n")
+    assert end == ""
+    assert line.startswith("kvoffload: running in Python, several times slower: ")
+    assert "the compiled implementation is not installed" in line
+    assert f"{VARIABLE}=1 silences this line" in line
+    if sys.platform != "win32":
+        assert f"{VARIABLE}=0 {sys.executable} -m pip install " in line
+
+
+def test_a_sweep_over_several_processes_says_it_once(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    assert run("generate", "--requests", 60, "-o", trace).returncode == 0
+    done = run("sweep", trace, "--policies", "lru,arc", "--jobs", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["results"]) > 2
+    assert done.stderr.count("running in Python") == done.stderr.count("\n") == 1
+
+
+def test_compiled_modules_that_cannot_be_imported_are_named() -> None:
+    done = run("replay", "--limit", 50, error="ImportError('undefined symbol: kvo_map')")
+    assert done.returncode == 0
+    assert "the compiled implementation cannot be imported: undefined symbol: kvo_map" in (
+        done.stderr
+    )
+
+
+def test_python_that_was_asked_for_is_not_mentioned() -> None:
+    done = run("replay", "--limit", 50, choice="1")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_compiled_implementation_is_not_mentioned(twins: object) -> None:
+    done = run("replay", "--limit", 50, "--json", hidden=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["implementation"] == "compiled"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--version"],
+        ["--help"],
+        ["generate", "--requests", 5],
+        ["replay", "--limit", 50, "--quiet"],
+    ],
+)
+def test_quiet_and_what_drives_no_manager_do_not_mention_it(arguments: list[object]) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_line_that_cannot_be_written_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "IMPLEMENTATION", "python")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        for stream in (full, None):  # None where the caller closed it
+            monkeypatch.setattr(sys, "stderr", stream)
+            entry._warn_of_python()
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+
+
+@dataclass
+class Distribution:
+    record: str | None
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return self.record
+
+
+@pytest.mark.parametrize(
+    ("record", "requirement"),
+    [
+        (None, ["--no-binary", "kvoffload", "kvoffload"]),
+        ({"url": "file:///kv-py3-none-any.whl"}, ["--no-binary", "kvoffload", "kvoffload"]),
+        ({"url": "file:///a%20b/kv", "dir_info": {"editable": True}}, ["-e", "/a b/kv"]),
+        ({"url": "file:///kv", "dir_info": {}}, ["/kv"]),
+        ({"url": "file:///kv.tar.gz", "archive_info": {"hash": "x"}}, ["/kv.tar.gz"]),
+        ({"url": "https://h/kv.tar.gz", "archive_info": {}}, ["https://h/kv.tar.gz"]),
+        ({"url": "https://h/kv", "vcs_info": {"vcs": "git"}}, ["git+https://h/kv"]),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="paths of POSIX")
+def test_what_builds_it_is_installed_from_where_the_package_came_from(
+    record: dict[str, object] | None, requirement: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = None if record is None else json.dumps(record)
+    found = [Distribution(None), Distribution(text)]  # a source tree stands before the package
+    monkeypatch.setattr(metadata, "distributions", lambda name: found)
+    assert entry._requirement() == requirement
