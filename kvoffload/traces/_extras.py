@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from importlib import import_module
 from types import ModuleType
-
-INSTALL = "pip install 'kvoffload[{}]'"
 
 
 class MissingExtraError(ImportError):
@@ -27,10 +27,13 @@ def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:
     Raises
     ------
     MissingExtraError
-        If it is not installed; the message names what to install.
+        If it is not installed; the message is the command that installs it. It names this
+        interpreter, whose pip finds the package installed and needs no index that has it; a bare
+        ``pip`` may belong to another.
     """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        message = f"{purpose} needs {module}: {INSTALL.format(extra)}"
+        command = [sys.executable, "-m", "pip", "install", f"kvoffload[{extra}]"]
+        message = f"{purpose} needs {module}: {shlex.join(command)}"
         raise MissingExtraError(message, name=error.name) from error

@@ -158,7 +158,8 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install():
         )  # fmt: skip
         assert done.returncode == 2
         assert done.stderr == (
-            f"kvoffload: the command needs {module}: pip install 'kvoffload[cli]'\n"
+            f"kvoffload: the command needs {module}: "
+            f"{sys.executable} -m pip install 'kvoffload[cli]'\n"
         )
 
 
