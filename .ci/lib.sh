@@ -6,7 +6,30 @@
 # KVO_VENV    the environment with every extra, in which KVO_TREE is installed
 # A line `result: …` in a step's output goes into the summary.
 set -euo pipefail
+user_path=$PATH
 export PATH="$KVO_VENV/bin:$PATH"
+
+# bare [VARIABLE=VALUE…] COMMAND…: a command with HOME, PATH and nothing else of the caller's environment, but for what pip
+# needs to reach an index: its own variables, proxies and certificates.
+bare() {
+  local name kept=(HOME="$HOME" PATH="$user_path")
+  for name in $(compgen -e | grep -E '^(PIP_.*|(HTTPS?|NO|ALL)_PROXY|(https?|no|all)_proxy|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE)$'); do
+    kept+=("$name=${!name}")
+  done
+  env -i "${kept[@]}" "$@"
+}
+
+# python_alone: prints a folder for PATH in which there is `python3` and no other program, no compiler above all.
+python_alone() {
+  mkdir -p "$KVO_WORK/python-alone"
+  ln -sf "$("$KVO_PYTHON" -c 'import os, sys; print(os.path.realpath(sys.executable))')" "$KVO_WORK/python-alone/python3"
+  echo "$KVO_WORK/python-alone"
+}
+
+# implementation VENV: which implementation an environment has.
+implementation() {
+  bare "$1/bin/python" -c 'import kvoffload; print(kvoffload.IMPLEMENTATION)'
+}
 
 # fresh_clone NAME: a clean clone of what is checked, for a step that builds it another way; prints its path.
 fresh_clone() {
@@ -43,6 +66,11 @@ pytest_result() {
 # compiled_choice: the value that KVOFFLOAD_PURE_PYTHON has in a compiled run, so that no fallback passes unseen.
 compiled_choice() {
   if [ -n "$(git ls-files 'kvoffload/*.pyx')" ]; then echo 0; fi
+}
+
+# expected_implementation: which implementation a build with a compiler gives.
+expected_implementation() {
+  if [ -n "$(compiled_choice)" ]; then echo compiled; else echo python; fi
 }
 
 # debian_command COMMAND PACKAGE…: installs Debian's packages where a command is missing; fails where it cannot.
