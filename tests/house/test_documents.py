@@ -108,3 +108,34 @@ def test_quick_start_is_one_block_of_two_lines() -> None:
     assert len(lines) == 2
     assert "kvoffload replay" in lines[0]
     assert "pytest" in lines[1]
+
+
+def without_code(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """Return what may stand behind `#`: headings, as GitHub and MyST write them, and labels."""
+    text = without_code(path)
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in headings}
+    return slugs | set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(path: Path) -> None:
+    """In the source tree too, where there is no Sphinx to find a page without its suffix."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(path)):
+        if re.match(r"https?:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_installed_from_an_index_that_does_not_have_it(path: Path) -> None:
+    found = re.findall(r"pip install [^&\n]*\bkvoffload\b.*", path.read_text(encoding="utf-8"))
+    assert not found
