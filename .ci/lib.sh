@@ -28,7 +28,7 @@ python_alone() {
 
 # implementation VENV: which implementation an environment has.
 implementation() {
-  bare "$1/bin/python" -c 'import kvoffload; print(kvoffload.IMPLEMENTATION)'
+  bare "$1/bin/python" -I -c 'import kvoffload; print(kvoffload.IMPLEMENTATION)'
 }
 
 # fresh_clone NAME: a clean clone of what is checked, for a step that builds it another way; prints its path.

@@ -56,7 +56,9 @@ html_theme = "furo"
 html_title = "kvoffload"
 html_static_path = ["_static"]
 html_css_files = ["house.css"]
-copybutton_prompt_text = "$ "
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_line_continuation_character = "\\"
 copybutton_only_copy_prompt_lines = True
 
 
