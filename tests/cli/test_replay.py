@@ -209,7 +209,8 @@ def test_the_table_fits_the_width_and_cuts_no_number(kvoffload, trace, columns):
         assert sum(line.startswith("policy") for line in lines) > 1
 
 
-def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys):
+def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     from kvoffload.cli._replay_result import Cell, print_cells
     from kvoffload.replay import ReplayResult
 
