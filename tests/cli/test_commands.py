@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -124,13 +123,17 @@ def test_a_closed_pipe_ends_it_quietly(command):
 
 def test_control_c_ends_it_quietly():
     with subprocess.Popen(
-        [*COMMAND, "replay", "--limit", "10000000"],
+        [*COMMAND, "replay", "-", "--capacity", "10"],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # a shell's background jobs, and so these tests among them, ignore the signal
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (no thread yet)
     ) as process:
-        time.sleep(1.5)
+        # More than a pipe holds: once all is written the command has read, and so has started.
+        line = b'{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[1]}\n'
+        process.stdin.write(line * 10_000)
+        process.stdin.flush()
         process.send_signal(signal.SIGINT)
         try:
             out, error = process.communicate(timeout=60)
