@@ -20,11 +20,12 @@ def test_each_number_is_one_step() -> None:
 
 
 @pytest.mark.parametrize("path", STEPS, ids=lambda path: path.name)
-def test_a_step_can_be_run_and_begins_with_what_it_checks(path: Path) -> None:
+def test_a_step_can_be_run_and_says_in_one_line_what_it_checks(path: Path) -> None:
     assert os.access(path, os.X_OK)
-    shebang, comment, *_ = path.read_text(encoding="utf-8").splitlines()
+    shebang, comment, shared, *_ = path.read_text(encoding="utf-8").splitlines()
     assert shebang == "#!/usr/bin/env bash"
     assert comment.startswith("# ")
+    assert shared == ". .ci/lib.sh"
 
 
 def test_the_steps_that_documents_name_exist() -> None:
