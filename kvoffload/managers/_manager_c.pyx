@@ -9,6 +9,7 @@ Invariants
     consumed before, and the collector is off while results are allocated.
 """
 
+cimport cython
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -35,6 +36,7 @@ from kvoffload.errors import (
     manager_not_initialised,
     ref_count_overflow,
 )
+from kvoffload.policies import _ownership as ownership
 from kvoffload.managers._manager_py import Manager as PythonManager
 from kvoffload.policies import registry
 
@@ -45,6 +47,7 @@ cdef enum:
     # a prompt is not known at all.
     FIRST_LOOKUP_STEP = 4
     LOOKUP_STEP = 64
+@cython.no_gc_clear
 
 cdef class Manager(ManagerState):
     """Hold what every compiled manager does, whichever policy it is built from."""
@@ -53,22 +56,36 @@ cdef class Manager(ManagerState):
         raise cannot_pickle(self)
 
     def _setup(self, policy, backend, enable_events, rebuild=None):
+        cdef CompiledPolicy own_policy = None
+        cdef CompiledPolicy former_policy = self._policy
+        cdef object former = self.policy if self.backend_object is not None else policy
+        # What is replaced dies when all is done: its finalisers may call this manager.
+        cdef object former_parts = (self.delegate, self.backend_object, self._pool, self._events)
+        cdef object delegate = None
+        cdef list events = [] if enable_events else None
         """Join the parts; a user's own are driven by the Python skeleton."""
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
-            self.delegate = None
-            self._policy = policy
-            self._policy.victims.managed = True
-            self._pool = backend
+            own_policy = policy
+            ownership.take(policy, self)
         else:
             if type(backend) is CPUBackend:
                 backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
             delegate = PythonManager()
-            delegate._setup(policy, backend, enable_events, rebuild)
-            self.delegate = delegate
-        self._backend_object = backend
-        self._events = [] if enable_events else None
+            delegate._setup(policy, backend, enable_events, rebuild, self)
+        # From here on nothing fails.
+        if former_policy is not None:
+            former_policy.leave_manager(<void*>self)
+        if own_policy is not None:
+            own_policy.join_manager(<void*>self)
+            self._pool = backend
+        self._policy = own_policy
+        self.delegate = delegate
+        self.backend_object = backend
+        self._events = events
         memset(&self.counters, 0, sizeof(Counters))
         self.num_pending = 0
+        if former is not policy:
+            ownership.release(former, self)
         self.num_pinned = 0
 
     # -- the life of a block -----------------------------------------------------------------
@@ -200,9 +217,9 @@ cdef class Manager(ManagerState):
             evicted = self.victim_keys()
             output = new_output(to_store, new_spec(block_ids), evicted)
             if self._events is not None and evicted:
-                self._events.append(new_event(list(evicted), self._backend_object, True))
+                self._events.append(new_event(list(evicted), self.backend_object, True))
         except BaseException:
-            victims_cancel(&policy.victims, policy.table)
+            policy.cancel()
             self.forget(0, num_missing)
             raise
         self.place_blocks(num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids))
@@ -242,7 +259,7 @@ cdef class Manager(ManagerState):
             if node.flags & RESIDENT and node.block.ref_cnt < 0 and not self.seen(node):
                 stored.append(batch[place])
         if stored:
-            self._events.append(new_event(stored, self._backend_object, False))
+            self._events.append(new_event(stored, self.backend_object, False))
         return 0
 
     def take_events(self):
@@ -285,7 +302,7 @@ cdef class Manager(ManagerState):
                     pool_give(&self._pool.pool, node.block.block_id)
         else:
             pool_reset(&self._pool.pool)
-        policy.clear()
+        policy.clear_now()
         self.num_pending = 0
         self.num_pinned = 0
 
@@ -336,19 +353,21 @@ cdef class Manager(ManagerState):
         if self._policy is None or self.delegate is not None:
             return block_hash in self.driver()
         return self.resident_node(block_hash) != NULL
+    @property
+    def _backend_object(self):
+        if self.backend_object is None:
+            raise manager_not_initialised()
+        return self.backend_object
+
 
     @property
     def block_size(self):
         """Tokens a block."""
-        if self._backend_object is None:
-            raise manager_not_initialised()
         return self._backend_object.block_size
 
     @property
     def medium(self):
         """Name of the medium, as events carry it."""
-        if self._backend_object is None:
-            raise manager_not_initialised()
         return self._backend_object.medium
 
     @property

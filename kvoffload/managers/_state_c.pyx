@@ -44,6 +44,8 @@ cdef class ManagerState:
 
     def __dealloc__(self):
         batch_close(&self.batch)
+        if self._policy is not None:
+            self._policy.leave_manager(<void*>self)
 
     cdef object driver(self):
         """Return the Python skeleton where there is one; an error before ``__init__``."""

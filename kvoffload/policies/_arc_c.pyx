@@ -25,6 +25,7 @@ cdef class _ARC(ARCLists):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 3, 4)
         self.target = 0.0
+        self.publish()
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef Py_ssize_t place

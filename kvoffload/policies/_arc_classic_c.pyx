@@ -23,6 +23,7 @@ cdef class _ARCClassic(ARCLists):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 2, 4)
         self.target = 0.0
+        self.publish()
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef bint later_is_in_t2 = False

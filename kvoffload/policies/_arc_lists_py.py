@@ -18,6 +18,7 @@ from collections.abc import Iterable, KeysView, Mapping
 from itertools import chain
 from types import MappingProxyType
 
+from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._twin_py import PythonPolicy, require
@@ -35,12 +36,14 @@ class ARCLists(PythonPolicy):
     __slots__ = ("_b1", "_b2", "_t1", "_t2", "_target")
 
     def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
+        capacity = check_cache_capacity(cache_capacity)
+        self._require_free("__init__")
         self._t1: Ring = OrderedDict()
         self._t2: Ring = OrderedDict()
         self._b1: Ghosts = OrderedDict()
         self._b2: Ghosts = OrderedDict()
         self._target = 0.0
+        super().__init__(capacity)
 
     @property
     def t1(self) -> Mapping[BlockHash, BlockStatus]:

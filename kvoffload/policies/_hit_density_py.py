@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from types import MappingProxyType
 
-from kvoffload._checks import as_batch, check_int
+from kvoffload._checks import as_batch, check_cache_capacity, check_int
 from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
@@ -99,17 +99,19 @@ class HitDensityCachePolicy(PythonPolicy):
     )
 
     def __init__(self, cache_capacity: int, *, ghosts: float = 3.5) -> None:
-        super().__init__(cache_capacity)
+        capacity = check_cache_capacity(cache_capacity)
         ghosts = registry.entry("hit-density").option("ghosts").check(ghosts)
-        total = min(int(ghosts * self._cache_capacity), _MOST_GHOSTS)
+        self._require_free("__init__")
+        total = min(int(ghosts * capacity), _MOST_GHOSTS)
         reused = total * _REUSED_SHARE[0] // _REUSED_SHARE[1]
         self._ghosts = ghosts
         self._clocks = (_Clock(total - reused), _Clock(reused))
-        self._densities = Densities(self._cache_capacity)
+        self._densities = Densities(capacity)
         self._records: dict[BlockHash, _Record] = {}
         self._rings: tuple[_Ring, ...] = tuple(OrderedDict() for _ in range(NUM_CLASSES))
         self._request = 0
         self._num_ghosts = 0
+        super().__init__(capacity)
 
     @property
     def ghosts(self) -> float:
@@ -262,9 +264,13 @@ class HitDensityCachePolicy(PythonPolicy):
         self, hashes: Iterable[BlockHash], num_free: int, protected: Iterable[BlockHash]
     ) -> Room:
         """Decide how many of `hashes` to store, and evict for them; never refuse the store."""
-        batch = as_batch(hashes)
+        self._require_ready()
+        # A copy: `protected` may be an iterator that changes the caller's list.
+        batch = list(as_batch(hashes))
         num_free = check_int("num_free", num_free, 0)
-        return self._make_room(batch, num_free, set(as_batch(protected, "protected")))
+        guarded = set(as_batch(protected, "protected"))
+        self._require_free("make_room")
+        return self._make_room(batch, num_free, guarded)
 
     def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         record = self._records.get(block_hash)

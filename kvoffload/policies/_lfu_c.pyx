@@ -33,6 +33,7 @@ cdef class _LFU(CompiledPolicy):
         self.set_up(cache_capacity, 1, NUM_RINGS)
         self.touches = TouchPairs()
         self.least_priority = self.last_priority = 0
+        self.publish()
 
     @property
     def age(self):

@@ -21,6 +21,7 @@ from kvoffload.policies.base import CachePolicy
 cdef class _LRU(CompiledPolicy):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 1, 1)
+        self.publish()
 
     @property
     def blocks(self):

@@ -32,10 +32,7 @@ class LRUCachePolicy(PythonPolicy):
     __slots__ = ()
 
     _resident: OrderedDict[BlockHash, BlockStatus]
-
-    def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
-        self._resident = OrderedDict()
+    _blocks_type = OrderedDict
 
     @property
     def blocks(self) -> Mapping[BlockHash, BlockStatus]:

@@ -35,6 +35,7 @@ from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
 from itertools import chain, islice
 from types import MappingProxyType
 
+from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
@@ -65,15 +66,17 @@ class S3FIFOCachePolicy(PythonPolicy):
     __slots__ = ("_chains", "_counts", "_ghosts", "_main", "_small", "_small_size", "_touches")
 
     def __init__(self, cache_capacity: int, *, small: float = 0.1) -> None:
-        super().__init__(cache_capacity)
+        capacity = check_cache_capacity(cache_capacity)
         share = registry.entry("s3fifo").option("small").check(small)
-        self._small_size = int(share * self._cache_capacity)
+        self._require_free("__init__")
+        self._small_size = int(share * capacity)
         self._small: _Queue = OrderedDict()
         self._main: _Queue = OrderedDict()
         self._ghosts: OrderedDict[BlockHash, None] = OrderedDict()
         self._counts: dict[BlockHash, int] = {}
         self._touches = TouchPairs()
         self._chains = Chains()
+        super().__init__(capacity)
 
     @property
     def small(self) -> Mapping[BlockHash, BlockStatus]:

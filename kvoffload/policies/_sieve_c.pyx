@@ -47,6 +47,7 @@ cdef class _Sieve(QueuePolicy):
         self.set_up(cache_capacity, 1, 1)
         self.num_queues = 1
         self.c_clear()
+        self.publish()
 
     @property
     def blocks(self):
@@ -198,6 +199,9 @@ cdef class _Sieve(QueuePolicy):
     cdef void c_settled(self) noexcept:
         # Reached without a victim, too: then a search that was cancelled before is undone.
         self.undo()
+
+    cdef void c_unparked(self) noexcept:
+        self.put_hand(self.rings[0].start)
 
     cdef void c_clear(self) noexcept:
         QueuePolicy.c_clear(self)

@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import chain, islice
 from types import MappingProxyType
 
+from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._chains_py import Chains
@@ -54,11 +55,13 @@ class SieveCachePolicy(PythonPolicy):
     __slots__ = ("_ahead", "_chains", "_passed", "_visited")
 
     def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
+        capacity = check_cache_capacity(cache_capacity)
+        self._require_free("__init__")
         self._passed: OrderedDict[BlockHash, BlockStatus] = OrderedDict()
         self._ahead: OrderedDict[BlockHash, BlockStatus] = OrderedDict()
         self._visited: set[BlockHash] = set()
         self._chains = Chains()
+        super().__init__(capacity)
 
     @property
     def blocks(self) -> Mapping[BlockHash, BlockStatus]:

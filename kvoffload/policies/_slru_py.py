@@ -30,6 +30,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import chain, islice
 from types import MappingProxyType
 
+from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
@@ -57,11 +58,13 @@ class SLRUCachePolicy(PythonPolicy):
     __slots__ = ("_probation", "_protected", "_protected_size")
 
     def __init__(self, cache_capacity: int, *, protected: float = 0.5) -> None:
-        super().__init__(cache_capacity)
+        capacity = check_cache_capacity(cache_capacity)
         share = registry.entry("slru").option("protected").check(protected)
-        self._protected_size = int(share * self._cache_capacity)
+        self._require_free("__init__")
+        self._protected_size = int(share * capacity)
         self._probation: _Segment = OrderedDict()
         self._protected: _Segment = OrderedDict()
+        super().__init__(capacity)
 
     @property
     def probation(self) -> Mapping[BlockHash, BlockStatus]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,12 @@ from kvoffload.errors import (
     block_not_found,
     cannot_pickle,
     policy_not_initialised,
+    policy_owned,
 )
 from kvoffload.types import BlockHash, BlockStatus
 
+from . import registry
+from ._ownership import owner_of
 from .base import CachePolicy, Room
 
 #: Rows of ``block_table``, laid out as ``BlockStatus``.
@@ -48,11 +51,24 @@ class PythonPolicy(CachePolicy):
 
     _cache_capacity: int
     _resident: dict[BlockHash, BlockStatus]
+    _blocks_type: ClassVar[type[dict[Any, Any]]] = dict
 
     def __init__(self, cache_capacity: int) -> None:
         # The base would assign the attribute, which is read-only here.
-        self._cache_capacity = check_cache_capacity(cache_capacity)
-        self._resident = {}
+        capacity = check_cache_capacity(cache_capacity)
+        self._require_free("__init__")
+        self._cache_capacity = capacity
+        # The last to be set: without it no method works.
+        self._resident = self._blocks_type()
+
+    def _require_ready(self) -> None:
+        """Raise RuntimeError where the constructor has not run to its end."""
+        _ = self._resident
+
+    def _require_free(self, call: str) -> None:
+        """Raise PolicyError where a manager owns the policy; a user's subclass is driven by it."""
+        if owner_of(self) is not None and registry.is_builtin(type(self), "py"):
+            raise policy_owned(call)
 
     def __getattr__(self, name: str) -> Any:
         # Reached only where an attribute is missing: before __init__ has run, or unknown at all.
@@ -76,32 +92,55 @@ class PythonPolicy(CachePolicy):
 
     def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         """Make a block resident, as the most recent of those inserted."""
+        self._require_ready()
         check_hash(block_hash)
         live = BlockStatus(check_status(status).block_id)
         live.ref_cnt = status.ref_cnt
+        self._require_free("insert")
         if block_hash in self._resident:
             raise block_already_resident("insert", block_hash)
         self._insert(block_hash, live)
 
     def remove(self, block_hash: BlockHash) -> None:
         """Drop a resident block without remembering it."""
-        if check_hash(block_hash) not in self._resident:
+        self._require_ready()
+        check_hash(block_hash)
+        self._require_free("remove")
+        if block_hash not in self._resident:
             raise block_not_found("remove", block_hash)
         self._remove(block_hash)
 
     def touch(self, hashes: Iterable[BlockHash]) -> None:
         """Mark blocks as recently used, last hash first."""
-        self._touch(as_batch(hashes))
+        self._require_ready()
+        batch = as_batch(hashes)
+        self._require_free("touch")
+        self._touch(batch)
 
     def evict(
         self, n: int, protected: Iterable[BlockHash]
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
         """Evict exactly `n` idle blocks that are not protected, or none."""
+        self._require_ready()
         n = check_int("n", n, 0)
-        return self._evict(n, set(as_batch(protected, "protected")))
+        guarded = set(as_batch(protected, "protected"))
+        self._require_free("evict")
+        return self._evict(n, guarded)
+
+    def make_room(
+        self, hashes: Iterable[BlockHash], num_free: int, protected: Collection[BlockHash]
+    ) -> Room | None:
+        """Decide how many of `hashes` to store, and evict for them."""
+        self._require_ready()
+        batch = as_batch(hashes)
+        num_free = check_int("num_free", num_free, 0)
+        self._require_free("make_room")
+        return super().make_room(batch, num_free, protected)
 
     def clear(self) -> None:
         """Drop every block, ghost and adaptive state."""
+        self._require_ready()
+        self._require_free("clear")
         self._clear()
 
     def __len__(self) -> int:

@@ -145,11 +145,11 @@ class CachePolicy(ABC):
             The number ``k`` of leading hashes to store, and exactly ``max(0, k - num_free)``
             victims in eviction order. None, with nothing changed, to refuse the store.
         """
-        shortfall = len(hashes) - num_free
-        if shortfall <= 0:
-            return len(hashes), []
-        victims = self.evict(shortfall, protected)
-        return None if victims is None else (len(hashes), victims)
+        number = len(hashes)
+        if number <= num_free:
+            return number, []
+        victims = self.evict(number - num_free, protected)
+        return None if victims is None else (number, victims)
 
     def clear(self) -> None:
         """Drop every block, ghost and adaptive state. Not implemented by default."""
