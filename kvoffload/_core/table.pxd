@@ -64,6 +64,7 @@ cdef enum:
     LISTED = 4          # parked, idle, and in the ring's heap of returning blocks
     EXPORTED = 8        # a BlockStatus lies on the node's block
     RETIRED = 16        # the block left, the BlockStatus remains
+    SHOWN = 32          # a BlockStatus of the block was handed out, and its block_id kept
 
 cdef struct Table:
     Node* nodes             # the contiguous nodes
@@ -80,6 +81,8 @@ cdef struct Table:
     uint64_t num_keys       # keys in the index
     uint64_t max_keys       # keys that the index takes before it has to grow
     uint32_t epoch          # of the batch at work; marks of other epochs mean nothing
+    int64_t* kept_ids       # by node, where SHOWN: the block_id before anyone could write to it
+    uint64_t num_kept_ids   # nodes that the array has room for
     uint64_t secret[8]      # words that key the hash
 
 # Reserve room for about `num_nodes` nodes; False, with nothing reserved, if there is none.
@@ -90,6 +93,8 @@ cdef bint table_extend(Table* table, uint64_t more) noexcept
 # Drop every key. Nodes with an exported status are retired.
 cdef void table_clear(Table* table) noexcept
 cdef void table_new_epoch(Table* table) noexcept
+# Keep the block_id of a node whose status is about to be handed out; False if there is no memory.
+cdef bint keep_id(Table* table, uint32_t slot) noexcept
 cdef bint store_long_key(Node* node, const uint8_t* key, uint64_t length) noexcept
 cdef void free_long_key(Node* node) noexcept
 # Verify the invariants; return the broken one, or NULL.
@@ -102,6 +107,11 @@ cdef inline Node* node_at(Table* table, uint32_t slot) noexcept nogil:
         return table.nodes + slot
     slot -= table.num_reserved
     return table.segments[slot >> SEGMENT_BITS] + (slot & ((1 << SEGMENT_BITS) - 1))
+
+
+cdef inline int64_t own_id(const Table* table, uint32_t slot, const Node* node) noexcept nogil:
+    """Return the block_id that a manager gave, whatever was written to it through a status."""
+    return table.kept_ids[slot] if node.flags & SHOWN else node.block.block_id
 
 
 cdef inline const uint8_t* key_bytes(const Node* node, uint64_t* length) noexcept nogil:

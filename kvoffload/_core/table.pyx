@@ -86,6 +86,7 @@ cdef void table_close(Table* table) noexcept:
     discard(table.segments)
     release(table.nodes, table.num_reserved * sizeof(Node))
     release(table.buckets, table.num_buckets * sizeof(KvoBucket))
+    release(table.kept_ids, table.num_kept_ids * sizeof(int64_t))
     memset(table, 0, sizeof(Table))
 
 
@@ -184,6 +185,31 @@ cdef void table_new_epoch(Table* table) noexcept:
     table.epoch += 1
 
 
+cdef bint keep_id(Table* table, uint32_t slot) noexcept:
+    cdef uint64_t wanted = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
+    cdef Node* node = node_at(table, slot)
+    cdef int64_t* larger
+    if node.flags & SHOWN:
+        return True
+    if table.num_kept_ids < wanted:
+        # Reserved: no memory is touched but for nodes that are shown.
+        larger = <int64_t*>reserve(wanted * sizeof(int64_t))
+        if larger == NULL:
+            return False
+        if table.num_kept_ids:
+            memcpy(
+                larger,
+                table.kept_ids,
+                min(table.num_kept_ids, <uint64_t>table.num_used) * sizeof(int64_t),
+            )
+        release(table.kept_ids, table.num_kept_ids * sizeof(int64_t))
+        table.kept_ids = larger
+        table.num_kept_ids = wanted
+    table.kept_ids[slot] = node.block.block_id
+    node.flags |= SHOWN
+    return True
+
+
 cdef bint store_long_key(Node* node, const uint8_t* key, uint64_t length) noexcept:
     cdef uint8_t* copy = <uint8_t*>resize(NULL, length)
     if copy == NULL:
@@ -259,6 +285,8 @@ cdef class Storage:
 
     cdef object export(self, uint32_t slot):
         """Return a BlockStatus that lies on the node's block and keeps the storage alive."""
+        if not keep_id(&self.table, slot):
+            raise MemoryError()
         return BlockStatus.from_buffer(StatusBuffer(self, slot))
 
     cdef object block_table(self):
@@ -304,7 +332,9 @@ cdef class Storage:
 cdef class StatusBuffer:
     """Lend the 16 bytes of one block to a BlockStatus, and hold the node until that dies."""
 
-    def __cinit__(self, Storage storage, uint32_t slot):
+    def __cinit__(self, Storage storage not None, uint32_t slot):
+        if slot >= storage.table.num_used:
+            raise ValueError(f"slot must be that of a node in use, got {slot}")
         # The count stands first: if it finds no memory, the node is not marked.
         storage.exports[slot] = storage.exports.get(slot, 0) + 1
         self.storage = storage

@@ -20,8 +20,7 @@ cimport numpy as cnp
 from kvoffload._core.batch cimport find_all, find_range, hint_chosen
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
-from kvoffload._core.table cimport NIL, RESIDENT, Node, Table, node_at, table_new_epoch
-from kvoffload._core.victims cimport victims_cancel
+from kvoffload._core.table cimport NIL, RESIDENT, Node, Table, node_at, own_id, table_new_epoch
 from kvoffload.managers._results_c cimport new_event, new_ids, new_output, new_spec
 from kvoffload.managers._state_c cimport Counters, ManagerState
 from kvoffload.policies._twin_c cimport CompiledPolicy
@@ -36,8 +35,8 @@ from kvoffload.errors import (
     manager_not_initialised,
     ref_count_overflow,
 )
-from kvoffload.policies import _ownership as ownership
 from kvoffload.managers._manager_py import Manager as PythonManager
+from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
 
 cnp.import_array()
@@ -47,8 +46,8 @@ cdef enum:
     # a prompt is not known at all.
     FIRST_LOOKUP_STEP = 4
     LOOKUP_STEP = 64
-@cython.no_gc_clear
 
+@cython.no_gc_clear
 cdef class Manager(ManagerState):
     """Hold what every compiled manager does, whichever policy it is built from."""
 
@@ -56,6 +55,7 @@ cdef class Manager(ManagerState):
         raise cannot_pickle(self)
 
     def _setup(self, policy, backend, enable_events, rebuild=None):
+        """Join the parts; a user's own are driven by the Python skeleton."""
         cdef CompiledPolicy own_policy = None
         cdef CompiledPolicy former_policy = self._policy
         cdef object former = self.policy if self.backend_object is not None else policy
@@ -63,7 +63,6 @@ cdef class Manager(ManagerState):
         cdef object former_parts = (self.delegate, self.backend_object, self._pool, self._events)
         cdef object delegate = None
         cdef list events = [] if enable_events else None
-        """Join the parts; a user's own are driven by the Python skeleton."""
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
             own_policy = policy
             ownership.take(policy, self)
@@ -84,9 +83,9 @@ cdef class Manager(ManagerState):
         self._events = events
         memset(&self.counters, 0, sizeof(Counters))
         self.num_pending = 0
+        self.num_pinned = 0
         if former is not policy:
             ownership.release(former, self)
-        self.num_pinned = 0
 
     # -- the life of a block -----------------------------------------------------------------
 
@@ -299,7 +298,7 @@ cdef class Manager(ManagerState):
             for slot in order:
                 node = node_at(policy.table, slot)
                 if node.flags & RESIDENT:
-                    pool_give(&self._pool.pool, node.block.block_id)
+                    pool_give(&self._pool.pool, own_id(policy.table, slot, node))
         else:
             pool_reset(&self._pool.pool)
         policy.clear_now()
@@ -332,8 +331,8 @@ cdef class Manager(ManagerState):
             "not_admitted": self.counters.not_admitted,
             "loaded_blocks": self.counters.loaded_blocks,
             "resident": self._policy.num_resident,
-            "pending": self.num_pending,
-            "pinned": self.num_pinned,
+            "pending": max(<int64_t>self.num_pending, <int64_t>0),
+            "pinned": max(<int64_t>self.num_pinned, <int64_t>0),
             "free": pool_num_free(&self._pool.pool),
             "ghosts": self._policy.c_num_ghosts(),
         }
@@ -353,12 +352,12 @@ cdef class Manager(ManagerState):
         if self._policy is None or self.delegate is not None:
             return block_hash in self.driver()
         return self.resident_node(block_hash) != NULL
+
     @property
     def _backend_object(self):
         if self.backend_object is None:
             raise manager_not_initialised()
         return self.backend_object
-
 
     @property
     def block_size(self):

@@ -28,6 +28,7 @@ class OverBackend:
     def __init__(self, backend: Backend, enable_events: bool = False) -> None:
         if not isinstance(backend, Backend):
             raise TypeError(f"backend must be a Backend, got {type(backend).__name__}")
+        _ = backend.block_size, backend.medium  # an error now rather than in the first event
         twin = self._twin if type(backend) is self._backend_class else "py"
         policy_class = registry.load(registry.entry(self._policy_name), twin)
         policy = policy_class(cache_capacity=backend.get_num_free_blocks())

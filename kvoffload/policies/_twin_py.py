@@ -157,6 +157,7 @@ class PythonPolicy(CachePolicy):
     @property
     def num_ghosts(self) -> int:
         """Number of hashes remembered after eviction."""
+        self._require_ready()
         return 0
 
     @abstractmethod
