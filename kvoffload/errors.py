@@ -119,6 +119,11 @@ def backend_in_use(num_given: int) -> RuntimeError:
     )
 
 
+def recorder_not_initialised() -> RuntimeError:
+    """Build the error of a call on a recorder whose ``__init__`` has not run."""
+    return RuntimeError("the recorder is not initialised: call super().__init__() first")
+
+
 def policy_owned(call: str) -> PolicyError:
     """Build the error of `call`, which would change a policy that belongs to a manager."""
     return PolicyError(f"{call}: the policy belongs to a manager, which alone changes it")

@@ -25,6 +25,7 @@ from kvoffload.managers._results_c cimport new_event, new_ids, new_output, new_s
 from kvoffload.managers._state_c cimport Counters, ManagerState
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
+from kvoffload._checks import check_bool
 from kvoffload.backends._cpu_c import CPUBackend
 from kvoffload.backends._cpu_py import CPUBackend as PythonCPUBackend
 from kvoffload.errors import (
@@ -228,7 +229,9 @@ cdef class Manager(ManagerState):
         """Make pending blocks readable, or drop them."""
         if self._policy is None or self.delegate is not None:
             return self.driver().complete_store(hashes, success)
-        cdef bint succeeded = success
+        cdef bint succeeded = success is True or (
+            success is not False and check_bool("success", success)
+        )
         cdef list batch = self.open_batch(hashes)
         cdef int collecting
         hint_chosen(&self.batch)

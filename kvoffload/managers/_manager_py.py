@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload._checks import MAX_REF_CNT, as_batch
+from kvoffload._checks import MAX_REF_CNT, as_batch, check_bool
 from kvoffload.backends._cpu_py import CPUBackend
 from kvoffload.backends.base import Backend
 from kvoffload.errors import (
@@ -208,8 +208,8 @@ class Manager(OffloadingManager):
 
     def complete_store(self, hashes: Iterable[BlockHash], success: bool = True) -> None:
         """Make pending blocks readable, or drop them."""
-        success = bool(success)
         find = self._find
+        success = check_bool("success", success)
         stored: list[BlockHash] = []
         for block_hash in as_batch(hashes):
             status = find(block_hash)

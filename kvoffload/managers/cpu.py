@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from kvoffload._checks import check_block_size, check_num_blocks
+from kvoffload._checks import check_block_size, check_bool, check_num_blocks
 from kvoffload.errors import describe
 from kvoffload.policies import registry
 from kvoffload.policies._ownership import check_owner
@@ -30,9 +30,13 @@ class CPUConstruction:
     ) -> None:
         block_size = check_block_size(block_size)
         num_blocks = check_num_blocks(num_blocks)
+        enable_events = check_bool("enable_events", enable_events)
         policy, rebuild = _resolve(cache_policy, num_blocks, self)
         backend = self._backend_class(block_size, num_blocks)
-        self._setup(policy, backend, bool(enable_events), rebuild)
+        self._setup(policy, backend, enable_events, rebuild)
+
+    # Python names it where an argument is missing or unknown.
+    __init__.__qualname__ = "CPUOffloadingManager.__init__"
 
 
 def _resolve(

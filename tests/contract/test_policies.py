@@ -248,6 +248,17 @@ def test_bad_hashes(policy: Any, element: Any) -> None:
     assert observe(policy) == before
 
 
+def test_a_hash_is_not_a_batch_of_a_policys(policy: Any) -> None:
+    before = observe(policy)
+    with pytest.raises(TypeError, match=r"hashes must be an iterable .*: wrap it in a list"):
+        policy.touch(A)
+    with pytest.raises(TypeError, match=r"protected must be an iterable .*: wrap it in a list"):
+        policy.evict(1, A)
+    with pytest.raises(TypeError, match=r"hashes must be an iterable .*: wrap it in a list"):
+        policy.make_room(D, 1, ())
+    assert observe(policy) == before
+
+
 def test_empty_hashes(policy: Any) -> None:
     before = observe(policy)
     calls: tuple[Callable[[], Any], ...] = (
