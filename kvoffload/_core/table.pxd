@@ -374,6 +374,7 @@ cdef inline uint32_t drop_block(Table* table, uint32_t slot, Node* node) noexcep
 cdef class Storage:
     cdef Table table
     cdef dict exports           # slot -> number of StatusBuffers on it
+    cdef dict statuses          # slot -> weak reference to the BlockStatus on the last of them
     cdef Py_ssize_t shape[1]
     cdef Py_ssize_t strides[1]
 

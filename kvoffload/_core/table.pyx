@@ -1,6 +1,7 @@
 """Storage of nodes and index; see ``table.pxd`` for the structure and its invariants."""
 
 import os
+import weakref
 
 import numpy as np
 
@@ -271,6 +272,7 @@ cdef class Storage:
 
     def __cinit__(self):
         self.exports = {}
+        self.statuses = {}
 
     def __dealloc__(self):
         table_close(&self.table)
@@ -284,10 +286,15 @@ cdef class Storage:
         return 0
 
     cdef object export(self, uint32_t slot):
-        """Return a BlockStatus that lies on the node's block and keeps the storage alive."""
-        if not keep_id(&self.table, slot):
-            raise MemoryError()
-        return BlockStatus.from_buffer(StatusBuffer(self, slot))
+        """Return the BlockStatus that lies on the node's block and keeps the storage alive."""
+        known = self.statuses.get(slot)
+        status = None if known is None else known()
+        if status is None:
+            if not keep_id(&self.table, slot):
+                raise MemoryError()
+            status = BlockStatus.from_buffer(StatusBuffer(self, slot))
+            self.statuses[slot] = weakref.ref(status)
+        return status
 
     cdef object block_table(self):
         """Return the statuses as a read-only structured array: a view where nothing hinders."""
@@ -350,6 +357,7 @@ cdef class StatusBuffer:
         if count:
             self.storage.exports[self.slot] = count
             return
+        self.storage.statuses.pop(self.slot, None)
         table = &self.storage.table
         node = node_at(table, self.slot)
         if node.flags & RETIRED:

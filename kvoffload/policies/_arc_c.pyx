@@ -127,6 +127,8 @@ class ARCCachePolicy(_ARC, CachePolicy):
     Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
     """
 
+    __slots__ = ("__weakref__",)
+
     def __init__(self, cache_capacity):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.
         _ARC.__init__(self, cache_capacity)

@@ -145,6 +145,8 @@ class ARCClassicCachePolicy(_ARCClassic, CachePolicy):
     Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
     """
 
+    __slots__ = ("__weakref__",)
+
     def __init__(self, cache_capacity):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.
         _ARCClassic.__init__(self, cache_capacity)

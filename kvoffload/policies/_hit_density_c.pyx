@@ -437,6 +437,8 @@ class HitDensityCachePolicy(_HitDensity, CachePolicy):
     Beckmann, Chen & Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density", NSDI 2018.
     """
 
+    __slots__ = ("__weakref__",)
+
     def __init__(self, cache_capacity, *, ghosts=3.5):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.
         _HitDensity.__init__(self, cache_capacity, ghosts=ghosts)

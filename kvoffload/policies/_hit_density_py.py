@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice
-from types import MappingProxyType
 
 from kvoffload._checks import as_batch, check_cache_capacity, check_int
 from kvoffload.types import BlockHash, BlockStatus
@@ -34,6 +33,7 @@ from kvoffload.types import BlockHash, BlockStatus
 from . import registry
 from ._densities_py import NUM_CLASSES, Densities, age_bin, class_after
 from ._twin_py import PythonPolicy, evictable, require
+from ._views import BlocksView
 from .base import Room
 
 # Classes from the sparsest on, where densities tie: longer gaps first, then fewer uses.
@@ -126,7 +126,8 @@ class HitDensityCachePolicy(PythonPolicy):
     @property
     def rings(self) -> tuple[Mapping[BlockHash, BlockStatus], ...]:
         """Resident blocks by class, with their live statuses, least recent first; read-only."""
-        return tuple(MappingProxyType(ring) for ring in self._rings)
+        self._require_ready()
+        return tuple(BlocksView(self, number) for number in range(NUM_CLASSES))
 
     @property
     def densities(self) -> tuple[tuple[float, ...], ...]:
@@ -137,6 +138,9 @@ class HitDensityCachePolicy(PythonPolicy):
     def num_ghosts(self) -> int:
         """Number of hashes remembered after eviction."""
         return self._num_ghosts
+
+    def _ring(self, number: int) -> Collection[BlockHash]:
+        return self._rings[number]
 
     # -- uses ------------------------------------------------------------------------------
 

@@ -135,6 +135,8 @@ class LFUCachePolicy(_LFU, CachePolicy):
     Proxy Caches", Workshop on Internet Server Performance, 1999.
     """
 
+    __slots__ = ("__weakref__",)
+
     def __init__(self, cache_capacity):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.
         _LFU.__init__(self, cache_capacity)

@@ -67,6 +67,8 @@ class LRUCachePolicy(_LRU, CachePolicy):
         Number of blocks that the manager has room for. LRU keeps it for the reader only.
     """
 
+    __slots__ = ("__weakref__",)
+
     def __init__(self, cache_capacity):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.
         _LRU.__init__(self, cache_capacity)

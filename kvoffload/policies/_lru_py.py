@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
-from types import MappingProxyType
 
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._twin_py import PythonPolicy, evictable
+from ._views import BlocksView
 
 
 class LRUCachePolicy(PythonPolicy):
@@ -37,7 +37,11 @@ class LRUCachePolicy(PythonPolicy):
     @property
     def blocks(self) -> Mapping[BlockHash, BlockStatus]:
         """Resident blocks and their live statuses, least recent first; read-only."""
-        return MappingProxyType(self._resident)
+        self._require_ready()
+        return BlocksView(self, 0)
+
+    def _ring(self, number: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
+        return self._resident
 
     def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         self._resident[block_hash] = status

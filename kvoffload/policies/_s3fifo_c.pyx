@@ -320,6 +320,8 @@ class S3FIFOCachePolicy(_S3FIFO, CachePolicy):
     Yang, Zhang, Qiu, Yue & Rashmi, "FIFO Queues Are All You Need for Cache Eviction", SOSP 2023.
     """
 
+    __slots__ = ("__weakref__",)
+
     def __init__(self, cache_capacity, *, small=0.1):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.
         _S3FIFO.__init__(self, cache_capacity, small=small)

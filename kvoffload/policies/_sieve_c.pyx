@@ -235,6 +235,8 @@ class SieveCachePolicy(_Sieve, CachePolicy):
     Algorithm for Web Caches", NSDI 2024.
     """
 
+    __slots__ = ("__weakref__",)
+
     def __init__(self, cache_capacity):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.
         _Sieve.__init__(self, cache_capacity)

@@ -24,16 +24,16 @@ Cost
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain, islice
-from types import MappingProxyType
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._chains_py import Chains
 from ._twin_py import PythonPolicy, evictable, require
+from ._views import BlocksView
 
 _Victims = list[tuple[BlockHash, BlockStatus]]
 
@@ -66,12 +66,16 @@ class SieveCachePolicy(PythonPolicy):
     @property
     def blocks(self) -> Mapping[BlockHash, BlockStatus]:
         """Resident blocks and their live statuses, oldest first; read-only."""
-        return MappingProxyType({**self._passed, **self._ahead})
+        self._require_ready()
+        return BlocksView(self, 0)
 
     @property
     def hand(self) -> BlockHash | None:
         """The next block to look at; None where a lap has ended."""
         return next(iter(self._ahead), None)
+
+    def _ring(self, number: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
+        return ChainMap(self._ahead, self._passed)  # which goes through the last first
 
     def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         self._resident[block_hash] = status

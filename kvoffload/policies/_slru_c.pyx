@@ -156,6 +156,8 @@ class SLRUCachePolicy(_SLRU, CachePolicy):
     27(3), 1994.
     """
 
+    __slots__ = ("__weakref__",)
+
     def __init__(self, cache_capacity, *, protected=0.5):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.
         _SLRU.__init__(self, cache_capacity, protected=protected)

@@ -47,7 +47,7 @@ def block_table(statuses: Iterable[BlockStatus]) -> npt.NDArray[np.void]:
 class PythonPolicy(CachePolicy):
     """Turn the trusted methods of a Python twin into the public contract."""
 
-    __slots__ = ("_cache_capacity", "_resident")
+    __slots__ = ("__weakref__", "_cache_capacity", "_resident")
 
     _cache_capacity: int
     _resident: dict[BlockHash, BlockStatus]
@@ -151,6 +151,24 @@ class PythonPolicy(CachePolicy):
     def block_table(self) -> npt.NDArray[np.void]:
         """Statuses as a read-only structured array, rows in no order; zero-copy where compiled."""
         return block_table(self._resident.values())
+
+    # -- for the views ---------------------------------------------------------------------
+
+    def _ring(self, number: int) -> Collection[BlockHash]:
+        """Return the keys of a ring, from 0, least recent first."""
+        raise IndexError(f"the policy has no ring {number}")
+
+    def _ring_length(self, number: int) -> int:
+        """Return the number of keys on a ring, from 0."""
+        return len(self._ring(number))
+
+    def _ring_keys(self, number: int) -> list[BlockHash]:
+        """Return the keys of a ring, from 0, least recent first."""
+        return list(self._ring(number))
+
+    def _ring_holds(self, number: int, block_hash: object) -> bool:
+        """Tell whether a key is on a ring, from 0."""
+        return type(block_hash) is bytes and block_hash in self._ring(number)
 
     # -- the trusted protocol --------------------------------------------------------------
 
