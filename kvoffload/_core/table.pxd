@@ -1,9 +1,9 @@
 """Nodes and the index: every key that a policy knows, resident or ghost, has one node.
 
 Structure
-    A node is 64 bytes, one cache line, addressed by a uint32 slot. The first ``num_reserved`` lie
-    in one stretch of address space, so that a view of them stays valid; nodes beyond lie in
-    segments. The index is F14-style buckets, probed linearly.
+    A node is 64 bytes, one cache line, addressed by a uint32 slot; it never moves. The first
+    ``num_reserved`` lie in one stretch of address space; nodes beyond lie in segments. The index is
+    F14-style buckets, probed linearly.
 Invariants
     A node is in the index exactly if its ``key_length`` is not 0. Nodes that are not in use are on
     the free stack (linked by ``next``), or above ``num_used``, or retired: their block left while a
@@ -375,13 +375,9 @@ cdef class Storage:
     cdef Table table
     cdef dict exports           # slot -> number of StatusBuffers on it
     cdef dict statuses          # slot -> weak reference to the BlockStatus on the last of them
-    cdef Py_ssize_t shape[1]
-    cdef Py_ssize_t strides[1]
 
     cdef int open(self, uint64_t num_nodes) except -1
     cdef object export(self, uint32_t slot)
-    cdef object block_table(self)
-    cdef object copied_rows(self)
 
 
 cdef class StatusBuffer:

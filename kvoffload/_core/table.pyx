@@ -3,10 +3,8 @@
 import os
 import weakref
 
-import numpy as np
-
 cimport cython
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.string cimport memset
 
 from kvoffload._core.memory cimport discard, release, reserve, resize
@@ -31,15 +29,6 @@ cdef enum:
     # An index up to this size gets its memory at construction, a larger one page by page.
     INDEX_BYTES_AT_ONCE = 1 << 26
 
-#: Rows of ``block_table``: the fields of ``BlockStatus`` at the head of each node.
-BLOCK_DTYPE = np.dtype(
-    {
-        "names": ["ref_cnt", "block_id"],
-        "formats": [np.int32, np.int64],
-        "offsets": [0, 8],
-        "itemsize": sizeof(Node),
-    }
-)
 LAYOUT = {"block": sizeof(Block), "node": sizeof(Node), "bucket": sizeof(KvoBucket)}
 
 
@@ -265,10 +254,7 @@ cdef const char* table_check(Table* table) noexcept:
 
 
 cdef class Storage:
-    """Own a table; live as long as any view or status of it.
-
-    Buffer protocol: the bytes of the ready contiguous nodes, read-only.
-    """
+    """Own a table; live as long as any status of it."""
 
     def __cinit__(self):
         self.exports = {}
@@ -295,43 +281,6 @@ cdef class Storage:
             status = BlockStatus.from_buffer(StatusBuffer(self, slot))
             self.statuses[slot] = weakref.ref(status)
         return status
-
-    cdef object block_table(self):
-        """Return the statuses as a read-only structured array: a view where nothing hinders."""
-        cdef uint32_t contiguous = min(self.table.num_ready, self.table.num_reserved)
-        rows = np.ndarray((contiguous,), dtype=BLOCK_DTYPE, buffer=self)
-        if self.table.num_segments == 0 and self.table.num_retired == 0:
-            return rows
-        return self.copied_rows()
-
-    cdef object copied_rows(self):
-        cdef uint32_t slot
-        cdef Node* node
-        rows = np.zeros(self.table.num_ready, dtype=BLOCK_DTYPE)
-        rows["block_id"] = -1
-        for slot in range(self.table.num_used):
-            node = node_at(&self.table, slot)
-            if node.flags & RESIDENT:
-                rows[slot] = (node.block.ref_cnt, node.block.block_id)
-        rows.flags.writeable = False
-        return rows
-
-    def __getbuffer__(self, Py_buffer* buffer, int flags):
-        if flags & PyBUF_WRITABLE:
-            raise BufferError("the block table is read-only")
-        self.shape[0] = min(self.table.num_ready, self.table.num_reserved) * sizeof(Node)
-        self.strides[0] = 1
-        buffer.buf = <void*>self.table.nodes
-        buffer.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
-        buffer.internal = NULL
-        buffer.itemsize = 1
-        buffer.len = self.shape[0]
-        buffer.ndim = 1
-        buffer.obj = self
-        buffer.readonly = 1
-        buffer.shape = self.shape if flags & PyBUF_ND else NULL
-        buffer.strides = self.strides if flags & PyBUF_STRIDES else NULL
-        buffer.suboffsets = NULL
 
 
 @cython.final

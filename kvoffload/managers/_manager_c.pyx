@@ -388,7 +388,10 @@ cdef class Manager(ManagerState):
 
     @property
     def block_table(self):
-        """Statuses as a read-only structured array, rows in no order, ``block_id`` -1 if empty."""
+        """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
+
+        It shows the moment of the call, not what changes later.
+        """
         if self._policy is None or self.delegate is not None:
             return self.driver().block_table
         return self._policy.block_table

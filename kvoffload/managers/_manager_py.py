@@ -343,7 +343,10 @@ class Manager(OffloadingManager):
 
     @property
     def block_table(self) -> npt.NDArray[np.void]:
-        """Statuses as a read-only structured array, rows in no order, ``block_id`` -1 if empty."""
+        """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
+
+        It shows the moment of the call, not what changes later.
+        """
         return block_table(self._policy._resident.values())
 
     def _check(self) -> None:

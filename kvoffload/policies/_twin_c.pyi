@@ -4,6 +4,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload.types import BLOCK_DTYPE as BLOCK_DTYPE
 from kvoffload.types import BlockHash, BlockStatus
 
 class CompiledPolicy:

@@ -3,6 +3,7 @@
 See ``_twin_py`` for the Python twin, ``_core`` for the structures.
 """
 
+cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t
 from libc.string cimport memset
@@ -23,6 +24,7 @@ from kvoffload._core.ring cimport (
 from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
+    Block,
     add_key,
     drop_key,
     hash_key,
@@ -35,6 +37,8 @@ from kvoffload._core.table cimport (
     table_new_epoch,
 )
 from kvoffload._core.victims cimport victims_cancel, victims_close, victims_open, victims_settle
+
+import numpy as np
 
 from kvoffload._checks import (
     as_batch,
@@ -52,7 +56,9 @@ from kvoffload.errors import (
     policy_owned,
 )
 from kvoffload.policies.base import CachePolicy
-from kvoffload.types import BlockStatus
+from kvoffload.types import BLOCK_DTYPE, BlockStatus
+
+cnp.import_array()
 
 # Nodes beyond the capacity, for keys of a batch that is not stored yet.
 cdef enum:
@@ -307,9 +313,32 @@ cdef class CompiledPolicy:
 
     @property
     def block_table(self):
-        """Statuses as a read-only structured array, rows in no order; zero-copy where compiled."""
+        """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
+
+        It shows the moment of the call, not what changes later.
+        """
+        cdef int collecting
         self.require_ready()
-        return self.storage.block_table()
+        collecting = PyGC_Disable()
+        try:
+            return self.copied_rows()
+        finally:
+            if collecting:
+                PyGC_Enable()
+
+    cdef object copied_rows(self):
+        cdef cnp.ndarray rows = np.zeros(self.num_resident, BLOCK_DTYPE)
+        cdef Block* row = <Block*>cnp.PyArray_DATA(rows)
+        cdef uint32_t slot
+        cdef Node* node
+        for slot in range(self.table.num_used):
+            node = node_at(self.table, slot)
+            if node.flags & RESIDENT:
+                row.ref_cnt = node.block.ref_cnt
+                row.block_id = node.block.block_id
+                row += 1
+        rows.setflags(write=False)
+        return rows
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""

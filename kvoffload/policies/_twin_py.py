@@ -25,16 +25,11 @@ from kvoffload.errors import (
     policy_not_initialised,
     policy_owned,
 )
-from kvoffload.types import BlockHash, BlockStatus
+from kvoffload.types import BLOCK_DTYPE, BlockHash, BlockStatus
 
 from . import registry
 from ._ownership import owner_of
 from .base import CachePolicy, Room
-
-#: Rows of ``block_table``, laid out as ``BlockStatus``.
-BLOCK_DTYPE = np.dtype(
-    {"names": ["ref_cnt", "block_id"], "formats": [np.int32, np.int64], "offsets": [0, 8]}
-)
 
 
 def block_table(statuses: Iterable[BlockStatus]) -> npt.NDArray[np.void]:
@@ -149,7 +144,10 @@ class PythonPolicy(CachePolicy):
 
     @property
     def block_table(self) -> npt.NDArray[np.void]:
-        """Statuses as a read-only structured array, rows in no order; zero-copy where compiled."""
+        """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
+
+        It shows the moment of the call, not what changes later.
+        """
         return block_table(self._resident.values())
 
     # -- for the views ---------------------------------------------------------------------
