@@ -82,7 +82,7 @@ cdef struct Table:
     uint64_t max_keys       # keys that the index takes before it has to grow
     uint32_t epoch          # of the batch at work; marks of other epochs mean nothing
     int64_t* kept_ids       # by node, where SHOWN: the block_id before anyone could write to it
-    uint64_t num_kept_ids   # nodes that the array has room for
+    uint64_t num_kept_ids   # length of the array, in nodes
     uint64_t secret[8]      # words that key the hash
 
 # Reserve room for about `num_nodes` nodes; False, with nothing reserved, if there is none.
