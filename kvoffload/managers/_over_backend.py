@@ -28,9 +28,9 @@ class OverBackend:
 
     def _build(self, backend: Backend, enable_events: bool) -> None:
         """Check the arguments of the constructor, and join the parts."""
-        enable_events = check_bool("enable_events", enable_events)
         if not isinstance(backend, Backend):
             raise TypeError(f"backend must be a Backend, got {type(backend).__name__}")
+        enable_events = check_bool("enable_events", enable_events)
         _ = backend.block_size, backend.medium  # an error now rather than in the first event
         twin = self._twin if type(backend) is self._backend_class else "py"
         policy_class = registry.load(registry.entry(self._policy_name), twin)

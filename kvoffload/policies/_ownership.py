@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import weakref
 
-_owners: dict[int, weakref.ref[object]] = {}
+_Owners = dict[int, weakref.ref[object]]
+_owners: _Owners = {}
 
 
 def owner_of(policy: object) -> object | None:
@@ -32,12 +33,15 @@ def take(policy: object, manager: object) -> None:
     """Let a policy belong to `manager`; ValueError if it belongs to another."""
     key = id(policy)
 
-    def forget(reference: weakref.ref[object]) -> None:
-        if _owners.get(key) is reference:
-            del _owners[key]
+    def forget(reference: weakref.ref[object], owners: _Owners = _owners) -> None:
+        # Bound, since the module may be gone before the last manager is.
+        if owners.get(key) is reference:
+            del owners[key]
 
-    check_owner(policy, manager)
-    _owners[key] = weakref.ref(manager, forget)
+    mine = weakref.ref(manager, forget)
+    if _owners.setdefault(key, mine) is not mine:  # in one step: of two threads one is refused
+        check_owner(policy, manager)
+        _owners[key] = mine
 
 
 def release(policy: object, manager: object) -> None:

@@ -71,6 +71,7 @@ cdef class CompiledPolicy:
     cdef void became_idle(self, uint32_t slot, Node* node) noexcept
     cdef void commit(self) noexcept
     cdef object copied_rows(self)
+    cdef int require_ring(self, int number) except -1
     cdef list evict_now(self, int64_t count)
     cdef void mark_protected(self) noexcept
     cdef list let_go(self)

@@ -369,13 +369,13 @@ cdef class CompiledPolicy:
 
     def _ring_length(self, int number):
         """Return the number of keys on a ring, from 0."""
-        self.require_ready()
+        self.require_ring(number)
         return self.rings[number].size
 
     def _ring_keys(self, int number):
         """Return the keys of a ring, from 0, least recent first."""
         cdef int collecting
-        self.require_ready()
+        self.require_ring(number)
         collecting = PyGC_Disable()
         try:
             return [key_of(node_at(self.table, slot)) for slot in self.c_slots(number)]
@@ -386,11 +386,17 @@ cdef class CompiledPolicy:
     def _ring_holds(self, int number, block_hash):
         """Tell whether a key is on a ring, from 0."""
         cdef uint32_t slot
-        self.require_ready()
+        self.require_ring(number)
         if type(block_hash) is not bytes or not block_hash:
             return False
         slot = find_key(self, block_hash)
         return slot != NIL and node_at(self.table, slot).ring == number + 1
+
+    cdef int require_ring(self, int number) except -1:
+        self.require_ready()
+        if not 0 <= number < self.num_rings:
+            raise IndexError(f"the policy has no ring {number}")
+        return 0
 
     # -- what policies share -----------------------------------------------------------------
 
