@@ -9,6 +9,8 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from .errors import describe
 from .types import BlockHash, BlockStatus
 
@@ -43,6 +45,13 @@ def check_int(
     if maximum is not None and number > maximum:
         raise ValueError(f"{name} must be <= {maximum}, got {describe(number)}")
     return number
+
+
+def check_bool(name: str, value: Any) -> bool:
+    """Return `value` if it is True or False, of Python or numpy; TypeError if it is not."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {describe(value)}")
+    return bool(value)
 
 
 def check_block_size(block_size: Any) -> int:
@@ -89,6 +98,9 @@ def check_status(status: Any) -> BlockStatus:
 
 
 def _iterate(name: str, hashes: Any) -> Iterable[Any]:
+    if isinstance(hashes, bytes | bytearray | memoryview | str):
+        hint = ": wrap it in a list" if type(hashes) is bytes else ""
+        raise TypeError(f"{name} must be an iterable of block hashes, got {describe(hashes)}{hint}")
     try:
         iterator: Iterable[Any] = iter(hashes)
     except TypeError:
@@ -106,7 +118,8 @@ def as_batch(hashes: Iterable[bytes], name: str = "hashes") -> list[BlockHash]:
     Raises
     ------
     TypeError
-        If an element is not exactly ``bytes``; the message gives its position.
+        If an element is not exactly ``bytes``; the message gives its position. If `hashes` is a
+        hash itself, or no iterable.
     ValueError
         If an element is empty; likewise.
     """

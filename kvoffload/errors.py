@@ -49,7 +49,7 @@ class BackendError(OffloadError, RuntimeError):
 
 
 class PolicyError(OffloadError, RuntimeError):
-    """Say that a user's ``CachePolicy`` broke its contract."""
+    """Say that a user's policy broke its contract, or that a manager's policy was to be changed."""
 
 
 def describe(value: object) -> str:
@@ -105,6 +105,28 @@ def manager_not_initialised() -> RuntimeError:
 def policy_not_initialised() -> RuntimeError:
     """Build the error of a call on a policy whose ``__init__`` has not run."""
     return RuntimeError("the policy is not initialised: call super().__init__() first")
+
+
+def backend_not_initialised() -> RuntimeError:
+    """Build the error of a call on a backend whose ``__init__`` has not run."""
+    return RuntimeError("the backend is not initialised: call super().__init__() first")
+
+
+def backend_in_use(num_given: int) -> RuntimeError:
+    """Build the error of initialising a backend again while slots of it are given out."""
+    return RuntimeError(
+        f"the backend cannot be initialised again: {num_given} of its slots are given out"
+    )
+
+
+def recorder_not_initialised() -> RuntimeError:
+    """Build the error of a call on a recorder whose ``__init__`` has not run."""
+    return RuntimeError("the recorder is not initialised: call super().__init__() first")
+
+
+def policy_owned(call: str) -> PolicyError:
+    """Build the error of `call`, which would change a policy that belongs to a manager."""
+    return PolicyError(f"{call}: the policy belongs to a manager, which alone changes it")
 
 
 def cannot_pickle(thing: object) -> TypeError:

@@ -69,6 +69,10 @@ class BlockStatus(ctypes.Structure):
         return f"BlockStatus(ref_cnt={self.ref_cnt}, block_id={self.block_id})"
 
 
+#: A row of ``block_table``: the fields of `BlockStatus`, where it has them.
+BLOCK_DTYPE = np.dtype(BlockStatus)
+
+
 class LoadStoreSpec(ABC):
     """Say where the blocks of one transfer lie, in the words of their medium."""
 

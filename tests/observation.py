@@ -37,7 +37,7 @@ def as_value(value: Any) -> Any:
         return value.ref_cnt, value.block_id
     if isinstance(value, np.ndarray):
         if value.dtype.names:
-            return sorted(row for row in value.tolist() if row[1] >= 0)
+            return sorted(value.tolist())
         return value.tolist()
     if isinstance(value, Mapping):
         return [(key, as_value(item)) for key, item in value.items()]

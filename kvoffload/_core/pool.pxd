@@ -28,7 +28,7 @@ cdef inline int64_t pool_num_free(const Pool* pool) noexcept nogil:
 cdef inline int64_t pool_take(Pool* pool) noexcept nogil:
     """Give out an id; the caller has seen that one is free.
 
-    -1 where there is none after all: the slot of a victim was freed behind its manager's back.
+    -1 where the caller is wrong, so that no memory beyond the stack is read.
     """
     cdef int64_t block_id
     if pool.num_fresh < pool.num_blocks:

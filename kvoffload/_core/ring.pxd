@@ -52,6 +52,8 @@ cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept
 cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t number) noexcept
 # Slots least recent first: the parked by number, then the list.
 cdef list ring_slots(Table* table, Ring* ring)
+# Put all nodes on the list, in the order of `slots`, which are those of the ring; park none.
+cdef int ring_unpark(Table* table, Ring* ring, list slots) except -1
 # Verify the invariants; return the broken one, or NULL.
 cdef const char* ring_check(Table* table, Ring* ring) noexcept
 

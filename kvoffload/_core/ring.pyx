@@ -161,6 +161,23 @@ cdef list ring_slots(Table* table, Ring* ring):
     return slots
 
 
+cdef int ring_unpark(Table* table, Ring* ring, list slots) except -1:
+    cdef uint32_t slot, last = NIL
+    cdef Node* node
+    ring.oldest = slots[0] if slots else NIL
+    for slot in slots:
+        node = node_at(table, slot)
+        node.flags &= <uint8_t>(~(PARKED | LISTED) & 0xFF)
+        node.prev = last
+        node.next = NIL
+        if last != NIL:
+            node_at(table, last).next = slot
+        last = slot
+    ring.newest = last
+    ring.num_parked = ring.num_listed = ring.heap_size = 0
+    return 0
+
+
 cdef const char* ring_check(Table* table, Ring* ring) noexcept:
     cdef uint32_t slot = ring.oldest, before = NIL
     cdef uint64_t listed = 0, parked = 0, linked = 0, entries = 0, place

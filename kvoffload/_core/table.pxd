@@ -1,9 +1,9 @@
 """Nodes and the index: every key that a policy knows, resident or ghost, has one node.
 
 Structure
-    A node is 64 bytes, one cache line, addressed by a uint32 slot. The first ``num_reserved`` lie
-    in one stretch of address space, so that a view of them stays valid; nodes beyond lie in
-    segments. The index is F14-style buckets, probed linearly.
+    A node is 64 bytes, one cache line, addressed by a uint32 slot; it never moves. The first
+    ``num_reserved`` lie in one stretch of address space; nodes beyond lie in segments. The index is
+    F14-style buckets, probed linearly.
 Invariants
     A node is in the index exactly if its ``key_length`` is not 0. Nodes that are not in use are on
     the free stack (linked by ``next``), or above ``num_used``, or retired: their block left while a
@@ -64,6 +64,7 @@ cdef enum:
     LISTED = 4          # parked, idle, and in the ring's heap of returning blocks
     EXPORTED = 8        # a BlockStatus lies on the node's block
     RETIRED = 16        # the block left, the BlockStatus remains
+    SHOWN = 32          # a BlockStatus of the block was handed out, and its block_id kept
 
 cdef struct Table:
     Node* nodes             # the contiguous nodes
@@ -80,6 +81,8 @@ cdef struct Table:
     uint64_t num_keys       # keys in the index
     uint64_t max_keys       # keys that the index takes before it has to grow
     uint32_t epoch          # of the batch at work; marks of other epochs mean nothing
+    int64_t* kept_ids       # by node, where SHOWN: the block_id before anyone could write to it
+    uint64_t num_kept_ids   # length of the array, in nodes
     uint64_t secret[8]      # words that key the hash
 
 # Reserve room for about `num_nodes` nodes; False, with nothing reserved, if there is none.
@@ -90,6 +93,8 @@ cdef bint table_extend(Table* table, uint64_t more) noexcept
 # Drop every key. Nodes with an exported status are retired.
 cdef void table_clear(Table* table) noexcept
 cdef void table_new_epoch(Table* table) noexcept
+# Keep the block_id of a node whose status is about to be handed out; False if there is no memory.
+cdef bint keep_id(Table* table, uint32_t slot) noexcept
 cdef bint store_long_key(Node* node, const uint8_t* key, uint64_t length) noexcept
 cdef void free_long_key(Node* node) noexcept
 # Verify the invariants; return the broken one, or NULL.
@@ -102,6 +107,11 @@ cdef inline Node* node_at(Table* table, uint32_t slot) noexcept nogil:
         return table.nodes + slot
     slot -= table.num_reserved
     return table.segments[slot >> SEGMENT_BITS] + (slot & ((1 << SEGMENT_BITS) - 1))
+
+
+cdef inline int64_t own_id(const Table* table, uint32_t slot, const Node* node) noexcept nogil:
+    """Return the block_id that a manager gave, whatever was written to it through a status."""
+    return table.kept_ids[slot] if node.flags & SHOWN else node.block.block_id
 
 
 cdef inline const uint8_t* key_bytes(const Node* node, uint64_t* length) noexcept nogil:
@@ -364,13 +374,10 @@ cdef inline uint32_t drop_block(Table* table, uint32_t slot, Node* node) noexcep
 cdef class Storage:
     cdef Table table
     cdef dict exports           # slot -> number of StatusBuffers on it
-    cdef Py_ssize_t shape[1]
-    cdef Py_ssize_t strides[1]
+    cdef dict statuses          # slot -> weak reference to the BlockStatus on the last of them
 
     cdef int open(self, uint64_t num_nodes) except -1
     cdef object export(self, uint32_t slot)
-    cdef object block_table(self)
-    cdef object copied_rows(self)
 
 
 cdef class StatusBuffer:

@@ -1,11 +1,10 @@
 """Storage of nodes and index; see ``table.pxd`` for the structure and its invariants."""
 
 import os
-
-import numpy as np
+import weakref
 
 cimport cython
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.string cimport memset
 
 from kvoffload._core.memory cimport discard, release, reserve, resize
@@ -30,15 +29,6 @@ cdef enum:
     # An index up to this size gets its memory at construction, a larger one page by page.
     INDEX_BYTES_AT_ONCE = 1 << 26
 
-#: Rows of ``block_table``: the fields of ``BlockStatus`` at the head of each node.
-BLOCK_DTYPE = np.dtype(
-    {
-        "names": ["ref_cnt", "block_id"],
-        "formats": [np.int32, np.int64],
-        "offsets": [0, 8],
-        "itemsize": sizeof(Node),
-    }
-)
 LAYOUT = {"block": sizeof(Block), "node": sizeof(Node), "bucket": sizeof(KvoBucket)}
 
 
@@ -86,6 +76,7 @@ cdef void table_close(Table* table) noexcept:
     discard(table.segments)
     release(table.nodes, table.num_reserved * sizeof(Node))
     release(table.buckets, table.num_buckets * sizeof(KvoBucket))
+    release(table.kept_ids, table.num_kept_ids * sizeof(int64_t))
     memset(table, 0, sizeof(Table))
 
 
@@ -184,6 +175,31 @@ cdef void table_new_epoch(Table* table) noexcept:
     table.epoch += 1
 
 
+cdef bint keep_id(Table* table, uint32_t slot) noexcept:
+    cdef uint64_t wanted = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
+    cdef Node* node = node_at(table, slot)
+    cdef int64_t* larger
+    if node.flags & SHOWN:
+        return True
+    if table.num_kept_ids < wanted:
+        # Reserved: no memory is touched but for nodes that are shown.
+        larger = <int64_t*>reserve(wanted * sizeof(int64_t))
+        if larger == NULL:
+            return False
+        if table.num_kept_ids:
+            memcpy(
+                larger,
+                table.kept_ids,
+                min(table.num_kept_ids, <uint64_t>table.num_used) * sizeof(int64_t),
+            )
+        release(table.kept_ids, table.num_kept_ids * sizeof(int64_t))
+        table.kept_ids = larger
+        table.num_kept_ids = wanted
+    table.kept_ids[slot] = node.block.block_id
+    node.flags |= SHOWN
+    return True
+
+
 cdef bint store_long_key(Node* node, const uint8_t* key, uint64_t length) noexcept:
     cdef uint8_t* copy = <uint8_t*>resize(NULL, length)
     if copy == NULL:
@@ -238,13 +254,11 @@ cdef const char* table_check(Table* table) noexcept:
 
 
 cdef class Storage:
-    """Own a table; live as long as any view or status of it.
-
-    Buffer protocol: the bytes of the ready contiguous nodes, read-only.
-    """
+    """Own a table; live as long as any status of it."""
 
     def __cinit__(self):
         self.exports = {}
+        self.statuses = {}
 
     def __dealloc__(self):
         table_close(&self.table)
@@ -258,45 +272,15 @@ cdef class Storage:
         return 0
 
     cdef object export(self, uint32_t slot):
-        """Return a BlockStatus that lies on the node's block and keeps the storage alive."""
-        return BlockStatus.from_buffer(StatusBuffer(self, slot))
-
-    cdef object block_table(self):
-        """Return the statuses as a read-only structured array: a view where nothing hinders."""
-        cdef uint32_t contiguous = min(self.table.num_ready, self.table.num_reserved)
-        rows = np.ndarray((contiguous,), dtype=BLOCK_DTYPE, buffer=self)
-        if self.table.num_segments == 0 and self.table.num_retired == 0:
-            return rows
-        return self.copied_rows()
-
-    cdef object copied_rows(self):
-        cdef uint32_t slot
-        cdef Node* node
-        rows = np.zeros(self.table.num_ready, dtype=BLOCK_DTYPE)
-        rows["block_id"] = -1
-        for slot in range(self.table.num_used):
-            node = node_at(&self.table, slot)
-            if node.flags & RESIDENT:
-                rows[slot] = (node.block.ref_cnt, node.block.block_id)
-        rows.flags.writeable = False
-        return rows
-
-    def __getbuffer__(self, Py_buffer* buffer, int flags):
-        if flags & PyBUF_WRITABLE:
-            raise BufferError("the block table is read-only")
-        self.shape[0] = min(self.table.num_ready, self.table.num_reserved) * sizeof(Node)
-        self.strides[0] = 1
-        buffer.buf = <void*>self.table.nodes
-        buffer.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
-        buffer.internal = NULL
-        buffer.itemsize = 1
-        buffer.len = self.shape[0]
-        buffer.ndim = 1
-        buffer.obj = self
-        buffer.readonly = 1
-        buffer.shape = self.shape if flags & PyBUF_ND else NULL
-        buffer.strides = self.strides if flags & PyBUF_STRIDES else NULL
-        buffer.suboffsets = NULL
+        """Return the BlockStatus that lies on the node's block and keeps the storage alive."""
+        known = self.statuses.get(slot)
+        status = None if known is None else known()
+        if status is None:
+            if not keep_id(&self.table, slot):
+                raise MemoryError()
+            status = BlockStatus.from_buffer(StatusBuffer(self, slot))
+            self.statuses[slot] = weakref.ref(status)
+        return status
 
 
 @cython.final
@@ -304,7 +288,9 @@ cdef class Storage:
 cdef class StatusBuffer:
     """Lend the 16 bytes of one block to a BlockStatus, and hold the node until that dies."""
 
-    def __cinit__(self, Storage storage, uint32_t slot):
+    def __cinit__(self, Storage storage not None, uint32_t slot):
+        if slot >= storage.table.num_used:
+            raise ValueError(f"slot must be that of a node in use, got {slot}")
         # The count stands first: if it finds no memory, the node is not marked.
         storage.exports[slot] = storage.exports.get(slot, 0) + 1
         self.storage = storage
@@ -320,6 +306,7 @@ cdef class StatusBuffer:
         if count:
             self.storage.exports[self.slot] = count
             return
+        self.storage.statuses.pop(self.slot, None)
         table = &self.storage.table
         node = node_at(table, self.slot)
         if node.flags & RETIRED:

@@ -3,8 +3,9 @@
 See ``_cpu_py`` for the Python twin, ``_core/pool.pxd`` for the structure.
 """
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
 
+from kvoffload._core.memory cimport release, reserve
 from kvoffload._core.pool cimport (
     Pool,
     pool_close,
@@ -17,16 +18,22 @@ from kvoffload._core.pool cimport (
 
 import numpy as np
 
-from kvoffload._checks import as_batch, check_num_blocks, check_status
+from kvoffload._checks import as_batch, check_block_size, check_num_blocks, check_status
 from kvoffload.backends.base import Backend
-from kvoffload.errors import cannot_pickle
+from kvoffload.errors import backend_in_use, backend_not_initialised, cannot_pickle
 from kvoffload.types import BlockStatus, CPULoadStoreSpec
 
 
+cdef size_t bit_bytes(int64_t num_blocks) noexcept:
+    return <size_t>(num_blocks >> 3) + 1
+
+
 cdef class PoolCore:
+    def __cinit__(self):
+        self.lent = NULL
+
     def __dealloc__(self):
-        if self.opened:
-            pool_close(&self.pool)
+        self.close()
 
     def __reduce__(self):
         raise cannot_pickle(self)
@@ -34,45 +41,78 @@ cdef class PoolCore:
     def _open(self, num_blocks):
         """Reserve the pool; a second call gives up the first."""
         cdef int64_t number = check_num_blocks(num_blocks)
-        cdef Pool pool
-        if not pool_open(&pool, number):
+        self.close()
+        if not pool_open(&self.pool, number):
             raise MemoryError(f"no room for a pool of {number} blocks")
-        if self.opened:
+        self.lent = <uint8_t*>reserve(bit_bytes(number))
+        if self.lent == NULL:
             pool_close(&self.pool)
-        self.pool = pool
+            raise MemoryError(f"no room for a pool of {number} blocks")
         self.opened = True
+
+    cdef void close(self) noexcept:
+        if self.opened:
+            self.opened = False
+            release(self.lent, bit_bytes(self.pool.num_blocks))
+            pool_close(&self.pool)
+
+    def _require_unused(self):
+        """Raise RuntimeError while slots are given out: who holds them would lose them."""
+        if self.opened and pool_num_free(&self.pool) < self.pool.num_blocks:
+            raise backend_in_use(self.pool.num_blocks - pool_num_free(&self.pool))
+
+    cdef int require_open(self) except -1:
+        if not self.opened:
+            raise backend_not_initialised()
+        return 0
+
+    cdef bint is_lent(self, int64_t block_id) noexcept:
+        if block_id < 0 or block_id >= self.pool.num_fresh:
+            return False
+        return (self.lent[block_id >> 3] >> (block_id & 7) & 1) != 0
 
     @property
     def num_blocks(self):
         """Number of slots, free or not."""
+        self.require_open()
         return self.pool.num_blocks
 
     def get_num_free_blocks(self):
         """Return how many blocks `allocate_blocks` can give now."""
+        self.require_open()
         return pool_num_free(&self.pool)
 
     def allocate_blocks(self, hashes):
         """Give each hash a slot; ValueError, with nothing changed, if too few are free."""
-        cdef list batch = as_batch(hashes)
-        cdef list statuses = [BlockStatus(-1) for _ in batch]
-        cdef int64_t num_free = pool_num_free(&self.pool)
-        if len(batch) > num_free:
+        cdef list statuses
+        cdef int64_t num_free, block_id
+        self.require_open()
+        # Python code may run while they are made, and change the caller's list.
+        statuses = [BlockStatus(-1) for _ in as_batch(hashes)]
+        num_free = pool_num_free(&self.pool)
+        if len(statuses) > num_free:
             raise ValueError(
-                f"hashes must not outnumber the {num_free} free blocks, got {len(batch)}"
+                f"hashes must not outnumber the {num_free} free blocks, got {len(statuses)}"
             )
         for status in statuses:
-            status.block_id = pool_take(&self.pool)
+            block_id = pool_take(&self.pool)
+            self.lent[block_id >> 3] |= <uint8_t>(1 << (block_id & 7))
+            status.block_id = block_id
         return statuses
 
     def free(self, block):
-        """Take back a slot; ValueError if it is not given out."""
-        cdef int64_t block_id = check_status(block).block_id
-        if not pool_holds(&self.pool, block_id):
-            raise ValueError(f"block must have a slot that is given out, got {block_id}")
+        """Take back a slot; ValueError if it is not one that `allocate_blocks` gave."""
+        cdef int64_t block_id
+        self.require_open()
+        block_id = check_status(block).block_id
+        if not self.is_lent(block_id):
+            raise ValueError(f"block must have a slot that allocate_blocks gave, got {block_id}")
+        self.lent[block_id >> 3] &= <uint8_t>(~(1 << (block_id & 7)) & 0xFF)
         pool_give(&self.pool, block_id)
 
     def get_load_store_spec(self, hashes, blocks):
         """Return the slots of `blocks`, in their order; `hashes` is not looked at."""
+        self.require_open()
         spec = CPULoadStoreSpec.__new__(CPULoadStoreSpec)
         spec.block_ids = np.array([check_status(block).block_id for block in blocks], np.int64)
         return spec
@@ -81,12 +121,15 @@ cdef class PoolCore:
         """Verify every invariant; raise AssertionError with the broken one."""
         cdef int64_t place, block_id
         cdef Pool* pool = &self.pool
+        self.require_open()
         if not 0 <= pool.num_fresh <= pool.num_blocks:
             raise AssertionError("0 <= fresh ids <= num_blocks")
         for place in range(pool.num_freed):
             block_id = pool.freed[place]
             if block_id >= pool.num_fresh or pool_holds(pool, block_id):
                 raise AssertionError("freed ids were given out before")
+            if self.is_lent(block_id):
+                raise AssertionError("what is lent is not free")
 
 
 class CPUBackend(PoolCore, Backend):
@@ -104,5 +147,8 @@ class CPUBackend(PoolCore, Backend):
     """
 
     def __init__(self, block_size, num_blocks):
+        block_size = check_block_size(block_size)
+        num_blocks = check_num_blocks(num_blocks)
+        self._require_unused()
         Backend.__init__(self, block_size, "CPU")
         self._open(num_blocks)

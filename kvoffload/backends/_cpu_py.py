@@ -4,7 +4,8 @@ Structure
     ``_num_fresh`` counts the ids that were given out at least once; ``_freed`` holds those that
     came back, last freed last (a dict: a stack with membership).
 Invariants
-    Every freed id is below ``_num_fresh``, and ``_num_fresh <= num_blocks``.
+    Every freed id is below ``_num_fresh``, and ``_num_fresh <= num_blocks``. ``_lent`` holds the
+    ids that `allocate_blocks` gave and `free` may take back; what a manager was given is its own.
 Cost
     O(1) a block.
 """
@@ -12,15 +13,17 @@ Cost
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from kvoffload._checks import as_batch, check_num_blocks, check_status
-from kvoffload.errors import cannot_pickle
+from kvoffload._checks import as_batch, check_block_size, check_num_blocks, check_status
+from kvoffload.errors import backend_in_use, backend_not_initialised, cannot_pickle
 from kvoffload.types import BlockHash, BlockStatus, CPULoadStoreSpec
 
 from .base import Backend
+
+_SLOT: Final = "_slot"  # attribute of a status
 
 
 class CPUBackend(Backend[CPULoadStoreSpec]):
@@ -37,11 +40,35 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         Number of slots, ``0 ... 2**31 - 1``.
     """
 
+    _num_blocks: int
+    _num_fresh: int
+    _freed: dict[int, None]
+    _lent: set[int]
+
     def __init__(self, block_size: int, num_blocks: int) -> None:
+        block_size = check_block_size(block_size)
+        num_blocks = check_num_blocks(num_blocks)
+        self._require_unused()
         super().__init__(block_size, "CPU")
-        self._num_blocks = check_num_blocks(num_blocks)
         self._num_fresh = 0
-        self._freed: dict[int, None] = {}
+        self._freed = {}
+        self._lent = set()
+        # The last to be set: without it no method works.
+        self._num_blocks = num_blocks
+
+    def _require_unused(self) -> None:
+        """Raise RuntimeError while slots are given out: who holds them would lose them."""
+        if "_num_blocks" in vars(self) and self._num_free() < self._num_blocks:
+            raise backend_in_use(self._num_blocks - self._num_free())
+
+    def _require_open(self) -> None:
+        """Raise RuntimeError where the constructor has not run to its end."""
+        _ = self._num_blocks
+
+    def __getattr__(self, name: str) -> Any:
+        if name in CPUBackend.__annotations__:
+            raise backend_not_initialised()
+        return super().__getattr__(name)
 
     def __reduce__(self) -> NoReturn:
         raise cannot_pickle(self)
@@ -53,23 +80,28 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
 
     def get_num_free_blocks(self) -> int:
         """Return how many blocks `allocate_blocks` can give now."""
-        return self._num_blocks - self._num_fresh + len(self._freed)
+        return self._num_free()
 
     def allocate_blocks(self, hashes: Iterable[bytes]) -> list[BlockStatus]:
         """Give each hash a slot; ValueError, with nothing changed, if too few are free."""
+        self._require_open()
         batch = as_batch(hashes)
-        num_free = self.get_num_free_blocks()
+        num_free = self._num_free()
         if len(batch) > num_free:
             raise ValueError(
                 f"hashes must not outnumber the {num_free} free blocks, got {len(batch)}"
             )
-        return self._allocate(batch)
+        statuses = self._allocate(batch)
+        self._lent.update(status.block_id for status in statuses)
+        return statuses
 
     def free(self, block: BlockStatus) -> None:
-        """Take back a slot; ValueError if it is not given out."""
+        """Take back a slot; ValueError if it is not one that `allocate_blocks` gave."""
+        self._require_open()
         block_id = check_status(block).block_id
-        if not 0 <= block_id < self._num_fresh or block_id in self._freed:
-            raise ValueError(f"block must have a slot that is given out, got {block_id}")
+        if block_id not in self._lent:
+            raise ValueError(f"block must have a slot that allocate_blocks gave, got {block_id}")
+        self._lent.remove(block_id)
         self._freed[block_id] = None
 
     def get_load_store_spec(
@@ -78,7 +110,8 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         blocks: Iterable[BlockStatus],
     ) -> CPULoadStoreSpec:
         """Return the slots of `blocks`, in their order; `hashes` is not looked at."""
-        return self._load_store_spec([], [check_status(block) for block in blocks])
+        self._require_open()
+        return _spec([check_status(block).block_id for block in blocks])
 
     # -- the trusted protocol of the Python manager skeleton --------------------------------
 
@@ -87,25 +120,21 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
 
     def _allocate(self, batch: list[BlockHash]) -> list[BlockStatus]:
         num_fresh = min(len(batch), self._num_blocks - self._num_fresh)
-        statuses = [BlockStatus(self._num_fresh + i) for i in range(num_fresh)]
+        statuses = [_pooled_status(self._num_fresh + i) for i in range(num_fresh)]
         self._num_fresh += num_fresh
         num_reused = len(batch) - num_fresh
-        statuses.extend(BlockStatus(self._freed.popitem()[0]) for _ in range(num_reused))
+        statuses.extend(_pooled_status(self._freed.popitem()[0]) for _ in range(num_reused))
         return statuses
 
     def _free(self, status: BlockStatus) -> None:
-        # An id that is not given out is ignored: somebody freed it behind the manager's back.
-        if 0 <= status.block_id < self._num_fresh:
-            self._freed[status.block_id] = None
+        self._freed[slot_of(status)] = None
 
     def _load_store_spec(
         self,
         batch: list[BlockHash],  # noqa: ARG002
         statuses: list[BlockStatus],
     ) -> CPULoadStoreSpec:
-        spec = CPULoadStoreSpec.__new__(CPULoadStoreSpec)
-        spec.block_ids = np.array([status.block_id for status in statuses], dtype=np.int64)
-        return spec
+        return _spec([slot_of(status) for status in statuses])
 
     def _release_all(self, statuses: Iterable[BlockStatus]) -> None:
         """Take back all slots of one manager: from id 0 again if nobody else holds any."""
@@ -122,3 +151,30 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
             raise AssertionError("0 <= fresh ids <= num_blocks")
         if not all(0 <= block_id < self._num_fresh for block_id in self._freed):
             raise AssertionError("freed ids were given out before")
+        if not self._lent.isdisjoint(self._freed):
+            raise AssertionError("what is lent is not free")
+
+
+def _spec(block_ids: list[int]) -> CPULoadStoreSpec:
+    spec = CPULoadStoreSpec.__new__(CPULoadStoreSpec)
+    spec.block_ids = np.array(block_ids, dtype=np.int64)
+    return spec
+
+
+def _pooled_status(slot: int) -> BlockStatus:
+    """Make a status that knows its slot, whatever is written to its ``block_id``."""
+    status = BlockStatus(slot)
+    vars(status)[_SLOT] = slot
+    return status
+
+
+def slot_of(status: BlockStatus) -> int:
+    """Return the slot that a pool gave with a status, for its manager."""
+    slot: int = vars(status)[_SLOT]
+    return slot
+
+
+def keep_slot(live: BlockStatus, given: BlockStatus) -> None:
+    """Let the status that a user's policy has made of a pool's know the slot, too."""
+    if _SLOT in vars(given):
+        vars(live)[_SLOT] = slot_of(given)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Generic
+from typing import Any, Generic
 
 from kvoffload._checks import check_block_size
+from kvoffload.errors import backend_not_initialised
 from kvoffload.types import BlockStatus, Spec_co
 
 __all__ = ["Backend"]
@@ -44,11 +45,21 @@ class Backend(ABC, Generic[Spec_co]):
     Thread-safety: callers serialise.
     """
 
+    block_size: int
+    medium: str
+
     def __init__(self, block_size: int, medium: str) -> None:
-        self.block_size = check_block_size(block_size)
+        checked = check_block_size(block_size)
         if not isinstance(medium, str):
             raise TypeError(f"medium must be a string, got {type(medium).__name__}")
+        self.block_size = checked
         self.medium = medium
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only where an attribute is missing: before __init__ has run, or unknown at all.
+        if name in {"block_size", "medium"}:
+            raise backend_not_initialised()
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @abstractmethod
     def get_num_free_blocks(self) -> int:

@@ -9,6 +9,7 @@ Invariants
     consumed before, and the collector is off while results are allocated.
 """
 
+cimport cython
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -19,12 +20,12 @@ cimport numpy as cnp
 from kvoffload._core.batch cimport find_all, find_range, hint_chosen
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
-from kvoffload._core.table cimport NIL, RESIDENT, Node, Table, node_at, table_new_epoch
-from kvoffload._core.victims cimport victims_cancel
+from kvoffload._core.table cimport NIL, RESIDENT, Node, Table, node_at, own_id, table_new_epoch
 from kvoffload.managers._results_c cimport new_event, new_ids, new_output, new_spec
 from kvoffload.managers._state_c cimport Counters, ManagerState
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
+from kvoffload._checks import check_bool
 from kvoffload.backends._cpu_c import CPUBackend
 from kvoffload.backends._cpu_py import CPUBackend as PythonCPUBackend
 from kvoffload.errors import (
@@ -36,6 +37,7 @@ from kvoffload.errors import (
     ref_count_overflow,
 )
 from kvoffload.managers._manager_py import Manager as PythonManager
+from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
 
 cnp.import_array()
@@ -46,6 +48,7 @@ cdef enum:
     FIRST_LOOKUP_STEP = 4
     LOOKUP_STEP = 64
 
+@cython.no_gc_clear
 cdef class Manager(ManagerState):
     """Hold what every compiled manager does, whichever policy it is built from."""
 
@@ -54,22 +57,36 @@ cdef class Manager(ManagerState):
 
     def _setup(self, policy, backend, enable_events, rebuild=None):
         """Join the parts; a user's own are driven by the Python skeleton."""
+        cdef CompiledPolicy own_policy = None
+        cdef CompiledPolicy former_policy = self._policy
+        cdef object former = self.policy if self.backend_object is not None else policy
+        # What is replaced dies when all is done: its finalisers may call this manager.
+        cdef object former_parts = (self.delegate, self.backend_object, self._pool, self._events)
+        cdef object delegate = None
+        cdef list events = [] if enable_events else None
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
-            self.delegate = None
-            self._policy = policy
-            self._policy.victims.managed = True
-            self._pool = backend
+            own_policy = policy
+            ownership.take(policy, self)
         else:
             if type(backend) is CPUBackend:
                 backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
             delegate = PythonManager()
-            delegate._setup(policy, backend, enable_events, rebuild)
-            self.delegate = delegate
-        self._backend_object = backend
-        self._events = [] if enable_events else None
+            delegate._setup(policy, backend, enable_events, rebuild, self)
+        # From here on nothing fails.
+        if former_policy is not None:
+            former_policy.leave_manager(<void*>self)
+        if own_policy is not None:
+            own_policy.join_manager(<void*>self)
+            self._pool = backend
+        self._policy = own_policy
+        self.delegate = delegate
+        self.backend_object = backend
+        self._events = events
         memset(&self.counters, 0, sizeof(Counters))
         self.num_pending = 0
         self.num_pinned = 0
+        if former is not policy:
+            ownership.release(former, self)
 
     # -- the life of a block -----------------------------------------------------------------
 
@@ -200,9 +217,9 @@ cdef class Manager(ManagerState):
             evicted = self.victim_keys()
             output = new_output(to_store, new_spec(block_ids), evicted)
             if self._events is not None and evicted:
-                self._events.append(new_event(list(evicted), self._backend_object, True))
+                self._events.append(new_event(list(evicted), self.backend_object, True))
         except BaseException:
-            victims_cancel(&policy.victims, policy.table)
+            policy.cancel()
             self.forget(0, num_missing)
             raise
         self.place_blocks(num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids))
@@ -212,7 +229,9 @@ cdef class Manager(ManagerState):
         """Make pending blocks readable, or drop them."""
         if self._policy is None or self.delegate is not None:
             return self.driver().complete_store(hashes, success)
-        cdef bint succeeded = success
+        cdef bint succeeded = success is True or (
+            success is not False and check_bool("success", success)
+        )
         cdef list batch = self.open_batch(hashes)
         cdef int collecting
         hint_chosen(&self.batch)
@@ -242,7 +261,7 @@ cdef class Manager(ManagerState):
             if node.flags & RESIDENT and node.block.ref_cnt < 0 and not self.seen(node):
                 stored.append(batch[place])
         if stored:
-            self._events.append(new_event(stored, self._backend_object, False))
+            self._events.append(new_event(stored, self.backend_object, False))
         return 0
 
     def take_events(self):
@@ -282,10 +301,10 @@ cdef class Manager(ManagerState):
             for slot in order:
                 node = node_at(policy.table, slot)
                 if node.flags & RESIDENT:
-                    pool_give(&self._pool.pool, node.block.block_id)
+                    pool_give(&self._pool.pool, own_id(policy.table, slot, node))
         else:
             pool_reset(&self._pool.pool)
-        policy.clear()
+        policy.clear_now()
         self.num_pending = 0
         self.num_pinned = 0
 
@@ -315,8 +334,8 @@ cdef class Manager(ManagerState):
             "not_admitted": self.counters.not_admitted,
             "loaded_blocks": self.counters.loaded_blocks,
             "resident": self._policy.num_resident,
-            "pending": self.num_pending,
-            "pinned": self.num_pinned,
+            "pending": max(<int64_t>self.num_pending, <int64_t>0),
+            "pinned": max(<int64_t>self.num_pinned, <int64_t>0),
             "free": pool_num_free(&self._pool.pool),
             "ghosts": self._policy.c_num_ghosts(),
         }
@@ -338,17 +357,19 @@ cdef class Manager(ManagerState):
         return self.resident_node(block_hash) != NULL
 
     @property
+    def _backend_object(self):
+        if self.backend_object is None:
+            raise manager_not_initialised()
+        return self.backend_object
+
+    @property
     def block_size(self):
         """Tokens a block."""
-        if self._backend_object is None:
-            raise manager_not_initialised()
         return self._backend_object.block_size
 
     @property
     def medium(self):
         """Name of the medium, as events carry it."""
-        if self._backend_object is None:
-            raise manager_not_initialised()
         return self._backend_object.medium
 
     @property
@@ -367,7 +388,10 @@ cdef class Manager(ManagerState):
 
     @property
     def block_table(self):
-        """Statuses as a read-only structured array, rows in no order, ``block_id`` -1 if empty."""
+        """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
+
+        It shows the moment of the call, not what changes later.
+        """
         if self._policy is None or self.delegate is not None:
             return self.driver().block_table
         return self._policy.block_table

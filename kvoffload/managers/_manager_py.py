@@ -12,13 +12,14 @@ Cost
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload._checks import MAX_REF_CNT, as_batch
+from kvoffload._checks import MAX_REF_CNT, as_batch, check_bool
 from kvoffload.backends._cpu_py import CPUBackend
 from kvoffload.backends.base import Backend
 from kvoffload.errors import (
@@ -30,6 +31,7 @@ from kvoffload.errors import (
     manager_not_initialised,
     ref_count_overflow,
 )
+from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
 from kvoffload.policies._twin_py import PythonPolicy, block_table
 from kvoffload.policies.base import CachePolicy
@@ -71,6 +73,7 @@ class Manager(OffloadingManager[Spec_co]):
     _find: Callable[[BlockHash], BlockStatus | None]
     _events: list[OffloadingEvent] | None
     _counters: dict[str, int]
+    _owner: weakref.ref[object]
 
     def _setup(
         self,
@@ -78,17 +81,31 @@ class Manager(OffloadingManager[Spec_co]):
         backend: Backend[Spec_co],
         enable_events: bool,
         rebuild: Callable[[], CachePolicy] | None = None,
+        owner: object | None = None,
     ) -> None:
-        """Join the parts; `rebuild` makes the policy anew where it cannot be cleared."""
-        self._policy_object = policy
-        self._backend_object = backend
-        self._rebuild = rebuild
-        self._policy = _trusted_policy(policy)
-        trusted: Any = backend if type(backend) is CPUBackend else UserBackend(backend)
-        self._backend = trusted
-        self._find = self._policy._resident.get
-        self._events = [] if enable_events else None
-        self._counters = dict.fromkeys(_COUNTERS, 0)
+        """Join the parts; `rebuild` makes the policy anew where it cannot be cleared.
+
+        The policy belongs to `owner`, by default to this manager.
+        """
+        owner = self if owner is None else owner
+        former = vars(self).get("_policy_object", policy)
+        trusted = _trusted_policy(policy)
+        parts: dict[str, Any] = {
+            "_policy_object": policy,
+            "_backend_object": backend,
+            "_rebuild": rebuild,
+            "_policy": trusted,
+            "_backend": backend if type(backend) is CPUBackend else UserBackend(backend),
+            "_find": trusted._resident.get,
+            "_events": [] if enable_events else None,
+            "_counters": dict.fromkeys(_COUNTERS, 0),
+            "_owner": weakref.ref(owner),
+        }
+        ownership.take(policy, owner)
+        # All at once: a construction that is interrupted leaves no part of a manager.
+        vars(self).update(parts)
+        if former is not policy:
+            ownership.release(former, owner)
 
     def __getattr__(self, name: str) -> Any:
         # Reached only where an attribute is missing: before __init__ has run, or unknown at all.
@@ -191,8 +208,8 @@ class Manager(OffloadingManager[Spec_co]):
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
         """Make pending blocks readable, or drop them."""
-        success = bool(success)
         find = self._find
+        success = check_bool("success", success)
         stored: list[BlockHash] = []
         for block_hash in as_batch(hashes):
             status = find(block_hash)
@@ -219,9 +236,13 @@ class Manager(OffloadingManager[Spec_co]):
         """Drop everything, ghosts and adaptive state included, without events."""
         statuses = list(self._policy._in_eviction_order())
         if self._rebuild is not None:
-            self._policy_object = self._rebuild()
-            self._policy = UserPolicy(self._policy_object)
+            owner, former, policy = self._owner(), self._policy_object, self._rebuild()
+            ownership.take(policy, owner)
+            self._policy_object = policy
+            self._policy = UserPolicy(policy)
             self._find = self._policy._resident.get
+            if former is not policy:
+                ownership.release(former, owner)
         else:
             self._policy._clear()
         self._backend._release_all(statuses)
@@ -297,7 +318,8 @@ class Manager(OffloadingManager[Spec_co]):
 
     def __contains__(self, block_hash: object) -> bool:
         """Tell whether a block is resident."""
-        return type(block_hash) is bytes and block_hash in self._policy._resident
+        resident = self._policy._resident
+        return type(block_hash) is bytes and block_hash in resident
 
     @property
     def block_size(self) -> int:
@@ -321,7 +343,10 @@ class Manager(OffloadingManager[Spec_co]):
 
     @property
     def block_table(self) -> npt.NDArray[np.void]:
-        """Statuses as a read-only structured array, rows in no order, ``block_id`` -1 if empty."""
+        """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
+
+        It shows the moment of the call, not what changes later.
+        """
         return block_table(self._policy._resident.values())
 
     def _check(self) -> None:

@@ -10,14 +10,16 @@ num_blocks : int
     Number of slots, ``0 ... 2**31 - 1``. With 0 every store that needs a slot is refused.
 cache_policy : str or type or CachePolicy
     A policy string (``"lru"``, ``"name?option=value"``), a ``CachePolicy`` subclass, built as
-    ``cls(cache_capacity=num_blocks)``, or an empty instance, which keeps its own capacity.
+    ``cls(cache_capacity=num_blocks)``, or an empty instance, which keeps its own capacity. It
+    belongs to this manager as long as that lives.
 enable_events : bool
     Collect events for `take_events`.
 
 Raises
 ------
 TypeError, ValueError
-    If an argument breaks its rule; the message names argument, rule and value.
+    If an argument breaks its rule; the message names argument, rule and value. If `cache_policy`
+    is not empty, or belongs to another manager.
 MemoryError
     If the compiled twin cannot reserve room for `num_blocks` blocks.
 """
@@ -34,7 +36,9 @@ enable_events : bool
 Raises
 ------
 TypeError
-    If `backend` is not a ``Backend``.
+    If `backend` is not a ``Backend``, or `enable_events` neither True nor False.
+RuntimeError
+    If the constructor of `backend` has not run.
 """
 
 ARC = """Manage blocks over a pluggable backend by adaptive replacement, as vLLM has it.
@@ -49,7 +53,9 @@ enable_events : bool
 Raises
 ------
 TypeError
-    If `backend` is not a ``Backend``.
+    If `backend` is not a ``Backend``, or `enable_events` neither True nor False.
+RuntimeError
+    If the constructor of `backend` has not run.
 
 References
 ----------

@@ -5,6 +5,7 @@ Invariants
     known that is neither resident nor a ghost.
 """
 
+cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
@@ -24,11 +25,14 @@ cdef struct Counters:
     uint64_t loaded_blocks
 
 
+# Without tp_clear, so that the policy can be told when the manager is gone. What a cycle goes
+# through, the instance's dict or an object of a user, is cleared.
+@cython.no_gc_clear
 cdef class ManagerState:
     cdef CompiledPolicy _policy
     cdef PoolCore _pool
     cdef object delegate            # the Python skeleton over a user's parts, or None
-    cdef readonly object _backend_object
+    cdef object backend_object
     cdef list _events               # None when off
     cdef Batch batch                # of the call at work
     cdef Counters counters

@@ -1,5 +1,1 @@
-from kvoffload.backends.base import Backend
-
-class ManagerState:
-    @property
-    def _backend_object(self) -> Backend: ...
+class ManagerState: ...

@@ -24,6 +24,7 @@ from kvoffload._core.table cimport (
     hash_key,
     index_find,
     node_at,
+    own_id,
     table_new_epoch,
 )
 from kvoffload.policies._twin_c cimport key_of
@@ -43,6 +44,8 @@ cdef class ManagerState:
         memset(&self.counters, 0, sizeof(Counters))
 
     def __dealloc__(self):
+        if self._policy is not None:
+            self._policy.leave_manager(<void*>self)
         batch_close(&self.batch)
 
     cdef object driver(self):
@@ -78,15 +81,14 @@ cdef class ManagerState:
             if (
                 node == NULL
                 or not node.flags & RESIDENT
-                or node.block.ref_cnt < 0
-                or node.block.ref_cnt == MOST_PINS
+                or <uint32_t>node.block.ref_cnt >= <uint32_t>MOST_PINS  # or pending: negative
             ):
                 for undo in range(place):
                     self.unpin(self.batch.slots[undo])
                 return place
             self.num_pinned += node.block.ref_cnt == 0
             node.block.ref_cnt += 1
-            block_ids[place] = node.block.block_id
+            block_ids[place] = own_id(table, slot, node)
         return -1
 
     cdef void unpin(self, uint32_t slot) noexcept:
@@ -163,10 +165,11 @@ cdef class ManagerState:
         cdef Table* table = policy.table
         cdef uint64_t number
         cdef Py_ssize_t place
+        cdef uint32_t slot
         cdef Node* node
         for number in range(policy.victims.size):
-            node = node_at(table, policy.victims.items[number].slot)
-            pool_give(&self._pool.pool, node.block.block_id)
+            slot = policy.victims.items[number].slot
+            pool_give(&self._pool.pool, own_id(table, slot, node_at(table, slot)))
         self.counters.evicted_blocks += policy.victims.size
         policy.commit()
         for place in range(num_admitted):
@@ -214,7 +217,7 @@ cdef class ManagerState:
                     self._policy.became_idle(slot, node)
             else:
                 self.counters.failed_blocks += 1
-                pool_give(&self._pool.pool, node.block.block_id)
+                pool_give(&self._pool.pool, own_id(table, slot, node))
                 self._policy.c_removed(slot, node)
                 self._policy.take_off(node)
                 drop_key(table, slot, node)

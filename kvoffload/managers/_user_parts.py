@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any, Generic
 
+from kvoffload.backends._cpu_py import keep_slot
 from kvoffload.backends.base import Backend
 from kvoffload.errors import BackendError, PolicyError, describe, describe_hash
 from kvoffload.policies.base import CachePolicy
@@ -62,6 +63,7 @@ class UserPolicy:
                 f"{type(self.policy).__name__}.get must return the status of block "
                 f"{describe_hash(block_hash)} after insert, got {describe(live)}"
             )
+        keep_slot(live, status)
         self._resident[block_hash] = live
 
     def _remove(self, block_hash: BlockHash) -> None:

@@ -18,10 +18,10 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     *pinned* by n loads (readable, not evictable). Idle and pinned blocks are *ready*.
 
     Every argument `hashes` is a **batch**: any iterable of block hashes, a one-shot generator
-    included. It is consumed whole and every element is checked before anything else happens: an
-    element must be exactly ``bytes`` (else TypeError) and not empty (else ValueError), and the
-    message gives its position. After that, the first offending hash in batch order decides the
-    error.
+    included, but not a hash itself. It is consumed whole and every element is checked before
+    anything else happens: an element must be exactly ``bytes`` (else TypeError) and not empty (else
+    ValueError), and the message gives its position. After that, the first offending hash in batch
+    order decides the error.
 
     Every method is **all or nothing**: if it raises or returns None, no block, list or event has
     changed, and an exception changes no counter.
@@ -125,6 +125,11 @@ class OffloadingManager(ABC, Generic[Spec_co]):
             Blocks whose store ended.
         success : bool
             True: they become idle. False: they are dropped and their slots freed.
+
+        Raises
+        ------
+        TypeError
+            If `success` is neither True nor False.
         """
 
     def take_events(self) -> Iterator[OffloadingEvent]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from kvoffload._checks import check_block_size, check_num_blocks
+from kvoffload._checks import check_block_size, check_bool, check_num_blocks
 from kvoffload.errors import describe
 from kvoffload.policies import registry
+from kvoffload.policies._ownership import check_owner
 from kvoffload.policies.base import CachePolicy
 
 
@@ -29,18 +30,22 @@ class CPUConstruction:
     ) -> None:
         block_size = check_block_size(block_size)
         num_blocks = check_num_blocks(num_blocks)
-        policy, rebuild = _resolve(cache_policy, num_blocks, self._twin)
+        enable_events = check_bool("enable_events", enable_events)
+        policy, rebuild = _resolve(cache_policy, num_blocks, self)
         backend = self._backend_class(block_size, num_blocks)
-        self._setup(policy, backend, bool(enable_events), rebuild)
+        self._setup(policy, backend, enable_events, rebuild)
+
+    # Python names it where an argument is missing or unknown.
+    __init__.__qualname__ = "CPUOffloadingManager.__init__"
 
 
 def _resolve(
-    cache_policy: Any, num_blocks: int, twin: Literal["py", "c"]
+    cache_policy: Any, num_blocks: int, manager: CPUConstruction
 ) -> tuple[CachePolicy, Callable[[], CachePolicy] | None]:
     """Return the policy, and how to build it anew where it cannot be cleared."""
     if isinstance(cache_policy, str):
         spec = registry.parse(cache_policy)
-        policy_class: Any = registry.load(spec.entry, twin)
+        policy_class: Any = registry.load(spec.entry, manager._twin)
         return policy_class(cache_capacity=num_blocks, **spec.options), None
     if isinstance(cache_policy, type) and issubclass(cache_policy, CachePolicy):
         policy_class = cache_policy
@@ -51,6 +56,7 @@ def _resolve(
 
         return build(), build if policy_class.clear is CachePolicy.clear else None
     if isinstance(cache_policy, CachePolicy):
+        check_owner(cache_policy, manager)
         try:
             num_resident = len(cache_policy)
         except NotImplementedError:

@@ -25,6 +25,7 @@ cdef class _ARC(ARCLists):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 3, 4)
         self.target = 0.0
+        self.publish()
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef Py_ssize_t place
@@ -125,6 +126,8 @@ class ARCCachePolicy(_ARC, CachePolicy):
     ----------
     Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
     """
+
+    __slots__ = ("__weakref__",)
 
     def __init__(self, cache_capacity):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.

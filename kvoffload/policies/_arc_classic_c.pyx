@@ -23,6 +23,7 @@ cdef class _ARCClassic(ARCLists):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 2, 4)
         self.target = 0.0
+        self.publish()
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef bint later_is_in_t2 = False
@@ -143,6 +144,8 @@ class ARCClassicCachePolicy(_ARCClassic, CachePolicy):
     ----------
     Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
     """
+
+    __slots__ = ("__weakref__",)
 
     def __init__(self, cache_capacity):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.

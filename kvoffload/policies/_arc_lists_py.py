@@ -14,19 +14,24 @@ Source
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, KeysView, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import chain
-from types import MappingProxyType
 
+from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._twin_py import PythonPolicy, require
+from ._views import BlocksView, GhostsView
 
 Ring = OrderedDict[BlockHash, BlockStatus]
 #: Ghost -> whether the target has adapted to its return already.
 Ghosts = OrderedDict[BlockHash, bool]
 #: A victim, its status, and whether it leaves T1.
 Victims = list[tuple[BlockHash, BlockStatus, bool]]
+
+# Rings, from 0.
+T1, T2, B1, B2 = range(4)
 
 
 class ARCLists(PythonPolicy):
@@ -35,32 +40,38 @@ class ARCLists(PythonPolicy):
     __slots__ = ("_b1", "_b2", "_t1", "_t2", "_target")
 
     def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
+        capacity = check_cache_capacity(cache_capacity)
+        self._require_free("__init__")
         self._t1: Ring = OrderedDict()
         self._t2: Ring = OrderedDict()
         self._b1: Ghosts = OrderedDict()
         self._b2: Ghosts = OrderedDict()
         self._target = 0.0
+        super().__init__(capacity)
 
     @property
     def t1(self) -> Mapping[BlockHash, BlockStatus]:
         """Blocks seen once and their live statuses, least recent first; read-only."""
-        return MappingProxyType(self._t1)
+        self._require_ready()
+        return BlocksView(self, T1)
 
     @property
     def t2(self) -> Mapping[BlockHash, BlockStatus]:
         """Blocks seen again and their live statuses, least recent first; read-only."""
-        return MappingProxyType(self._t2)
+        self._require_ready()
+        return BlocksView(self, T2)
 
     @property
-    def b1(self) -> KeysView[BlockHash]:
+    def b1(self) -> AbstractSet[BlockHash]:
         """Ghosts of T1, least recent first; read-only."""
-        return self._b1.keys()
+        self._require_ready()
+        return GhostsView(self, B1)
 
     @property
-    def b2(self) -> KeysView[BlockHash]:
+    def b2(self) -> AbstractSet[BlockHash]:
         """Ghosts of T2, least recent first; read-only."""
-        return self._b2.keys()
+        self._require_ready()
+        return GhostsView(self, B2)
 
     @property
     def target_t1_size(self) -> float:
@@ -71,6 +82,9 @@ class ARCLists(PythonPolicy):
     def num_ghosts(self) -> int:
         """Number of hashes remembered after eviction."""
         return len(self._b1) + len(self._b2)
+
+    def _ring(self, number: int) -> Collection[BlockHash]:
+        return (self._t1, self._t2, self._b1, self._b2)[number]
 
     def _raise_target(self) -> None:
         """Adapt to a ghost of B1 (case II): T1 was too small by the share that B2 exceeds B1."""

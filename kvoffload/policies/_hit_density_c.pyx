@@ -19,7 +19,7 @@ from kvoffload._core.ghosts cimport (
     ghosts_find,
     ghosts_remove,
 )
-from kvoffload._core.items cimport list_items
+from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.ring cimport ring_append, ring_list, ring_remove, ring_renew
 from kvoffload._core.table cimport (
     NIL,
@@ -42,7 +42,7 @@ from kvoffload.policies._densities_c cimport (
 )
 from kvoffload.policies._records_c cimport Records
 
-from kvoffload._checks import as_batch, check_int
+from kvoffload._checks import as_batch, batch_error, check_cache_capacity, check_int
 from kvoffload.policies import registry
 from kvoffload.policies._views import BlocksView
 from kvoffload.policies.base import CachePolicy
@@ -83,14 +83,16 @@ cdef class _HitDensity(Records):
     cdef int64_t num_offered
 
     def __init__(self, cache_capacity, *, ghosts=3.5):
-        ghosts = registry.entry("hit-density").option("ghosts").check(ghosts)
+        cdef int64_t capacity = check_cache_capacity(cache_capacity)
         cdef uint32_t total, reused
-        self.set_up(cache_capacity, 1, NUM_CLASSES)
-        total = min(int(ghosts * self.capacity), MOST_GHOSTS)
+        ghosts = registry.entry("hit-density").option("ghosts").check(ghosts)
+        total = min(int(ghosts * capacity), MOST_GHOSTS)
         reused = <uint32_t>(<uint64_t>total * REUSED_GHOSTS // ALL_GHOSTS)
+        self.set_up(capacity, 1, NUM_CLASSES)
         self.open_records(total - reused, reused)
         self.ghosts_a_block = ghosts
         self.offered = NULL
+        self.publish()
 
     @property
     def ghosts(self):
@@ -234,14 +236,23 @@ cdef class _HitDensity(Records):
 
     def make_room(self, hashes, num_free, protected):
         """Decide how many of `hashes` to store, and evict for them; never refuse the store."""
-        cdef list batch = as_batch(hashes)
-        cdef int64_t count = check_int("num_free", num_free, 0)
-        cdef list marked = self.open_batch(protected, "protected")
-        cdef int collecting = PyGC_Disable()
+        cdef list batch, marked
+        cdef int64_t count
+        cdef int collecting
+        self.require_ready()
+        # A copy: `protected` may be an iterator that changes the caller's list.
+        batch = list(hashes) if type(hashes) is list else as_batch(hashes)
+        if not check_items(batch):
+            raise batch_error(batch)
+        count = check_int("num_free", num_free, 0)
+        marked = self.open_batch(protected, "protected", "make_room")
+        collecting = PyGC_Disable()
         try:
-            if not self.c_ensure(0) or not batch_ensure(&self.batch, len(batch)):
+            if not self.c_ensure(0):
                 raise MemoryError()
             self.mark_protected()
+            if not batch_ensure(&self.batch, len(batch)):
+                raise MemoryError()
             batch_set(&self.batch, list_items(batch), len(batch))
             return self.room_now(count)
         finally:
@@ -390,6 +401,11 @@ cdef class _HitDensity(Records):
         drop_hashed_key(self.table, victim.slot, node, hashed)
         self.remember(hashed, reuse_class, last)
 
+    cdef void cancel(self) noexcept:
+        # The batch is the manager's, which may be gone when the next search is settled.
+        self.offered = NULL
+        Records.cancel(self)
+
     cdef void c_settled(self) noexcept:
         """Mark the ghosts of what was offered and not stored."""
         cdef int64_t number
@@ -420,6 +436,8 @@ class HitDensityCachePolicy(_HitDensity, CachePolicy):
     ----------
     Beckmann, Chen & Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density", NSDI 2018.
     """
+
+    __slots__ = ("__weakref__",)
 
     def __init__(self, cache_capacity, *, ghosts=3.5):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.

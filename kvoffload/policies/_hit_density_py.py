@@ -26,14 +26,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice
-from types import MappingProxyType
 
-from kvoffload._checks import as_batch, check_int
+from kvoffload._checks import as_batch, check_cache_capacity, check_int
 from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
 from ._densities_py import NUM_CLASSES, Densities, age_bin, class_after
 from ._twin_py import PythonPolicy, Victims, evictable, require
+from ._views import BlocksView
 
 # Classes from the sparsest on, where densities tie: longer gaps first, then fewer uses.
 _SPARSEST_FIRST = (0, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8)
@@ -98,17 +98,19 @@ class HitDensityCachePolicy(PythonPolicy):
     )
 
     def __init__(self, cache_capacity: int, *, ghosts: float = 3.5) -> None:
-        super().__init__(cache_capacity)
+        capacity = check_cache_capacity(cache_capacity)
         ghosts = registry.entry("hit-density").option("ghosts").check(ghosts)
-        total = min(int(ghosts * self._cache_capacity), _MOST_GHOSTS)
+        self._require_free("__init__")
+        total = min(int(ghosts * capacity), _MOST_GHOSTS)
         reused = total * _REUSED_SHARE[0] // _REUSED_SHARE[1]
         self._ghosts = ghosts
         self._clocks = (_Clock(total - reused), _Clock(reused))
-        self._densities = Densities(self._cache_capacity)
+        self._densities = Densities(capacity)
         self._records: dict[BlockHash, _Record] = {}
         self._rings: tuple[_Ring, ...] = tuple(OrderedDict() for _ in range(NUM_CLASSES))
         self._request = 0
         self._num_ghosts = 0
+        super().__init__(capacity)
 
     @property
     def ghosts(self) -> float:
@@ -123,7 +125,8 @@ class HitDensityCachePolicy(PythonPolicy):
     @property
     def rings(self) -> tuple[Mapping[BlockHash, BlockStatus], ...]:
         """Resident blocks by class, with their live statuses, least recent first; read-only."""
-        return tuple(MappingProxyType(ring) for ring in self._rings)
+        self._require_ready()
+        return tuple(BlocksView(self, number) for number in range(NUM_CLASSES))
 
     @property
     def densities(self) -> tuple[tuple[float, ...], ...]:
@@ -134,6 +137,9 @@ class HitDensityCachePolicy(PythonPolicy):
     def num_ghosts(self) -> int:
         """Number of hashes remembered after eviction."""
         return self._num_ghosts
+
+    def _ring(self, number: int) -> Collection[BlockHash]:
+        return self._rings[number]
 
     # -- uses ------------------------------------------------------------------------------
 
@@ -261,9 +267,13 @@ class HitDensityCachePolicy(PythonPolicy):
         self, hashes: Iterable[bytes], num_free: int, protected: Iterable[bytes]
     ) -> tuple[int, Victims]:
         """Decide how many of `hashes` to store, and evict for them; never refuse the store."""
-        batch = as_batch(hashes)
+        self._require_ready()
+        # A copy: `protected` may be an iterator that changes the caller's list.
+        batch = list(as_batch(hashes))
         num_free = check_int("num_free", num_free, 0)
-        return self._make_room(batch, num_free, set(as_batch(protected, "protected")))
+        guarded = set(as_batch(protected, "protected"))
+        self._require_free("make_room")
+        return self._make_room(batch, num_free, guarded)
 
     def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         record = self._records.get(block_hash)

@@ -33,6 +33,7 @@ cdef class _LFU(CompiledPolicy):
         self.set_up(cache_capacity, 1, NUM_RINGS)
         self.touches = TouchPairs()
         self.least_priority = self.last_priority = 0
+        self.publish()
 
     @property
     def age(self):
@@ -133,6 +134,8 @@ class LFUCachePolicy(_LFU, CachePolicy):
     Arlitt, Cherkasova, Dilley, Friedrich & Jin, "Evaluating Content Management Techniques for Web
     Proxy Caches", Workshop on Internet Server Performance, 1999.
     """
+
+    __slots__ = ("__weakref__",)
 
     def __init__(self, cache_capacity):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.

@@ -31,6 +31,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
+from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._touch_pairs_py import TouchPairs
@@ -57,7 +58,8 @@ class LFUCachePolicy(PythonPolicy):
     __slots__ = ("_age", "_counts", "_priorities", "_rings", "_touches")
 
     def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
+        capacity = check_cache_capacity(cache_capacity)
+        self._require_free("__init__")
         self._age = 0
         self._counts: dict[BlockHash, int] = {}
         self._priorities: dict[BlockHash, int] = {}
@@ -65,6 +67,7 @@ class LFUCachePolicy(PythonPolicy):
             OrderedDict() for _ in range(NUM_RINGS)
         ]
         self._touches = TouchPairs()
+        super().__init__(capacity)
 
     @property
     def age(self) -> int:

@@ -21,6 +21,7 @@ from kvoffload.policies.base import CachePolicy
 cdef class _LRU(CompiledPolicy):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 1, 1)
+        self.publish()
 
     @property
     def blocks(self):
@@ -65,6 +66,8 @@ class LRUCachePolicy(_LRU, CachePolicy):
     cache_capacity : int
         Number of blocks that the manager has room for. LRU keeps it for the reader only.
     """
+
+    __slots__ = ("__weakref__",)
 
     def __init__(self, cache_capacity):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.

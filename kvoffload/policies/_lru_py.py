@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
-from types import MappingProxyType
 
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._twin_py import PythonPolicy, evictable
+from ._views import BlocksView
 
 
 class LRUCachePolicy(PythonPolicy):
@@ -32,15 +32,16 @@ class LRUCachePolicy(PythonPolicy):
     __slots__ = ()
 
     _resident: OrderedDict[BlockHash, BlockStatus]
-
-    def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
-        self._resident = OrderedDict()
+    _blocks_type = OrderedDict
 
     @property
     def blocks(self) -> Mapping[BlockHash, BlockStatus]:
         """Resident blocks and their live statuses, least recent first; read-only."""
-        return MappingProxyType(self._resident)
+        self._require_ready()
+        return BlocksView(self, 0)
+
+    def _ring(self, number: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
+        return self._resident
 
     def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         self._resident[block_hash] = status

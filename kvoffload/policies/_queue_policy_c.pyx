@@ -85,6 +85,10 @@ cdef class QueuePolicy(CompiledPolicy):
         self.undo()
         return False
 
+    cdef void cancel(self) noexcept:
+        CompiledPolicy.cancel(self)
+        self.undo()
+
     cdef bint may_leave(self, uint32_t slot, const Node* node) noexcept:
         return (
             node.block.ref_cnt == 0

@@ -19,7 +19,7 @@ from kvoffload._core.ghosts cimport (
     ghosts_set,
 )
 from kvoffload._core.memory cimport release, reserve
-from kvoffload._core.table cimport RESIDENT, SEGMENT_BITS, Node, node_at
+from kvoffload._core.table cimport RESIDENT, SEGMENT_BITS, Node, Table, node_at
 from kvoffload.policies._densities_c cimport (
     NUM_CLASSES,
     NUM_EPOCHS,
@@ -79,9 +79,8 @@ cdef class Records(CompiledPolicy):
 
     cdef bint ensure_last(self) noexcept:
         """Make sure that every node has a time of last use."""
-        cdef uint64_t wanted = self.table.num_reserved + (
-            <uint64_t>self.table.num_segments << SEGMENT_BITS
-        )
+        cdef Table* table = &self.storage.table
+        cdef uint64_t wanted = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
         cdef uint32_t* larger
         if wanted <= self.num_last:
             return True

@@ -22,6 +22,7 @@ from kvoffload.policies._chains_c cimport chains_insert, chains_link
 from kvoffload.policies._queue_policy_c cimport BEYOND_ALL, QueuePolicy
 from kvoffload.policies._touch_pairs_c cimport TouchPairs
 
+from kvoffload._checks import check_cache_capacity
 from kvoffload.policies import registry
 from kvoffload.policies._views import BlocksView, GhostsView
 from kvoffload.policies.base import CachePolicy
@@ -67,12 +68,14 @@ cdef class _S3FIFO(QueuePolicy):
         discard(self.moves)
 
     def __init__(self, cache_capacity, *, small=0.1):
+        cdef int64_t capacity = check_cache_capacity(cache_capacity)
         share = registry.entry("s3fifo").option("small").check(small)
-        self.set_up(cache_capacity, 2, 3)
+        self.set_up(capacity, 2, 3)
         self.num_queues = 2
-        self.most_small = int(share * self.capacity)
+        self.most_small = int(share * capacity)
         self.touches = TouchPairs()
         self.c_clear()
+        self.publish()
 
     @property
     def small(self):
@@ -316,6 +319,8 @@ class S3FIFOCachePolicy(_S3FIFO, CachePolicy):
     ----------
     Yang, Zhang, Qiu, Yue & Rashmi, "FIFO Queues Are All You Need for Cache Eviction", SOSP 2023.
     """
+
+    __slots__ = ("__weakref__",)
 
     def __init__(self, cache_capacity, *, small=0.1):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.

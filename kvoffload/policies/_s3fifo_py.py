@@ -31,20 +31,25 @@ Cost
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import chain, islice
-from types import MappingProxyType
 
+from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
 from ._chains_py import Chains
 from ._touch_pairs_py import TouchPairs
 from ._twin_py import PythonPolicy, evictable, require
+from ._views import BlocksView, GhostsView
 
 _Queue = OrderedDict[BlockHash, BlockStatus]
 _Victims = list[tuple[BlockHash, BlockStatus]]
 MOST_COUNTED = 3
+
+# Rings, from 0.
+SMALL, MAIN, GHOSTS = range(3)
 
 
 class S3FIFOCachePolicy(PythonPolicy):
@@ -65,30 +70,35 @@ class S3FIFOCachePolicy(PythonPolicy):
     __slots__ = ("_chains", "_counts", "_ghosts", "_main", "_small", "_small_size", "_touches")
 
     def __init__(self, cache_capacity: int, *, small: float = 0.1) -> None:
-        super().__init__(cache_capacity)
+        capacity = check_cache_capacity(cache_capacity)
         share = registry.entry("s3fifo").option("small").check(small)
-        self._small_size = int(share * self._cache_capacity)
+        self._require_free("__init__")
+        self._small_size = int(share * capacity)
         self._small: _Queue = OrderedDict()
         self._main: _Queue = OrderedDict()
         self._ghosts: OrderedDict[BlockHash, None] = OrderedDict()
         self._counts: dict[BlockHash, int] = {}
         self._touches = TouchPairs()
         self._chains = Chains()
+        super().__init__(capacity)
 
     @property
     def small(self) -> Mapping[BlockHash, BlockStatus]:
         """New blocks and their live statuses, oldest first; read-only."""
-        return MappingProxyType(self._small)
+        self._require_ready()
+        return BlocksView(self, SMALL)
 
     @property
     def main(self) -> Mapping[BlockHash, BlockStatus]:
         """Blocks that were used again and their live statuses, oldest first; read-only."""
-        return MappingProxyType(self._main)
+        self._require_ready()
+        return BlocksView(self, MAIN)
 
     @property
-    def ghosts(self) -> KeysView[BlockHash]:
+    def ghosts(self) -> AbstractSet[BlockHash]:
         """Hashes that left the small queue, oldest first; read-only."""
-        return self._ghosts.keys()
+        self._require_ready()
+        return GhostsView(self, GHOSTS)
 
     @property
     def small_size(self) -> int:
@@ -99,6 +109,9 @@ class S3FIFOCachePolicy(PythonPolicy):
     def num_ghosts(self) -> int:
         """Number of hashes remembered after eviction."""
         return len(self._ghosts)
+
+    def _ring(self, number: int) -> Collection[BlockHash]:
+        return (self._small, self._main, self._ghosts)[number]
 
     def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         returned = block_hash in self._ghosts

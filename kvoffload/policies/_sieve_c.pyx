@@ -47,6 +47,7 @@ cdef class _Sieve(QueuePolicy):
         self.set_up(cache_capacity, 1, 1)
         self.num_queues = 1
         self.c_clear()
+        self.publish()
 
     @property
     def blocks(self):
@@ -199,6 +200,9 @@ cdef class _Sieve(QueuePolicy):
         # Reached without a victim, too: then a search that was cancelled before is undone.
         self.undo()
 
+    cdef void c_unparked(self) noexcept:
+        self.put_hand(self.rings[0].start)
+
     cdef void c_clear(self) noexcept:
         QueuePolicy.c_clear(self)
         self.next_slot = NIL
@@ -230,6 +234,8 @@ class SieveCachePolicy(_Sieve, CachePolicy):
     Zhang, Yang, Yue, Vigfusson & Rashmi, "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction
     Algorithm for Web Caches", NSDI 2024.
     """
+
+    __slots__ = ("__weakref__",)
 
     def __init__(self, cache_capacity):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.

@@ -24,15 +24,16 @@ Cost
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain, islice
-from types import MappingProxyType
 
+from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._chains_py import Chains
 from ._twin_py import PythonPolicy, evictable, require
+from ._views import BlocksView
 
 _Victims = list[tuple[BlockHash, BlockStatus]]
 
@@ -54,21 +55,27 @@ class SieveCachePolicy(PythonPolicy):
     __slots__ = ("_ahead", "_chains", "_passed", "_visited")
 
     def __init__(self, cache_capacity: int) -> None:
-        super().__init__(cache_capacity)
+        capacity = check_cache_capacity(cache_capacity)
+        self._require_free("__init__")
         self._passed: OrderedDict[BlockHash, BlockStatus] = OrderedDict()
         self._ahead: OrderedDict[BlockHash, BlockStatus] = OrderedDict()
         self._visited: set[BlockHash] = set()
         self._chains = Chains()
+        super().__init__(capacity)
 
     @property
     def blocks(self) -> Mapping[BlockHash, BlockStatus]:
         """Resident blocks and their live statuses, oldest first; read-only."""
-        return MappingProxyType({**self._passed, **self._ahead})
+        self._require_ready()
+        return BlocksView(self, 0)
 
     @property
     def hand(self) -> BlockHash | None:
         """The next block to look at; None where a lap has ended."""
         return next(iter(self._ahead), None)
+
+    def _ring(self, number: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
+        return ChainMap(self._ahead, self._passed)  # which goes through the last first
 
     def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         self._resident[block_hash] = status

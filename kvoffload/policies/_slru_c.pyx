@@ -28,6 +28,7 @@ from kvoffload._core.victims cimport (
 )
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
+from kvoffload._checks import check_cache_capacity
 from kvoffload.policies import registry
 from kvoffload.policies._views import BlocksView
 from kvoffload.policies.base import CachePolicy
@@ -41,9 +42,11 @@ cdef class _SLRU(CompiledPolicy):
     cdef int64_t most_protected     # blocks that protected is to hold at most
 
     def __init__(self, cache_capacity, *, protected=0.5):
+        cdef int64_t capacity = check_cache_capacity(cache_capacity)
         share = registry.entry("slru").option("protected").check(protected)
-        self.set_up(cache_capacity, 1, 2)
-        self.most_protected = int(share * self.capacity)
+        self.set_up(capacity, 1, 2)
+        self.most_protected = int(share * capacity)
+        self.publish()
 
     @property
     def probation(self):
@@ -152,6 +155,8 @@ class SLRUCachePolicy(_SLRU, CachePolicy):
     Karedla, Love & Wherry, "Caching Strategies to Improve Disk System Performance", IEEE Computer
     27(3), 1994.
     """
+
+    __slots__ = ("__weakref__",)
 
     def __init__(self, cache_capacity, *, protected=0.5):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.

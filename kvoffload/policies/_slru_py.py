@@ -28,14 +28,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain, islice
-from types import MappingProxyType
 
+from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
 from ._twin_py import PythonPolicy, evictable, require
+from ._views import BlocksView
 
 _Segment = OrderedDict[BlockHash, BlockStatus]
+
+# Rings, from 0.
+PROBATION, PROTECTED = range(2)
 
 
 class SLRUCachePolicy(PythonPolicy):
@@ -57,26 +61,33 @@ class SLRUCachePolicy(PythonPolicy):
     __slots__ = ("_probation", "_protected", "_protected_size")
 
     def __init__(self, cache_capacity: int, *, protected: float = 0.5) -> None:
-        super().__init__(cache_capacity)
+        capacity = check_cache_capacity(cache_capacity)
         share = registry.entry("slru").option("protected").check(protected)
-        self._protected_size = int(share * self._cache_capacity)
+        self._require_free("__init__")
+        self._protected_size = int(share * capacity)
         self._probation: _Segment = OrderedDict()
         self._protected: _Segment = OrderedDict()
+        super().__init__(capacity)
 
     @property
     def probation(self) -> Mapping[BlockHash, BlockStatus]:
         """Blocks seen once or demoted and their live statuses, least recent first; read-only."""
-        return MappingProxyType(self._probation)
+        self._require_ready()
+        return BlocksView(self, PROBATION)
 
     @property
     def protected(self) -> Mapping[BlockHash, BlockStatus]:
         """Blocks seen again and their live statuses, least recent first; read-only."""
-        return MappingProxyType(self._protected)
+        self._require_ready()
+        return BlocksView(self, PROTECTED)
 
     @property
     def protected_size(self) -> int:
         """Number of blocks that protected is to hold at most."""
         return self._protected_size
+
+    def _ring(self, number: int) -> Collection[BlockHash]:
+        return (self._probation, self._protected)[number]
 
     def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         self._probation[block_hash] = status

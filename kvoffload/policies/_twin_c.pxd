@@ -13,7 +13,9 @@ cdef enum:
 
 cdef class CompiledPolicy:
     cdef Storage storage
-    cdef Table* table               # storage's; NULL before __init__
+    cdef void* owner                # the manager that the policy belongs to, NULL if it is free
+    cdef bint was_owned             # it is free again, and nothing was changed since
+    cdef Table* table               # storage's; NULL until `publish`
     cdef Victims victims            # the search for victims at work
     cdef Batch batch                # of calls on the policy itself
     cdef Ring rings[MOST_RINGS]     # rings[i] has number i + 1
@@ -21,10 +23,19 @@ cdef class CompiledPolicy:
     cdef uint64_t num_resident
     cdef int64_t capacity           # in blocks
 
-    # Reserve room for about `num_nodes` keys and open `num_rings` rings.
+    # Reserve room for `nodes_a_block` keys a block and open `num_rings` rings.
     cdef int set_up(self, object cache_capacity, int nodes_a_block, int num_rings) except -1
+    # End a construction that has not failed: from here on the methods work.
+    cdef void publish(self) noexcept
     cdef int require_ready(self) except -1
-    cdef list open_batch(self, object hashes, str name)
+    # Raise where a manager owns the policy. Runs no Python code.
+    cdef int require_free(self, str call) except -1
+    # Belong to a manager; be free again.
+    cdef void join_manager(self, void* manager) noexcept
+    cdef void leave_manager(self, void* manager) noexcept
+    cdef int stand_alone(self) except -1
+    cdef list open_batch(self, object hashes, str name, str call)
+    cdef void clear_now(self) noexcept
     cdef bint c_ensure(self, uint64_t more) noexcept
 
     # -- what a policy defines ------------------------------------------------------------
@@ -42,6 +53,8 @@ cdef class CompiledPolicy:
     cdef void c_settled(self) noexcept
     cdef uint64_t c_num_ghosts(self) noexcept
     cdef void c_clear(self) noexcept
+    # All blocks are on the lists of their rings again, none is parked.
+    cdef void c_unparked(self) noexcept
     cdef const char* c_check(self) noexcept
 
     # -- what a policy may redefine -------------------------------------------------------
@@ -50,11 +63,15 @@ cdef class CompiledPolicy:
     # Answer how many of the `n` chosen keys of the batch to store, with the victims in
     # `victims`; -1, with the search cancelled, to refuse.
     cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept
+    # End a search that will not be settled, and give its victims back.
+    cdef void cancel(self) noexcept
 
     # -- what they share ------------------------------------------------------------------
     cdef void take_off(self, Node* node) noexcept
     cdef void became_idle(self, uint32_t slot, Node* node) noexcept
     cdef void commit(self) noexcept
+    cdef object copied_rows(self)
+    cdef int require_ring(self, int number) except -1
     cdef list evict_now(self, int64_t count)
     cdef void mark_protected(self) noexcept
     cdef list let_go(self)

@@ -1,9 +1,11 @@
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload.policies.base import Room
+from kvoffload.types import BLOCK_DTYPE as BLOCK_DTYPE
 from kvoffload.types import BlockHash, BlockStatus
 
 class CompiledPolicy:
@@ -21,6 +23,9 @@ class CompiledPolicy:
     def evict(
         self, n: int, protected: Iterable[bytes]
     ) -> list[tuple[BlockHash, BlockStatus]] | None: ...
+    def make_room(
+        self, hashes: Sequence[bytes], num_free: int, protected: Collection[bytes]
+    ) -> Room | None: ...
     def clear(self) -> None: ...
     def __len__(self) -> int: ...
     def _check(self) -> None: ...

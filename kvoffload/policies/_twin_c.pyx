@@ -3,6 +3,7 @@
 See ``_twin_py`` for the Python twin, ``_core`` for the structures.
 """
 
+cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t
 from libc.string cimport memset
@@ -18,10 +19,12 @@ from kvoffload._core.ring cimport (
     ring_open,
     ring_remove,
     ring_slots,
+    ring_unpark,
 )
 from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
+    Block,
     add_key,
     drop_key,
     hash_key,
@@ -34,6 +37,8 @@ from kvoffload._core.table cimport (
     table_new_epoch,
 )
 from kvoffload._core.victims cimport victims_cancel, victims_close, victims_open, victims_settle
+
+import numpy as np
 
 from kvoffload._checks import (
     as_batch,
@@ -48,8 +53,12 @@ from kvoffload.errors import (
     block_not_found,
     cannot_pickle,
     policy_not_initialised,
+    policy_owned,
 )
-from kvoffload.types import BlockStatus
+from kvoffload.policies.base import CachePolicy
+from kvoffload.types import BLOCK_DTYPE, BlockStatus
+
+cnp.import_array()
 
 # Nodes beyond the capacity, for keys of a batch that is not stored yet.
 cdef enum:
@@ -95,25 +104,68 @@ cdef class CompiledPolicy:
         cdef int number
         cdef uint64_t num_nodes = <uint64_t>capacity * nodes_a_block + SPARE_NODES
         storage.open(min(num_nodes, <uint64_t>0xFFFFFFFE))
+        if self.owner != NULL:
+            raise policy_owned("__init__")
+        self.table = NULL
+        self.was_owned = False
         for number in range(self.num_rings):
             ring_close(&self.rings[number])
         for number in range(num_rings):
             ring_open(&self.rings[number], <uint8_t>(number + 1))
         self.num_rings = num_rings
         self.storage = storage
-        self.table = &storage.table
         self.capacity = capacity
         self.num_resident = 0
         self.victims.managed = False
         return 0
+
+    cdef void publish(self) noexcept:
+        self.table = &self.storage.table
 
     cdef int require_ready(self) except -1:
         if self.table == NULL:
             raise policy_not_initialised()
         return 0
 
-    cdef list open_batch(self, object hashes, str name):
-        """Return the batch as a checked list, which the scratch arrays point into."""
+    cdef int require_free(self, str call) except -1:
+        if self.owner != NULL:
+            raise policy_owned(call)
+        return self.stand_alone() if self.was_owned else 0
+
+    cdef void join_manager(self, void* manager) noexcept:
+        # It is empty, so that nothing is parked where another manager is gone.
+        self.owner = manager
+        self.was_owned = False
+        self.victims.managed = True
+
+    cdef void leave_manager(self, void* manager) noexcept:
+        # What is parked stays so until somebody changes the policy: this may be a deallocation.
+        if self.owner == manager:
+            self.owner = NULL
+            self.was_owned = True
+
+    cdef int stand_alone(self) except -1:
+        """Become a policy used alone: no block is parked, each is found where it stood."""
+        cdef list orders
+        cdef int number
+        cdef int collecting = PyGC_Disable()
+        try:
+            orders = [self.c_slots(number) for number in range(self.num_rings)]
+        finally:
+            if collecting:
+                PyGC_Enable()
+        for number in range(self.num_rings):
+            ring_unpark(self.table, &self.rings[number], orders[number])
+        self.c_unparked()
+        self.victims.managed = False
+        self.was_owned = False
+        return 0
+
+    cdef list open_batch(self, object hashes, str name, str call):
+        """Return the batch as a checked list, which the scratch arrays point into.
+
+        An error where a manager owns the policy, which `call` is to change.
+        """
         cdef list batch
         self.require_ready()
         if type(hashes) is list:
@@ -122,6 +174,7 @@ cdef class CompiledPolicy:
                 raise batch_error(batch, name)
         else:
             batch = as_batch(hashes, name)
+        self.require_free(call)
         if not batch_ensure(&self.batch, len(batch)):
             raise MemoryError()
         batch_set(&self.batch, list_items(batch), len(batch))
@@ -142,10 +195,18 @@ cdef class CompiledPolicy:
     def get(self, block_hash):
         """Return the live status of a resident block, or None."""
         self.require_ready()
-        cdef uint32_t slot = find_key(self, check_hash(block_hash))
-        if slot == NIL or not node_at(self.table, slot).flags & RESIDENT:
-            return None
-        return self.storage.export(slot)
+        cdef bytes key = check_hash(block_hash)
+        # With the collector off no Python code runs, so that the block stays on its node.
+        cdef int collecting = PyGC_Disable()
+        cdef uint32_t slot
+        try:
+            slot = find_key(self, key)
+            if slot == NIL or not node_at(self.table, slot).flags & RESIDENT:
+                return None
+            return self.storage.export(slot)
+        finally:
+            if collecting:
+                PyGC_Enable()
 
     def insert(self, block_hash, status):
         """Make a block resident, as the most recent of those inserted."""
@@ -154,9 +215,11 @@ cdef class CompiledPolicy:
         check_status(status)
         cdef int32_t ref_cnt = status.ref_cnt
         cdef int64_t block_id = status.block_id
-        cdef uint32_t slot = find_key(self, key)
+        cdef uint32_t slot
         cdef Node* node
         cdef const uint8_t* address = <const uint8_t*>PyBytes_AS_STRING(key)
+        self.require_free("insert")
+        slot = find_key(self, key)
         if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
             raise block_already_resident("insert", key)
         if slot == NIL:
@@ -181,8 +244,11 @@ cdef class CompiledPolicy:
     def remove(self, block_hash):
         """Drop a resident block without remembering it."""
         self.require_ready()
-        cdef uint32_t slot = find_key(self, check_hash(block_hash))
+        cdef bytes key = check_hash(block_hash)
+        cdef uint32_t slot
         cdef Node* node
+        self.require_free("remove")
+        slot = find_key(self, key)
         if slot == NIL or not node_at(self.table, slot).flags & RESIDENT:
             raise block_not_found("remove", block_hash)
         node = node_at(self.table, slot)
@@ -192,7 +258,7 @@ cdef class CompiledPolicy:
 
     def touch(self, hashes):
         """Mark blocks as recently used, last hash first."""
-        cdef list batch = self.open_batch(hashes, "hashes")
+        cdef list batch = self.open_batch(hashes, "hashes", "touch")
         find_all(self.table, &self.batch)
         self.c_touch(&self.batch)
 
@@ -203,7 +269,7 @@ cdef class CompiledPolicy:
         cdef int collecting
         self.require_ready()
         count = check_int("n", n, 0)
-        batch = self.open_batch(protected, "protected")
+        batch = self.open_batch(protected, "protected", "evict")
         # With the collector off no Python code runs until the victims are gone.
         collecting = PyGC_Disable()
         try:
@@ -212,10 +278,22 @@ cdef class CompiledPolicy:
             if collecting:
                 PyGC_Enable()
 
+    def make_room(self, hashes, num_free, protected):
+        """Decide how many of `hashes` to store, and evict for them."""
+        self.require_ready()
+        batch = as_batch(hashes)
+        num_free = check_int("num_free", num_free, 0)
+        self.require_free("make_room")
+        return CachePolicy.make_room(self, batch, num_free, protected)
+
     def clear(self):
         """Drop every block, ghost and adaptive state."""
-        cdef int number
         self.require_ready()
+        self.require_free("clear")
+        self.clear_now()
+
+    cdef void clear_now(self) noexcept:
+        cdef int number
         for number in range(self.num_rings):
             ring_clear(&self.rings[number])
         table_clear(self.table)
@@ -235,9 +313,32 @@ cdef class CompiledPolicy:
 
     @property
     def block_table(self):
-        """Statuses as a read-only structured array, rows in no order; zero-copy where compiled."""
+        """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
+
+        It shows the moment of the call, not what changes later.
+        """
+        cdef int collecting
         self.require_ready()
-        return self.storage.block_table()
+        collecting = PyGC_Disable()
+        try:
+            return self.copied_rows()
+        finally:
+            if collecting:
+                PyGC_Enable()
+
+    cdef object copied_rows(self):
+        cdef cnp.ndarray rows = np.zeros(self.num_resident, BLOCK_DTYPE)
+        cdef Block* row = <Block*>cnp.PyArray_DATA(rows)
+        cdef uint32_t slot
+        cdef Node* node
+        for slot in range(self.table.num_used):
+            node = node_at(self.table, slot)
+            if node.flags & RESIDENT:
+                row.ref_cnt = node.block.ref_cnt
+                row.block_id = node.block.block_id
+                row += 1
+        rows.setflags(write=False)
+        return rows
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
@@ -246,6 +347,8 @@ cdef class CompiledPolicy:
         cdef uint32_t slot
         cdef int number
         self.require_ready()
+        if self.was_owned:  # what is written to its statuses meanwhile is no fault
+            self.stand_alone()
         broken = table_check(self.table)
         for number in range(self.num_rings):
             if broken == NULL:
@@ -266,19 +369,34 @@ cdef class CompiledPolicy:
 
     def _ring_length(self, int number):
         """Return the number of keys on a ring, from 0."""
+        self.require_ring(number)
         return self.rings[number].size
 
     def _ring_keys(self, int number):
         """Return the keys of a ring, from 0, least recent first."""
-        return [key_of(node_at(self.table, slot)) for slot in self.c_slots(number)]
+        cdef int collecting
+        self.require_ring(number)
+        collecting = PyGC_Disable()
+        try:
+            return [key_of(node_at(self.table, slot)) for slot in self.c_slots(number)]
+        finally:
+            if collecting:
+                PyGC_Enable()
 
     def _ring_holds(self, int number, block_hash):
         """Tell whether a key is on a ring, from 0."""
         cdef uint32_t slot
+        self.require_ring(number)
         if type(block_hash) is not bytes or not block_hash:
             return False
         slot = find_key(self, block_hash)
         return slot != NIL and node_at(self.table, slot).ring == number + 1
+
+    cdef int require_ring(self, int number) except -1:
+        self.require_ready()
+        if not 0 <= number < self.num_rings:
+            raise IndexError(f"the policy has no ring {number}")
+        return 0
 
     # -- what policies share -----------------------------------------------------------------
 
@@ -322,7 +440,7 @@ cdef class CompiledPolicy:
                 status.ref_cnt = node.block.ref_cnt
                 evicted.append((key_of(node), status))
         except BaseException:
-            victims_cancel(&self.victims, self.table)
+            self.cancel()
             raise
         self.commit()
         return evicted
@@ -350,6 +468,9 @@ cdef class CompiledPolicy:
             return n
         return n if self.c_search(<uint64_t>(n - num_free)) else -1
 
+    cdef void cancel(self) noexcept:
+        victims_cancel(&self.victims, self.table)
+
     cdef void c_touch(self, Batch* batch) noexcept:
         pass
 
@@ -372,6 +493,9 @@ cdef class CompiledPolicy:
         return 0
 
     cdef void c_clear(self) noexcept:
+        pass
+
+    cdef void c_unparked(self) noexcept:
         pass
 
     cdef const char* c_check(self) noexcept:

@@ -11,8 +11,8 @@ Trusted protocol
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -23,18 +23,16 @@ from kvoffload.errors import (
     block_not_found,
     cannot_pickle,
     policy_not_initialised,
+    policy_owned,
 )
-from kvoffload.types import BlockHash, BlockStatus
+from kvoffload.types import BLOCK_DTYPE, BlockHash, BlockStatus
 
-from .base import CachePolicy
+from . import registry
+from ._ownership import owner_of
+from .base import CachePolicy, Room
 
 #: Who leaves, in eviction order.
 Victims = list[tuple[BlockHash, BlockStatus]]
-
-#: Rows of ``block_table``, laid out as ``BlockStatus``.
-BLOCK_DTYPE = np.dtype(
-    {"names": ["ref_cnt", "block_id"], "formats": [np.int32, np.int64], "offsets": [0, 8]}
-)
 
 
 def block_table(statuses: Iterable[BlockStatus]) -> npt.NDArray[np.void]:
@@ -47,15 +45,28 @@ def block_table(statuses: Iterable[BlockStatus]) -> npt.NDArray[np.void]:
 class PythonPolicy(CachePolicy):
     """Turn the trusted methods of a Python twin into the public contract."""
 
-    __slots__ = ("_cache_capacity", "_resident")
+    __slots__ = ("__weakref__", "_cache_capacity", "_resident")
 
     _cache_capacity: int
     _resident: dict[BlockHash, BlockStatus]
+    _blocks_type: ClassVar[type[dict[Any, Any]]] = dict
 
     def __init__(self, cache_capacity: int) -> None:
         # The base would assign the attribute, which is read-only here.
-        self._cache_capacity = check_cache_capacity(cache_capacity)
-        self._resident = {}
+        capacity = check_cache_capacity(cache_capacity)
+        self._require_free("__init__")
+        self._cache_capacity = capacity
+        # The last to be set: without it no method works.
+        self._resident = self._blocks_type()
+
+    def _require_ready(self) -> None:
+        """Raise RuntimeError where the constructor has not run to its end."""
+        _ = self._resident
+
+    def _require_free(self, call: str) -> None:
+        """Raise PolicyError where a manager owns the policy; a user's subclass is driven by it."""
+        if owner_of(self) is not None and registry.is_builtin(type(self), "py"):
+            raise policy_owned(call)
 
     def __getattr__(self, name: str) -> Any:
         # Reached only where an attribute is missing: before __init__ has run, or unknown at all.
@@ -79,33 +90,55 @@ class PythonPolicy(CachePolicy):
 
     def insert(self, block_hash: bytes, status: BlockStatus) -> None:
         """Make a block resident, as the most recent of those inserted."""
+        self._require_ready()
         key = check_hash(block_hash)
         live = BlockStatus(check_status(status).block_id)
         live.ref_cnt = status.ref_cnt
+        self._require_free("insert")
         if key in self._resident:
             raise block_already_resident("insert", key)
         self._insert(key, live)
 
     def remove(self, block_hash: bytes) -> None:
         """Drop a resident block without remembering it."""
+        self._require_ready()
         key = check_hash(block_hash)
+        self._require_free("remove")
         if key not in self._resident:
             raise block_not_found("remove", key)
         self._remove(key)
 
     def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last hash first."""
-        self._touch(as_batch(hashes))
+        self._require_ready()
+        batch = as_batch(hashes)
+        self._require_free("touch")
+        self._touch(batch)
 
     def evict(
         self, n: int, protected: Iterable[bytes]
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
         """Evict exactly `n` idle blocks that are not protected, or none."""
+        self._require_ready()
         n = check_int("n", n, 0)
-        return self._evict(n, set(as_batch(protected, "protected")))
+        guarded = set(as_batch(protected, "protected"))
+        self._require_free("evict")
+        return self._evict(n, guarded)
+
+    def make_room(
+        self, hashes: Sequence[bytes], num_free: int, protected: Collection[bytes]
+    ) -> Room | None:
+        """Decide how many of `hashes` to store, and evict for them."""
+        self._require_ready()
+        batch = as_batch(hashes)
+        num_free = check_int("num_free", num_free, 0)
+        self._require_free("make_room")
+        return super().make_room(batch, num_free, protected)
 
     def clear(self) -> None:
         """Drop every block, ghost and adaptive state."""
+        self._require_ready()
+        self._require_free("clear")
         self._clear()
 
     def __len__(self) -> int:
@@ -114,14 +147,36 @@ class PythonPolicy(CachePolicy):
 
     @property
     def block_table(self) -> npt.NDArray[np.void]:
-        """Statuses as a read-only structured array, rows in no order; zero-copy where compiled."""
+        """Statuses as a read-only structured array, ``(n,)`` for n resident blocks, in no order.
+
+        It shows the moment of the call, not what changes later.
+        """
         return block_table(self._resident.values())
+
+    # -- for the views ---------------------------------------------------------------------
+
+    def _ring(self, number: int) -> Collection[BlockHash]:
+        """Return the keys of a ring, from 0, least recent first."""
+        raise IndexError(f"the policy has no ring {number}")
+
+    def _ring_length(self, number: int) -> int:
+        """Return the number of keys on a ring, from 0."""
+        return len(self._ring(number))
+
+    def _ring_keys(self, number: int) -> list[BlockHash]:
+        """Return the keys of a ring, from 0, least recent first."""
+        return list(self._ring(number))
+
+    def _ring_holds(self, number: int, block_hash: object) -> bool:
+        """Tell whether a key is on a ring, from 0."""
+        return type(block_hash) is bytes and block_hash in self._ring(number)
 
     # -- the trusted protocol --------------------------------------------------------------
 
     @property
     def num_ghosts(self) -> int:
         """Number of hashes remembered after eviction."""
+        self._require_ready()
         return 0
 
     @abstractmethod

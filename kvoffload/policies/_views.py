@@ -1,8 +1,12 @@
-"""Read-only views of a compiled policy's rings, in the form of the Python twin's mappings."""
+"""Read-only views of a policy's rings, for both twins.
+
+A policy gives, for each ring by its number from 0: its length, its keys least recent first, and
+whether a key is on it. A view holds nothing else, so it always shows what is there now.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -12,15 +16,18 @@ from kvoffload.types import BlockHash, BlockStatus
 class BlocksView(Mapping[BlockHash, BlockStatus]):
     """Show the blocks of one ring with their live statuses, least recent first.
 
+    Iteration goes over the blocks that were there when it began; `items` and `values` pass over
+    those that have left meanwhile. Two views are equal if they hold the same blocks.
+
     Parameters
     ----------
     policy : CachePolicy
-        A compiled policy.
+        A built-in policy.
     number : int
         Its ring, from 0.
     """
 
-    __slots__ = ("_number", "_policy")
+    __slots__ = ("__weakref__", "_number", "_policy")
 
     def __init__(self, policy: Any, number: int) -> None:
         self._policy = policy
@@ -33,32 +40,76 @@ class BlocksView(Mapping[BlockHash, BlockStatus]):
     def __iter__(self) -> Iterator[BlockHash]:
         return iter(self._policy._ring_keys(self._number))
 
+    def __reversed__(self) -> Iterator[BlockHash]:
+        keys: list[BlockHash] = self._policy._ring_keys(self._number)
+        return reversed(keys)
+
     def __contains__(self, block_hash: object) -> bool:
         holds: bool = self._policy._ring_holds(self._number, block_hash)
         return holds
 
     def __getitem__(self, block_hash: BlockHash) -> BlockStatus:
-        if block_hash not in self:
+        status: BlockStatus | None = self._policy.get(block_hash) if block_hash in self else None
+        if status is None:
             raise KeyError(block_hash)
-        status: BlockStatus = self._policy.get(block_hash)
         return status
 
+    def items(self) -> ItemsView[BlockHash, BlockStatus]:
+        """Return a view of the pairs of block and status."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[BlockStatus]:
+        """Return a view of the statuses."""
+        return _Values(self)
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({dict(self)!r})"
+        return f"{type(self).__name__}({dict(self.items())!r})"
+
+
+class _Items(ItemsView[BlockHash, BlockStatus]):
+    """The pairs of a view; what leaves while they are gone through is passed over."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: BlocksView) -> None:
+        super().__init__(view)
+        self._view = view
+
+    def __iter__(self) -> Iterator[tuple[BlockHash, BlockStatus]]:
+        for block_hash in self._view:
+            status = self._view.get(block_hash)
+            if status is not None:
+                yield block_hash, status
+
+
+class _Values(ValuesView[BlockStatus]):
+    """The statuses of a view, likewise."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: BlocksView) -> None:
+        super().__init__(view)
+        self._view = view
+
+    def __iter__(self) -> Iterator[BlockStatus]:
+        return (status for _, status in _Items(self._view))
 
 
 class GhostsView(AbstractSet[BlockHash]):
     """Show the ghosts of one ring, least recent first.
 
+    Iteration goes over the ghosts that were there when it began. Two views are equal if they hold
+    the same ghosts.
+
     Parameters
     ----------
     policy : CachePolicy
-        A compiled policy.
+        A built-in policy.
     number : int
         Its ring, from 0.
     """
 
-    __slots__ = ("_number", "_policy")
+    __slots__ = ("__weakref__", "_number", "_policy")
 
     def __init__(self, policy: Any, number: int) -> None:
         self._policy = policy
@@ -74,6 +125,10 @@ class GhostsView(AbstractSet[BlockHash]):
 
     def __iter__(self) -> Iterator[BlockHash]:
         return iter(self._policy._ring_keys(self._number))
+
+    def __reversed__(self) -> Iterator[BlockHash]:
+        keys: list[BlockHash] = self._policy._ring_keys(self._number)
+        return reversed(keys)
 
     def __contains__(self, block_hash: object) -> bool:
         holds: bool = self._policy._ring_holds(self._number, block_hash)

@@ -21,6 +21,11 @@ class CachePolicy(ABC):
     and removed, changes ``ref_cnt`` of the statuses itself, and asks for victims. Used alone,
     without a manager, a policy reads ``ref_cnt`` of each block at the call of `evict`.
 
+    A policy belongs to the manager that is built over it: a second manager over it is a ValueError,
+    and `insert`, `remove`, `touch`, `evict`, `make_room` and `clear` of a built-in one, called by
+    anyone else, raise PolicyError and change nothing. What reads stays open. When the manager is
+    gone, the policy is free again, as it is. A policy of your own answers for itself.
+
     Write your own by subclassing: implement the five abstract methods, and `clear` if the policy
     can be emptied in place. After `insert`, the live status is what `get` returns; the object
     passed in is not used again, except over a user's own ``Backend``, whose objects are kept and
@@ -145,11 +150,11 @@ class CachePolicy(ABC):
             The number ``k`` of leading hashes to store, and exactly ``max(0, k - num_free)``
             victims in eviction order. None, with nothing changed, to refuse the store.
         """
-        shortfall = len(hashes) - num_free
-        if shortfall <= 0:
-            return len(hashes), []
-        victims = self.evict(shortfall, protected)
-        return None if victims is None else (len(hashes), victims)
+        number = len(hashes)
+        if number <= num_free:
+            return number, []
+        victims = self.evict(number - num_free, protected)
+        return None if victims is None else (number, victims)
 
     def clear(self) -> None:
         """Drop every block, ghost and adaptive state. Not implemented by default."""

@@ -12,6 +12,7 @@ from kvoffload import (
     OffloadingManager,
     PrepareStoreOutput,
 )
+from kvoffload.errors import describe, recorder_not_initialised
 from kvoffload.types import Spec_co
 
 from .request_log import RequestLog
@@ -86,6 +87,8 @@ class TraceRecorder(OffloadingManager[Spec_co]):
         block_tokens: int | None = None,
         max_bytes: int = 2**30,
     ) -> None:
+        if not isinstance(manager, OffloadingManager):
+            raise TypeError(f"manager must be an OffloadingManager, got {describe(manager)}")
         if block_tokens is None:
             block_tokens = getattr(manager, "block_size", 1)
         self.manager = manager
@@ -99,13 +102,25 @@ class TraceRecorder(OffloadingManager[Spec_co]):
         """Count the leading blocks that are ready, and record the request."""
         return self._lookup(hashes)
 
+    def touch(self, hashes: Iterable[bytes]) -> None:
+        """Do as the manager does."""
+        self.manager.touch(hashes)
+
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
         """Do as the manager does."""
         return self.manager.prepare_load(hashes)
 
+    def complete_load(self, hashes: Iterable[bytes]) -> None:
+        """Do as the manager does."""
+        self.manager.complete_load(hashes)
+
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         """Do as the manager does."""
         return self.manager.prepare_store(hashes)
+
+    def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
+        """Do as the manager does."""
+        self.manager.complete_store(hashes, success)
 
     def take_events(self) -> Iterator[OffloadingEvent]:
         """Do as the manager does."""
@@ -128,7 +143,7 @@ class TraceRecorder(OffloadingManager[Spec_co]):
 
     def __getattr__(self, name: str) -> Any:
         if name == "manager":  # not yet set
-            raise AttributeError(name)
+            raise recorder_not_initialised()
         return getattr(self.manager, name)
 
     def __reduce__(self) -> str:
@@ -167,6 +182,8 @@ def _recorded(
         if not log.recording:
             return lookup(hashes)
         if type(hashes) is not list:
+            if isinstance(hashes, bytes | bytearray | memoryview | str):
+                return lookup(hashes)  # a hash for a batch: which says so
             try:
                 iterator = iter(hashes)
             except TypeError:

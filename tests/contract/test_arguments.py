@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from kvoffload import CachePolicy, OffloadingManager
 from kvoffload.policies import registry
-from tests.blocks import A, slots, store
+from tests.blocks import A, B, slots, store
+from tests.observation import observe
+from tests.parts import ListBackend, ListPolicy
 
 
 class Index:
@@ -129,6 +132,14 @@ def test_an_unknown_policy_lists_the_known_ones(twin: ModuleType, name: str) -> 
     assert len(str(caught.value)) < 500
 
 
+def test_an_unknown_policy_is_told_the_nearest(twin: ModuleType) -> None:
+    near = {"LRU": "lru", "Arc": "arc", "HitDensity": "hit-density", "S3-FIFO": "s3fifo"}
+    for name, meant in near.items():
+        with pytest.raises(ValueError, match=f"got '{name}'; did you mean '{meant}'") as caught:
+            twin.CPUOffloadingManager(16, 4, name)
+        assert "one of lru, arc," in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["lru?", "lru?x", "lru?x=1", "arc?cache_capacity=3", "lru?=1"])
 def test_options_that_a_policy_does_not_have(twin: ModuleType, text: str) -> None:
     with pytest.raises(ValueError, match="option"):
@@ -221,14 +232,59 @@ def test_batches_by_name(twin: ModuleType) -> None:
     manager.complete_load(hashes=[A])
 
 
-@pytest.mark.parametrize("truth", [1, "yes", [0]])
-def test_success_and_enable_events_are_read_as_truth_values(twin: ModuleType, truth: Any) -> None:
-    manager = twin.CPUOffloadingManager(16, 4, "lru", truth)
-    assert manager.events == []
-    manager.prepare_store([A])
-    manager.complete_store([A], truth)
-    assert manager.lookup([A]) == 1
-    assert twin.CPUOffloadingManager(16, 4, "lru", 0).events is None
+def managers_with_events(twin: ModuleType, enable_events: Any) -> list[Callable[[], Any]]:
+    return [
+        lambda: twin.CPUOffloadingManager(16, 4, "lru", enable_events),
+        lambda: twin.CPUOffloadingManager(16, 4, enable_events=enable_events),
+        lambda: twin.CPUOffloadingManager(16, 4, ListPolicy, enable_events),
+        lambda: twin.LRUOffloadingManager(twin.CPUBackend(16, 4), enable_events),
+        lambda: twin.ARCOffloadingManager(ListBackend(16, 4), enable_events=enable_events),
+    ]
+
+
+@pytest.mark.parametrize("value", ["no", "yes", "", 0, 1, 1.0, None, [0], np.int8(1)])
+def test_what_is_not_true_or_false(twin: ModuleType, value: Any) -> None:
+    for build in managers_with_events(twin, value):
+        with pytest.raises(TypeError) as caught:
+            build()
+        assert str(caught.value) == f"enable_events must be True or False, got {value!r}"
+    for build in managers_with_events(twin, True):
+        manager = build()
+        manager.prepare_store([A])
+        before = observe(manager)
+        with pytest.raises(TypeError) as caught:
+            manager.complete_store([A], value)
+        assert str(caught.value) == f"success must be True or False, got {value!r}"
+        assert observe(manager) == before
+
+
+def test_true_and_false_may_be_numpys(twin: ModuleType) -> None:
+    for build in managers_with_events(twin, np.bool_(True)):
+        manager = build()
+        assert manager.events == []
+        manager.prepare_store([A, B])
+        manager.complete_store([A], np.bool_(True))
+        manager.complete_store([B], np.bool_(False))
+        assert (manager.lookup([A]), len(manager)) == (1, 1)
+    for build in managers_with_events(twin, np.bool_(False)):
+        assert build().events is None
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("CPUOffloadingManager", (16, 4)),
+        ("LRUOffloadingManager", (ListBackend(16, 4),)),
+        ("ARCOffloadingManager", (ListBackend(16, 4),)),
+    ],
+)
+def test_an_error_of_the_constructors_form_names_the_public_class(
+    twin: ModuleType, name: str, given: tuple[Any, ...]
+) -> None:
+    for arguments, options in ((given, {"policy": "lru"}), ((), {}), ((*given, *"abcd"), {})):
+        with pytest.raises(TypeError) as caught:
+            getattr(twin, name)(*arguments, **options)
+        assert str(caught.value).startswith(f"{name}.__init__() ")
 
 
 def test_a_subclass_with_its_own_signature(twin: ModuleType) -> None:

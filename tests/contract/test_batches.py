@@ -132,10 +132,22 @@ def test_what_is_not_iterable_is_refused_by_name(build: Build, method: str) -> N
 
 def test_a_hash_is_not_a_batch_of_hashes(build: Build, method: str) -> None:
     manager = prepared(build, method)
-    with pytest.raises(TypeError):
-        getattr(manager, method)(A)
-    with pytest.raises(TypeError):
-        getattr(manager, method)("a string")
+    before = observe(manager)
+    for batch, advice in (
+        (b"abc", ": wrap it in a list"),
+        (b"", ": wrap it in a list"),
+        (bytearray(b"abc"), ""),
+        ("a string", ""),
+        ("", ""),
+    ):
+        with pytest.raises(TypeError) as caught:
+            getattr(manager, method)(batch)
+        assert str(caught.value) == (
+            f"hashes must be an iterable of block hashes, got {batch!r}{advice}"
+        )
+    with pytest.raises(TypeError, match="hashes must be an iterable of block hashes"):
+        getattr(manager, method)(memoryview(A))
+    assert observe(manager) == before
 
 
 def test_a_generator_is_read_to_its_end(build: Build) -> None:

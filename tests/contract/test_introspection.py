@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from kvoffload import BlockStatus
-from tests.blocks import A, B, C, D, E, H, names, slots, store
-from tests.contract.conftest import BUILT_IN_POOL_KINDS, Build, builder
+from kvoffload.policies import registry
+from tests.blocks import A, B, C, D, E, H, block_hash, names, slots, store
+from tests.contract.conftest import Build, builder
 from tests.parts import ListBackend, ListPolicy
 
 
@@ -210,53 +211,62 @@ def test_a_status_outlives_its_manager(build: Build) -> None:
     assert (held.ref_cnt, held.block_id) == (1, 1)
 
 
-@pytest.mark.parametrize("kind", BUILT_IN_POOL_KINDS)
-def test_the_block_table(twin: ModuleType, kind: str) -> None:
-    manager = builder(twin, kind)(4)
-    store(manager, [A, B])
-    manager.prepare_load([B, B])
-    manager.prepare_store([C])
-    table = manager.block_table
+def rows(table: Any) -> list[tuple[int, int]]:
+    """Return what a block table holds, after a look at its form."""
     assert isinstance(table, np.ndarray)
+    assert table.dtype == np.dtype(BlockStatus)
     assert table.dtype.names == ("ref_cnt", "block_id")
     assert (table.dtype["ref_cnt"], table.dtype["block_id"]) == (np.int32, np.int64)
+    assert table.ndim == 1
     assert not table.flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         table["ref_cnt"] = 0
-    held = table[table["block_id"] >= 0]
-    assert sorted(held.tolist()) == [(-1, 2), (0, 0), (2, 1)]
-    assert set(table["block_id"][table["block_id"] < 0].tolist()) <= {-1}
+    return sorted(table.tolist())
 
 
-@pytest.mark.parametrize("kind", BUILT_IN_POOL_KINDS)
-def test_the_block_table_after_blocks_have_left(twin: ModuleType, kind: str) -> None:
-    manager = builder(twin, kind)(2)
+def test_the_block_table_has_a_row_for_each_resident_block(build: Build) -> None:
+    manager = build(4)
+    assert rows(manager.block_table) == []
     store(manager, [A, B])
-    store(manager, [C])
-    table = manager.block_table
-    assert sorted(table["block_id"][table["block_id"] >= 0].tolist()) == [0, 1]
+    manager.prepare_load([B, B])
+    manager.prepare_store([C])
+    assert rows(manager.block_table) == [(-1, 2), (0, 0), (2, 1)]
+    manager.complete_store([C], success=False)
+    assert rows(manager.block_table) == [(0, 0), (2, 1)]
     manager.reset_cache()
-    table = manager.block_table
-    assert table["block_id"][table["block_id"] >= 0].tolist() == []
+    assert rows(manager.block_table) == []
 
 
-@pytest.mark.parametrize("kind", BUILT_IN_POOL_KINDS)
-def test_a_block_table_outlives_a_reset_and_its_manager(twin: ModuleType, kind: str) -> None:
-    manager = builder(twin, kind)(2)
+def test_a_block_table_shows_the_moment_of_the_call(build: Build) -> None:
+    manager = build(2)
     store(manager, [A, B])
     table = manager.block_table
-    assert sorted(table["block_id"].tolist())[-2:] == [0, 1]
+    again = manager.block_table
+    assert not np.shares_memory(table, again)
+    manager.prepare_load([A])
+    store(manager, [C])
     manager.reset_cache()
     del manager
-    assert set(table["block_id"].tolist()) <= {-1, 0, 1}
+    assert rows(table) == rows(again) == [(0, 0), (0, 1)]
+
+
+def test_a_block_table_is_the_same_while_statuses_are_held(build: Build) -> None:
+    manager = build(2)
+    held = []
+    for block in (A, B, C, D, E):
+        store(manager, [block])
+        held.append(manager.policy.get(block))
+        table = manager.block_table
+        assert rows(table) == [(0, slot) for slot in range(min(2, len(held)))]
+        assert not np.shares_memory(table, manager.block_table)
 
 
 def test_a_policy_alone_has_a_block_table(twin: ModuleType) -> None:
-    for policy_class in (twin.LRUCachePolicy, twin.ARCCachePolicy):
-        policy = policy_class(4)
-        policy.insert(A, BlockStatus(9))
-        table = policy.block_table
-        assert [row for row in table.tolist() if row[1] >= 0] == [(-1, 9)]
+    for name in registry.names():
+        policy = twin.policy_class(name)(4)
+        for number in range(3000):  # far beyond the capacity
+            policy.insert(block_hash(number), BlockStatus(number))
+        assert rows(policy.block_table) == [(-1, number) for number in range(3000)]
 
 
 @pytest.mark.parametrize("kind", ["cpu-lru", "cpu-arc"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -248,6 +248,17 @@ def test_bad_hashes(policy: Any, element: Any) -> None:
     assert observe(policy) == before
 
 
+def test_a_hash_is_not_a_batch_of_a_policys(policy: Any) -> None:
+    before = observe(policy)
+    with pytest.raises(TypeError, match=r"hashes must be an iterable .*: wrap it in a list"):
+        policy.touch(A)
+    with pytest.raises(TypeError, match=r"protected must be an iterable .*: wrap it in a list"):
+        policy.evict(1, A)
+    with pytest.raises(TypeError, match=r"hashes must be an iterable .*: wrap it in a list"):
+        policy.make_room(D, 1, ())
+    assert observe(policy) == before
+
+
 def test_empty_hashes(policy: Any) -> None:
     before = observe(policy)
     calls: tuple[Callable[[], Any], ...] = (
@@ -289,6 +300,35 @@ def test_make_room_asks_for_no_more_than_falls_short(policy: Any) -> None:
     assert len(victims) == max(0, number - 1)
     assert all(block in (B, C) for block, _ in victims)
     policy._check()
+
+
+@pytest.mark.parametrize("others", [[], [5, None], [b"", b"x" * 5000]])
+def test_make_room_keeps_to_the_hashes_that_it_was_given(policy: Any, others: list[Any]) -> None:
+    hashes = [D, E]
+
+    def protected() -> Iterator[bytes]:
+        hashes[:] = others
+        yield A
+
+    number, victims = policy.make_room(hashes, 1, protected())
+    assert 1 <= number <= 2
+    assert len(victims) == number - 1
+    assert A not in dict(victims)
+    policy._check()
+
+
+def test_make_room_checks_its_hashes_and_its_number(policy: Any) -> None:
+    before = observe(policy)
+    for bad in (5, None, [5], [D, None]):
+        with pytest.raises(TypeError, match="hashes"):
+            policy.make_room(bad, 1, ())
+    with pytest.raises(ValueError, match=r"hashes\[1\] must not be empty"):
+        policy.make_room([D, b""], 1, ())
+    with pytest.raises(TypeError, match="num_free must be an integer"):
+        policy.make_room([D], 1.5, ())
+    with pytest.raises(ValueError, match="num_free must be >= 0, got -1"):
+        policy.make_room([D], -1, ())
+    assert observe(policy) == before
 
 
 def test_make_room_without_room(policy: Any) -> None:

@@ -83,6 +83,37 @@ def uninitialised(name: str, method: str) -> Mistake:
     return call
 
 
+def on_an_owned_policy(name: str, method: str, *arguments: Any) -> Mistake:
+    def call(twin: ModuleType) -> Any:
+        manager = twin.CPUOffloadingManager(16, 4, name)
+        store(manager, [A, B])
+        return getattr(manager.policy, method)(*arguments)
+
+    return call
+
+
+def second_manager(name: str) -> Mistake:
+    def call(twin: ModuleType) -> Any:
+        policy = twin.policy_class(name)(4)
+        first = twin.CPUOffloadingManager(16, 4, policy)
+        store(first, [A])
+        return twin.CPUOffloadingManager(16, 4, policy)
+
+    return call
+
+
+def free_from_outside(twin: ModuleType) -> Any:
+    backend = twin.CPUBackend(16, 4)
+    store(twin.LRUOffloadingManager(backend), [A])
+    return backend.free(BlockStatus(0))
+
+
+def backend_again(twin: ModuleType) -> Any:
+    backend = twin.CPUBackend(16, 4)
+    backend.allocate_blocks([A])
+    return backend.__init__(16, 4)
+
+
 MISTAKES: dict[str, Mistake] = {
     **{f"num_blocks {n!r:.20}": construct("CPUOffloadingManager", 16, n) for n in NUMBERS},
     **{f"block_size {n!r:.20}": construct("CPUOffloadingManager", n, 4) for n in NUMBERS},
@@ -100,6 +131,43 @@ MISTAKES: dict[str, Mistake] = {
         for method in ("prepare_load", "complete_load")
         for key in (b"\0", block_hash(9), block_hash(9, 33), block_hash(9, 5000))
     },
+    **{
+        f"{name} {method} of a manager's policy": on_an_owned_policy(name, method, *arguments)
+        for name in registry.names()
+        for method, arguments in (
+            ("insert", (block_hash(3), BlockStatus(1))),
+            ("insert", (A, BlockStatus(1))),
+            ("remove", (A,)),
+            ("remove", (block_hash(3),)),
+            ("touch", ([A],)),
+            ("evict", (0, ())),
+            ("evict", (9, ())),
+            ("evict", (-1, ())),
+            ("make_room", ([block_hash(3)], 4, ())),
+            ("make_room", ([block_hash(3)], -4, ())),
+            ("clear", ()),
+            ("__init__", (4,)),
+            ("__init__", (-4,)),
+        )
+    },
+    **{f"a second manager over {name}": second_manager(name) for name in registry.names()},
+    "a slot of a manager freed from outside": free_from_outside,
+    "a backend in use initialised again": backend_again,
+    **{
+        f"{call} {value!r}": over_backend("ARCOffloadingManager", call, *given)
+        for call, *given in (
+            ("complete_store", [A], "no"),
+            ("complete_store", 5, "no"),
+            ("lookup", b"abc"),
+            ("touch", "abc"),
+            ("prepare_store", bytearray(b"abc")),
+        )
+        for value in (given[-1],)
+    },
+    **{
+        f"enable_events {value!r}": construct("CPUOffloadingManager", 16, 4, "lru", value)
+        for value in ("yes", 1, None, True)
+    },
     "pins": over_backend("LRUOffloadingManager", "complete_load", [A, A]),
     "a policy that is not empty": non_empty,
     "a victim too many": wrong_victim,
@@ -111,8 +179,16 @@ MISTAKES: dict[str, Mistake] = {
     },
     **{
         f"{name} {method} before init": uninitialised(name, method)
-        for name in ("LRUCachePolicy", "ARCCachePolicy")
-        for method in ("touch",)
+        for name in ("LRUCachePolicy", "ARCCachePolicy", "CPUBackend")
+        for method in ("touch", "get", "remove", "allocate_blocks", "free")
+    },
+    **{
+        f"{name} {options}": (lambda twin, n=name, o=options: twin.policy_class(n)(-1, **o))
+        for name, options in (
+            ("slru", {"protected": 9}),
+            ("s3fifo", {"small": 9}),
+            ("hit-density", {"ghosts": 99}),
+        )
     },
     **{
         f"{name} {method} {arguments!r:.40}": on_policy(name, method, *arguments)

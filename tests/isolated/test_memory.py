@@ -114,6 +114,93 @@ for construct in (lambda: twin.CPUOffloadingManager(16, 4, name), lambda: twin.C
 print("nothing changed")
 """
 
+UNFINISHED = """
+# A constructor with the n-th allocation failing leaves an object that says so, whatever is called.
+CALLS = {
+    "get": [KEYS[0]], "insert": [KEYS[0], BlockStatus(0)], "remove": [KEYS[0]], "touch": [KEYS],
+    "evict": [1, KEYS], "make_room": [KEYS, 0, KEYS], "clear": [], "_check": [], "__len__": [],
+    "get_num_free_blocks": [], "allocate_blocks": [KEYS], "free": [BlockStatus(0)],
+    "lookup": [KEYS], "prepare_store": [KEYS], "complete_store": [KEYS], "prepare_load": [KEYS],
+    "complete_load": [KEYS], "take_events": [], "reset_cache": [], "stats": [],
+    "__contains__": [KEYS[0]],
+}
+failed = 0
+for cls, arguments in ((twin.policy_class(name), (6,)), (twin.CPUBackend, (16, 6)),
+                       (twin.CPUOffloadingManager, (16, 6, name))):
+    for fail, restore in kinds:
+        for again in (False, True):
+            for n in range(60):
+                thing = cls.__new__(cls)
+                if again:
+                    thing.__init__(*arguments)
+                fail(n)
+                try:
+                    thing.__init__(*arguments)
+                    refused = False
+                except MemoryError:
+                    refused = True
+                finally:
+                    restore()
+                if not refused:
+                    break
+                failed += 1
+                if again:
+                    try:
+                        thing._check()
+                        continue  # the old state is there, whole
+                    except RuntimeError:
+                        pass
+                for method, given in CALLS.items():
+                    if not hasattr(cls, method):
+                        continue
+                    try:
+                        getattr(thing, method)(*given)
+                    except RuntimeError as error:
+                        assert "not initialised" in str(error), error
+                    else:
+                        raise AssertionError((cls, again, n, method))
+assert failed > 8, failed
+print("nothing works")
+"""
+
+LATE = """
+# A store that fails when victims were chosen leaves nothing that a policy without its manager
+# would use.
+import _testcapi
+
+def keys(first, count):
+    return [number.to_bytes(4, "big") * 8 for number in range(first, first + count)]
+
+failures = 0
+for n in range(80):
+    built = twin.CPUOffloadingManager(16, 6, name)
+    built.prepare_store(KEYS[:6])
+    built.complete_store(KEYS[:6])
+    built.touch(keys(100, 30))
+    _testcapi.set_nomemory(n, n + 1)
+    try:
+        built.prepare_store(keys(100, 30) if name == "hit-density" else keys(100, 3))
+        refused = False
+    except MemoryError:
+        refused = True
+    finally:
+        _testcapi.remove_mem_hooks()
+    if not refused:
+        continue
+    failures += 1
+    before = observe(built.policy)
+    policy = built.policy
+    del built
+    assert observe(policy) == before
+    records = policy._ghost_records() if name == "hit-density" else None
+    assert len(policy.evict(1, ())) == 1
+    policy._check()
+    if records:
+        assert not any(row and row[3] for clock in policy._ghost_records() for row in clock)
+assert failures, failures
+print("nothing is left")
+"""
+
 GROWTH = """
 pool = twin.CPUBackend(16, 6)
 spared = 0
@@ -177,6 +264,34 @@ def test_a_failing_allocation_while_the_storage_grows(
     twins: tuple[ModuleType, ModuleType], policy: str
 ) -> None:
     assert run_script(PRELUDE + GROWTH, policy) == "nothing changed\n"
+
+
+OURS = "kinds = [(memory.fail_after, lambda: memory.fail_after(None))]\n"
+PYTHONS = """
+import _testcapi
+kinds = [(lambda n: _testcapi.set_nomemory(n, n + 1), _testcapi.remove_mem_hooks)]
+"""
+
+
+@pytest.mark.parametrize("whose", ["ours", "python's"])
+@pytest.mark.parametrize("policy", registry.names())
+def test_an_object_whose_construction_failed_says_so(
+    twins: tuple[ModuleType, ModuleType], policy: str, whose: str
+) -> None:
+    if whose != "ours":
+        pytest.importorskip("_testcapi", reason="this Python cannot make its allocations fail")
+    script = PRELUDE + (OURS if whose == "ours" else PYTHONS) + UNFINISHED
+    assert run_script(script, policy) == "nothing works\n"
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_a_store_that_failed_late_leaves_nothing_to_the_next_search(
+    twins: tuple[ModuleType, ModuleType], policy: str
+) -> None:
+    pytest.importorskip("_testcapi", reason="this Python cannot make its allocations fail")
+    # What is freed is overwritten at once, so that its use is seen.
+    said = run_script(PRELUDE + LATE, policy, environment={"PYTHONMALLOC": "debug"})
+    assert said == "nothing is left\n"
 
 
 @pytest.mark.parametrize("policy", registry.names())

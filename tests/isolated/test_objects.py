@@ -176,15 +176,20 @@ KEYS = [bytes([number]) * (32 if number % 3 else 40) for number in range(1, 20)]
 policy = twin.policy_class(name)(4)
 backend = twin.CPUBackend(16, 4)
 left = twin.CPUOffloadingManager(16, 4, policy, True)
-right = twin.CPUOffloadingManager(16, 2, policy)
+right = twin.CPUOffloadingManager(16, 2, name)
 over = twin.LRUOffloadingManager(backend)
+alone = twin.policy_class(name)(4)
+
+
+def check(spec, size):
+    assert all(0 <= slot < size for slot in spec.block_ids.tolist()), spec
 
 
 def abuse():
     key = generator.choice(KEYS)
     batch = generator.sample(KEYS, 3)
-    manager = generator.choice([left, right, over])
-    part = generator.choice([policy, over.policy])
+    manager, size = generator.choice([(left, 4), (right, 2), (over, 4)])
+    part = generator.choice([policy, over.policy, alone])
     choice = generator.randrange(12)
     if choice == 0:
         part.insert(key, BlockStatus(generator.choice([0, 3, 10**9, -5, 2**62])))
@@ -204,10 +209,12 @@ def abuse():
     elif choice == 6:
         backend.free(BlockStatus(generator.randrange(4)))
     elif choice in (7, 8, 9):
-        manager.prepare_store(batch)
+        output = manager.prepare_store(batch)
+        if output is not None:
+            check(output.store_spec, size)
         manager.complete_store(batch, generator.random() < 0.7)
     elif choice == 10:
-        manager.prepare_load([key])
+        check(manager.prepare_load([key]), size)
         manager.complete_load([key])
     else:
         manager.reset_cache()
@@ -216,10 +223,12 @@ def abuse():
 for _ in range(20_000):
     try:
         abuse()
+    except AssertionError:
+        raise
     except Exception:
         pass
     list(left.take_events())
-    left.stats(), over.stats()
+    assert all(count >= 0 for manager in (left, over) for count in manager.stats().values())
 print("survived")
 """
 

@@ -133,6 +133,19 @@ def test_a_leading_part_is_stored(twin: ModuleType) -> None:
     assert number == len(victims) <= 1
 
 
+def test_a_long_store_does_not_evict_what_is_protected(twin: ModuleType) -> None:
+    old, new = block_hashes(*range(300)), block_hashes(*range(1000, 1200))
+    policy = density(twin, 300, old, ghosts=8.0)
+    for _ in range(3):  # as ghosts they become denser than what is there
+        policy.touch(new[:100])
+        policy.touch(new[100:])
+        policy.touch([H])
+    number, victims = policy.make_room(new, 0, old[:3])
+    assert number == len(victims) == 200
+    assert dict(victims).keys().isdisjoint(old[:3])
+    policy._check()
+
+
 def test_make_room_takes_what_is_a_hash_and_a_number(twin: ModuleType) -> None:
     policy = density(twin, 4, [A])
     with pytest.raises(TypeError, match="num_free"):

@@ -132,15 +132,15 @@ def test_blocks_that_were_in_use_stand_before_what_the_scan_has_moved(twin: Modu
     for blocks in ([A, B], [C], [D], new[:1]):
         request(manager, blocks)
     for block in (A, B, C, D):
-        use(policy, block, 2)
+        use(manager, block, 2)
     request(manager, new[1:2])
     assert names(policy.main) == "BACD"
     manager.prepare_load([B, C, D])
-    use(policy, new[1], 2)
+    use(manager, new[1], 2)
     request(manager, new[2:3])  # passes B, C and D over, and A, which has B behind it
     manager.complete_load([C, D])
     manager.prepare_load(new[2:3])
-    use(policy, A, 1)
+    use(manager, A, 1)
     assert manager.prepare_store([C, E]).block_hashes_evicted == [D]
     assert names(policy.main) == "BCA"
     manager._check()

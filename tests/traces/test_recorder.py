@@ -93,7 +93,9 @@ def test_every_call_is_passed_on_and_comes_back(path):
             _ = recorder.nothing
 
 
-@pytest.mark.parametrize("batch", [5, [b""], ["text"], [b"a", bytearray(b"b")], iter([b"a", 3])])
+@pytest.mark.parametrize(
+    "batch", [5, b"abc", "abc", [b""], ["text"], [b"a", bytearray(b"b")], iter([b"a", 3])]
+)
 def test_what_the_manager_refuses_is_refused_alike_and_not_recorded(path, batch):
     def message(manager, argument):
         with pytest.raises((TypeError, ValueError)) as caught:
@@ -456,6 +458,38 @@ def test_refuses_what_is_no_integer(tmp_path, name, value):
     with pytest.raises(TypeError, match=f"{name} must be an integer, got "):
         TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / "t.gz", **{name: value})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("manager", [5, None, "lru", CPUOffloadingManager, object()])
+def test_refuses_what_is_no_manager(tmp_path, manager):
+    with pytest.raises(TypeError, match="manager must be an OffloadingManager, got "):
+        TraceRecorder(manager, tmp_path / "t.gz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recorder_whose_construction_failed_says_so():
+    class Forgetful(TraceRecorder):
+        def __init__(self):
+            pass
+
+    calls = {
+        "lookup": [[b"a"]],
+        "touch": [[b"a"]],
+        "prepare_load": [[b"a"]],
+        "complete_load": [[b"a"]],
+        "prepare_store": [[b"a"]],
+        "complete_store": [[b"a"]],
+        "take_events": [],
+        "close": [],
+        "stats": [],
+        "__len__": [],
+        "__bool__": [],
+        "__contains__": [b"a"],
+    }
+    for recorder in (TraceRecorder.__new__(TraceRecorder), Forgetful()):
+        for method, arguments in calls.items():
+            with pytest.raises(RuntimeError, match="the recorder is not initialised"):
+                getattr(recorder, method)(*arguments)
 
 
 def test_what_cannot_be_created_is_told_at_once(tmp_path):

@@ -33,8 +33,9 @@ cdef class RankedLRU(CompiledPolicy):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 1, 0)
         self.victims.managed = True
-        order_open(&self.order, self.table)
+        order_open(&self.order, &self.storage.table)
         self.generation = 0
+        self.publish()
 
     def __dealloc__(self):
         order_close(&self.order)

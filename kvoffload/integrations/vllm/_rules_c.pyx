@@ -18,7 +18,6 @@ from kvoffload._core.items cimport list_items
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, PARKED, RESIDENT, node_at
-from kvoffload._core.victims cimport victims_cancel
 
 _ARC_LISTS = ("t1", "t2", "b1", "b2")
 
@@ -65,7 +64,7 @@ cdef class RequestRules:
             self.policy.became_idle(slot, node)
 
     cdef void cancel(self) noexcept:
-        victims_cancel(&self.policy.victims, self.policy.table)
+        self.policy.cancel()
 
 
 cdef class LRURules(RequestRules):
