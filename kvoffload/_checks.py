@@ -6,7 +6,7 @@ A message names the argument, the rule and the value.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,7 +130,7 @@ def as_batch(hashes: Iterable[bytes], name: str = "hashes") -> list[BlockHash]:
     return batch
 
 
-def batch_error(batch: list[Any], name: str = "hashes") -> TypeError | ValueError:
+def batch_error(batch: Sequence[Any], name: str = "hashes") -> TypeError | ValueError:
     """Build the error of the first element of `batch` that is not a block hash."""
     for position, block_hash in enumerate(batch):
         if type(block_hash) is not bytes:

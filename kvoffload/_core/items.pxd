@@ -1,4 +1,4 @@
-"""Elements of a caller's list."""
+"""Elements of a caller's list or tuple."""
 
 from cpython.object cimport PyObject, PyTypeObject
 
@@ -7,6 +7,8 @@ from kvoffload._core.table cimport kvo_prefetch
 cdef extern from "Python.h":
     ctypedef struct PyListObject:
         PyObject** ob_item
+    ctypedef struct PyTupleObject:
+        PyObject* ob_item[1]
     PyTypeObject PyBytes_Type
     PyTypeObject* Py_TYPE(PyObject*) nogil
     Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
@@ -17,13 +19,22 @@ cdef inline PyObject** list_items(list batch) noexcept:
     return (<PyListObject*>batch).ob_item
 
 
-cdef inline bint check_items(list batch) noexcept:
-    """Tell whether all elements are exactly ``bytes`` and not empty."""
-    cdef PyObject** items = list_items(batch)
+cdef inline PyObject** tuple_items(tuple batch) noexcept:
+    """Return the elements of a tuple, borrowed."""
+    return (<PyTupleObject*>batch).ob_item
+
+
+cdef inline Py_ssize_t first_bad(PyObject** items, Py_ssize_t start, Py_ssize_t stop) noexcept:
+    """Return the first position whose element is not ``bytes`` or is empty, `stop` for none."""
     cdef Py_ssize_t place
-    for place in range(len(batch)):
+    for place in range(start, stop):
         if Py_TYPE(items[place]) != &PyBytes_Type or PyBytes_GET_SIZE(items[place]) == 0:
-            return False
+            return place
         # The key of a digest reaches into the object's second cache line.
         kvo_prefetch(<const char*>items[place] + 64)
-    return True
+    return stop
+
+
+cdef inline bint check_items(list batch) noexcept:
+    """Tell whether all elements are exactly ``bytes`` and not empty."""
+    return first_bad(list_items(batch), 0, len(batch)) == len(batch)

@@ -11,21 +11,23 @@ Invariants
 
 cimport cython
 from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 cimport numpy as cnp
 
-from kvoffload._core.batch cimport find_all, find_range, hint_chosen
+from kvoffload._core.batch cimport batch_ensure, batch_set, find_all, find_range, hint_chosen
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
+from kvoffload._core.items cimport first_bad, list_items, tuple_items
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
 from kvoffload._core.table cimport NIL, RESIDENT, Node, Table, node_at, own_id, table_new_epoch
 from kvoffload.managers._results_c cimport new_event, new_ids, new_output, new_spec
 from kvoffload.managers._state_c cimport Counters, ManagerState
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
-from kvoffload._checks import check_bool
+from kvoffload._checks import as_batch, batch_error, check_bool
 from kvoffload.backends._cpu_c import CPUBackend
 from kvoffload.backends._cpu_py import CPUBackend as PythonCPUBackend
 from kvoffload.errors import (
@@ -43,8 +45,8 @@ from kvoffload.policies import registry
 cnp.import_array()
 
 cdef enum:
-    # Keys that a lookup finds before it looks whether one is not ready: few at first, since many
-    # a prompt is not known at all.
+    # Keys that a lookup checks and finds before it looks whether one is not ready: few at first,
+    # since many a prompt is not known at all.
     FIRST_LOOKUP_STEP = 4
     LOOKUP_STEP = 64
 
@@ -94,15 +96,28 @@ cdef class Manager(ManagerState):
         """Count the leading blocks that are ready."""
         if self._policy is None or self.delegate is not None:
             return self.driver().lookup(hashes)
-        cdef list batch = self.open_batch(hashes)
+        cdef object batch = hashes
+        cdef PyObject** items
         cdef Table* table = self._policy.table
-        cdef Py_ssize_t size = self.batch.size
-        cdef Py_ssize_t place = 0, end = 0
+        cdef Py_ssize_t size, place = 0, end = 0
         cdef uint32_t slot
         cdef Node* node
+        if type(hashes) is tuple:
+            items = tuple_items(<tuple>batch)
+        else:
+            if type(hashes) is not list:
+                batch = as_batch(hashes)
+            items = list_items(<list>batch)
+        size = len(batch)
+        if not batch_ensure(&self.batch, size):
+            raise MemoryError()
+        batch_set(&self.batch, items, size)
         while place < size:
             if place == end:
                 end = min(place + (LOOKUP_STEP if place else FIRST_LOOKUP_STEP), size)
+                end = first_bad(items, place, end)
+                if place == end:
+                    raise batch_error(batch)
                 find_range(table, &self.batch, place, end)
             slot = self.batch.slots[place]
             if slot == NIL:

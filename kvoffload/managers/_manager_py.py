@@ -13,13 +13,13 @@ Cost
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload._checks import MAX_REF_CNT, as_batch, check_bool
+from kvoffload._checks import MAX_REF_CNT, as_batch, batch_error, check_bool
 from kvoffload.backends._cpu_py import CPUBackend
 from kvoffload.backends.base import Backend
 from kvoffload.errors import (
@@ -121,9 +121,14 @@ class Manager(OffloadingManager[Spec_co]):
     def lookup(self, hashes: Iterable[bytes]) -> int:
         """Count the leading blocks that are ready."""
         find = self._find
-        batch = as_batch(hashes)
+        # A list or tuple is read no further than need be.
+        batch: Sequence[BlockHash] = (
+            hashes if type(hashes) is list or type(hashes) is tuple else as_batch(hashes)
+        )
         num_hits = 0
         for block_hash in batch:
+            if type(block_hash) is not bytes or not block_hash:
+                raise batch_error(batch)
             status = find(block_hash)
             if status is None or status.ref_cnt < 0:
                 break

@@ -21,7 +21,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     included, but not a hash itself. It is consumed whole and every element is checked before
     anything else happens: an element must be exactly ``bytes`` (else TypeError) and not empty (else
     ValueError), and the message gives its position. After that, the first offending hash in batch
-    order decides the error.
+    order decides the error. `lookup` alone reads a list or tuple only as far as it needs.
 
     Every method is **all or nothing**: if it raises or returns None, no block, list or event has
     changed, and an exception changes no counter.
@@ -43,6 +43,9 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     @abstractmethod
     def lookup(self, hashes: Iterable[bytes]) -> int:
         """Count the leading blocks that are ready. Changes no recency.
+
+        Of a list or tuple, what comes after the first block that is not ready is not looked at: it
+        is not checked and costs nothing. Any other iterable is consumed first.
 
         Returns
         -------

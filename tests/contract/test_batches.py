@@ -40,7 +40,8 @@ def prepared(build: Build, method: str) -> Any:
     if method == "complete_store":
         manager.prepare_store([A, B])
         return manager
-    store(manager, [A, B])
+    # A lookup checks no further than it looks: C lets it look at what comes behind.
+    store(manager, [A, B, C] if method == "lookup" else [A, B])
     if method == "complete_load":
         manager.prepare_load([A, B])
     return manager

@@ -127,10 +127,14 @@ def test_departure_remove_of_an_absent_block_is_an_error(twin: ModuleType) -> No
             policy_class(4).remove(A)
 
 
-def test_departure_lookup_checks_the_whole_batch(build: Build) -> None:
+def test_departure_lookup_checks_every_hash_that_it_looks_at(build: Build) -> None:
     manager = build(2)
+    store(manager, [A, B])
     with pytest.raises(TypeError, match=r"\[2\]"):
         manager.lookup([A, B, "not bytes"])
+    manager = build(2)
+    with pytest.raises(TypeError, match=r"\[2\]"):
+        manager.lookup(iter([A, B, "not bytes"]))
     batch = once([A, B, C])
     assert manager.lookup(batch) == 0
     assert list(batch) == []

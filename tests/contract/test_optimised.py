@@ -43,7 +43,7 @@ def attempt(call, *arguments, **named):
 
 for name in ("lru", "arc"):
     manager = twin.CPUOffloadingManager(16, 2, name)
-    attempt(manager.lookup, [A, 5])
+    attempt(manager.lookup, [5, A])
     attempt(manager.prepare_store, [A, b""])
     attempt(manager.prepare_load, [A])
     attempt(manager.complete_load, [A])

@@ -122,7 +122,9 @@ class ManagerPairMachine(RuleBasedStateMachine):
     ) -> None:
         position = data.draw(st.integers(0, len(batch)))
         batch = [*batch[:position], bad, *batch[position:]]
-        assert self.pair.do(method, batch, form=form)[0] == "raised"
+        outcome, _ = self.pair.do(method, batch, form=form)
+        # A lookup of a list or tuple may stop before it gets there.
+        assert outcome == "raised" or (method == "lookup" and form is not once)
 
     @rule(method=st.sampled_from(METHODS), batch=st.sampled_from(BAD_BATCHES))
     def pass_what_is_no_batch(self, method: str, batch: Any) -> None:
