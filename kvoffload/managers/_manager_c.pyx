@@ -302,6 +302,15 @@ cdef class Manager(ManagerState):
         """Drop everything, ghosts and adaptive state included, without events."""
         if self._policy is None or self.delegate is not None:
             return self.driver().reset_cache()
+        cdef int collecting = PyGC_Disable()
+        try:
+            self.drop_all()
+        finally:
+            if collecting:
+                PyGC_Enable()
+
+    cdef int drop_all(self) except -1:
+        """Give the slots back and empty the policy."""
         cdef CompiledPolicy policy = self._policy
         cdef int64_t held = self._pool.pool.num_fresh - self._pool.pool.num_freed
         cdef list order = None
@@ -322,6 +331,7 @@ cdef class Manager(ManagerState):
         policy.clear_now()
         self.num_pending = 0
         self.num_pinned = 0
+        return 0
 
     # -- what can be seen --------------------------------------------------------------------
 

@@ -113,3 +113,125 @@ def test_finalisers_that_call_back(
     twins: tuple[ModuleType, ModuleType], policy: str, how: str
 ) -> None:
     assert run_script(TRAPS, twins[1].__name__, policy, how) == "standing\n"
+
+
+RESETS = """
+import gc
+import importlib
+import sys
+
+twin = importlib.import_module(sys.argv[1])
+backend = twin.CPUBackend(16, 40)
+other, manager = twin.LRUOffloadingManager(backend), twin.ARCOffloadingManager(backend)
+keys = [number.to_bytes(8, "big") for number in range(4000)]
+armed = False
+sprung = 0
+hoard = []
+
+
+class Trap:
+    def __init__(self):
+        self.myself = self
+
+    def __del__(self):
+        global sprung
+        if armed:
+            sprung += 1
+            store(manager, 1)
+            hoard.extend([] for _ in range(100))  # the free lists are empty: each list is new
+            Trap()
+
+
+def store(manager, count):
+    batch = [keys.pop() for _ in range(count)]
+    output = manager.prepare_store(batch)
+    manager.complete_store(output.block_hashes_to_store)
+    return batch
+
+
+store(other, 3)
+for number in range(20):
+    again = store(manager, 20)
+    manager.touch(again)
+    blocks = [*again, *store(manager, 10)]
+    manager.prepare_load(blocks)
+    assert manager.prepare_store(keys[:30]) is None  # this search parks all of them
+    manager.complete_load(blocks)
+    gc.collect()
+    Trap()
+    armed = True
+    gc.set_threshold(1, 1, 1)
+    manager.reset_cache()
+    gc.set_threshold(0)
+    armed = False
+    taken = 40 - backend.get_num_free_blocks()
+    assert taken == len(manager) + len(other), (number, taken, len(manager), len(other))
+    manager._check()
+assert sprung >= 20, sprung
+print("standing")
+"""
+
+
+def test_a_finaliser_that_stores_during_a_reset_loses_no_slot(
+    twins: tuple[ModuleType, ModuleType],
+) -> None:
+    assert run_script(RESETS, twins[1].__name__) == "standing\n"
+
+
+STATUSES = """
+import gc
+import importlib
+import sys
+
+from kvoffload import BlockStatus
+
+policy = importlib.import_module(sys.argv[1]).policy_class(sys.argv[2])(4)
+armed = False
+sprung = 0
+hoard = []
+
+
+def idle(block_id):
+    status = BlockStatus(block_id)
+    status.ref_cnt = 0
+    return status
+
+
+class Trap:
+    def __init__(self):
+        self.myself = self
+
+    def __del__(self):
+        global sprung
+        if armed:
+            sprung += 1
+            if policy.evict(1, ()):
+                policy.insert(b"other", other)
+            hoard.extend((number, number) for number in range(3000))  # the free lists are empty
+            Trap()
+
+
+for late in range(12):
+    policy.clear()
+    policy.insert(b"mine", idle(7))
+    other = idle(99)
+    gc.collect()
+    Trap()
+    hoard.extend((number, number) for number in range(3000))
+    armed = True
+    gc.set_threshold(gc.get_count()[0] + late, 1, 1)
+    status = policy.get(b"mine")
+    gc.set_threshold(0)
+    armed = False
+    assert status is None or status.block_id == 7, (late, status.block_id)
+    del status
+assert sprung, "no trap was sprung"
+print("standing")
+"""
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_a_finaliser_that_evicts_during_a_get_shows_no_other_block(
+    twins: tuple[ModuleType, ModuleType], policy: str
+) -> None:
+    assert run_script(STATUSES, twins[1].__name__, policy) == "standing\n"
