@@ -5,14 +5,16 @@ the same face, check what they answer, and clean up when they break their contra
 
 Invariants
     The policy adapter's ledger ``_resident`` holds the live status of every block that the manager
-    has made resident, whatever the policy says, so that a faulty policy loses no slot.
+    has made resident, whatever the policy says, so that a faulty policy loses no slot. What the
+    policy's code has dropped when it raises is given back to it: a block that the manager holds and
+    the policy does not know could never be evicted.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Generic
 
 from kvoffload.backends._cpu_py import keep_slot
@@ -52,36 +54,51 @@ class UserPolicy:
         num_ghosts = getattr(self.policy, "num_ghosts", 0)
         return num_ghosts if isinstance(num_ghosts, int) else 0
 
+    @contextmanager
+    def _restoring(self) -> Iterator[None]:
+        """Run code of the user's; where it raises, give the policy back what it dropped."""
+        try:
+            yield
+        except BaseException:
+            self._restore()
+            raise
+
     def _touch(self, batch: list[BlockHash]) -> None:
-        self.policy.touch(list(batch))
+        with self._restoring():
+            self.policy.touch(list(batch))
 
     def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-        self.policy.insert(block_hash, status)
-        live = self.policy.get(block_hash)
-        if not isinstance(live, BlockStatus):
-            raise PolicyError(
-                f"{type(self.policy).__name__}.get must return the status of block "
-                f"{describe_hash(block_hash)} after insert, got {describe(live)}"
-            )
-        keep_slot(live, status)
+        try:
+            self.policy.insert(block_hash, status)
+            live = self.policy.get(block_hash)
+            if not isinstance(live, BlockStatus):
+                raise PolicyError(
+                    f"{type(self.policy).__name__}.get must return the status of block "
+                    f"{describe_hash(block_hash)} after insert, got {describe(live)}"
+                )
+            keep_slot(live, status)
+        except BaseException:
+            # It may have been inserted all the same: then nobody would ever remove it.
+            with suppress(Exception):
+                self.policy.remove(block_hash)
+            raise
         self._resident[block_hash] = live
 
     def _remove(self, block_hash: BlockHash) -> None:
-        self.policy.remove(block_hash)
+        with self._restoring():
+            self.policy.remove(block_hash)
         del self._resident[block_hash]
 
     def _make_room(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, _Victims] | None:
         name = type(self.policy).__name__
-        room = self.policy.make_room(list(hashes), num_free, frozenset(protected))
-        if room is None:
-            return None
-        try:
+        with self._restoring():
+            room = self.policy.make_room(list(hashes), num_free, frozenset(protected))
+            if room is None:
+                self._check_nothing_dropped(name)
+                return None
             count, victims = _unpack(name, room)
-        except PolicyError:
-            self._restore()
-            raise
         left: _Victims = []
         fault = None
         for block_hash, _ in victims:
@@ -108,16 +125,26 @@ class UserPolicy:
             raise EvictionFaultError(left, PolicyError(f"{name} {fault}"))
         return count, left
 
+    def _check_nothing_dropped(self, name: str) -> None:
+        """Verify that a policy that refuses a store has let nothing go, if it counts its blocks."""
+        try:
+            num_dropped = len(self._resident) - len(self.policy)
+        except NotImplementedError:
+            return
+        if num_dropped:
+            raise PolicyError(f"{name} must evict nothing to refuse a store, got {num_dropped}")
+
     def _restore(self) -> None:
         """Give the policy back what it has dropped and the manager still holds."""
-        # Its fault is on the way to the caller; what its code raises here must not hide that.
-        with suppress(Exception):
-            for block_hash, own in list(self._resident.items()):
+        for block_hash, own in list(self._resident.items()):
+            # Its fault is on the way to the caller; what its code raises here must not hide that.
+            with suppress(Exception):
                 if self.policy.get(block_hash) is None:
                     self._insert(block_hash, own)
 
     def _clear(self) -> None:
-        self.policy.clear()
+        with self._restoring():
+            self.policy.clear()
         self._resident.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:

@@ -401,3 +401,102 @@ def test_an_insert_that_fails_gives_the_slots_back(twin: ModuleType) -> None:
     policy.fails = False
     assert len(store(manager, [C, D]).block_hashes_to_store) == 2
     manager._check()
+
+
+def test_a_policy_that_raises_after_it_dropped_blocks_gets_them_back(twin: ModuleType) -> None:
+    """What the manager holds and the policy does not know could never be evicted again."""
+
+    class Dropping(ListPolicy):
+        fails = False
+
+        def drop_and_fail(self) -> None:
+            if self.fails:
+                del self.order[:2]
+                raise UserFailedError
+
+        def evict(self, n: int, protected: Any) -> Any:
+            self.drop_and_fail()
+            return super().evict(n, protected)
+
+        def touch(self, hashes: Any) -> None:
+            self.drop_and_fail()
+            super().touch(hashes)
+
+        def remove(self, block_hash: BlockHash) -> None:
+            self.drop_and_fail()
+            super().remove(block_hash)
+
+        def clear(self) -> None:
+            self.drop_and_fail()
+            super().clear()
+
+    calls: dict[str, Callable[[Any], None]] = {
+        "evict": lambda manager: manager.prepare_store([E]),
+        "touch": lambda manager: manager.touch([A]),
+        "remove": lambda manager: manager.complete_store([D], success=False),
+        "clear": lambda manager: manager.reset_cache(),
+    }
+    for call in calls.values():
+        policy = Dropping(4)
+        manager = twin.CPUOffloadingManager(16, 4, policy, enable_events=True)
+        store(manager, [A, B, C])
+        manager.prepare_store([D])
+        list(manager.take_events())
+        before = manager.stats()
+        policy.fails = True
+        with pytest.raises(UserFailedError):
+            call(manager)
+        policy.fails = False
+        manager._check()
+        assert (manager.stats(), list(manager.take_events())) == (before, [])
+        manager.complete_store([D])
+        assert sorted(names(store(manager, [E, F, b"g", b"h"]).block_hashes_evicted)) == [*"ABCD"]
+
+
+def test_an_interrupt_in_a_policy_that_dropped_blocks_gives_them_back(twin: ModuleType) -> None:
+    class Interrupted(ListPolicy):
+        def evict(self, n: int, protected: Any) -> Any:
+            super().evict(n, protected)
+            raise KeyboardInterrupt
+
+    manager = twin.CPUOffloadingManager(16, 1, Interrupted)
+    store(manager, [A])
+    with pytest.raises(KeyboardInterrupt):
+        manager.prepare_store([B])
+    assert manager.lookup([A]) == 1
+    manager._check()
+
+
+def test_a_policy_that_refuses_after_it_dropped_blocks_gets_them_back(twin: ModuleType) -> None:
+    class Dropping(ListPolicy):
+        def evict(self, n: int, protected: Any) -> Any:
+            super().evict(n, protected)
+
+    manager = twin.CPUOffloadingManager(16, 2, Dropping)
+    store(manager, [A, B])
+    message = r"^Dropping must evict nothing to refuse a store, got 1$"
+    with pytest.raises(PolicyError, match=message):
+        manager.prepare_store([C])
+    assert manager.lookup([A, B]) == 2
+    assert manager.stats()["refused_stores"] == 0
+    manager._check()
+
+
+def test_an_insert_that_fails_leaves_nothing_in_the_policy(twin: ModuleType) -> None:
+    class Failing(ListPolicy):
+        fails = False
+
+        def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+            super().insert(block_hash, status)
+            if self.fails:
+                raise UserFailedError
+
+    policy = Failing(2)
+    manager = twin.CPUOffloadingManager(16, 2, policy)
+    store(manager, [A])
+    policy.fails = True
+    with pytest.raises(UserFailedError):
+        manager.prepare_store([B])
+    policy.fails = False
+    assert [names([block]) for block, _ in policy.order] == ["A"]
+    assert names(store(manager, [C, D]).block_hashes_evicted) == "A"
