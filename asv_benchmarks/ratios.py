@@ -293,6 +293,46 @@ def pinned_rows(rounds: int) -> Iterator[Row]:
         yield Row(f"store, 50,000 pinned against none, {policy}", ratio, "x", 1.2, 1.1, True)
 
 
+def waiting_rows(rounds: int) -> Iterator[Row]:
+    """Compare a store of one block past 50,000 chains whose tails are pinned with one past 500."""
+    for policy in registry.names():
+        managers = {}
+        for num_chains in (500, 50_000):
+            manager = _compiled.CPUOffloadingManager(16, 2 * num_chains, policy)
+            keys = make_keys(0, 2 * num_chains)
+            for start in range(0, len(keys), 2):
+                serve(manager, keys[start : start + 2])
+                manager.prepare_load(keys[start + 1 : start + 2])
+            managers[str(num_chains)] = manager
+        requests = [[key] for key in make_keys(10**6, rounds)]
+
+        def see(
+            i: int, managers: Any = managers, requests: Any = requests, key: Any = keys[:1]
+        ) -> None:
+            # What was asked for before is let in by a policy that decides on admission.
+            for manager in managers.values():
+                manager.touch(requests[i])
+                manager.touch(key)
+                manager.touch(requests[i])
+
+        medians = interleave(
+            {
+                name: lambda i, manager=manager, requests=requests: manager.prepare_store(
+                    requests[i]
+                )
+                for name, manager in managers.items()
+            },
+            rounds,
+            see,
+        )
+        evicted = {manager.stats()["evicted_blocks"] for manager in managers.values()}
+        if evicted != {rounds}:
+            raise RuntimeError(f"{policy} evicted {evicted} for these stores")
+        ratio = medians["50000"] / medians["500"]
+        # Heaps are a little deeper.
+        yield Row(f"store past 50,000 chains in use, {policy}", ratio, "x", 2, 1.6, True)
+
+
 def cold_rows(rounds: int) -> Iterator[Row]:
     """Compare a lookup of 1M blocks with a dict's, on keys that nobody touched for long."""
     capacity = 1_000_000
@@ -469,6 +509,7 @@ def main() -> None:
         "replay": lambda: replay_rows(1 if chosen.quick else 5),
         "density": lambda: density_rows(1 if chosen.quick else 7),
         "pinned": lambda: pinned_rows(rounds),
+        "waiting": lambda: waiting_rows(rounds),
         "cold": lambda: cold_rows(rounds),
         "eviction": lambda: eviction_rows(1 if chosen.quick else 5),
         "events": lambda: event_rows(rounds),

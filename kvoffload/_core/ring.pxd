@@ -50,6 +50,8 @@ cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcep
 cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept
 # The same, where it comes before `number`; dead entries before it are dropped.
 cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t number) noexcept
+# Let the heap's order begin at another number.
+cdef void ring_start_at(Table* table, Ring* ring, uint64_t number) noexcept
 # Slots least recent first: the parked by number, then the list.
 cdef list ring_slots(Table* table, Ring* ring)
 # Put all nodes on the list, in the order of `slots`, which are those of the ring; park none.

@@ -142,6 +142,12 @@ cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t number) noex
     return NIL
 
 
+cdef void ring_start_at(Table* table, Ring* ring, uint64_t number) noexcept:
+    if ring.start != number:
+        ring.start = number
+        drop_dead(table, ring)
+
+
 cdef list ring_slots(Table* table, Ring* ring):
     cdef uint32_t slot
     cdef Node* node

@@ -65,6 +65,7 @@ cdef enum:
     EXPORTED = 8        # a BlockStatus lies on the node's block
     RETIRED = 16        # the block left, the BlockStatus remains
     SHOWN = 32          # a BlockStatus of the block was handed out, and its block_id kept
+    CHOSEN = 64         # a victim of the search at work, for a policy that meets it again
 
 cdef struct Table:
     Node* nodes             # the contiguous nodes

@@ -19,7 +19,7 @@ cdef struct Link:
     uint32_t before         # its node, NIL for none
     uint32_t num_behind     # blocks linked to this one
     uint32_t depth          # blocks before this one when it was linked
-    uint32_t search         # the search that has chosen the block, 0 for none
+    uint32_t waiting        # its place among the waiting blocks, from 1, 0 for none
 
 cdef struct Chains:
     Link* links             # by slot
@@ -45,7 +45,7 @@ cdef inline void chains_insert(Chains* chains, uint32_t slot) noexcept nogil:
     link.before = NIL
     link.num_behind = 0
     link.depth = 0
-    link.search = 0
+    link.waiting = 0
 
 
 cdef inline Link* chains_before(Chains* chains, const Link* link) noexcept nogil:

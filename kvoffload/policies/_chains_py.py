@@ -8,79 +8,106 @@ Rule
     linked once: while it has no block before it and none behind it. So the links never form a
     circle, whatever batches are touched.
 Invariants
-    ``num_behind`` of a block is the number of blocks linked to it. A block that outlived the one
-    before it, because it was in use, has none before it; its depth stays.
+    ``num_behind`` of a block is the number of blocks linked to it. A link names the block before
+    and that block's number; numbers are given once, so a link to a block that has left, or has come
+    back, names none. A block that outlived the one before it, because it was in use, has none
+    before it; its depth stays. ``waiting`` holds blocks that a scan need not look at: each has a
+    block behind it.
 Cost
-    O(1) a block, but O(resident) where a block leaves before those behind it.
+    O(1) a block.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Collection
+from itertools import count, pairwise
 
 from kvoffload.types import BlockHash
 
 from ._twin_py import require
 
 
+class _Link:
+    """Say where a block stands in its chain."""
+
+    __slots__ = ("before", "before_number", "depth", "num_behind", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number  # of the block, from 1
+        self.before: BlockHash | None = None
+        self.before_number = 0  # of that block, when it was linked
+        self.depth = 0  # blocks before this one when it was linked
+        self.num_behind = 0  # blocks linked to this one
+
+
 class Chains:
     """Link resident blocks to the ones before them."""
 
-    __slots__ = ("_before", "_depths", "_num_behind")
+    __slots__ = ("_links", "_numbers", "waiting")
 
     def __init__(self) -> None:
-        self._before: dict[BlockHash, BlockHash] = {}
-        self._num_behind: dict[BlockHash, int] = {}
-        self._depths: dict[BlockHash, int] = {}
+        self._links: dict[BlockHash, _Link] = {}
+        self._numbers = count(1)
+        # A scan adds what it meets; who has none behind it any more is taken out here, and what use
+        # may move or unmark by the policy. A block that is missing is only looked at again.
+        self.waiting: set[BlockHash] = set()
 
     def insert(self, block_hash: BlockHash) -> None:
         """Take in a block that is linked to none."""
-        self._num_behind[block_hash] = 0
-        self._depths[block_hash] = 0
+        self._links[block_hash] = _Link(next(self._numbers))
+
+    def before(self, block_hash: BlockHash) -> BlockHash | None:
+        """Return the block before, None if there is none any more."""
+        link = self._links[block_hash]
+        if link.before is None:
+            return None
+        before = self._links.get(link.before)
+        return link.before if before and before.number == link.before_number else None
 
     def link(self, batch: list[BlockHash]) -> None:
         """Learn from a touched batch."""
-        known = self._num_behind
-        for before, block in pairwise(batch):
-            if before in known and known.get(block) == 0 and block not in self._before:
-                if before == block:
-                    continue
-                self._before[block] = before
-                known[before] += 1
-                self._depths[block] = self._depths[before] + 1
+        for before_hash, block_hash in pairwise(batch):
+            before, link = self._links.get(before_hash), self._links.get(block_hash)
+            if before is None or link is None or before is link:
+                continue
+            if link.num_behind == 0 and self.before(block_hash) is None:
+                link.before, link.before_number = before_hash, before.number
+                link.depth = before.depth + 1
+                before.num_behind += 1
 
     def remove(self, block_hash: BlockHash) -> None:
         """Forget a block that leaves."""
-        before = self._before.pop(block_hash, None)
+        before = self.before(block_hash)
+        self.waiting.discard(block_hash)
         if before is not None:
-            self._num_behind[before] -= 1
-        if self._num_behind.pop(block_hash):
-            for block, parent in list(self._before.items()):
-                if parent == block_hash:
-                    del self._before[block]
-        del self._depths[block_hash]
+            self.waiting.discard(before)
+            self._links[before].num_behind -= 1
+        del self._links[block_hash]
 
-    def is_tail(self, block_hash: BlockHash) -> bool:
-        """Tell whether no resident block stands behind this one."""
-        return self._num_behind[block_hash] == 0
+    def num_behind(self, block_hash: BlockHash) -> int:
+        """Return how many resident blocks stand right behind this one."""
+        return self._links[block_hash].num_behind
 
     def depth(self, block_hash: BlockHash) -> int:
         """Return how many blocks stood before this one when it was linked."""
-        return self._depths[block_hash]
+        return self._links[block_hash].depth
 
     def clear(self) -> None:
         """Forget everything."""
-        self._before.clear()
-        self._num_behind.clear()
-        self._depths.clear()
+        self.waiting.clear()
+        self._links.clear()
 
-    def check(self, resident: object) -> None:
+    def check(self, resident: Collection[BlockHash]) -> None:
         """Verify the invariants; raise AssertionError with the broken one."""
-        require(self._num_behind.keys() == resident, "every resident block is in the chains")
-        require(self._depths.keys() == resident, "every resident block has a depth")
-        counted = dict.fromkeys(self._num_behind, 0)
-        for block, before in self._before.items():
-            require(block in counted and before in counted, "links join resident blocks")
-            require(self._depths[before] < self._depths[block], "depth rises behind")
-            counted[before] += 1
-        require(counted == self._num_behind, "the blocks behind are counted")
+        require(self._links.keys() == set(resident), "every resident block is in the chains")
+        counted = dict.fromkeys(self._links, 0)
+        for block_hash, link in self._links.items():
+            before = self.before(block_hash)
+            if before is not None:
+                require(self._links[before].depth < link.depth, "depth rises behind")
+                counted[before] += 1
+        require(
+            all(counted[block] == link.num_behind for block, link in self._links.items()),
+            "the blocks behind are counted",
+        )
+        require(all(map(self.num_behind, self.waiting)), "what waits has a block behind it")

@@ -2,15 +2,21 @@
 
 Structure
     Rings 0 ... ``num_queues`` - 1 hold the resident blocks, in the order of their places: numbers
-    that are given out, rising, at the newest end. With a manager, a scan parks what it meets in
-    use, under its place; when that is idle again, the next scan that gets there puts it back
-    between its neighbours. So a block in use is met once, however many scans there are. A policy
-    whose scans begin at the oldest parks a block that has others behind it, too, until it has none
-    or is used.
+    that are given out, rising, at the newest end. With a manager, a scan parks what it meets and
+    cannot take, under its place: a block in use until it is idle again, a block that *waits*, since
+    others are behind it, until none is or it is used. Then the next scan that gets there puts it
+    back between its neighbours. So each is met once, however many scans there are.
+    Where all idle blocks wait, the deepest leave: a heap has the waiting blocks, and takes in what
+    came to it only when they are asked for.
 Invariants
+    The heap holds every parked block that is idle and not listed. Others that are parked may still
+    be in it: one in use is passed over, one that is listed leaves it when the scan puts it back.
     A search takes blocks provisionally: it flags them in their links and lets them leave their
     chains, and the policy logs what else it changed. A search that was cancelled is undone at the
     policy's next call. (Parking changes nothing that could be seen.)
+Cost
+    O(1) for each block that a scan meets, O(log waiting) where it waits. A scan meets the blocks
+    that were idle or came to be since the last one, and those of the batch.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -26,10 +32,21 @@ cdef extern from *:
     const uint64_t BEYOND_ALL "KVO_BEYOND_ALL"  # a place that is never given out
 
 
+# A block that waits for those behind it.
+cdef struct Waiting:
+    uint32_t slot
+    int number              # its queue's, from 0
+    uint64_t place          # in its queue, once it is in the heap
+    uint32_t depth          # in its chain, likewise
+
+
 cdef class QueuePolicy(CompiledPolicy):
     cdef Chains chains
+    cdef Waiting* waiting           # heap, deepest first, then as the queues stand; then the rest
+    cdef uint64_t num_waiting
+    cdef uint64_t num_ordered       # of them, in the heap
+    cdef uint64_t waiting_room
     cdef int num_queues
-    cdef uint32_t search            # number of the search at work or last
     cdef bint searching             # a search was not settled
     cdef uint64_t num_chosen        # its victims
     cdef uint32_t last_put_back     # while a search is undone, NIL for none
@@ -42,11 +59,12 @@ cdef class QueuePolicy(CompiledPolicy):
     cdef void c_undo(self) noexcept
 
     cdef void undo(self) noexcept
-    cdef bint may_leave(self, uint32_t slot, const Node* node) noexcept
-    cdef bint is_chosen(self, uint32_t slot) noexcept
+    cdef bint may_leave(self, const Node* node) noexcept
+    cdef bint is_worth_parking(self, const Node* node) noexcept
     cdef bint choose(self, int number, uint32_t slot, Node* node) noexcept
     # Choose the deepest blocks, whatever is behind them, where scans of all have found none else.
     cdef bint take_deepest(self, uint64_t n) noexcept
+    cdef bint gather(self) noexcept
 
     # Put a block that is on no ring at the newest end of a queue.
     cdef void join(self, int number, uint32_t slot, Node* node) noexcept
@@ -60,7 +78,15 @@ cdef class QueuePolicy(CompiledPolicy):
     cdef uint64_t num_to_scan(self, int number) noexcept
     # Park a block that the scan has met and cannot take; False if there is no memory.
     cdef bint park(self, int number, uint32_t slot, Node* node) noexcept
+    # Park a block that the scan has met with others behind it; False if there is no memory.
+    cdef bint wait(self, int number, uint32_t slot, Node* node) noexcept
+    cdef bint grow_waiting(self) noexcept
+    cdef void order_waiting(self) noexcept
+    # A block that is among them leaves the waiting: it is about to be parked no longer.
+    cdef void wait_no_longer(self, uint32_t slot) noexcept
+    cdef void forget_waiting(self) noexcept
     cdef const char* check_queues(self) noexcept
+    cdef const char* check_waiting(self) noexcept
     # A block leaves its chain: tell of the one before it, where it waited for this.
     cdef bint leave_chain(self, uint32_t slot) noexcept
     # A block leaves: its links name it no more.

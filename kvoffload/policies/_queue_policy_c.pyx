@@ -1,6 +1,6 @@
 """What compiled policies share whose queues are not ordered by use; see the ``.pxd``."""
 
-from libc.stdlib cimport qsort
+from libc.stdint cimport uint8_t
 
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.ring cimport (
@@ -8,6 +8,7 @@ from kvoffload._core.ring cimport (
     parking_number,
     ring_append,
     ring_ensure_parking,
+    ring_list,
     ring_park_as,
     ring_put_before,
     ring_remove,
@@ -15,7 +16,15 @@ from kvoffload._core.ring cimport (
     ring_slots,
     ring_unlist_before,
 )
-from kvoffload._core.table cimport LISTED, NIL, PARKED, SEGMENT_BITS, hash_ahead, node_at
+from kvoffload._core.table cimport (
+    CHOSEN,
+    LISTED,
+    NIL,
+    PARKED,
+    SEGMENT_BITS,
+    hash_ahead,
+    node_at,
+)
 from kvoffload._core.victims cimport Victim, victims_settle
 from kvoffload.policies._chains_c cimport (
     Link,
@@ -32,23 +41,45 @@ cdef enum:
     FIRST_ROOM = 64
 
 
-# A block that may leave although others are behind it.
-cdef struct Deep:
-    uint64_t place
-    uint32_t depth
-    uint32_t slot
-    int number              # its ring's, from 0
-
-
-cdef int deeper(const void* left, const void* right) noexcept nogil:
-    """Order the deepest first, then as the queues stand."""
-    cdef const Deep* one = <const Deep*>left
-    cdef const Deep* other = <const Deep*>right
+cdef inline bint leaves_before(const Waiting* one, const Waiting* other) noexcept:
+    """Compare waiting blocks: the deepest first, then as the queues stand."""
     if one.depth != other.depth:
-        return -1 if one.depth > other.depth else 1
+        return one.depth > other.depth
     if one.number != other.number:
-        return one.number - other.number
-    return -1 if one.place < other.place else 1
+        return one.number < other.number
+    return one.place < other.place
+
+
+cdef inline void put(Waiting* heap, Link* links, uint64_t place, const Waiting* entry) noexcept:
+    heap[place] = entry[0]
+    links[entry.slot].waiting = <uint32_t>(place + 1)
+
+
+cdef void sift(
+    Waiting* heap, Link* links, uint64_t size, uint64_t gap, Waiting entry
+) noexcept:
+    """Put an entry into a heap that has a gap."""
+    cdef uint64_t child
+    while gap and leaves_before(&entry, &heap[(gap - 1) // 2]):
+        put(heap, links, gap, &heap[(gap - 1) // 2])
+        gap = (gap - 1) // 2
+    while True:
+        child = 2 * gap + 1
+        if child + 1 < size and leaves_before(&heap[child + 1], &heap[child]):
+            child += 1
+        if child >= size or not leaves_before(&heap[child], &entry):
+            break
+        put(heap, links, gap, &heap[child])
+        gap = child
+    put(heap, links, gap, &entry)
+
+
+cdef inline void add_waiting(QueuePolicy policy, int number, uint32_t slot) noexcept:
+    """Add a block to those that wait, outside the heap; there is room."""
+    policy.waiting[policy.num_waiting].slot = slot
+    policy.waiting[policy.num_waiting].number = number
+    policy.num_waiting += 1
+    policy.chains.links[slot].waiting = <uint32_t>policy.num_waiting
 
 
 cdef class QueuePolicy(CompiledPolicy):
@@ -56,9 +87,11 @@ cdef class QueuePolicy(CompiledPolicy):
 
     def __cinit__(self):
         chains_open(&self.chains)
+        self.waiting = NULL
 
     def __dealloc__(self):
         chains_close(&self.chains)
+        discard(self.waiting)
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
         return CompiledPolicy.c_ensure(self, more) and chains_ensure(
@@ -67,13 +100,7 @@ cdef class QueuePolicy(CompiledPolicy):
         )
 
     cdef bint c_search(self, uint64_t n) noexcept:
-        cdef uint32_t slot
         self.undo()
-        self.search += 1
-        if self.search == 0:
-            for slot in range(self.table.num_used):
-                self.chains.links[slot].search = 0
-            self.search = 1
         self.searching = True
         self.num_chosen = 0
         if self.c_sift(n):
@@ -89,15 +116,16 @@ cdef class QueuePolicy(CompiledPolicy):
         CompiledPolicy.cancel(self)
         self.undo()
 
-    cdef bint may_leave(self, uint32_t slot, const Node* node) noexcept:
+    cdef bint may_leave(self, const Node* node) noexcept:
         return (
             node.block.ref_cnt == 0
             and node.block.mark != self.table.epoch
-            and not self.is_chosen(slot)
+            and not node.flags & CHOSEN
         )
 
-    cdef bint is_chosen(self, uint32_t slot) noexcept:
-        return self.chains.links[slot].search == self.search
+    cdef bint is_worth_parking(self, const Node* node) noexcept:
+        """Tell whether a block that may not leave would be met again and again: not protected."""
+        return self.victims.managed and (node.block.ref_cnt != 0 or node.flags & CHOSEN != 0)
 
     cdef bint choose(self, int number, uint32_t slot, Node* node) noexcept:
         """Make a block of a ring a victim; False if there is no memory."""
@@ -108,6 +136,8 @@ cdef class QueuePolicy(CompiledPolicy):
             victim = <Victim*>resize(self.victims.items, room * sizeof(Victim))
             if victim == NULL:
                 self.victims.no_memory = True
+                if node.flags & PARKED:
+                    ring_list(self.table, &self.rings[number], slot, node)
                 return False
             self.victims.items = victim
             self.victims.room = room
@@ -116,7 +146,7 @@ cdef class QueuePolicy(CompiledPolicy):
         victim.ring = &self.rings[number]
         victim.hashed = hash_ahead(self.table, node)
         self.victims.size += 1
-        self.chains.links[slot].search = self.search
+        node.flags |= CHOSEN
         return self.leave_chain(slot)
 
     cdef bint leave_chain(self, uint32_t slot) noexcept:
@@ -132,33 +162,86 @@ cdef class QueuePolicy(CompiledPolicy):
         return self.c_became_tail(waiting, node)
 
     cdef bint take_deepest(self, uint64_t n) noexcept:
-        cdef uint64_t found = 0, place
-        cdef uint32_t slot
-        cdef bint chosen = True
+        cdef uint64_t end, place, num_protected = 0
+        cdef Waiting entry
         cdef Node* node
-        cdef Deep* deep = <Deep*>resize(NULL, self.num_resident * sizeof(Deep))
-        if deep == NULL:
-            self.victims.no_memory = True
+        if not self.victims.managed and not self.gather():
             return False
+        self.order_waiting()
+        end = self.num_waiting
+        while self.num_waiting and self.victims.size < n:
+            entry = self.waiting[0]
+            node = node_at(self.table, entry.slot)
+            self.wait_no_longer(entry.slot)
+            if node.block.ref_cnt != 0:
+                continue  # it is listed when it is idle again
+            if node.block.mark == self.table.epoch:
+                num_protected += 1
+                self.waiting[end - num_protected] = entry  # behind the heap is room now
+            elif not self.choose(entry.number, entry.slot, node):
+                break
+        for place in range(end - num_protected, end):
+            add_waiting(self, self.waiting[place].number, self.waiting[place].slot)
+        if not self.victims.managed:
+            self.forget_waiting()
+        return self.victims.size == n
+
+    cdef bint gather(self) noexcept:
+        """Take all that may leave for waiting, in a policy used alone; False if no memory."""
+        cdef uint32_t slot
+        cdef Node* node
         for slot in range(self.table.num_used):
             node = node_at(self.table, slot)
-            if 0 < node.ring <= self.num_queues and self.may_leave(slot, node):
-                deep[found].depth = self.chains.links[slot].depth
-                deep[found].place = self.chains.links[slot].place
-                deep[found].slot = slot
-                deep[found].number = node.ring - 1
-                found += 1
-        if found >= n - self.victims.size:
-            qsort(deep, found, sizeof(Deep), deeper)
-            place = 0
-            while chosen and self.victims.size < n:
-                slot = deep[place].slot
-                chosen = self.choose(deep[place].number, slot, node_at(self.table, slot))
-                place += 1
-        else:
-            chosen = False
-        discard(deep)
-        return chosen
+            if 0 < node.ring <= self.num_queues and self.may_leave(node):
+                if self.num_waiting == self.waiting_room and not self.grow_waiting():
+                    self.forget_waiting()
+                    return False
+                add_waiting(self, node.ring - 1, slot)
+        return True
+
+    # -- the heap of waiting blocks ----------------------------------------------------------
+
+    cdef bint grow_waiting(self) noexcept:
+        """Make room for twice as many; False if there is no memory."""
+        cdef uint64_t room = max(2 * self.waiting_room, <uint64_t>FIRST_ROOM)
+        cdef Waiting* larger = <Waiting*>resize(self.waiting, room * sizeof(Waiting))
+        if larger == NULL:
+            self.victims.no_memory = True
+            return False
+        self.waiting = larger
+        self.waiting_room = room
+        return True
+
+    cdef void order_waiting(self) noexcept:
+        """Let the heap take in what came since it was needed last."""
+        cdef Waiting entry
+        while self.num_ordered < self.num_waiting:
+            entry = self.waiting[self.num_ordered]
+            entry.place = self.chains.links[entry.slot].place
+            entry.depth = self.chains.links[entry.slot].depth
+            self.num_ordered += 1
+            sift(self.waiting, self.chains.links, self.num_ordered, self.num_ordered - 1, entry)
+
+    cdef void wait_no_longer(self, uint32_t slot) noexcept:
+        cdef Waiting* heap = self.waiting
+        cdef Link* links = self.chains.links
+        cdef uint64_t gap = links[slot].waiting - 1
+        links[slot].waiting = 0
+        self.num_waiting -= 1
+        if gap < self.num_ordered:
+            self.num_ordered -= 1
+            if gap < self.num_ordered:
+                sift(heap, links, self.num_ordered, gap, heap[self.num_ordered])
+            gap = self.num_ordered
+        if gap < self.num_waiting:
+            put(heap, links, gap, &heap[self.num_waiting])
+
+    cdef void forget_waiting(self) noexcept:
+        """Empty the heap."""
+        cdef uint64_t place
+        for place in range(self.num_waiting):
+            self.chains.links[self.waiting[place].slot].waiting = 0
+        self.num_waiting = self.num_ordered = 0
 
     # -- queues ------------------------------------------------------------------------------
 
@@ -170,6 +253,8 @@ cdef class QueuePolicy(CompiledPolicy):
 
     cdef void renew(self, int number, uint32_t slot, Node* node) noexcept:
         cdef Ring* queue = &self.rings[number]
+        if node.flags & PARKED and self.chains.links[slot].waiting:
+            self.wait_no_longer(slot)
         self.chains.links[slot].place = queue.next_number
         queue.next_number += 1
         ring_renew(self.table, queue, slot, node)
@@ -200,6 +285,8 @@ cdef class QueuePolicy(CompiledPolicy):
         cdef Node* node
         if returning != NIL:
             node = node_at(self.table, returning)
+            if self.chains.links[returning].waiting:
+                self.wait_no_longer(returning)
             ring_remove(self.table, queue, node)
             ring_put_before(self.table, queue, returning, node, slot)
             return returning
@@ -217,6 +304,14 @@ cdef class QueuePolicy(CompiledPolicy):
             self.victims.no_memory = True
             return False
         ring_park_as(self.table, queue, node, self.chains.links[slot].place)
+        return True
+
+    cdef bint wait(self, int number, uint32_t slot, Node* node) noexcept:
+        if self.num_waiting == self.waiting_room and not self.grow_waiting():
+            return False
+        if not self.park(number, slot, node):
+            return False
+        add_waiting(self, number, slot)
         return True
 
     cdef void became_idle(self, uint32_t slot, Node* node) noexcept:
@@ -256,12 +351,41 @@ cdef class QueuePolicy(CompiledPolicy):
                 if node.ring == queue.number and node.flags & PARKED:
                     if self.chains.links[slot].place != parking_number(node):
                         return b"a block is parked under its place"
+                    # Once the manager is gone, anyone may write to the statuses.
                     if (
-                        node.block.ref_cnt == 0
+                        not self.was_owned
+                        and node.block.ref_cnt == 0
                         and not node.flags & LISTED
-                        and self.chains.links[slot].num_behind == 0
+                        and (
+                            self.chains.links[slot].num_behind == 0
+                            or self.chains.links[slot].waiting == 0
+                        )
                     ):
                         return b"a parked block is in use, waits for others, or is listed"
+        return self.check_waiting()
+
+    cdef const char* check_waiting(self) noexcept:
+        """Verify the heap of waiting blocks and the chains; return what is broken."""
+        cdef uint64_t place
+        cdef Waiting* entry
+        cdef Link* link
+        cdef Node* node
+        for place in range(self.num_waiting):
+            entry = &self.waiting[place]
+            link = &self.chains.links[entry.slot]
+            node = node_at(self.table, entry.slot)
+            if link.waiting != place + 1 or not node.flags & PARKED:
+                return b"what waits is parked and knows its place"
+            if node.ring != entry.number + 1:
+                return b"what waits has kept its queue"
+            if place >= self.num_ordered:
+                continue
+            if not node.flags & LISTED and (
+                link.place != entry.place or link.depth != entry.depth
+            ):
+                return b"what waits has kept its place and depth"
+            if place and leaves_before(entry, &self.waiting[(place - 1) // 2]):
+                return b"the heap of waiting blocks is ordered"
         return chains_check(&self.chains, self.table)
 
     # -- undoing -----------------------------------------------------------------------------
@@ -270,6 +394,7 @@ cdef class QueuePolicy(CompiledPolicy):
         """Take back what a search changed that was not settled."""
         cdef uint64_t place
         cdef uint32_t slot
+        cdef Node* node
         if not self.searching:
             return
         self.searching = False
@@ -277,15 +402,26 @@ cdef class QueuePolicy(CompiledPolicy):
         for place in range(self.num_chosen):
             slot = self.victims.items[place].slot
             chains_return(&self.chains, slot)
-            self.chains.links[slot].search = 0
+            node_at(self.table, slot).flags &= <uint8_t>(~CHOSEN & 0xFF)
         self.c_undo()
+        for place in range(self.num_chosen):
+            slot = self.victims.items[place].slot
+            node = node_at(self.table, slot)
+            if node.flags & PARKED:
+                ring_list(self.table, &self.rings[node.ring - 1], slot, node)
 
     cdef void leave(self, uint32_t slot) noexcept:
         self.searching = False
+        if self.chains.links[slot].waiting:
+            self.wait_no_longer(slot)
         self.chains.links[slot].number = 0
+
+    cdef void c_unparked(self) noexcept:
+        self.forget_waiting()
 
     cdef void c_clear(self) noexcept:
         self.searching = False
+        self.forget_waiting()
 
     cdef bint c_sift(self, uint64_t n) noexcept:
         return False

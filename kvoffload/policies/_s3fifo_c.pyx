@@ -8,7 +8,7 @@ Invariants
     A search logs each block that it moves, with its place and count before.
 Cost
     insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use or has others
-    behind it; O(resident) where all idle blocks have.
+    behind it, O(n log resident) where all idle blocks have.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -181,11 +181,9 @@ cdef class _S3FIFO(QueuePolicy):
                 node = node_at(self.table, slot)
                 scan.place = self.chains.links[slot].place
                 scan.left -= 1
-                if node.block.ref_cnt != 0 and self.victims.managed:
-                    if not self.park(number, slot, node):
+                if not self.may_leave(node):
+                    if self.is_worth_parking(node) and not self.park(number, slot, node):
                         return False
-                    continue
-                if not self.may_leave(slot, node):
                     continue
                 if node.note > (1 if number == SMALL else 0):
                     if not self.move(number, slot, node):
@@ -193,7 +191,7 @@ cdef class _S3FIFO(QueuePolicy):
                     scan.changed = True
                 elif self.chains.links[slot].num_behind == 0:
                     return self.choose(number, slot, node)
-                elif self.victims.managed and not self.park(number, slot, node):
+                elif self.victims.managed and not self.wait(number, slot, node):
                     return False
             scan.place = BEYOND_ALL
             if not scan.changed:
@@ -254,6 +252,8 @@ cdef class _S3FIFO(QueuePolicy):
             self.num_moves -= 1
             made = &self.moves[self.num_moves]
             node = node_at(self.table, made.slot)
+            if self.chains.links[made.slot].waiting:
+                self.wait_no_longer(made.slot)
             ring_remove(self.table, &self.rings[MAIN], node)
             self.put_back(made.ring, made.slot, node, made.place)
             node.note = made.count

@@ -24,8 +24,8 @@ Differs from the paper
 Invariants
     A hash is in one of the three queues at most; ``_resident`` is small and main.
 Cost
-    insert, remove, get O(1); touch O(n); evict amortised O(n) where few blocks are in use or have
-    others behind them, O(resident) at worst.
+    insert, remove, get O(1); touch O(n); evict O(n + blocks passed over): those in use, each
+    scan, and those that wait, once. O(resident) where all idle blocks wait.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import chain, islice
+from itertools import chain
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
 from ._chains_py import Chains
+from ._queue_policy_py import QueueSearch
 from ._touch_pairs_py import TouchPairs
-from ._twin_py import PythonPolicy, evictable, require
+from ._twin_py import PythonPolicy, require
 from ._views import BlocksView, GhostsView
 
 _Queue = OrderedDict[BlockHash, BlockStatus]
@@ -141,79 +142,40 @@ class S3FIFOCachePolicy(PythonPolicy):
             if status.ref_cnt < 0:
                 self._queue_of(block_hash).move_to_end(block_hash)
             elif is_access:
+                self._chains.waiting.discard(block_hash)
                 self._counts[block_hash] = min(self._counts[block_hash] + 1, MOST_COUNTED)
 
     def _evict(self, n: int, protected: Collection[BlockHash]) -> _Victims | None:
-        if sum(1 for _ in islice(evictable(self._resident, protected), n)) < n:
+        search = _Search(self, protected)
+        if not search.can_find(n):
             return None
-        victims: _Victims = []
-        small_scan, main_scan = _Scan(self._small), _Scan(self._main)
         # Small's length, with the blocks that come for the victims so far.
         small_length = len(self._small)
-        while len(victims) < n:
-            scans = [small_scan, main_scan]
+        while len(search.victims) < n:
+            scans = [search.small, search.main]
             if small_length < self._small_size:
                 scans.reverse()
-            victim, any_promoted = None, False
+            found, any_promoted = False, False
             for scan in scans:
-                victim, promoted = self._next_victim(scan, protected)
-                if promoted:
-                    any_promoted = True
-                    small_length -= promoted
-                    main_scan.changed()
-                if victim is not None:
+                found, promoted = search.next_victim(scan)
+                small_length -= promoted
+                any_promoted = any_promoted or promoted > 0
+                if found:
+                    small_length += scan.is_main
                     break
-            if victim is None:
-                if any_promoted:
-                    continue
-                victims += self._deepest(n - len(victims), protected)
-                break
-            small_scan.changed()
-            main_scan.changed()
-            victims.append((victim, self._resident[victim]))
-            if scan is main_scan:
-                small_length += 1
-                self._remove(victim)
-            else:
-                self._remove(victim)
-                self._ghosts[victim] = None
+            if not found and not any_promoted:
+                small, main = search.small.blocks(self._small), search.main.blocks(self._main)
+                search.take_deepest(n, chain(small, main))
+        for block_hash, moved_count in search.moved.items():
+            self._main[block_hash] = self._queue_of(block_hash).pop(block_hash)
+            self._counts[block_hash] = moved_count
+        for block_hash in search.victims:
+            if block_hash in self._small:
+                self._ghosts[block_hash] = None
+            self._remove(block_hash)
         while len(self._ghosts) > self._cache_capacity - self._small_size:
             self._ghosts.popitem(last=False)
-        return victims
-
-    def _next_victim(
-        self, scan: _Scan, protected: Collection[BlockHash]
-    ) -> tuple[BlockHash | None, int]:
-        """Scan on to a victim; return it, and how many blocks moved from small to main."""
-        promoted = 0
-        for block_hash in scan:
-            status = self._resident[block_hash]
-            if status.ref_cnt != 0 or block_hash in protected:
-                continue
-            count = self._counts[block_hash]
-            if scan.queue is self._small and count > 1:
-                self._main[block_hash] = self._small.pop(block_hash)
-                self._counts[block_hash] = 0
-                promoted += 1
-                scan.changed()
-            elif scan.queue is self._main and count:
-                self._main.move_to_end(block_hash)
-                self._counts[block_hash] = count - 1
-                scan.changed()
-            elif self._chains.is_tail(block_hash):
-                return block_hash, promoted
-        return None, promoted
-
-    def _deepest(self, n: int, protected: Collection[BlockHash]) -> _Victims:
-        """Let the `n` deepest blocks go, whatever is behind them."""
-        may_leave = chain(evictable(self._small, protected), evictable(self._main, protected))
-        by_depth = sorted(may_leave, key=lambda block: -self._chains.depth(block[0]))[:n]
-        for block_hash, _ in by_depth:
-            is_new = block_hash in self._small
-            self._remove(block_hash)
-            if is_new:
-                self._ghosts[block_hash] = None
-        return by_depth
+        return list(search.victims.items())
 
     def _clear(self) -> None:
         for blocks in (self._resident, self._small, self._main):
@@ -245,6 +207,49 @@ class S3FIFOCachePolicy(PythonPolicy):
             len(self._ghosts) <= self._cache_capacity - self._small_size, "ghosts are within main"
         )
         self._chains.check(self._resident.keys())
+        for block_hash in self._chains.waiting:
+            count = self._counts[block_hash]
+            require(count <= (block_hash in self._small), "a block that waits would not move")
+
+
+class _Search(QueueSearch):
+    """Look for victims in both queues of a policy.
+
+    Parameters
+    ----------
+    policy : S3FIFOCachePolicy
+        The policy, which stays as it is.
+    protected : collection of BlockHash
+        Blocks that must stay.
+    """
+
+    def __init__(self, policy: S3FIFOCachePolicy, protected: Collection[BlockHash]) -> None:
+        super().__init__(policy._resident, policy._chains, protected)
+        self.counts = policy._counts
+        self.moved: dict[BlockHash, int] = {}  # to the newest end of main, in order: their counts
+        self.small = _Scan(self, policy._small, is_main=False)
+        self.main = _Scan(self, policy._main, is_main=True)
+
+    def next_victim(self, scan: _Scan) -> tuple[bool, int]:
+        """Scan on to a victim; tell if there was one, and how many moved from small to main."""
+        promoted = 0
+        for block_hash in scan:
+            if not self.may_leave(block_hash):
+                continue
+            count = self.moved.get(block_hash, self.counts[block_hash])
+            if count > (0 if scan.is_main else 1):
+                # To the newest end of main, at the price of one use, or of all from small.
+                self.moved.pop(block_hash, None)
+                self.moved[block_hash] = count - 1 if scan.is_main else 0
+                promoted += not scan.is_main
+                scan.has_changed = self.main.has_changed = True
+            elif not self.waits(block_hash):
+                self.choose(block_hash)
+                self.small.has_changed = self.main.has_changed = True
+                return True, promoted
+            elif block_hash not in self.moved:
+                self.chains.waiting.add(block_hash)
+        return False, promoted
 
 
 class _Scan:
@@ -252,23 +257,36 @@ class _Scan:
 
     Parameters
     ----------
+    search : _Search
+        The search, which moves blocks to the newest end of main.
     queue : OrderedDict
-        The queue; blocks may leave it or move in it meanwhile.
+        The queue as it was when the search began.
+    is_main : bool
+        Whether it is main.
     """
 
-    def __init__(self, queue: _Queue) -> None:
-        self.queue = queue
+    def __init__(self, search: _Search, queue: _Queue, *, is_main: bool) -> None:
+        self.is_main = is_main
+        self.has_changed = True  # so that what was passed over may be a victim now
+        self._search = search
+        self._queue = queue
         self._rest: Iterator[BlockHash] = iter(())
-        self._has_changed = True
 
-    def changed(self) -> None:
-        """Tell that something has changed that may make a victim of a block passed over."""
-        self._has_changed = True
+    def blocks(self, queue: Iterable[BlockHash]) -> Iterator[BlockHash]:
+        """Go over blocks of the queue as they stand now."""
+        moved = self._search.moved
+        arrived = list(moved) if self.is_main else []
+        return chain((block for block in queue if block not in moved), arrived)
 
     def __iter__(self) -> Iterator[BlockHash]:
-        while True:
-            yield from self._rest
-            if not self._has_changed:
-                return
-            self._has_changed = False
-            self._rest = iter(list(self.queue))
+        return self
+
+    def __next__(self) -> BlockHash:
+        block_hash = next(self._rest, None)
+        if block_hash is None and self.has_changed:
+            self.has_changed = False
+            self._rest = self.blocks(self._search.idle(self._queue))
+            block_hash = next(self._rest, None)
+        if block_hash is None:
+            raise StopIteration
+        return block_hash

@@ -6,18 +6,18 @@ Structure
     Python twin and for where both differ from the paper.
 Invariants
     ``next_slot`` is the first block of the list from the hand on. A search logs the hand's place
-    and the blocks that it takes the mark from.
+    and the blocks that it takes the mark from. A block that waits has no mark.
 Cost
-    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use, where few blocks
-    are visited or have others behind them; O(resident) where all idle blocks have.
+    insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use or has others
+    behind it, O(n log resident) where all idle blocks have; a mark is taken once for each use.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.ring cimport Ring, parking_number
-from kvoffload._core.table cimport NIL, PARKED, Node, drop_hashed_key, node_at
+from kvoffload._core.ring cimport Ring, parking_number, ring_list, ring_start_at
+from kvoffload._core.table cimport LISTED, NIL, PARKED, Node, drop_hashed_key, node_at
 from kvoffload._core.victims cimport Victim
 from kvoffload.policies._chains_c cimport chains_insert, chains_link
 from kvoffload.policies._queue_policy_c cimport QueuePolicy
@@ -89,12 +89,18 @@ cdef class _Sieve(QueuePolicy):
                 continue
             node = node_at(self.table, slot)
             if node.block.ref_cnt >= 0:
-                node.note = 1
+                self.mark(slot, node)
             else:
                 self.step_off(slot, node)
                 self.renew(0, slot, node)
                 if self.next_slot == NIL:
                     self.next_slot = slot
+
+    cdef inline void mark(self, uint32_t slot, Node* node) noexcept:
+        """Mark a block as visited; where it waits, let the hand meet it to take the mark."""
+        node.note = 1
+        if node.flags & PARKED and node.block.ref_cnt == 0:
+            ring_list(self.table, &self.rings[0], slot, node)
 
     cdef inline void step_off(self, uint32_t slot, Node* node) noexcept:
         """Move the hand on from a block that is about to move or leave."""
@@ -124,8 +130,7 @@ cdef class _Sieve(QueuePolicy):
         self.hand_before = queue.start
         self.num_unmarked = 0
         while self.victims.size < n:
-            # Victims are in the list until they are let go.
-            if passed_unchanged == self.num_to_scan(0) - self.victims.size:
+            if passed_unchanged == self.num_to_scan(0):
                 self.put_hand(0)
                 return self.take_deepest(n)
             slot = self.scan(0, &self.next_slot)
@@ -134,17 +139,13 @@ cdef class _Sieve(QueuePolicy):
                 self.next_slot = queue.oldest
                 continue
             queue.start = self.chains.links[slot].place + 1
-            if self.is_chosen(slot):
-                continue
             node = node_at(self.table, slot)
-            if node.block.ref_cnt != 0 and self.victims.managed:
-                if not self.park(0, slot, node):
+            if not self.may_leave(node):
+                if not self.is_worth_parking(node):
+                    passed_unchanged += 1
+                elif not self.park(0, slot, node):
                     return False
-                continue
-            passed_unchanged += 1
-            if not self.may_leave(slot, node):
-                continue
-            if node.note:
+            elif node.note:
                 if not self.unmark(slot, node):
                     return False
                 passed_unchanged = 0
@@ -152,6 +153,10 @@ cdef class _Sieve(QueuePolicy):
                 if not self.choose(0, slot, node):
                     return False
                 passed_unchanged = 0
+            elif not self.victims.managed:
+                passed_unchanged += 1
+            elif not self.wait(0, slot, node):
+                return False
         return True
 
     cdef void put_hand(self, uint64_t place) noexcept:
@@ -162,9 +167,7 @@ cdef class _Sieve(QueuePolicy):
         while slot != NIL and self.chains.links[slot].place >= place:
             self.next_slot = slot
             slot = node_at(self.table, slot).prev
-        queue.start = place
-        if queue.num_listed == 0:
-            queue.heap_size = 0
+        ring_start_at(self.table, queue, place)
 
     cdef bint unmark(self, uint32_t slot, Node* node) noexcept:
         """Take the mark of a visited block, and log it."""
@@ -183,10 +186,15 @@ cdef class _Sieve(QueuePolicy):
         node.note = 0
         return True
 
+    cdef bint c_became_tail(self, uint32_t slot, Node* node) noexcept:
+        """Let the hand find a block where it gets to it, in this lap or the next."""
+        ring_list(self.table, &self.rings[0], slot, node)
+        return True
+
     cdef void c_undo(self) noexcept:
         cdef uint64_t place
         for place in range(self.num_unmarked):
-            node_at(self.table, self.unmarked[place]).note = 1
+            self.mark(self.unmarked[place], node_at(self.table, self.unmarked[place]))
         self.put_hand(self.hand_before)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
@@ -201,6 +209,7 @@ cdef class _Sieve(QueuePolicy):
         self.undo()
 
     cdef void c_unparked(self) noexcept:
+        QueuePolicy.c_unparked(self)
         self.put_hand(self.rings[0].start)
 
     cdef void c_clear(self) noexcept:
@@ -209,7 +218,7 @@ cdef class _Sieve(QueuePolicy):
 
     cdef const char* c_check(self) noexcept:
         cdef uint32_t slot
-        cdef uint64_t place
+        cdef Node* node
         self.undo()
         if self.rings[0].size != self.num_resident:
             return b"the queue holds what is resident"
@@ -218,6 +227,16 @@ cdef class _Sieve(QueuePolicy):
             slot = node_at(self.table, slot).next
         if slot != self.next_slot:
             return b"the next block is the first from the hand on"
+        for slot in range(self.table.num_used):
+            node = node_at(self.table, slot)
+            if (
+                node.ring == self.rings[0].number
+                and node.flags & (PARKED | LISTED) == PARKED
+                and node.block.ref_cnt == 0
+                and node.note
+                and not self.was_owned
+            ):
+                return b"a block that waits has no mark"
         return self.check_queues()
 
 

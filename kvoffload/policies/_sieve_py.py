@@ -18,21 +18,22 @@ Differs from the paper
 Invariants
     ``_resident`` is what was passed and what lies ahead; a visited block is resident.
 Cost
-    insert, remove, get O(1); touch O(n); evict amortised O(n) where few blocks are in use, visited
-    or have others behind them, O(resident) for two laps at worst.
+    insert, remove, get O(1); touch O(n); evict O(n + blocks passed over): those in use, each
+    lap, and those that wait, once. O(resident) where all idle blocks wait.
 """
 
 from __future__ import annotations
 
 from collections import ChainMap, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
-from itertools import chain, islice
+from itertools import chain
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._chains_py import Chains
-from ._twin_py import PythonPolicy, evictable, require
+from ._queue_policy_py import QueueSearch
+from ._twin_py import PythonPolicy, require
 from ._views import BlocksView
 
 _Victims = list[tuple[BlockHash, BlockStatus]]
@@ -96,6 +97,7 @@ class SieveCachePolicy(PythonPolicy):
             if status is None:
                 continue
             if status.ref_cnt >= 0:
+                self._chains.waiting.discard(block_hash)
                 self._visited.add(block_hash)
             else:
                 queue = self._ahead if block_hash in self._ahead else self._passed
@@ -103,39 +105,53 @@ class SieveCachePolicy(PythonPolicy):
                 self._ahead[block_hash] = status
 
     def _evict(self, n: int, protected: Collection[BlockHash]) -> _Victims | None:
-        if sum(1 for _ in islice(evictable(self._resident, protected), n)) < n:
+        search = QueueSearch(self._resident, self._chains, protected)
+        if not search.can_find(n):
             return None
-        victims: _Victims = []
-        passed_unchanged = 0
-        while len(victims) < n:
-            if passed_unchanged == len(self._resident):
-                self._passed.update(self._ahead)
-                self._ahead, self._passed = self._passed, OrderedDict()
-                victims += self._deepest(n - len(victims), protected)
-                break
-            if not self._ahead:
-                self._ahead, self._passed = self._passed, self._ahead
+        unmarked: set[BlockHash] = set()
+        lap, is_whole, has_changed = search.idle(self._ahead), not self._passed, False
+        laps = 0
+        last = None  # the last block that the hand has passed
+        while len(search.victims) < n:
+            block_hash = next(lap, None)
+            if block_hash is None:
+                laps, last = laps + 1, None
+                if is_whole and not has_changed:
+                    search.take_deepest(n, chain(self._passed, self._ahead))
+                    break
+                lap = chain(search.idle(self._passed), search.idle(self._ahead))
+                is_whole, has_changed = True, False
+                continue
+            last = block_hash
+            if not search.may_leave(block_hash):
+                continue
+            if block_hash in self._visited and block_hash not in unmarked:
+                unmarked.add(block_hash)
+                has_changed = True
+            elif search.waits(block_hash):
+                self._chains.waiting.add(block_hash)
+            else:
+                search.choose(block_hash)
+                has_changed = True
+        self._visited -= unmarked
+        if laps:
+            self._begin_lap()
+        self._pass(last)
+        for block_hash in search.victims:
+            self._remove(block_hash)
+        return list(search.victims.items())
+
+    def _begin_lap(self) -> None:
+        """Put the hand before the oldest block."""
+        self._passed.update(self._ahead)
+        self._ahead, self._passed = self._passed, OrderedDict()
+
+    def _pass(self, last: BlockHash | None) -> None:
+        """Let the hand pass what lies ahead, up to a block; nothing, if it is None."""
+        block_hash = None
+        while block_hash != last:
             block_hash, status = self._ahead.popitem(last=False)
             self._passed[block_hash] = status
-            passed_unchanged += 1
-            if status.ref_cnt != 0 or block_hash in protected:
-                continue
-            if block_hash in self._visited:
-                self._visited.remove(block_hash)
-                passed_unchanged = 0
-            elif self._chains.is_tail(block_hash):
-                victims.append((block_hash, status))
-                self._remove(block_hash)
-                passed_unchanged = 0
-        return victims
-
-    def _deepest(self, n: int, protected: Collection[BlockHash]) -> _Victims:
-        """Let the `n` deepest blocks go, whatever is behind them."""
-        may_leave = evictable(self._ahead, protected)
-        by_depth = sorted(may_leave, key=lambda block: -self._chains.depth(block[0]))
-        for block_hash, _ in by_depth[:n]:
-            self._remove(block_hash)
-        return by_depth[:n]
 
     def _clear(self) -> None:
         for blocks in (self._resident, self._passed, self._ahead, self._visited, self._chains):
@@ -156,3 +172,4 @@ class SieveCachePolicy(PythonPolicy):
         )
         require(self._visited <= self._resident.keys(), "a visited block is resident")
         self._chains.check(self._resident.keys())
+        require(self._visited.isdisjoint(self._chains.waiting), "a block that waits has no mark")

@@ -1,0 +1,191 @@
+"""Idle blocks that wait for those behind them, under policies with queues of their own order."""
+
+from __future__ import annotations
+
+from itertools import count
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvoffload.policies import registry
+from kvoffload.policies._queue_policy_py import QueueSearch
+from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, store
+from tests.observation import observe
+from tests.policies.steps import request
+
+NAMES = ("sieve", "s3fifo")
+queue_policies = pytest.mark.parametrize("name", NAMES)
+
+
+def full_of_chains(twin: ModuleType, name: str, num_chains: int, length: int = 2) -> Any:
+    """Return a manager full of chains whose last blocks are being loaded."""
+    manager = twin.CPUOffloadingManager(16, num_chains * length, name)
+    for number in range(num_chains):
+        chain = block_hashes(*range(number * length, (number + 1) * length))
+        request(manager, chain)
+        manager.prepare_load(chain[-1:])
+    return manager
+
+
+def resident(manager: Any) -> list[str]:
+    """Return the blocks of each queue, oldest first, and verify the invariants."""
+    manager._check()
+    queues = ("blocks",) if hasattr(manager.policy, "blocks") else ("small", "main")
+    return [names(getattr(manager.policy, queue)) for queue in queues]
+
+
+@queue_policies
+def test_the_deepest_leave_first_and_then_as_the_queues_stand(twin: ModuleType, name: str) -> None:
+    manager = twin.CPUOffloadingManager(16, 8, name)
+    for chain in ([A, B], [C, D, E], [F, G, H]):
+        request(manager, chain)
+        manager.prepare_load(chain[-1:])
+    new = block_hashes(100, 101, 102)
+    # Depth 1, in the order of the queue; then those of depth 0, never one of the batch.
+    assert names(manager.prepare_store([F, *new[:2]]).block_hashes_evicted) == "DG"
+    assert names(manager.prepare_store([A, new[2]]).block_hashes_evicted) == "C"
+    assert manager.prepare_store([A, F, b"x"]) is None
+    manager._check()
+    # Nothing is behind F any more, B behind A is in use.
+    assert names(manager.prepare_store([b"x", b"y"]).block_hashes_evicted) == "FA"
+    assert manager.prepare_store([b"z"]) is None
+
+
+@queue_policies
+def test_a_block_that_waited_leaves_when_those_behind_it_have(twin: ModuleType, name: str) -> None:
+    manager = full_of_chains(twin, name, 3)
+    assert names(manager.prepare_store([b"x"]).block_hashes_evicted) == "A"
+    manager.complete_load([F])
+    assert names(store(manager, [b"y"]).block_hashes_evicted) in ("C", "F")
+    manager.complete_load([B, D])
+    manager._check()
+    left = [block for block in (B, C, D, E, F) if block in manager]
+    output = store(manager, block_hashes(*range(100, 101 + len(left))))
+    assert set(output.block_hashes_evicted) == {*left, b"y"}
+
+
+@queue_policies
+def test_a_block_that_waits_is_no_victim_after_it_was_pinned(twin: ModuleType, name: str) -> None:
+    manager = full_of_chains(twin, name, 2)
+    assert names(manager.prepare_store([b"x"]).block_hashes_evicted) == "A"
+    manager.prepare_load([C])
+    manager._check()
+    assert manager.prepare_store([b"y"]) is None
+    manager.complete_load([C])
+    assert names(manager.prepare_store([b"y"]).block_hashes_evicted) == "C"
+    manager._check()
+
+
+def test_a_block_that_waits_is_visited_and_unmarked_in_its_turn(twin: ModuleType) -> None:
+    manager = full_of_chains(twin, "sieve", 2)
+    manager.complete_load([B])
+    # The marks of the first touches are taken on the way.
+    assert names(store(manager, [E]).block_hashes_evicted) == "B"
+    assert names(store(manager, [F]).block_hashes_evicted) == "A"
+    manager.touch([C])
+    manager.complete_load([D])
+    assert names(store(manager, [G]).block_hashes_evicted) == "D"
+    assert resident(manager) == ["CEFG"]
+    assert names(store(manager, [H]).block_hashes_evicted) == "E"  # C had its mark until now
+    assert names(manager.prepare_store([A, B]).block_hashes_evicted) == "FG"
+
+
+@queue_policies
+def test_a_refused_store_changes_nothing_while_blocks_wait(twin: ModuleType, name: str) -> None:
+    manager, same = (full_of_chains(twin, name, 8, 3) for _ in range(2))
+    new = block_hashes(*range(100, 130))
+    for one in (manager, same):
+        one.prepare_store(new[:3])
+    before = observe(manager)
+    for size in (14, 20, 24):
+        assert manager.prepare_store(new[5 : 5 + size]) is None
+        after = observe(manager)
+        assert {**after, "stats": None} == {**before, "stats": None}
+        manager._check()
+    for _ in range(8):
+        block = new.pop()
+        one, other = manager.prepare_store([block]), same.prepare_store([block])
+        assert one.block_hashes_evicted == other.block_hashes_evicted
+    assert resident_numbers(manager) == resident_numbers(same)
+
+
+def resident_numbers(manager: Any) -> list[tuple[int, int]]:
+    return sorted(as_pair for as_pair in manager.block_table.tolist() if as_pair[1] >= 0)
+
+
+@queue_policies
+def test_an_allocation_that_fails_while_blocks_wait_changes_nothing(
+    twins: tuple[ModuleType, ModuleType], name: str
+) -> None:
+    """Blocks are parked, taken from the heap and put back into it; each step may lack memory."""
+    from kvoffload._core.memory import fail_after
+
+    _, compiled = twins
+    failures = 0
+    for allocations in count():
+        manager, same = (full_of_chains(compiled, name, 150, 3) for _ in range(2))
+        for one in (manager, same):
+            one.touch(block_hashes(*range(0, 450, 9)))
+            one.complete_load(block_hashes(*range(2, 450, 90)))
+        new = block_hashes(*range(1000, 1150))
+        fail_after(allocations)
+        try:
+            manager.prepare_store(new[:120])
+        except MemoryError:
+            failures += 1
+        else:
+            break
+        finally:
+            fail_after(None)
+        manager._check()
+        assert observe(manager) == observe(same)
+        for batch in (new[:1], new[1:20], new[20:]):
+            outputs = [one.prepare_store(batch) for one in (manager, same)]
+            assert outputs[0].block_hashes_evicted == outputs[1].block_hashes_evicted
+            manager._check()
+        assert observe(manager) == observe(same)
+    assert failures > 4
+
+
+@queue_policies
+def test_a_search_in_python_looks_once_at_what_waits(
+    monkeypatch: pytest.MonkeyPatch, twins: tuple[ModuleType, ModuleType], name: str
+) -> None:
+    looks = 0
+    may_leave = QueueSearch.may_leave
+
+    def counting(search: QueueSearch, block: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return may_leave(search, block)
+
+    monkeypatch.setattr(QueueSearch, "may_leave", counting)
+    for num_chains in (20, 200):
+        manager = full_of_chains(twins[0], name, num_chains)
+        store(manager, [b"first"])  # meets all of them
+        for number in range(5):
+            looks = 0
+            store(manager, [block_hash(10**6 + number)])
+            assert looks < 8
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_statuses_written_from_outside_cost_no_memory_and_no_other_block(
+    twin: ModuleType, name: str
+) -> None:
+    """What someone writes through a status that waits is wrong for that block alone."""
+    manager = full_of_chains(twin, name, 6)
+    manager.prepare_store([b"x"])
+    for number in range(2, 12, 2):
+        status = manager.policy.get(block_hash(number))
+        if status is not None:
+            status.ref_cnt = -1
+            manager.touch(block_hashes(number))
+            status.ref_cnt = 0
+    for number in range(20):
+        output = manager.prepare_store([block_hash(1000 + number)])
+        if output is not None:
+            manager.complete_store(output.block_hashes_to_store, number % 2 == 0)
+    manager.reset_cache()
+    manager._check()
