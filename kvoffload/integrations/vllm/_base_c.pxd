@@ -46,6 +46,7 @@ cdef class ManagerBase:
     cdef list chain_of(self, object positions)
     cdef RequestRank rank_of(self, object req_context)
     cdef void record(self, RequestAccess access, bint may_repeat) noexcept
+    cdef void protect_resident(self) noexcept
     cdef cnp.ndarray new_ids(self, Py_ssize_t size)
     cdef object new_spec(self, cnp.ndarray chunk_ids)
     cdef object new_output(self, list to_store, object spec, list evicted)

@@ -14,7 +14,7 @@ from kvoffload._core.batch cimport Batch, batch_close, batch_ensure, item_key, i
 from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.pool cimport Pool, pool_close, pool_open
-from kvoffload._core.table cimport NIL, Table, hash_key
+from kvoffload._core.table cimport NIL, Node, Table, hash_key, table_new_epoch
 from kvoffload.integrations.vllm._positions cimport find_position
 from kvoffload.integrations.vllm._request cimport (
     INSERTED,
@@ -252,6 +252,19 @@ cdef class ManagerBase:
                 entry.flags |= FIRST_MISS
 
     # -- what is shared ----------------------------------------------------------------------
+
+    cdef void protect_resident(self) noexcept:
+        """Let the resident keys of the batch stay in the search that follows.
+
+        Ghosts are not marked: that would say that they are about to be stored.
+        """
+        cdef Py_ssize_t place
+        cdef Node* node
+        table_new_epoch(self.policy.table)
+        for place in range(self.batch.size):
+            node = self.resident(place)
+            if node != NULL:
+                node.block.mark = self.policy.table.epoch
 
     cdef cnp.ndarray new_ids(self, Py_ssize_t size):
         cdef cnp.npy_intp length = size

@@ -22,7 +22,6 @@ from kvoffload._core.table cimport (
     drop_key,
     hash_key,
     node_at,
-    table_new_epoch,
 )
 from kvoffload.integrations.vllm._base_c cimport ManagerBase
 from kvoffload.integrations.vllm._request cimport RequestRank
@@ -230,7 +229,6 @@ cdef class DoorCore(ManagerBase):
         cdef int64_t count = n
         cdef list batch, evicted = []
         cdef CompiledPolicy policy = self.policy
-        cdef Py_ssize_t place
         cdef uint64_t victim
         cdef uint32_t slot
         cdef int collecting
@@ -243,10 +241,7 @@ cdef class DoorCore(ManagerBase):
         try:
             if not policy.c_ensure(0):
                 raise MemoryError()
-            table_new_epoch(policy.table)
-            for place in range(self.batch.size):
-                if self.batch.slots[place] != NIL:
-                    node_at(policy.table, self.batch.slots[place]).block.mark = policy.table.epoch
+            self.protect_resident()
             policy.victims.no_memory = False
             if not policy.c_search(<uint64_t>count):
                 if policy.victims.no_memory:

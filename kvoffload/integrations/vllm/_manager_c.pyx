@@ -24,7 +24,6 @@ from kvoffload._core.table cimport (
     holds_key,
     index_find,
     node_at,
-    table_new_epoch,
 )
 from kvoffload.integrations.vllm._finish cimport KeyOrder, order_keys
 from kvoffload.integrations.vllm._request cimport INSERTED, MISSED, REUSED, RequestAccess
@@ -223,7 +222,6 @@ cdef class ManagerCore(StoringManager):
         cdef CompiledPolicy policy = self.policy
         cdef list batch = self.open_batch(protected)
         cdef list evicted = []
-        cdef Py_ssize_t place
         cdef uint64_t victim
         cdef Node* node
         if n < 0:
@@ -231,10 +229,7 @@ cdef class ManagerCore(StoringManager):
         if not policy.c_ensure(0):
             raise MemoryError()
         find_all(policy.table, &self.batch)
-        table_new_epoch(policy.table)
-        for place in range(self.batch.size):
-            if self.batch.slots[place] != NIL:
-                node_at(policy.table, self.batch.slots[place]).block.mark = policy.table.epoch
+        self.protect_resident()
         if not policy.c_search(<uint64_t>n):
             return None
         for victim in range(policy.victims.size):

@@ -123,11 +123,15 @@ cdef class StoringManager(ManagerBase):
         return output
 
     cdef Py_ssize_t partition(self, Py_ssize_t* num_skipped) except -1:
-        """Choose the keys to store and mark all; unknown ones get nodes. Return their number."""
+        """Choose the keys to store; unknown ones get nodes. Return their number.
+
+        Marked are the resident keys, which stay, and the chosen ones: a mark on a ghost says that
+        it is about to be stored. Below the threshold a key counts as absent, ghost or not.
+        """
         cdef CompiledPolicy policy = self.policy
         cdef Table* table = policy.table
         cdef Batch* keys = &self.batch
-        cdef Py_ssize_t place, num_missing = 0, num_unknown = 0
+        cdef Py_ssize_t place, number, num_absent = 0, num_unknown = 0, num_missing = 0
         cdef uint32_t slot
         cdef uint64_t hashed
         cdef Node* node
@@ -139,47 +143,52 @@ cdef class StoringManager(ManagerBase):
         # A loop of its own, whose cache misses overlap: in one with what follows a store cycle of
         # ARC takes 2.3 times as long.
         for place in range(keys.size):
-            slot = index_find(
+            keys.slots[place] = index_find(
                 table,
                 item_key(keys, place),
                 item_length(keys, place),
                 self.accesses[place].hashed,
             )
-            keys.slots[place] = slot
-            num_unknown += slot == NIL
-        if not policy.c_ensure(<uint64_t>num_unknown):
-            raise MemoryError()
         table_new_epoch(table)
         for place in range(keys.size):
             slot = keys.slots[place]
-            if slot == NIL:
-                if self.counts is not None and not self.offered_enough(
-                    <object>keys.items[place]
-                ):
-                    num_skipped[0] += 1
+            if slot != NIL:
+                node = node_at(table, slot)
+                if node.block.mark == table.epoch:
+                    continue  # a repeat
+                if node.flags & RESIDENT:
+                    node.block.mark = table.epoch
+                    if node.block.ref_cnt >= 0:
+                        self.accesses[place].flags = OBSERVED | READY
                     continue
+            if self.counts is not None and not self.offered_enough(<object>keys.items[place]):
+                keys.slots[place] = NIL
+                num_skipped[0] += 1
+                continue
+            if slot == NIL:
+                num_unknown += 1
+            else:
+                node.block.mark = table.epoch
+            keys.places[num_absent] = <uint32_t>place
+            num_absent += 1
+        if not policy.c_ensure(<uint64_t>num_unknown):
+            raise MemoryError()
+        for number in range(num_absent):
+            place = keys.places[number]
+            slot = keys.slots[place]
+            if slot == NIL:
                 hashed = self.accesses[place].hashed
                 # A repeat of an unknown key has got a node by now.
                 slot = index_find(table, item_key(keys, place), item_length(keys, place), hashed)
-                if slot == NIL:
-                    slot = add_key(
-                        table, item_key(keys, place), item_length(keys, place), hashed
-                    )
+                if slot != NIL:
+                    keys.slots[place] = slot
+                    continue
+                slot = add_key(table, item_key(keys, place), item_length(keys, place), hashed)
                 if slot == NIL:
                     self.forget(0, num_missing)
                     raise MemoryError()
                 keys.slots[place] = slot
-            node = node_at(table, slot)
-            if node.block.mark == table.epoch:
-                continue  # a repeat
-            node.block.mark = table.epoch
-            if node.flags & RESIDENT:
-                if node.block.ref_cnt >= 0:
-                    self.accesses[place].flags = OBSERVED | READY
-                continue
-            if self.counts is not None and not self.offered_enough(<object>keys.items[place]):
-                num_skipped[0] += 1
-                continue
+                node_at(table, slot).block.mark = table.epoch
             self.accesses[place].flags = OBSERVED
             keys.chosen[num_missing] = slot
             keys.places[num_missing] = <uint32_t>place
@@ -198,7 +207,7 @@ cdef class StoringManager(ManagerBase):
         return missing
 
     cdef void protect(self) noexcept:
-        """Mark every key of the batch that has a node."""
+        """Mark what `partition` has marked, in another epoch."""
         cdef Table* table = self.policy.table
         cdef Py_ssize_t place
         table_new_epoch(table)
