@@ -12,7 +12,7 @@ from kvoffload.policies._twin_c cimport CompiledPolicy
 
 
 cdef class ManagerBase:
-    cdef CompiledPolicy policy
+    cdef CompiledPolicy policy      # None until the construction has succeeded
     cdef RequestRules rules
     cdef Pool pool
     cdef Batch batch                # of the call at work
@@ -32,6 +32,7 @@ cdef class ManagerBase:
     cdef public object stores_skipped_in_current_batch
     cdef public list allocation_sizes_in_current_batch
 
+    cdef object not_initialised(self)
     cdef void follow(self, RequestRules rules) noexcept
     cdef list open_batch(self, object keys)
     cdef RequestAccess access_of(self, object req_context, bint create)
@@ -50,6 +51,11 @@ cdef class ManagerBase:
     cdef cnp.ndarray new_ids(self, Py_ssize_t size)
     cdef object new_spec(self, cnp.ndarray chunk_ids)
     cdef object new_output(self, list to_store, object spec, list evicted)
+
+    cdef inline int require_ready(self) except -1:
+        if self.policy is None:
+            raise self.not_initialised()
+        return 0
 
     cdef inline Node* resident(self, Py_ssize_t place) noexcept:
         """Return the node of a key of the batch if it is resident, else NULL."""

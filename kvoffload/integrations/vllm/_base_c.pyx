@@ -2,6 +2,9 @@
 
 A request's accesses hang on its context as ``RequestAccess``. `observe` does everything about an
 access that can fail; `record` and the rules then change state and cannot.
+
+The policy is set last: whatever of a construction failed, or was never run, it is None, and every
+method begins with `require_ready`, most of them in `open_batch`.
 """
 
 cimport numpy as cnp
@@ -15,6 +18,7 @@ from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.pool cimport Pool, pool_close, pool_open
 from kvoffload._core.table cimport NIL, Node, Table, hash_key, table_new_epoch
+from kvoffload.integrations.vllm._lru_c cimport RankedLRU
 from kvoffload.integrations.vllm._positions cimport find_position
 from kvoffload.integrations.vllm._request cimport (
     INSERTED,
@@ -34,8 +38,7 @@ from kvoffload.integrations.vllm._rules_c cimport (
 )
 
 from kvoffload._checks import as_batch, batch_error
-from kvoffload.errors import describe
-from kvoffload.errors import OffloadError, describe_hash
+from kvoffload.errors import OffloadError, describe, describe_hash, manager_not_initialised
 
 cnp.import_array()
 
@@ -62,10 +65,13 @@ cdef class ManagerBase:
 
     def _setup(self, int64_t num_chunks, RequestRules rules not None, names):
         """Join the parts; `names` has vLLM's classes and constants as attributes."""
-        if not pool_open(&self.pool, num_chunks):
+        cdef Pool pool
+        self.policy = None
+        if not pool_open(&pool, num_chunks):
             raise MemoryError(f"no room for {num_chunks} chunk ids")
+        pool_close(&self.pool)
+        self.pool = pool
         self._num_chunks = num_chunks
-        self.follow(rules)
         self.num_idle = self.num_pending = 0
         self.last = NIL
         self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
@@ -76,17 +82,26 @@ cdef class ManagerBase:
         self.spec_class = names.CPULoadStoreSpec
         self.output_class = names.PrepareStoreOutput
         self.event_class = names.OffloadingEvent
+        self.follow(rules)
 
     cdef void follow(self, RequestRules rules) noexcept:
+        self.generation += 1
         self.rules = rules
         self.policy = rules.policy
-        self.generation = 0
+
+    cdef object not_initialised(self):
+        return manager_not_initialised()
+
+    def _require_ready(self):
+        """Raise an error unless the construction has succeeded."""
+        self.require_ready()
 
     # -- keys in -----------------------------------------------------------------------------
 
     cdef list open_batch(self, object keys):
         """Return a checked copy of the keys, which the scratch arrays point into."""
         cdef list batch
+        self.require_ready()
         batch = list(keys) if type(keys) is list else list(as_batch(keys, "keys"))
         if not check_items(batch):
             raise batch_error(batch, "keys")
@@ -214,12 +229,13 @@ cdef class ManagerBase:
     cdef RequestRank rank_of(self, object req_context):
         """Return the request's rank in this policy, not taken yet if it is new."""
         cdef object rank = req_context.get_state(RequestRank)
+        cdef RankedLRU policy = <RankedLRU>self.policy
         if (
             rank is None
-            or (<RequestRank>rank).owner is not self.policy
-            or (<RequestRank>rank).generation != self.generation
+            or (<RequestRank>rank).owner is not policy
+            or (<RequestRank>rank).generation != policy.generation
         ):
-            rank = RequestRank(self.policy)
+            rank = RequestRank(policy)
             req_context.set_state(rank)
         return rank
 

@@ -34,7 +34,7 @@ from kvoffload.integrations.vllm._rules_c cimport (
 )
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
-from kvoffload.errors import block_already_resident, block_not_found
+from kvoffload.errors import block_already_resident, block_not_found, policy_not_initialised
 
 
 cdef class DoorCore(ManagerBase):
@@ -53,8 +53,13 @@ cdef class DoorCore(ManagerBase):
 
     def _open(self, RequestRules rules not None, context_class):
         """Start with the empty policy of `rules`."""
-        self.follow(rules)
+        self.policy = None
+        self.let_go()
         self.context_class = context_class
+        self.follow(rules)
+
+    cdef object not_initialised(self):
+        return policy_not_initialised()
 
     cdef void let_go(self):
         cdef uint64_t slot
@@ -178,6 +183,7 @@ cdef class DoorCore(ManagerBase):
         cdef Py_ssize_t cursor = 0
         cdef object positions
         cdef RequestRank rank
+        self.require_ready()
         if not self.rules.ranked:
             return
         rank = self.rank_of(req_context)
@@ -232,6 +238,7 @@ cdef class DoorCore(ManagerBase):
         cdef uint64_t victim
         cdef uint32_t slot
         cdef int collecting
+        self.require_ready()
         if count < 0:
             raise ValueError(f"n must be >= 0, got {n}")
         if count == 0:
@@ -264,10 +271,12 @@ cdef class DoorCore(ManagerBase):
 
     def clear(self):
         """Drop every chunk, ghost and adaptive state."""
+        self.require_ready()
         self.let_go()
         self.policy.clear()
         self.generation += 1
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
+        self.require_ready()
         self.policy._check()

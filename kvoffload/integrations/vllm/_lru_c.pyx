@@ -33,14 +33,16 @@ cdef class RankedLRU(CompiledPolicy):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 1, 0)
         self.victims.managed = True
+        order_close(&self.order)
         order_open(&self.order, self.table)
-        self.generation = 0
+        self.generation += 1
 
     def __dealloc__(self):
         order_close(&self.order)
 
     def _keys(self):
         """Return the resident keys, oldest first."""
+        self.require_ready()
         return [key_of(node_at(self.table, slot)) for slot in order_slots(&self.order)]
 
     # -- moves -------------------------------------------------------------------------------

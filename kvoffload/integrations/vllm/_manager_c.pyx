@@ -64,6 +64,7 @@ cdef class ManagerCore(StoringManager):
         cdef uint64_t length
         cdef uint32_t slot
         cdef Node* node
+        self.require_ready()
         if type(key) is not bytes or not key:
             raise batch_error([key], "keys")
         table = self.policy.table
@@ -85,6 +86,7 @@ cdef class ManagerCore(StoringManager):
 
     def get_load_source(self, key, req_context):
         """Name the tier that a hit comes from: host memory."""
+        self.require_ready()
         return self.host
 
     def prepare_load(self, keys, req_context):
@@ -175,16 +177,19 @@ cdef class ManagerCore(StoringManager):
 
     def on_new_request(self, req_context):
         """Begin to follow a request."""
+        self.require_ready()
         self.access_of(req_context, True)
         return self.request_context_class()
 
     def on_request_finished(self, req_context):
         """Count what the request has used as one access, tail first."""
-        cdef RequestAccess access = self.access_of(req_context, False)
+        cdef RequestAccess access
         cdef KeyOrder order
         cdef uint64_t number
         cdef Py_ssize_t place
         cdef uint8_t uses
+        self.require_ready()
+        access = self.access_of(req_context, False)
         if access is None or access.finished:
             return
         order = order_keys(access, req_context, self.positions_of(req_context))
@@ -209,6 +214,7 @@ cdef class ManagerCore(StoringManager):
 
     def reset_cache(self):
         """Drop every chunk; counted offers, events and samples stay, ids start at 0 again."""
+        self.require_ready()
         self.policy.clear()
         pool_reset(&self.pool)
         self.generation += 1
@@ -242,7 +248,9 @@ cdef class ManagerCore(StoringManager):
 
     def _usage(self):
         """Return the chunks in use by transfers and, of these, those being written."""
-        cdef int64_t taken = self.pool.num_fresh - self.pool.num_freed
+        cdef int64_t taken
+        self.require_ready()
+        taken = self.pool.num_fresh - self.pool.num_freed
         return taken - <int64_t>self.num_idle, self.num_pending
 
     def _chunk(self, key):
@@ -258,6 +266,7 @@ cdef class ManagerCore(StoringManager):
         cdef uint64_t idle = 0, pending = 0
         cdef uint32_t slot
         cdef Node* node
+        self.require_ready()
         self.policy._check()
         for slot in range(self.policy.table.num_used):
             node = node_at(self.policy.table, slot)

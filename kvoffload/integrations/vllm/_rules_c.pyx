@@ -30,6 +30,7 @@ cdef enum:
 
 cdef class RequestRules:
     def __cinit__(self, CompiledPolicy policy not None):
+        policy.require_ready()
         self.policy = policy
         policy.victims.managed = True
 

@@ -34,15 +34,19 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         enable_events: bool = False,
         info: Any = None,
     ) -> None:
-        super().__init__(
-            num_chunks,
-            cache_policy,
-            cache_policy_module_path,
-            enable_events=enable_events,
-            info=info,
-        )
         self._mmap_region = mmap_region
         self._memory: memoryview = mmap_region.create_kv_memoryview()
+        try:
+            super().__init__(
+                num_chunks,
+                cache_policy,
+                cache_policy_module_path,
+                enable_events=enable_events,
+                info=info,
+            )
+        except BaseException:
+            self._memory.release()
+            raise
 
     def prepare_read(self, keys: Collection[bytes], req_context: ReqContext) -> LoadStoreSpec:
         """Pin chunks that a secondary tier will read; not an access of the request."""
@@ -66,10 +70,12 @@ class KVOffloadPrimaryTier(KVOffloadManager):
 
     def get_kv_memoryview(self) -> memoryview:
         """Return the memory, one row a chunk: ``(num_chunks, bytes a chunk)``."""
+        self._require_ready()
         return self._memory
 
     def shutdown(self) -> None:
         """Release the memory. The manager is not used afterwards."""
+        self._require_ready()
         super().shutdown()
         self._memory.release()
         self._mmap_region.cleanup()
