@@ -29,6 +29,7 @@ from kvoffload.integrations.vllm._rules_c cimport (
     FIRST_MISS,
     NEW,
     ONLY_INSERTED,
+    POSITIONED,
     USED_AGAIN,
     RequestRules,
 )
@@ -49,7 +50,6 @@ cdef class DoorCore(ManagerBase):
 
     def __dealloc__(self):
         self.let_go()
-        discard(self.chunks)
 
     def _open(self, RequestRules rules not None, context_class):
         """Start with the empty policy of `rules`."""
@@ -62,11 +62,15 @@ cdef class DoorCore(ManagerBase):
         return policy_not_initialised()
 
     cdef void let_go(self):
-        cdef uint64_t slot
-        for slot in range(self.chunks_room):
-            if self.chunks[slot] != NULL:
-                Py_DECREF(<object>self.chunks[slot])
-                self.chunks[slot] = NULL
+        """Drop every reference; the policy holds no chunk any more."""
+        cdef PyObject** chunks = self.chunks
+        cdef uint64_t slot, room = self.chunks_room
+        self.chunks = NULL
+        self.chunks_room = 0
+        for slot in range(room):
+            if chunks[slot] != NULL:
+                Py_DECREF(<object>chunks[slot])
+        discard(chunks)
 
     cdef list find_batch(self, object keys):
         """Find the keys; nodes without a chunk count as absent only to `resident`."""
@@ -103,7 +107,6 @@ cdef class DoorCore(ManagerBase):
             raise block_already_resident("insert", batch[0])
         if self.rules.ranked:
             self.read_position(req_context, self.positions_of(req_context), 0, &cursor)
-            rank = self.rank_of(req_context)
         if not self.policy.c_ensure(1) or not self.ensure_chunks():
             raise MemoryError()
         if slot == NIL:
@@ -115,6 +118,13 @@ cdef class DoorCore(ManagerBase):
             )
             if slot == NIL:
                 raise MemoryError()
+        if self.accesses[0].flags & POSITIONED:
+            try:
+                rank = self.rank_for(req_context)
+            except BaseException:
+                if self.batch.slots[0] == NIL:
+                    drop_key(table, slot, node_at(table, slot))
+                raise
         node = node_at(table, slot)
         node.block.ref_cnt = ref_cnt
         node.block.block_id = chunk_id
@@ -125,6 +135,14 @@ cdef class DoorCore(ManagerBase):
             self.rules.became_idle(slot, node)
         Py_INCREF(chunk)
         self.chunks[slot] = <PyObject*>chunk
+
+    cdef RequestRank rank_for(self, object req_context):
+        """Return the rank of a request in this policy; a new one hangs on its context."""
+        cdef RequestRank rank = self.rank_of(req_context)
+        if rank is None:
+            rank = RequestRank(self.policy)
+            self.attach(req_context, None, rank)
+        return rank
 
     cdef bint ensure_chunks(self) noexcept:
         """Make room for a reference at every slot."""
@@ -186,7 +204,6 @@ cdef class DoorCore(ManagerBase):
         self.require_ready()
         if not self.rules.ranked:
             return
-        rank = self.rank_of(req_context)
         positions = self.positions_of(req_context)
         batch = self.find_batch(keys)
         for place in range(self.batch.size):
@@ -194,6 +211,7 @@ cdef class DoorCore(ManagerBase):
             self.read_position(req_context, positions, place, &cursor)
         if not self.rules.ensure(<uint64_t>self.batch.size):
             raise MemoryError()
+        rank = self.rank_for(req_context)
         self.rules.accessed(&self.batch, self.accesses, rank)
 
     def _finish(self, keys, insertion_only_keys, reused_keys):
@@ -272,9 +290,9 @@ cdef class DoorCore(ManagerBase):
     def clear(self):
         """Drop every chunk, ghost and adaptive state."""
         self.require_ready()
-        self.let_go()
         self.policy.clear()
         self.generation += 1
+        self.let_go()
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""

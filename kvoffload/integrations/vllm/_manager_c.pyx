@@ -14,7 +14,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_
 
 from kvoffload._core.batch cimport find_all
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.pool cimport pool_give, pool_reset
+from kvoffload._core.pool cimport pool_reset
 from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
@@ -26,7 +26,13 @@ from kvoffload._core.table cimport (
     node_at,
 )
 from kvoffload.integrations.vllm._finish cimport KeyOrder, order_keys
-from kvoffload.integrations.vllm._request cimport INSERTED, MISSED, REUSED, RequestAccess
+from kvoffload.integrations.vllm._request cimport (
+    INSERTED,
+    MISSED,
+    REUSED,
+    RequestAccess,
+    RequestRank,
+)
 from kvoffload.integrations.vllm._rules_c cimport (
     NOT_STORED,
     OBSERVED,
@@ -99,15 +105,21 @@ cdef class ManagerCore(StoringManager):
 
     cdef object pin(self, object keys, object req_context, bint is_access):
         cdef list batch = self.open_batch(keys)
-        cdef RequestAccess access = None
+        cdef RequestAccess access = None, new_access = None
+        cdef RequestRank rank = None, new_rank = None
         cdef object positions = None, spec
         cdef cnp.ndarray chunk_ids
         cdef Py_ssize_t place
+        cdef int64_t num_new
         cdef Node* node
         cdef Table* table = self.policy.table
         cdef int collecting
         if is_access:
-            access = self.access_of(req_context, True)
+            access = self.access_of(req_context)
+            if access is None:
+                access = new_access = RequestAccess(self, self.generation)
+            if self.rules.ranked:
+                rank = self.rank_of(req_context)
             positions = self.positions_of(req_context)
         collecting = PyGC_Disable()
         try:
@@ -124,15 +136,19 @@ cdef class ManagerCore(StoringManager):
                     raise ref_count_overflow("prepare_load", batch[place])
                 self.accesses[place].flags = OBSERVED | READY
             if is_access:
-                self.observe("prepare_load", req_context, access, positions)
+                num_new = self.observe("prepare_load", req_context, access, positions)
+                if self.rules.ranked and rank is None and num_new:
+                    rank = new_rank = RequestRank(self.policy)
+                self.attach(req_context, new_access, new_rank)
             for place in range(self.batch.size):
                 node = node_at(table, self.batch.slots[place])
                 self.num_idle -= node.block.ref_cnt == 0
                 node.block.ref_cnt += 1
                 (<int32_t*>cnp.PyArray_DATA(chunk_ids))[place] = <int32_t>node.block.block_id
             if is_access:
+                self.start(access)
                 self.record(access, True)
-                self.rules.accessed(&self.batch, self.accesses, access.rank)
+                self.rules.accessed(&self.batch, self.accesses, rank)
         finally:
             if collecting:
                 PyGC_Enable()
@@ -178,8 +194,10 @@ cdef class ManagerCore(StoringManager):
     def on_new_request(self, req_context):
         """Begin to follow a request."""
         self.require_ready()
-        self.access_of(req_context, True)
-        return self.request_context_class()
+        context = self.request_context_class()
+        if self.access_of(req_context) is None:
+            self.attach(req_context, RequestAccess(self, self.generation), None)
+        return context
 
     def on_request_finished(self, req_context):
         """Count what the request has used as one access, tail first."""
@@ -189,7 +207,7 @@ cdef class ManagerCore(StoringManager):
         cdef Py_ssize_t place
         cdef uint8_t uses
         self.require_ready()
-        access = self.access_of(req_context, False)
+        access = self.access_of(req_context)
         if access is None or access.finished:
             return
         order = order_keys(access, req_context, self.positions_of(req_context))
@@ -230,20 +248,32 @@ cdef class ManagerCore(StoringManager):
         cdef list evicted = []
         cdef uint64_t victim
         cdef Node* node
+        cdef int collecting
         if n < 0:
             raise ValueError(f"n must be >= 0, got {n}")
-        if not policy.c_ensure(0):
-            raise MemoryError()
-        find_all(policy.table, &self.batch)
-        self.protect_resident()
-        if not policy.c_search(<uint64_t>n):
-            return None
-        for victim in range(policy.victims.size):
-            node = node_at(policy.table, policy.victims.items[victim].slot)
-            evicted.append((key_of(node), node.block.block_id))
-            pool_give(&self.pool, node.block.block_id)
-        self.num_idle -= policy.victims.size
-        policy.commit()
+        collecting = PyGC_Disable()
+        try:
+            if not policy.c_ensure(0):
+                raise MemoryError()
+            find_all(policy.table, &self.batch)
+            self.protect_resident()
+            policy.victims.no_memory = False
+            if not policy.c_search(<uint64_t>n):
+                if policy.victims.no_memory:
+                    raise MemoryError()
+                return None
+            try:
+                for victim in range(policy.victims.size):
+                    node = node_at(policy.table, policy.victims.items[victim].slot)
+                    evicted.append((key_of(node), node.block.block_id))
+            except BaseException:
+                self.rules.cancel()
+                raise
+            self.free_victims()
+            policy.commit()
+        finally:
+            if collecting:
+                PyGC_Enable()
         return evicted
 
     def _usage(self):

@@ -116,7 +116,6 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
         stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_USAGE_PERC, usage)
         for size in self.allocation_sizes_in_current_batch:
             stats.observe_histogram(CPUOffloadingMetrics.CPU_ALLOCATION_SIZE, size)
-        self.allocation_sizes_in_current_batch.clear()
         stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_WRITE_USAGE_PERC, writing)
         stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_READ_USAGE_PERC, max(usage - writing, 0.0))
         if self.store_threshold >= 2:
@@ -124,6 +123,7 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
                 CPUOffloadingMetrics.STORES_SKIPPED, self.stores_skipped_in_current_batch
             )
             self.stores_skipped_in_current_batch = 0
+        self.allocation_sizes_in_current_batch.clear()
         return stats
 
 
