@@ -62,7 +62,7 @@ def run_sequence(seed: int, kind: str, policies: tuple[str, str]) -> None:
 @pytest.mark.parametrize("policies", [("lru", "lru"), ("lru", "arc"), ("arc", "arc")])
 @pytest.mark.parametrize("kind", ["manager", "door"])
 def test_same_decisions_over_shared_contexts(kind, policies):
-    for number in range(SEQUENCES // 3):
+    for number in range(SEQUENCES // 5):
         try:
             run_sequence(SEED + number, kind, policies)
         except DifferenceError as difference:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("host_platform")
 
 STEPS = 300
 MOST_STEPS = 2000  # until the last request is answered
-SIZES = (1, 2, 3, 4, 6, 8)  # chunks of the primary tier; a prompt has up to 12
+SIZES = (1, 2, 4, 6, 8)  # chunks of the primary tier; a prompt has up to 12
 
 
 def key(number: int) -> bytes:

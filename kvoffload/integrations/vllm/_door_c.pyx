@@ -95,16 +95,28 @@ cdef class DoorCore(ManagerBase):
 
     def insert(self, key, chunk, req_context):
         """Add a chunk that vLLM has allocated for a request."""
+        cdef int32_t ref_cnt = chunk.ref_cnt
+        cdef int64_t chunk_id = chunk.chunk_id
         cdef list batch = self.find_one(key)
+        cdef int collecting
+        if self.resident(0) != NULL:
+            raise block_already_resident("insert", batch[0])
+        collecting = PyGC_Disable()
+        try:
+            self.add(chunk, ref_cnt, chunk_id, req_context)
+        finally:
+            if collecting:
+                PyGC_Enable()
+
+    cdef int add(
+        self, object chunk, int32_t ref_cnt, int64_t chunk_id, object req_context
+    ) except -1:
+        """Make the absent key that was found resident."""
         cdef Table* table = self.policy.table
         cdef RequestRank rank = None
         cdef Py_ssize_t cursor = 0
-        cdef int32_t ref_cnt = chunk.ref_cnt
-        cdef int64_t chunk_id = chunk.chunk_id
         cdef uint32_t slot = self.batch.slots[0]
         cdef Node* node
-        if self.resident(0) != NULL:
-            raise block_already_resident("insert", batch[0])
         if self.rules.ranked:
             self.read_position(req_context, self.positions_of(req_context), 0, &cursor)
         if not self.policy.c_ensure(1) or not self.ensure_chunks():
@@ -135,6 +147,7 @@ cdef class DoorCore(ManagerBase):
             self.rules.became_idle(slot, node)
         Py_INCREF(chunk)
         self.chunks[slot] = <PyObject*>chunk
+        return 0
 
     cdef RequestRank rank_for(self, object req_context):
         """Return the rank of a request in this policy; a new one hangs on its context."""
@@ -200,19 +213,23 @@ cdef class DoorCore(ManagerBase):
         cdef Py_ssize_t place
         cdef Py_ssize_t cursor = 0
         cdef object positions
-        cdef RequestRank rank
+        cdef int collecting
         self.require_ready()
         if not self.rules.ranked:
             return
         positions = self.positions_of(req_context)
         batch = self.find_batch(keys)
-        for place in range(self.batch.size):
-            self.accesses[place].flags = NEW
-            self.read_position(req_context, positions, place, &cursor)
-        if not self.rules.ensure(<uint64_t>self.batch.size):
-            raise MemoryError()
-        rank = self.rank_for(req_context)
-        self.rules.accessed(&self.batch, self.accesses, rank)
+        collecting = PyGC_Disable()
+        try:
+            for place in range(self.batch.size):
+                self.accesses[place].flags = NEW
+                self.read_position(req_context, positions, place, &cursor)
+            if not self.rules.ensure(<uint64_t>self.batch.size):
+                raise MemoryError()
+            self.rules.accessed(&self.batch, self.accesses, self.rank_for(req_context))
+        finally:
+            if collecting:
+                PyGC_Enable()
 
     def _finish(self, keys, insertion_only_keys, reused_keys):
         """Count what a request has used; `keys` are head to tail."""
@@ -291,7 +308,6 @@ cdef class DoorCore(ManagerBase):
         """Drop every chunk, ghost and adaptive state."""
         self.require_ready()
         self.policy.clear()
-        self.generation += 1
         self.let_go()
 
     def _check(self):

@@ -11,7 +11,7 @@ until then is taken back on an error.
 """
 
 cimport numpy as cnp
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -45,8 +45,6 @@ from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 cnp.import_array()
 
 cdef extern from "Python.h":
-    char* PyBytes_AS_STRING(PyObject*) nogil
-    Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
     void Py_SET_SIZE(PyObject*, Py_ssize_t) nogil
 
 # Objects for evicted keys are made before it is known how long each is; longer ones afterwards.
@@ -106,8 +104,8 @@ cdef class StoringManager(ManagerBase):
         cdef Py_ssize_t num_samples = len(self.allocation_sizes_in_current_batch)
         cdef Py_ssize_t num_events = 0 if self.events is None else len(self.events)
         cdef Py_ssize_t num_missing, num_skipped = 0
-        cdef int64_t num_new, num_admitted = -1, num_leaving = 0
         cdef bint refused
+        cdef int64_t num_new, num_admitted = -1, num_leaving
         cdef cnp.ndarray chunk_ids
         cdef list to_store, evicted, removed = None
         cdef Offer offer = None
@@ -123,8 +121,7 @@ cdef class StoringManager(ManagerBase):
             num_new = self.observe("prepare_store", req_context, access, positions)
             num_leaving = max(0, num_missing - pool_num_free(&self.pool))
             refused = self.rules.all_or_none and num_leaving > <int64_t>self.num_evictable()
-            if refused:
-                num_leaving = 0
+            num_leaving = 0 if refused else num_leaving
             if not self.rules.ensure_search(<uint64_t>num_leaving, <uint64_t>self.batch.size):
                 raise MemoryError()
             chunk_ids = self.new_ids(num_missing)
@@ -148,7 +145,7 @@ cdef class StoringManager(ManagerBase):
             if self.counts is not None:
                 offer = self.open_offer(batch)
             self.attach(req_context, new_access, new_rank)
-            # From here on nothing is allocated, but by a search of SIEVE or S3-FIFO.
+            # From here on only the searches of SIEVE and S3-FIFO allocate; they learn nothing here.
             self.start(access)
             self.rules.missed(&self.batch, self.accesses)
             self.rules.accessed(&self.batch, self.accesses, rank)
@@ -314,7 +311,7 @@ cdef class StoringManager(ManagerBase):
         cdef Py_ssize_t place, size = <Py_ssize_t>self.policy.victims.size
         cdef uint64_t length
         cdef const uint8_t* key
-        cdef PyObject* blank
+        cdef bytes blank
         cdef Node* node
         shorten(evicted, size)
         if removed is not None:
@@ -322,7 +319,7 @@ cdef class StoringManager(ManagerBase):
         for place in range(size):
             node = node_at(self.policy.table, self.policy.victims.items[place].slot)
             key = key_bytes(node, &length)
-            blank = <PyObject*>PyList_GET_ITEM(evicted, place)
+            blank = evicted[place]
             if length > <uint64_t>PyBytes_GET_SIZE(blank):
                 evicted[place] = key_of(node)
                 if removed is not None:
@@ -330,7 +327,7 @@ cdef class StoringManager(ManagerBase):
                 continue
             memcpy(PyBytes_AS_STRING(blank), key, length)
             if length < <uint64_t>PyBytes_GET_SIZE(blank):
-                Py_SET_SIZE(blank, <Py_ssize_t>length)
+                Py_SET_SIZE(<PyObject*>blank, <Py_ssize_t>length)
                 PyBytes_AS_STRING(blank)[length] = 0
         return 0
 
