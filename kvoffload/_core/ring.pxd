@@ -44,6 +44,8 @@ cdef void ring_close(Ring* ring) noexcept
 cdef void ring_clear(Ring* ring) noexcept
 # Give the heap room for twice the nodes that are parked; False if there is no memory.
 cdef bint ring_grow_heap(Ring* ring) noexcept
+# Make sure that so many nodes can be parked at a time; False if there is no memory.
+cdef bint ring_reserve_parking(Ring* ring, uint64_t num_nodes) noexcept
 # List a parked node that has become idle. Never allocates.
 cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept
 # Remove and return the listed node with the least number, NIL if there is none; it stays parked.

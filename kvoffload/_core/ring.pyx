@@ -25,9 +25,10 @@ cdef void ring_clear(Ring* ring) noexcept:
     ring_open(ring, ring.number)
 
 
-cdef bint ring_grow_heap(Ring* ring) noexcept:
+cdef bint grow_heap(Ring* ring, uint64_t num_parked) noexcept:
+    """Give the heap room for twice as many nodes as are to be parked, and for growth."""
     cdef Listed* heap
-    cdef uint64_t room = max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1))
+    cdef uint64_t room = max(<uint64_t>SMALLEST_HEAP, 4 * num_parked)
     # Not grown in place: that would copy, and so touch for the first time, what was never used.
     heap = <Listed*>resize(NULL, room * sizeof(Listed))
     if heap == NULL:
@@ -38,6 +39,22 @@ cdef bint ring_grow_heap(Ring* ring) noexcept:
     ring.heap = heap
     ring.heap_room = room
     return True
+
+
+cdef bint ring_grow_heap(Ring* ring) noexcept:
+    return grow_heap(ring, ring.num_parked + 1)
+
+
+cdef bint ring_reserve_parking(Ring* ring, uint64_t num_nodes) noexcept:
+    return ring.heap_room >= 2 * num_nodes or grow_heap(ring, num_nodes)
+
+
+cdef inline uint64_t most_entries(const Ring* ring) noexcept:
+    """Return how many entries the heap may have before those that are dead are dropped.
+
+    Less than it has room for where that was made for nodes that are not parked.
+    """
+    return min(ring.heap_room, max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1)))
 
 
 cdef inline bint alive(Table* table, Ring* ring, const Listed* entry) noexcept:
@@ -90,7 +107,7 @@ cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcep
     cdef Listed entry
     if node.flags & LISTED:
         return
-    if ring.heap_size == ring.heap_room:
+    if ring.heap_size >= most_entries(ring):
         drop_dead(table, ring)
     entry.number = parking_number(node)
     entry.slot = slot

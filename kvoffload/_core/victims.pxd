@@ -37,6 +37,9 @@ cdef struct Victims:
 
 cdef void victims_open(Victims* victims) noexcept
 cdef void victims_close(Victims* victims) noexcept
+# Make room for `n` victims and for `num_aside` blocks that are passed over as protected; False if
+# there is no memory.
+cdef bint victims_ensure(Victims* victims, uint64_t n, uint64_t num_aside) noexcept
 # Take the next block of the ring that may leave; False if there is none, or no memory.
 cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept
 # Note a parked block that is to be listed later, when the search ends at the latest; False if

@@ -21,37 +21,40 @@ cdef void victims_close(Victims* victims) noexcept:
     memset(victims, 0, sizeof(Victims))
 
 
-cdef Victim* grown(Victim* items, uint64_t* room) noexcept:
-    """Return `items` with more room, or NULL with the old ones untouched."""
-    cdef uint64_t wanted = max(2 * room[0], <uint64_t>FIRST_ROOM)
-    cdef Victim* larger = <Victim*>resize(items, wanted * sizeof(Victim))
-    if larger != NULL:
-        room[0] = wanted
-    return larger
+cdef bint grow(Victim** items, uint64_t* room, uint64_t wanted) noexcept:
+    """Make room for `wanted` items; False, with nothing changed, if there is no memory."""
+    cdef uint64_t larger = max(wanted, 2 * room[0], <uint64_t>FIRST_ROOM)
+    cdef Victim* grown
+    if wanted <= room[0]:
+        return True
+    grown = <Victim*>resize(items[0], larger * sizeof(Victim))
+    if grown == NULL:
+        return False
+    items[0] = grown
+    room[0] = larger
+    return True
+
+
+cdef bint victims_ensure(Victims* victims, uint64_t n, uint64_t num_aside) noexcept:
+    return grow(&victims.items, &victims.room, n) and grow(
+        &victims.aside, &victims.aside_room, num_aside
+    )
 
 
 cdef inline bint ensure_items(Victims* victims) noexcept:
-    cdef Victim* larger
-    if victims.size < victims.room:
+    if victims.size < victims.room or grow(&victims.items, &victims.room, victims.size + 1):
         return True
-    larger = grown(victims.items, &victims.room)
-    if larger == NULL:
-        victims.no_memory = True
-        return False
-    victims.items = larger
-    return True
+    victims.no_memory = True
+    return False
 
 
 cdef inline bint ensure_aside(Victims* victims) noexcept:
-    cdef Victim* larger
-    if victims.num_aside < victims.aside_room:
+    if victims.num_aside < victims.aside_room or grow(
+        &victims.aside, &victims.aside_room, victims.num_aside + 1
+    ):
         return True
-    larger = grown(victims.aside, &victims.aside_room)
-    if larger == NULL:
-        victims.no_memory = True
-        return False
-    victims.aside = larger
-    return True
+    victims.no_memory = True
+    return False
 
 
 cdef inline void put(Victim* place, Ring* ring, uint32_t slot) noexcept:

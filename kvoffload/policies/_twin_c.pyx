@@ -346,6 +346,7 @@ cdef class CompiledPolicy:
         cdef uint64_t resident = 0
         cdef uint32_t slot
         cdef int number
+        cdef Node* node
         self.require_ready()
         if self.was_owned:  # what is written to its statuses meanwhile is no fault
             self.stand_alone()
@@ -356,8 +357,11 @@ cdef class CompiledPolicy:
         if broken == NULL:
             broken = self.c_check()
         for slot in range(self.table.num_used):
-            if node_at(self.table, slot).flags & RESIDENT:
+            node = node_at(self.table, slot)
+            if node.flags & RESIDENT:
                 resident += 1
+            elif node.key_length and node.ring == 0 and broken == NULL:
+                broken = b"a key without a block is a ghost on a ring"
         if broken == NULL and resident != self.num_resident:
             broken = b"resident blocks are counted"
         if broken == NULL and (self.victims.size or self.victims.num_aside):

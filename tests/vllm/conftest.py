@@ -20,6 +20,11 @@ TRACES = Path(
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave torch its own deprecations: importing vLLM meets them, and warnings are errors."""
+    config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:torch")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(
         f"vllm group: KVOFFLOAD_VLLM_SEED={SEED} KVOFFLOAD_VLLM_SEQUENCES={SEQUENCES}"

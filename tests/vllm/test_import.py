@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTED = "tests/vllm/test_doors.py"
 
 
 def run(code: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -62,3 +63,18 @@ def test_the_pure_library_says_which_variable_is_in_the_way() -> None:
     done = run("import kvoffload.integrations.vllm", KVOFFLOAD_PURE_PYTHON="1")
     assert done.returncode == 1
     assert "KVOFFLOAD_PURE_PYTHON=1 asks for the Python one" in done.stderr
+
+
+def test_these_tests_are_collected_in_a_bare_environment_with_warnings_as_errors() -> None:
+    """As a developer types it who follows the skip message."""
+    pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", TESTED],
+        cwd=ROOT,
+        env={name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

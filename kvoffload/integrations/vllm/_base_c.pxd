@@ -1,7 +1,7 @@
 """What every call of the manager begins with: keys, request contexts, what was accessed before."""
 
 cimport numpy as cnp
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.pool cimport Pool
@@ -12,7 +12,7 @@ from kvoffload.policies._twin_c cimport CompiledPolicy
 
 
 cdef class ManagerBase:
-    cdef CompiledPolicy policy
+    cdef CompiledPolicy policy      # None until the construction has succeeded
     cdef RequestRules rules
     cdef Pool pool
     cdef Batch batch                # of the call at work
@@ -21,34 +21,45 @@ cdef class ManagerBase:
     cdef uint64_t num_idle          # resident chunks that may leave
     cdef uint64_t num_pending       # resident chunks that are being stored
     cdef uint64_t generation        # how often the cache was reset
-    cdef list chain                 # keys of the request at work, None if it is not its first access
+    cdef list chain                 # keys of the request at work, None if they are not to be shown
     cdef uint32_t last              # node of the last key that was looked up, or NIL
     cdef readonly object _num_chunks
     # vLLM's own classes and constants
     cdef object miss, hit, hit_pending, host
     cdef object context_class, request_context_class, spec_class, output_class, event_class
     # vLLM's public attributes
-    cdef public object medium, events, counts, store_threshold, max_tracker_size
+    cdef public object medium, counts, store_threshold, max_tracker_size
     cdef public object stores_skipped_in_current_batch
-    cdef public list allocation_sizes_in_current_batch
+    cdef public list events, allocation_sizes_in_current_batch
 
+    cdef object not_initialised(self)
     cdef void follow(self, RequestRules rules) noexcept
     cdef list open_batch(self, object keys)
-    cdef RequestAccess access_of(self, object req_context, bint create)
+    cdef object state_of(self, object req_context, object state_class)
+    cdef RequestAccess access_of(self, object req_context)
+    cdef RequestRank rank_of(self, object req_context)
+    cdef int attach(self, object req_context, object access, object rank) except -1
+    cdef int put_back(self, object req_context, object state_class, object state) except -1
     cdef object positions_of(self, object req_context)
     cdef int ensure_scratch(self, Py_ssize_t size) except -1
     cdef int read_position(
         self, object req_context, object positions, Py_ssize_t place, Py_ssize_t* cursor
     ) except -1
-    cdef int observe(
+    cdef int64_t observe(
         self, str call, object req_context, RequestAccess access, object positions
     ) except -1
     cdef list chain_of(self, object positions)
-    cdef RequestRank rank_of(self, object req_context)
+    cdef void start(self, RequestAccess access) noexcept
     cdef void record(self, RequestAccess access, bint may_repeat) noexcept
+    cdef void protect_resident(self) noexcept
     cdef cnp.ndarray new_ids(self, Py_ssize_t size)
     cdef object new_spec(self, cnp.ndarray chunk_ids)
     cdef object new_output(self, list to_store, object spec, list evicted)
+
+    cdef inline int require_ready(self) except -1:
+        if self.policy is None:
+            raise self.not_initialised()
+        return 0
 
     cdef inline Node* resident(self, Py_ssize_t place) noexcept:
         """Return the node of a key of the batch if it is resident, else NULL."""

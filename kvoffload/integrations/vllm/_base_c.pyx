@@ -2,6 +2,9 @@
 
 A request's accesses hang on its context as ``RequestAccess``. `observe` does everything about an
 access that can fail; `record` and the rules then change state and cannot.
+
+The policy is set last: whatever of a construction failed, or was never run, it is None, and every
+method begins with `require_ready`, most of them in `open_batch`.
 """
 
 cimport numpy as cnp
@@ -14,7 +17,8 @@ from kvoffload._core.batch cimport Batch, batch_close, batch_ensure, item_key, i
 from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.pool cimport Pool, pool_close, pool_open
-from kvoffload._core.table cimport NIL, Table, hash_key
+from kvoffload._core.table cimport NIL, Node, Table, hash_key, table_new_epoch
+from kvoffload.integrations.vllm._lru_c cimport RankedLRU
 from kvoffload.integrations.vllm._positions cimport find_position
 from kvoffload.integrations.vllm._request cimport (
     INSERTED,
@@ -34,8 +38,7 @@ from kvoffload.integrations.vllm._rules_c cimport (
 )
 
 from kvoffload._checks import as_batch, batch_error
-from kvoffload.errors import describe
-from kvoffload.errors import OffloadError, describe_hash
+from kvoffload.errors import OffloadError, describe, describe_hash, manager_not_initialised
 
 cnp.import_array()
 
@@ -62,10 +65,13 @@ cdef class ManagerBase:
 
     def _setup(self, int64_t num_chunks, RequestRules rules not None, names):
         """Join the parts; `names` has vLLM's classes and constants as attributes."""
-        if not pool_open(&self.pool, num_chunks):
+        cdef Pool pool
+        self.policy = None
+        if not pool_open(&pool, num_chunks):
             raise MemoryError(f"no room for {num_chunks} chunk ids")
+        pool_close(&self.pool)
+        self.pool = pool
         self._num_chunks = num_chunks
-        self.follow(rules)
         self.num_idle = self.num_pending = 0
         self.last = NIL
         self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
@@ -76,17 +82,26 @@ cdef class ManagerBase:
         self.spec_class = names.CPULoadStoreSpec
         self.output_class = names.PrepareStoreOutput
         self.event_class = names.OffloadingEvent
+        self.follow(rules)
 
     cdef void follow(self, RequestRules rules) noexcept:
+        self.generation += 1
         self.rules = rules
         self.policy = rules.policy
-        self.generation = 0
+
+    cdef object not_initialised(self):
+        return manager_not_initialised()
+
+    def _require_ready(self):
+        """Raise an error unless the construction has succeeded."""
+        self.require_ready()
 
     # -- keys in -----------------------------------------------------------------------------
 
     cdef list open_batch(self, object keys):
         """Return a checked copy of the keys, which the scratch arrays point into."""
         cdef list batch
+        self.require_ready()
         batch = list(keys) if type(keys) is list else list(as_batch(keys, "keys"))
         if not check_items(batch):
             raise batch_error(batch, "keys")
@@ -107,22 +122,57 @@ cdef class ManagerBase:
             self.accesses_room = self.batch.room
         return 0
 
-    cdef RequestAccess access_of(self, object req_context, bint create):
-        """Return what the request has shown to this manager, None (or new) if nothing."""
-        cdef object state
+    cdef object state_of(self, object req_context, object state_class):
+        """Return what hangs on a request's context under a class, or None."""
         if type(req_context) is self.context_class:
-            state = req_context._state.get(RequestAccess)
-        else:
-            state = req_context.get_state(RequestAccess)
-        if state is not None and (
-            (<RequestAccess>state).owner is not self
-            or (<RequestAccess>state).generation != self.generation
-        ):
-            state = None
-        if state is None and create:
-            state = RequestAccess(self, self.generation)
+            return req_context._state.get(state_class)
+        return req_context.get_state(state_class)
+
+    cdef RequestAccess access_of(self, object req_context):
+        """Return what the request has shown to this manager in its present life, or None."""
+        cdef RequestAccess access = self.state_of(req_context, RequestAccess)
+        if access is None or access.owner is not self or access.generation != self.generation:
+            return None
+        return access
+
+    cdef RequestRank rank_of(self, object req_context):
+        """Return the rank that the request has in this policy in its present life, or None."""
+        cdef RequestRank rank = self.state_of(req_context, RequestRank)
+        cdef RankedLRU policy = <RankedLRU>self.policy
+        if rank is None or rank.owner is not policy or rank.generation != policy.generation:
+            return None
+        return rank
+
+    cdef int attach(self, object req_context, object access, object rank) except -1:
+        """Hang new state on a request's context: all that is given or, on an error, none.
+
+        A context has one place for each class, and the last comer has it: where two managers serve
+        one context, each takes the other's place, as vLLM's do.
+        """
+        cdef object before = None
+        if access is not None:
+            if rank is not None:
+                before = self.state_of(req_context, RequestAccess)
+            req_context.set_state(access)
+        if rank is not None:
+            try:
+                req_context.set_state(rank)
+            except BaseException:
+                if access is not None:
+                    self.put_back(req_context, RequestAccess, before)
+                raise
+        return 0
+
+    cdef int put_back(self, object req_context, object state_class, object state) except -1:
+        """Hang on a context what hung there before `attach`, None if nothing did."""
+        if type(req_context) is self.context_class:
+            if state is None:
+                req_context._state.pop(state_class, None)
+            else:
+                req_context._state[state_class] = state
+        elif state is not None:
             req_context.set_state(state)
-        return state
+        return 0
 
     cdef object positions_of(self, object req_context):
         """Return the dict of token positions, or None where the context has methods of its own."""
@@ -156,12 +206,13 @@ cdef class ManagerBase:
         access.flags |= POSITIONED
         return 0
 
-    cdef int observe(
+    cdef int64_t observe(
         self, str call, object req_context, RequestAccess access, object positions
     ) except -1:
         """Compare the OBSERVED keys with what the request has shown, and make room for them.
 
-        Everything that can fail about recording happens here; nothing is changed.
+        Everything that can fail about recording happens here; nothing is changed. Return how many
+        keys are new to the request.
         """
         cdef Table* table = self.policy.table
         cdef Py_ssize_t place
@@ -185,19 +236,21 @@ cdef class ManagerBase:
                     )
                 entry.flags |= NEW
                 num_new += 1
+            if not entry.flags & READY and (
+                entry.flags & NEW or not access.seen[entry.number].uses & MISSED
+            ):
+                entry.flags |= FIRST_MISS
             if self.rules.ranked and (
                 entry.flags & NEW or not entry.flags & READY
             ):
                 self.read_position(req_context, positions, place, &access.cursor)
-        if self.rules.ranked and access.rank is None and self.batch.size:
-            access.rank = self.rank_of(req_context)
         if self.rules.by_chain and not access.started and self.batch.size:
             self.chain = self.chain_of(positions)
             if not self.rules.open_chain(self.chain):
                 raise MemoryError()
         if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>self.batch.size):
             raise MemoryError()
-        return 0
+        return <int64_t>num_new
 
     cdef list chain_of(self, object positions):
         """Return the keys of a request by position, then those of the call that have none."""
@@ -211,27 +264,18 @@ cdef class ManagerBase:
                 chain.append(<object>self.batch.items[place])
         return chain
 
-    cdef RequestRank rank_of(self, object req_context):
-        """Return the request's rank in this policy, not taken yet if it is new."""
-        cdef object rank = req_context.get_state(RequestRank)
-        if (
-            rank is None
-            or (<RequestRank>rank).owner is not self.policy
-            or (<RequestRank>rank).generation != self.generation
-        ):
-            rank = RequestRank(self.policy)
-            req_context.set_state(rank)
-        return rank
+    cdef void start(self, RequestAccess access) noexcept:
+        """Show the keys of a request that makes its first access to rules that go by them."""
+        if self.chain is not None:
+            access.started = True
+            self.rules.started()
+            self.chain = None
 
     cdef void record(self, RequestAccess access, bint may_repeat) noexcept:
         """Record what `observe` has found."""
         cdef Py_ssize_t place
         cdef Access* entry
         cdef uint8_t* uses
-        if self.chain is not None:
-            access.started = True
-            self.rules.started()
-            self.chain = None
         for place in range(self.batch.size):
             entry = self.accesses + place
             if not entry.flags & OBSERVED:
@@ -244,14 +288,25 @@ cdef class ManagerBase:
                 else:
                     entry.number = access.add(self.batch.items[place], entry.hashed)
             uses = &access.seen[entry.number].uses
-            if entry.flags & READY:
-                if not uses[0] & INSERTED:
-                    uses[0] |= REUSED
-            elif not uses[0] & MISSED:
+            if not entry.flags & READY:
                 uses[0] |= MISSED
-                entry.flags |= FIRST_MISS
+            elif not uses[0] & INSERTED:
+                uses[0] |= REUSED
 
     # -- what is shared ----------------------------------------------------------------------
+
+    cdef void protect_resident(self) noexcept:
+        """Let the resident keys of the batch stay in the search that follows.
+
+        Ghosts are not marked: that would say that they are about to be stored.
+        """
+        cdef Py_ssize_t place
+        cdef Node* node
+        table_new_epoch(self.policy.table)
+        for place in range(self.batch.size):
+            node = self.resident(place)
+            if node != NULL:
+                node.block.mark = self.policy.table.epoch
 
     cdef cnp.ndarray new_ids(self, Py_ssize_t size):
         cdef cnp.npy_intp length = size

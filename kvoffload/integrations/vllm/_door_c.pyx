@@ -22,7 +22,6 @@ from kvoffload._core.table cimport (
     drop_key,
     hash_key,
     node_at,
-    table_new_epoch,
 )
 from kvoffload.integrations.vllm._base_c cimport ManagerBase
 from kvoffload.integrations.vllm._request cimport RequestRank
@@ -30,12 +29,13 @@ from kvoffload.integrations.vllm._rules_c cimport (
     FIRST_MISS,
     NEW,
     ONLY_INSERTED,
+    POSITIONED,
     USED_AGAIN,
     RequestRules,
 )
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
-from kvoffload.errors import block_already_resident, block_not_found
+from kvoffload.errors import block_already_resident, block_not_found, policy_not_initialised
 
 
 cdef class DoorCore(ManagerBase):
@@ -50,19 +50,27 @@ cdef class DoorCore(ManagerBase):
 
     def __dealloc__(self):
         self.let_go()
-        discard(self.chunks)
 
     def _open(self, RequestRules rules not None, context_class):
         """Start with the empty policy of `rules`."""
-        self.follow(rules)
+        self.policy = None
+        self.let_go()
         self.context_class = context_class
+        self.follow(rules)
+
+    cdef object not_initialised(self):
+        return policy_not_initialised()
 
     cdef void let_go(self):
-        cdef uint64_t slot
-        for slot in range(self.chunks_room):
-            if self.chunks[slot] != NULL:
-                Py_DECREF(<object>self.chunks[slot])
-                self.chunks[slot] = NULL
+        """Drop every reference; the policy holds no chunk any more."""
+        cdef PyObject** chunks = self.chunks
+        cdef uint64_t slot, room = self.chunks_room
+        self.chunks = NULL
+        self.chunks_room = 0
+        for slot in range(room):
+            if chunks[slot] != NULL:
+                Py_DECREF(<object>chunks[slot])
+        discard(chunks)
 
     cdef list find_batch(self, object keys):
         """Find the keys; nodes without a chunk count as absent only to `resident`."""
@@ -87,19 +95,30 @@ cdef class DoorCore(ManagerBase):
 
     def insert(self, key, chunk, req_context):
         """Add a chunk that vLLM has allocated for a request."""
+        cdef int32_t ref_cnt = chunk.ref_cnt
+        cdef int64_t chunk_id = chunk.chunk_id
         cdef list batch = self.find_one(key)
+        cdef int collecting
+        if self.resident(0) != NULL:
+            raise block_already_resident("insert", batch[0])
+        collecting = PyGC_Disable()
+        try:
+            self.add(chunk, ref_cnt, chunk_id, req_context)
+        finally:
+            if collecting:
+                PyGC_Enable()
+
+    cdef int add(
+        self, object chunk, int32_t ref_cnt, int64_t chunk_id, object req_context
+    ) except -1:
+        """Make the absent key that was found resident."""
         cdef Table* table = self.policy.table
         cdef RequestRank rank = None
         cdef Py_ssize_t cursor = 0
-        cdef int32_t ref_cnt = chunk.ref_cnt
-        cdef int64_t chunk_id = chunk.chunk_id
         cdef uint32_t slot = self.batch.slots[0]
         cdef Node* node
-        if self.resident(0) != NULL:
-            raise block_already_resident("insert", batch[0])
         if self.rules.ranked:
             self.read_position(req_context, self.positions_of(req_context), 0, &cursor)
-            rank = self.rank_of(req_context)
         if not self.policy.c_ensure(1) or not self.ensure_chunks():
             raise MemoryError()
         if slot == NIL:
@@ -111,6 +130,13 @@ cdef class DoorCore(ManagerBase):
             )
             if slot == NIL:
                 raise MemoryError()
+        if self.accesses[0].flags & POSITIONED:
+            try:
+                rank = self.rank_for(req_context)
+            except BaseException:
+                if self.batch.slots[0] == NIL:
+                    drop_key(table, slot, node_at(table, slot))
+                raise
         node = node_at(table, slot)
         node.block.ref_cnt = ref_cnt
         node.block.block_id = chunk_id
@@ -121,6 +147,15 @@ cdef class DoorCore(ManagerBase):
             self.rules.became_idle(slot, node)
         Py_INCREF(chunk)
         self.chunks[slot] = <PyObject*>chunk
+        return 0
+
+    cdef RequestRank rank_for(self, object req_context):
+        """Return the rank of a request in this policy; a new one hangs on its context."""
+        cdef RequestRank rank = self.rank_of(req_context)
+        if rank is None:
+            rank = RequestRank(self.policy)
+            self.attach(req_context, None, rank)
+        return rank
 
     cdef bint ensure_chunks(self) noexcept:
         """Make room for a reference at every slot."""
@@ -178,18 +213,23 @@ cdef class DoorCore(ManagerBase):
         cdef Py_ssize_t place
         cdef Py_ssize_t cursor = 0
         cdef object positions
-        cdef RequestRank rank
+        cdef int collecting
+        self.require_ready()
         if not self.rules.ranked:
             return
-        rank = self.rank_of(req_context)
         positions = self.positions_of(req_context)
         batch = self.find_batch(keys)
-        for place in range(self.batch.size):
-            self.accesses[place].flags = NEW
-            self.read_position(req_context, positions, place, &cursor)
-        if not self.rules.ensure(<uint64_t>self.batch.size):
-            raise MemoryError()
-        self.rules.accessed(&self.batch, self.accesses, rank)
+        collecting = PyGC_Disable()
+        try:
+            for place in range(self.batch.size):
+                self.accesses[place].flags = NEW
+                self.read_position(req_context, positions, place, &cursor)
+            if not self.rules.ensure(<uint64_t>self.batch.size):
+                raise MemoryError()
+            self.rules.accessed(&self.batch, self.accesses, self.rank_for(req_context))
+        finally:
+            if collecting:
+                PyGC_Enable()
 
     def _finish(self, keys, insertion_only_keys, reused_keys):
         """Count what a request has used; `keys` are head to tail."""
@@ -230,10 +270,10 @@ cdef class DoorCore(ManagerBase):
         cdef int64_t count = n
         cdef list batch, evicted = []
         cdef CompiledPolicy policy = self.policy
-        cdef Py_ssize_t place
         cdef uint64_t victim
         cdef uint32_t slot
         cdef int collecting
+        self.require_ready()
         if count < 0:
             raise ValueError(f"n must be >= 0, got {n}")
         if count == 0:
@@ -243,10 +283,7 @@ cdef class DoorCore(ManagerBase):
         try:
             if not policy.c_ensure(0):
                 raise MemoryError()
-            table_new_epoch(policy.table)
-            for place in range(self.batch.size):
-                if self.batch.slots[place] != NIL:
-                    node_at(policy.table, self.batch.slots[place]).block.mark = policy.table.epoch
+            self.protect_resident()
             policy.victims.no_memory = False
             if not policy.c_search(<uint64_t>count):
                 if policy.victims.no_memory:
@@ -269,10 +306,11 @@ cdef class DoorCore(ManagerBase):
 
     def clear(self):
         """Drop every chunk, ghost and adaptive state."""
-        self.let_go()
+        self.require_ready()
         self.policy.clear()
-        self.generation += 1
+        self.let_go()
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
+        self.require_ready()
         self.policy._check()

@@ -5,9 +5,8 @@ is ranked anew, tail first, when it finishes. The order is (rank, reverse positi
 """
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.memory cimport resize
 from kvoffload._core.table cimport NIL, SEGMENT_BITS, Table, drop_key, node_at
-from kvoffload._core.victims cimport Victim
+from kvoffload._core.victims cimport Victim, victims_ensure
 from kvoffload.integrations.vllm._order cimport (
     group_open,
     group_release,
@@ -25,16 +24,14 @@ from kvoffload.integrations.vllm._order cimport (
 )
 from kvoffload.policies._twin_c cimport key_of
 
-cdef enum:
-    VICTIMS_AT_LEAST = 64
-
 
 cdef class RankedLRU(CompiledPolicy):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 1, 0)
         self.victims.managed = True
+        order_close(&self.order)
         order_open(&self.order, &self.storage.table)
-        self.generation = 0
+        self.generation += 1
         self.publish()
 
     def __dealloc__(self):
@@ -42,6 +39,7 @@ cdef class RankedLRU(CompiledPolicy):
 
     def _keys(self):
         """Return the resident keys, oldest first."""
+        self.require_ready()
         return [key_of(node_at(self.table, slot)) for slot in order_slots(&self.order)]
 
     # -- moves -------------------------------------------------------------------------------
@@ -49,6 +47,9 @@ cdef class RankedLRU(CompiledPolicy):
     cdef bint ensure_moves(self, uint64_t entries) noexcept:
         # Beside the moves, a request may take a rank.
         return order_ensure(&self.order, entries + 1, self.table.num_keys)
+
+    cdef bint ensure_victims(self, uint64_t n) noexcept:
+        return victims_ensure(&self.victims, n, 0)
 
     cdef void renew(self, uint32_t slot, Node* node) noexcept:
         order_leave(&self.order, slot, node)
@@ -96,17 +97,10 @@ cdef class RankedLRU(CompiledPolicy):
         order_append(&self.order, slot, node)
 
     cdef bint c_search(self, uint64_t n) noexcept:
-        cdef Victim* items
-        cdef uint64_t room
         cdef uint32_t slot
-        if n > self.victims.room:
-            room = max(n, 2 * self.victims.room, <uint64_t>VICTIMS_AT_LEAST)
-            items = <Victim*>resize(self.victims.items, room * sizeof(Victim))
-            if items == NULL:
-                self.victims.no_memory = True
-                return False
-            self.victims.items = items
-            self.victims.room = room
+        if not self.ensure_victims(n):
+            self.victims.no_memory = True
+            return False
         while self.victims.size < n:
             slot = order_take(&self.order)
             if slot == NIL:

@@ -14,7 +14,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_
 
 from kvoffload._core.batch cimport find_all
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.pool cimport pool_give, pool_reset
+from kvoffload._core.pool cimport pool_reset
 from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
@@ -24,10 +24,15 @@ from kvoffload._core.table cimport (
     holds_key,
     index_find,
     node_at,
-    table_new_epoch,
 )
 from kvoffload.integrations.vllm._finish cimport KeyOrder, order_keys
-from kvoffload.integrations.vllm._request cimport INSERTED, MISSED, REUSED, RequestAccess
+from kvoffload.integrations.vllm._request cimport (
+    INSERTED,
+    MISSED,
+    REUSED,
+    RequestAccess,
+    RequestRank,
+)
 from kvoffload.integrations.vllm._rules_c cimport (
     NOT_STORED,
     OBSERVED,
@@ -65,6 +70,7 @@ cdef class ManagerCore(StoringManager):
         cdef uint64_t length
         cdef uint32_t slot
         cdef Node* node
+        self.require_ready()
         if type(key) is not bytes or not key:
             raise batch_error([key], "keys")
         table = self.policy.table
@@ -86,6 +92,7 @@ cdef class ManagerCore(StoringManager):
 
     def get_load_source(self, key, req_context):
         """Name the tier that a hit comes from: host memory."""
+        self.require_ready()
         return self.host
 
     def prepare_load(self, keys, req_context):
@@ -98,15 +105,21 @@ cdef class ManagerCore(StoringManager):
 
     cdef object pin(self, object keys, object req_context, bint is_access):
         cdef list batch = self.open_batch(keys)
-        cdef RequestAccess access = None
+        cdef RequestAccess access = None, new_access = None
+        cdef RequestRank rank = None, new_rank = None
         cdef object positions = None, spec
         cdef cnp.ndarray chunk_ids
         cdef Py_ssize_t place
+        cdef int64_t num_new
         cdef Node* node
         cdef Table* table = self.policy.table
         cdef int collecting
         if is_access:
-            access = self.access_of(req_context, True)
+            access = self.access_of(req_context)
+            if access is None:
+                access = new_access = RequestAccess(self, self.generation)
+            if self.rules.ranked:
+                rank = self.rank_of(req_context)
             positions = self.positions_of(req_context)
         collecting = PyGC_Disable()
         try:
@@ -123,15 +136,19 @@ cdef class ManagerCore(StoringManager):
                     raise ref_count_overflow("prepare_load", batch[place])
                 self.accesses[place].flags = OBSERVED | READY
             if is_access:
-                self.observe("prepare_load", req_context, access, positions)
+                num_new = self.observe("prepare_load", req_context, access, positions)
+                if self.rules.ranked and rank is None and num_new:
+                    rank = new_rank = RequestRank(self.policy)
+                self.attach(req_context, new_access, new_rank)
             for place in range(self.batch.size):
                 node = node_at(table, self.batch.slots[place])
                 self.num_idle -= node.block.ref_cnt == 0
                 node.block.ref_cnt += 1
                 (<int32_t*>cnp.PyArray_DATA(chunk_ids))[place] = <int32_t>node.block.block_id
             if is_access:
+                self.start(access)
                 self.record(access, True)
-                self.rules.accessed(&self.batch, self.accesses, access.rank)
+                self.rules.accessed(&self.batch, self.accesses, rank)
         finally:
             if collecting:
                 PyGC_Enable()
@@ -176,16 +193,21 @@ cdef class ManagerCore(StoringManager):
 
     def on_new_request(self, req_context):
         """Begin to follow a request."""
-        self.access_of(req_context, True)
-        return self.request_context_class()
+        self.require_ready()
+        context = self.request_context_class()
+        if self.access_of(req_context) is None:
+            self.attach(req_context, RequestAccess(self, self.generation), None)
+        return context
 
     def on_request_finished(self, req_context):
         """Count what the request has used as one access, tail first."""
-        cdef RequestAccess access = self.access_of(req_context, False)
+        cdef RequestAccess access
         cdef KeyOrder order
         cdef uint64_t number
         cdef Py_ssize_t place
         cdef uint8_t uses
+        self.require_ready()
+        access = self.access_of(req_context)
         if access is None or access.finished:
             return
         order = order_keys(access, req_context, self.positions_of(req_context))
@@ -210,6 +232,7 @@ cdef class ManagerCore(StoringManager):
 
     def reset_cache(self):
         """Drop every chunk; counted offers, events and samples stay, ids start at 0 again."""
+        self.require_ready()
         self.policy.clear()
         pool_reset(&self.pool)
         self.generation += 1
@@ -223,31 +246,41 @@ cdef class ManagerCore(StoringManager):
         cdef CompiledPolicy policy = self.policy
         cdef list batch = self.open_batch(protected)
         cdef list evicted = []
-        cdef Py_ssize_t place
         cdef uint64_t victim
         cdef Node* node
+        cdef int collecting
         if n < 0:
             raise ValueError(f"n must be >= 0, got {n}")
-        if not policy.c_ensure(0):
-            raise MemoryError()
-        find_all(policy.table, &self.batch)
-        table_new_epoch(policy.table)
-        for place in range(self.batch.size):
-            if self.batch.slots[place] != NIL:
-                node_at(policy.table, self.batch.slots[place]).block.mark = policy.table.epoch
-        if not policy.c_search(<uint64_t>n):
-            return None
-        for victim in range(policy.victims.size):
-            node = node_at(policy.table, policy.victims.items[victim].slot)
-            evicted.append((key_of(node), node.block.block_id))
-            pool_give(&self.pool, node.block.block_id)
-        self.num_idle -= policy.victims.size
-        policy.commit()
+        collecting = PyGC_Disable()
+        try:
+            if not policy.c_ensure(0):
+                raise MemoryError()
+            find_all(policy.table, &self.batch)
+            self.protect_resident()
+            policy.victims.no_memory = False
+            if not policy.c_search(<uint64_t>n):
+                if policy.victims.no_memory:
+                    raise MemoryError()
+                return None
+            try:
+                for victim in range(policy.victims.size):
+                    node = node_at(policy.table, policy.victims.items[victim].slot)
+                    evicted.append((key_of(node), node.block.block_id))
+            except BaseException:
+                self.rules.cancel()
+                raise
+            self.free_victims()
+            policy.commit()
+        finally:
+            if collecting:
+                PyGC_Enable()
         return evicted
 
     def _usage(self):
         """Return the chunks in use by transfers and, of these, those being written."""
-        cdef int64_t taken = self.pool.num_fresh - self.pool.num_freed
+        cdef int64_t taken
+        self.require_ready()
+        taken = self.pool.num_fresh - self.pool.num_freed
         return taken - <int64_t>self.num_idle, self.num_pending
 
     def _chunk(self, key):
@@ -263,6 +296,7 @@ cdef class ManagerCore(StoringManager):
         cdef uint64_t idle = 0, pending = 0
         cdef uint32_t slot
         cdef Node* node
+        self.require_ready()
         self.policy._check()
         for slot in range(self.policy.table.num_used):
             node = node_at(self.policy.table, slot)

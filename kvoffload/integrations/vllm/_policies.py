@@ -11,6 +11,8 @@ __all__ = ["make_rules"]
 
 #: Policies that learn from whole requests, and decline stores by what they have learned.
 _BY_CHAIN = ("hit-density",)
+#: Policies in which a touch may move other blocks than those that are touched.
+_DEMOTE = ("slru",)
 
 
 def make_rules(
@@ -45,4 +47,6 @@ def make_rules(
         return ARCRules(policy)
     if spec.entry.name in _BY_CHAIN and not only_evicts:
         return ChainRules(policy)
-    return UseRules(policy)
+    rules = UseRules(policy)
+    rules.demotes = spec.entry.name in _DEMOTE
+    return rules

@@ -32,7 +32,6 @@ cdef class RequestAccess:
     cdef bint started           # its keys were shown to rules that go by the chain
     cdef bint finished
     cdef Py_ssize_t cursor      # in its positions: the entry after the last that was read
-    cdef RequestRank rank       # None until an access needs one
     cdef SeenKey* seen          # in the order of first access
     cdef uint64_t size
     cdef uint64_t room

@@ -36,6 +36,12 @@ cdef class RequestRules:
 
     # Make room for `moves` of nodes; False if there is no memory.
     cdef bint ensure(self, uint64_t moves) noexcept
+    # Make room for a search for `n` victims that passes over so many protected chunks, once the
+    # policy has learned from the offer at work; False if there is no memory. After it, a search
+    # cannot run out of memory, but for those of SIEVE and S3-FIFO.
+    cdef bint ensure_search(self, uint64_t n, uint64_t num_protected) noexcept
+    # Return how many chunks a policy that learns from the offer at work may move to one ring.
+    cdef uint64_t most_moved(self) noexcept
     # Keep the keys of a request, head to tail, for `started`; False if there is no memory.
     cdef bint open_chain(self, list keys) noexcept
     # A request has made its first access; its keys are those of `open_chain`.
@@ -61,6 +67,7 @@ cdef class LRURules(RequestRules):
 
 
 cdef class UseRules(RequestRules):
+    cdef public bint demotes    # a touch may move other chunks than those that are touched
     cdef Batch part             # some keys of a batch; its items are its own array
     cdef uint64_t items_room
     cdef int32_t* counts        # ref_cnt of chunks in disguise

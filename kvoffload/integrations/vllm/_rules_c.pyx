@@ -16,8 +16,15 @@ from libc.string cimport memset
 from kvoffload._core.batch cimport batch_close, batch_ensure, find_all
 from kvoffload._core.items cimport list_items
 from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
+from kvoffload._core.ring cimport (
+    Ring,
+    ring_append,
+    ring_remove,
+    ring_renew,
+    ring_reserve_parking,
+)
 from kvoffload._core.table cimport NIL, PARKED, RESIDENT, node_at
+from kvoffload._core.victims cimport victims_ensure
 
 _ARC_LISTS = ("t1", "t2", "b1", "b2")
 
@@ -29,6 +36,7 @@ cdef enum:
 
 cdef class RequestRules:
     def __cinit__(self, CompiledPolicy policy not None):
+        policy.require_ready()
         self.policy = policy
         policy.victims.managed = True
 
@@ -38,6 +46,23 @@ cdef class RequestRules:
 
     cdef bint ensure(self, uint64_t moves) noexcept:
         return True
+
+    cdef bint ensure_search(self, uint64_t n, uint64_t num_protected) noexcept:
+        cdef uint64_t more = self.most_moved()
+        cdef Ring* ring
+        cdef int number
+        # A policy looks one further, for one victim and for one that it passes over; those whose
+        # scans leave chunks behind pass over as many more as they choose.
+        if not victims_ensure(&self.policy.victims, n + 1, num_protected + n + 1):
+            return False
+        for number in range(self.policy.num_rings):
+            ring = &self.policy.rings[number]
+            if not ring_reserve_parking(ring, ring.size + more):
+                return False
+        return True
+
+    cdef uint64_t most_moved(self) noexcept:
+        return 0
 
     cdef bint open_chain(self, list keys) noexcept:
         return True
@@ -81,6 +106,9 @@ cdef class LRURules(RequestRules):
 
     cdef bint ensure(self, uint64_t moves) noexcept:
         return self.lru.ensure_moves(moves)
+
+    cdef bint ensure_search(self, uint64_t n, uint64_t num_protected) noexcept:
+        return self.lru.ensure_victims(n)
 
     cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept:
         cdef Py_ssize_t place
@@ -149,6 +177,9 @@ cdef class UseRules(RequestRules):
             self.items_room = moves
         return batch_ensure(&self.part, <Py_ssize_t>moves)
 
+    cdef uint64_t most_moved(self) noexcept:
+        return self.policy.num_resident if self.demotes else 0
+
     cdef void touch(
         self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
     ) noexcept:
@@ -210,6 +241,9 @@ cdef class ChainRules(UseRules):
         self.chain.items = list_items(keys)
         self.chain.size = len(keys)
         return True
+
+    cdef uint64_t most_moved(self) noexcept:
+        return <uint64_t>self.chain.size
 
     cdef void started(self) noexcept:
         cdef Py_ssize_t place

@@ -78,36 +78,32 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
         info: Any = None,
     ) -> None:
         capacity = check_int("num_chunks", num_chunks, 0, MAX_NUM_BLOCKS)
+        threshold = check_int("store_threshold", store_threshold)
+        max_tracker_size = check_int("max_tracker_size", max_tracker_size)
+        rules = make_rules(cache_policy, cache_policy_module_path, capacity)
+        self._config_info = info.as_config_info() if info is not None else {}
+        self._rules = rules
+        self._policy = PolicyView(self, rules)
         self.medium = base.Medium.CPU
         self.events = [] if enable_events else None
-        self.store_threshold = check_int("store_threshold", store_threshold)
-        self.max_tracker_size = check_int("max_tracker_size", max_tracker_size)
+        self.store_threshold = threshold
+        self.max_tracker_size = max_tracker_size
         self.stores_skipped_in_current_batch = 0
         self.allocation_sizes_in_current_batch = []
-        self.counts = OrderedDict() if self.store_threshold >= 2 else None
-        self._config_info = info.as_config_info() if info is not None else {}
-        self._rules = make_rules(cache_policy, cache_policy_module_path, capacity)
-        self._setup(capacity, self._rules, _NAMES)
-        self._policy = PolicyView(self, self._rules)
+        self.counts = OrderedDict() if threshold >= 2 else None
+        self._setup(capacity, rules, _NAMES)  # at last: until then every method raises
 
     def take_events(self) -> Iterator[Any]:
-        """Yield the events since the last call; the batch is detached when the first is asked for.
+        """Return the events since the last call; the batch is detached when the first is asked for.
 
         Of a failed store only keys that are absent by then are reported.
         """
-        if self.events is None:
-            return
-        events, self.events = self.events, []
-        for event in events:
-            if not event.metadata_only:
-                yield event
-                continue
-            gone = [key for key in event.keys if self._chunk(key) is None]
-            if gone:
-                yield replace(event, keys=gone)
+        self._require_ready()
+        return _take_events(self)
 
     def config_info(self) -> Sequence[Any]:
         """Return the labels of the info metric, of the one cache that this manager holds."""
+        self._require_ready()
         return [self._config_info]
 
     def get_stats(self) -> OffloadingConnectorStats:
@@ -120,7 +116,6 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
         stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_USAGE_PERC, usage)
         for size in self.allocation_sizes_in_current_batch:
             stats.observe_histogram(CPUOffloadingMetrics.CPU_ALLOCATION_SIZE, size)
-        self.allocation_sizes_in_current_batch.clear()
         stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_WRITE_USAGE_PERC, writing)
         stats.set_gauge(CPUOffloadingMetrics.CPU_CACHE_READ_USAGE_PERC, max(usage - writing, 0.0))
         if self.store_threshold >= 2:
@@ -128,4 +123,18 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
                 CPUOffloadingMetrics.STORES_SKIPPED, self.stores_skipped_in_current_batch
             )
             self.stores_skipped_in_current_batch = 0
+        self.allocation_sizes_in_current_batch.clear()
         return stats
+
+
+def _take_events(manager: KVOffloadManager) -> Iterator[Any]:
+    if manager.events is None:
+        return
+    events, manager.events = manager.events, []
+    for event in events:
+        if not event.metadata_only:
+            yield event
+            continue
+        gone = [key for key in event.keys if manager._chunk(key) is None]
+        if gone:
+            yield replace(event, keys=gone)

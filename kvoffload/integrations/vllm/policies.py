@@ -69,6 +69,7 @@ class DoorPolicy(DoorCore, CachePolicy):  # type: ignore[misc]
         # The lists of vLLM's own policies, as copies: chunks; t1, t2, b1, b2.
         if name.startswith("_"):
             raise AttributeError(name)
+        self._require_ready()
         keys = self._rules.keys(name)
         return OrderedDict((key, self.get(key)) for key in keys)
 
@@ -87,11 +88,13 @@ class KVOffloadARC(DoorPolicy):
     @property
     def target_t1_size(self) -> float:
         """Size that T1 should have, in chunks; can be set."""
+        self._require_ready()
         target: float = self._rules.target_t1_size
         return target
 
     @target_t1_size.setter
     def target_t1_size(self, value: float) -> None:
+        self._require_ready()
         self._rules.target_t1_size = value
 
 

@@ -1,8 +1,16 @@
-"""The primary tier: the manager of host memory as vLLM's secondary tiers see it."""
+"""The primary tier: the manager of host memory as vLLM's secondary tiers see it.
+
+A request whose chunks lie in a secondary tier waits until all of them are in the primary one. In
+vLLM 0.33 a promotion may evict what was promoted before it, for the same request or for another
+that waits, and where memory is small they evict each other for ever. Here a promoted chunk is
+pinned for the request that it was promoted for, until that loads, stores or finishes. So every
+promotion brings a waiting request nearer to its end, or finds no room, which is an answer, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 from vllm.v1.kv_offload.base import LoadStoreSpec, PrepareStoreOutput, ReqContext
@@ -34,15 +42,20 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         enable_events: bool = False,
         info: Any = None,
     ) -> None:
-        super().__init__(
-            num_chunks,
-            cache_policy,
-            cache_policy_module_path,
-            enable_events=enable_events,
-            info=info,
-        )
+        self._promoted: dict[str, list[bytes]] = {}  # request id -> keys that are pinned for it
         self._mmap_region = mmap_region
         self._memory: memoryview = mmap_region.create_kv_memoryview()
+        try:
+            super().__init__(
+                num_chunks,
+                cache_policy,
+                cache_policy_module_path,
+                enable_events=enable_events,
+                info=info,
+            )
+        except BaseException:
+            self._memory.release()
+            raise
 
     def prepare_read(self, keys: Collection[bytes], req_context: ReqContext) -> LoadStoreSpec:
         """Pin chunks that a secondary tier will read; not an access of the request."""
@@ -55,21 +68,82 @@ class KVOffloadPrimaryTier(KVOffloadManager):
     def prepare_write(
         self, keys: Collection[bytes], req_context: ReqContext
     ) -> PrepareStoreOutput | None:
-        """Make room for chunks that a secondary tier will write; None if there is none."""
-        return self.prepare_store(keys, req_context)
+        """Make room for chunks that a secondary tier will write; None if none of them is stored.
+
+        None also where the policy declines them: vLLM takes an output without keys for a promotion
+        that is under way, and would wait for it.
+        """
+        self._require_ready()
+        keys = list(keys)
+        self._promoted.setdefault(req_context.req_id, [])
+        output = super().prepare_store(keys, req_context)
+        if output is None or output.keys_to_store:
+            return output
+        return None if any(self._chunk(key) is None for key in keys) else output
 
     def complete_write(
         self, keys: Collection[bytes], req_context: ReqContext, success: bool = True
     ) -> None:
-        """Make the chunks of `prepare_write` readable, or drop them."""
-        self.complete_store(keys, req_context, success)
+        """Make the chunks of `prepare_write` readable, or drop them.
+
+        Where the request still waits for them, they are pinned for it.
+        """
+        self._require_ready()
+        keys = list(keys)
+        held = self._promoted.get(req_context.req_id)
+        if not success or held is None:
+            self.complete_store(keys, req_context, success)
+            return
+        statuses = [(key, self._chunk(key)) for key in dict.fromkeys(keys)]
+        written = [key for key, status in statuses if status is not None and status[0] < 0]
+        held = held + written
+        self.complete_store(keys, req_context)
+        with suppress(MemoryError):  # then they may be evicted, as in vLLM
+            self._prepare_read(written, req_context)
+            self._promoted[req_context.req_id] = held
+
+    def prepare_load(self, keys: Iterable[bytes], req_context: ReqContext) -> LoadStoreSpec:
+        """Pin chunks for reading, and count the access; the request waits no longer."""
+        spec = super().prepare_load(keys, req_context)
+        with suppress(MemoryError):  # then a later call lets them go
+            self._let_go(req_context)
+        return spec
+
+    def prepare_store(
+        self, keys: Iterable[bytes], req_context: ReqContext
+    ) -> PrepareStoreOutput | None:
+        """Make room for the chunks that are absent; the request waits no longer."""
+        output = super().prepare_store(keys, req_context)
+        with suppress(MemoryError):  # then a later call lets them go
+            self._let_go(req_context)
+        return output
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Count what the request has used as one access, tail first."""
+        self._let_go(req_context)
+        super().on_request_finished(req_context)
+
+    def reset_cache(self) -> None:
+        """Drop every chunk; counted offers, events and samples stay, ids start at 0 again."""
+        super().reset_cache()
+        self._promoted.clear()
+
+    def _let_go(self, req_context: ReqContext) -> None:
+        """Release what was promoted for a request."""
+        self._require_ready()
+        held = self._promoted.get(req_context.req_id)
+        if held:
+            self.complete_load(held, req_context)
+        self._promoted.pop(req_context.req_id, None)
 
     def get_kv_memoryview(self) -> memoryview:
         """Return the memory, one row a chunk: ``(num_chunks, bytes a chunk)``."""
+        self._require_ready()
         return self._memory
 
     def shutdown(self) -> None:
         """Release the memory. The manager is not used afterwards."""
+        self._require_ready()
         super().shutdown()
         self._memory.release()
         self._mmap_region.cleanup()

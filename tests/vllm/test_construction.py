@@ -1,0 +1,194 @@
+"""Objects whose construction failed, or was never run: every method says so, and nothing dies."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
+
+from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadPrimaryTier
+from kvoffload.integrations.vllm._lru_c import RankedLRU
+from kvoffload.integrations.vllm._manager_c import ManagerCore
+from kvoffload.integrations.vllm._rules_c import ARCRules, ChainRules, LRURules, UseRules
+from kvoffload.integrations.vllm.policies import (
+    DOOR_POLICIES,
+    KVOffloadARC,
+    KVOffloadHitDensity,
+    KVOffloadLRU,
+)
+from kvoffload.policies import registry
+
+KEY = bytes(make_offload_key(b"k" * 32, 0))
+ARGUMENTS = {
+    "key": KEY,
+    "keys": [KEY],
+    "protected": [KEY],
+    "insertion_only_keys": {KEY},
+    "reused_keys": {KEY},
+    "key_groups": [[KEY]],
+    "req_context": ReqContext("r"),
+    "chunk": ChunkStatus(0),
+    "n": 1,
+    "name": "chunks",
+    "success": True,
+}
+CLASSES = [ManagerCore, KVOffloadManager, KVOffloadPrimaryTier, KVOffloadLRU, KVOffloadARC]
+#: What constructs.
+CONSTRUCTION = {"_setup", "_open"}
+
+
+def methods(of: type) -> list[str]:
+    """Return the names of the methods that the library itself defines, public or not."""
+    return sorted(
+        {
+            name
+            for base in of.__mro__
+            if base.__module__.startswith("kvoffload.")
+            for name, member in vars(base).items()
+            if callable(member) and not name.startswith("__") and name not in CONSTRUCTION
+        }
+    )
+
+
+def skipping(of: type) -> type:
+    return type("Skipping", (of,), {"__init__": lambda self: None})
+
+
+def failing(of: type) -> type:
+    """Return a subclass whose construction fails, and which goes on."""
+
+    def construct(self):
+        try:
+            super(built, self).__init__(-1)
+        except Exception:  # noqa: BLE001 (object.__init__ says TypeError)
+            return
+        raise AssertionError("the construction has not failed")
+
+    built = type("Failing", (of,), {"__init__": construct})
+    return built
+
+
+@pytest.mark.parametrize("how", [skipping, failing])
+@pytest.mark.parametrize("of", CLASSES, ids=lambda of: of.__name__)
+def test_every_method_says_that_the_construction_is_missing(of, how):
+    made = how(of)()
+    tried = methods(of)
+    assert len(tried) >= 10
+    for name in tried:
+        method = getattr(made, name)
+        wanted = [one for one in inspect.signature(method).parameters if one != "options"]
+        with pytest.raises(RuntimeError, match="is not initialised"):
+            method(*[ARGUMENTS[one] for one in wanted])
+    if how is skipping:
+        with pytest.raises(RuntimeError, match="is not initialised"):
+            _ = made.target_t1_size if of is KVOffloadARC else made._require_ready()
+
+
+@pytest.mark.parametrize("rules", [LRURules, UseRules, ChainRules, ARCRules])
+def test_rules_need_a_policy_that_was_constructed(rules):
+    text = {ARCRules: "arc", ChainRules: "hit-density"}.get(rules, "lfu")
+    of = RankedLRU if rules is LRURules else registry.load(registry.parse(text).entry, "c")
+    with pytest.raises(RuntimeError, match="the policy is not initialised"):
+        rules(of.__new__(of))
+    with pytest.raises(TypeError):
+        rules(None)
+
+
+def test_a_failed_pool_leaves_no_manager(monkeypatch):
+    """The policy is there, the pool is not: nothing may be looked up in the first."""
+    from kvoffload._core import memory
+
+    class Stubborn(KVOffloadManager):
+        def __init__(self, allocations):
+            memory.fail_after(allocations)
+            try:
+                super().__init__(64, "arc")
+            except MemoryError:
+                self.failed = True
+            else:
+                self.failed = False
+            finally:
+                memory.fail_after(None)
+
+    failed = 0
+    for allocations in range(40):
+        manager = Stubborn(allocations)
+        if not manager.failed:
+            break
+        failed += 1
+        for call in (lambda: manager.lookup(KEY, ARGUMENTS["req_context"]), manager._check):  # noqa: B023
+            with pytest.raises(RuntimeError, match="the manager is not initialised"):
+                call()
+    assert 3 <= failed < 39
+    assert manager.lookup(KEY, ARGUMENTS["req_context"]) is LookupResult.MISS
+
+
+class Region:
+    """Memory of a tier that may be out of order."""
+
+    def __init__(self, broken: bool = False):
+        self.broken = broken
+        self.memory = bytearray(64)
+
+    def create_kv_memoryview(self) -> memoryview:
+        if self.broken:
+            raise OSError("no memory to map")
+        self.view = memoryview(self.memory)
+        return self.view
+
+
+def test_a_tier_without_its_memory_is_none():
+    class Stubborn(KVOffloadPrimaryTier):
+        def __init__(self):
+            with pytest.raises(OSError, match="no memory"):
+                super().__init__(4, Region(broken=True))
+
+    with pytest.raises(RuntimeError, match="the manager is not initialised"):
+        Stubborn().lookup(KEY, ARGUMENTS["req_context"])
+
+
+def test_a_tier_that_is_none_lets_its_memory_go():
+    region = Region()
+    with pytest.raises(ValueError, match="cache_policy must be one of"):
+        KVOffloadPrimaryTier(4, region, "nonesuch")
+    region.memory.append(1)  # an error while a view of it is held
+
+
+@pytest.mark.parametrize("first", ["lru", "arc", "hit-density"])
+@pytest.mark.parametrize("then", ["lru", "arc", "hit-density"])
+def test_a_manager_can_be_constructed_again(first, then):
+    """What an earlier life hung on a request's context counts for nothing."""
+    context = ReqContext("r")
+    context.set_offload_key_position(KEY, 16)
+    manager = KVOffloadManager(4, first, enable_events=True)
+    manager.prepare_store([KEY], context)
+    manager.on_request_finished(context)
+    manager.__init__(2, then)
+    assert manager._usage() == (0, 0)
+    assert manager.lookup(KEY, context) is LookupResult.MISS
+    assert manager.prepare_store([KEY], context).store_spec.chunk_ids.tolist() == [0]
+    manager.complete_store([KEY], context)
+    manager._check()
+    with pytest.raises(ValueError, match="num_chunks must be >= 0"):
+        manager.__init__(-1)
+
+
+def test_a_policy_class_can_be_constructed_again():
+    for policy_class in (KVOffloadLRU, KVOffloadHitDensity):
+        policy = policy_class(4)
+        context = ReqContext("r")
+        context.set_offload_key_position(KEY, 16)
+        chunk = ChunkStatus(3)
+        policy.insert(KEY, chunk, context)
+        policy.__init__(2)
+        assert policy.get(KEY) is None
+        policy.insert(KEY, chunk, context)
+        del context
+        assert policy.get(KEY) is chunk
+        policy._check()
+    assert len(DOOR_POLICIES) == 8

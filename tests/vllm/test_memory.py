@@ -1,0 +1,165 @@
+"""When an allocation fails: MemoryError, nothing changed, and the same call works afterwards.
+
+Random sequences run through two managers. Of the second every call is first made with one
+allocation failing, for every one that it makes; what that leaves behind shows at once or as a
+difference in what both do later.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.base import ReqContext
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+from kvoffload._core import memory
+from kvoffload.integrations.vllm import KVOffloadManager
+from kvoffload.policies import registry
+from tests.observation import observe
+from tests.vllm.conftest import SEED, SEQUENCES
+from tests.vllm.pair import Pair, statuses
+from tests.vllm.sequences import Sequence, Shape
+
+CALLS = {
+    "lookup",
+    "prepare_load",
+    "complete_load",
+    "prepare_store",
+    "complete_store",
+    "touch",
+    "on_new_request",
+    "on_request_finished",
+    "get_stats",
+}
+MOST_ALLOCATIONS = 2000
+
+
+def fail_ours(number: int) -> Callable[[], None]:
+    """Let every C allocation after so many fail; return what ends that."""
+    memory.fail_after(number)
+    return lambda: memory.fail_after(None)
+
+
+def fail_pythons(number: int) -> Callable[[], None]:
+    """Let one allocation of the interpreter fail; return what ends that."""
+    testcapi = pytest.importorskip(
+        "_testcapi", reason="this Python cannot make its allocations fail"
+    )
+    testcapi.set_nomemory(number, number + 1)
+    return testcapi.remove_mem_hooks
+
+
+def seen(manager: KVOffloadManager, keys: list[bytes], context: ReqContext | None) -> Any:
+    """Return everything that can be seen of a manager, and what hangs on a context."""
+    policy = manager._rules.policy
+    return (
+        statuses(manager, keys),
+        observe(policy),
+        list(manager._policy.chunks) if hasattr(policy, "_keys") else None,
+        [(list(event.keys), event.removed) for event in manager.events or ()],
+        None if manager.counts is None else list(manager.counts.items()),
+        list(manager.allocation_sizes_in_current_batch),
+        manager.stores_skipped_in_current_batch,
+        manager._usage(),
+        None if context is None else dict(context._state),
+    )
+
+
+class Failing:
+    """A manager whose calls are first made with an allocation failing, one after the other.
+
+    Parameters
+    ----------
+    manager : KVOffloadManager
+        What is called.
+    keys : list of bytes
+        Every key that will be used.
+    fail : callable
+        `fail_ours` or `fail_pythons`.
+    """
+
+    def __init__(self, manager, keys, fail):
+        self.manager = manager
+        self.keys = keys
+        self.fail = fail
+        self.failures = dict.fromkeys(CALLS, 0)
+
+    def __getattr__(self, name):
+        member = getattr(self.manager, name)
+        if name not in CALLS:
+            return member
+
+        def call(*arguments, **keywords):
+            context = next((one for one in arguments if isinstance(one, ReqContext)), None)
+            before = seen(self.manager, self.keys, context)
+            for number in range(MOST_ALLOCATIONS):
+                end = self.fail(number)
+                try:
+                    result = member(*arguments, **keywords)
+                except MemoryError:
+                    failed = True
+                else:
+                    failed = False
+                finally:
+                    end()
+                if not failed:
+                    return result
+                self.failures[name] += 1
+                self.manager._check()
+                after = seen(self.manager, self.keys, context)
+                assert after == before, f"{name}: allocation {number} left a trace"
+            raise AssertionError(f"{name}: an allocation fails however late it is")
+
+        return call
+
+
+@pytest.mark.parametrize("fail", [fail_ours, fail_pythons])
+@pytest.mark.parametrize("cache_policy", registry.names())
+def test_a_failing_allocation_leaves_no_trace(cache_policy, fail):
+    failures = dict.fromkeys(CALLS, 0)
+    gc.disable()
+    try:
+        for number in range(max(1, SEQUENCES // 75)):
+            for name, count in run_sequence(SEED + number, cache_policy, fail).items():
+                failures[name] += count
+    finally:
+        gc.enable()
+    assert failures["prepare_store"] > 10
+
+
+@pytest.mark.parametrize("cache_policy", registry.names())
+def test_a_failing_allocation_while_arrays_grow_leaves_no_trace(cache_policy):
+    """More victims, more chunks in use and longer keys than there is room for at first."""
+    shape = Shape(1, 6, 150, 0, odd_keys=True)
+    failures = [run_sequence(SEED + number, cache_policy, fail_ours, shape) for number in range(3)]
+    assert sum(counts["prepare_store"] for counts in failures) > 10
+
+
+def run_sequence(seed: int, cache_policy: str, fail, shape: Shape | None = None) -> dict[str, int]:
+    """Run one sequence; return how many allocations failed, by call."""
+    rng = random.Random(seed)
+    shape = shape or Shape.draw(rng)
+    chains = shape.chains(rng)
+    keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
+    arguments = {
+        "cache_policy": cache_policy,
+        "num_chunks": rng.randint(1, max(2, len(keys) // 2)),
+        "enable_events": rng.random() < 0.7,
+        "store_threshold": rng.choice((1, 2, 2)),
+        "max_tracker_size": rng.randint(2, 2 * len(keys)),
+    }
+    own = cache_policy not in ("lru", "arc")
+    reference = (KVOffloadManager if own else CPUOffloadingManager)(**arguments)
+    tested = Failing(KVOffloadManager(**arguments), keys, fail)
+    try:
+        Sequence(Pair(reference, tested, keys), chains, rng, shape.unpositioned).run(60)
+    except BaseException as cause:
+        raise AssertionError(f"sequence {seed}, {arguments}: {cause}") from cause
+    return tested.failures

@@ -1,0 +1,179 @@
+"""Tiny primary tiers before a file tier: every request is answered, and nothing stays pinned.
+
+vLLM's real scheduler, connector, tiering manager and file tier; the worker is a mock.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+
+from kvoffload.integrations.vllm import KVOffloadPrimaryTier
+from kvoffload.policies import registry
+from tests.vllm.conftest import SEED
+from tests.vllm.engine import BLOCK_TOKENS, Engine
+from tests.vllm.test_admission import Drive, context, popular_and_unique
+from tests.vllm.test_construction import Region
+from tests.vllm.test_tiers import OURS
+
+pytestmark = pytest.mark.usefixtures("host_platform")
+
+STEPS = 300
+MOST_STEPS = 2000  # until the last request is answered
+SIZES = (1, 2, 4, 6, 8)  # chunks of the primary tier; a prompt has up to 12
+
+
+def key(number: int) -> bytes:
+    return bytes(make_offload_key(b"%032d" % number, 0))
+
+
+class TieredEngine(Engine):
+    """An engine that waits after each step until the file tier has nothing left to do."""
+
+    def __init__(self, folder, num_chunks, num_groups=1, **extra):
+        tier = {"type": "fs", "root_dir": str(folder / "tier")}
+        tier |= {"n_read_threads": 1, "n_write_threads": 1}
+        super().__init__(
+            folder, {**OURS, "secondary_tiers": [tier], **extra}, num_groups, num_chunks
+        )
+        self.manager = self.connector.manager
+        self.primary = self.manager.primary_tier
+        (self.tier,) = self.manager.secondary_tiers
+        assert type(self.primary) is KVOffloadPrimaryTier
+
+    def step(self, delay):
+        orders = super().step(delay)
+        self.tier.drain_jobs()
+        time.sleep(0.001)  # it looks for files in a thread of its own
+        return orders
+
+
+def prompts(rng: random.Random, count: int) -> list[list[int]]:
+    """Prompts of 5 to 12 chunks that share beginnings, each some times."""
+
+    def words(number):
+        return [rng.randrange(1, 999) for _ in range(number)]
+
+    made = [words(rng.randint(5, 12) * BLOCK_TOKENS + rng.randrange(16)) for _ in range(3)]
+    while len(made) < count:
+        made.append(rng.choice(made)[: rng.randint(20, 190)] + words(rng.randrange(40)))
+    return made
+
+
+@pytest.mark.parametrize("cache_policy", registry.names())
+@pytest.mark.parametrize("num_chunks", SIZES)
+def test_every_request_is_answered_and_nothing_stays_pinned(tmp_path, cache_policy, num_chunks):
+    rng = random.Random(SEED + num_chunks)
+    engine = TieredEngine(tmp_path, num_chunks, eviction_policy=cache_policy)
+    try:
+        waiting = prompts(rng, 6) * 3
+        rng.shuffle(waiting)
+        count = 0
+        while engine.steps < STEPS or waiting or not engine.is_idle():
+            if waiting and (rng.random() < 0.5 or engine.steps >= STEPS):
+                engine.add(f"r{count}", waiting.pop(), rng.randint(1, 4))
+                count += 1
+                if rng.random() < 0.3 and not engine.is_loading():
+                    engine.scheduler.reset_prefix_cache(False, False)
+            engine.step(rng.randrange(2))
+            assert engine.steps < MOST_STEPS, [*engine.scheduler.requests]
+        for _ in range(3):
+            engine.step(0)
+        assert engine.primary._usage() == (0, 0)
+        assert not engine.primary._promoted
+        engine.primary._check()
+    finally:
+        engine.manager.shutdown()
+
+
+def tier(num_chunks: int, cache_policy: str = "lru") -> KVOffloadPrimaryTier:
+    return KVOffloadPrimaryTier(num_chunks, Region(), cache_policy)
+
+
+def promote(primary: KVOffloadPrimaryTier, number: int, request: ReqContext) -> bool:
+    """Promote one chunk, as vLLM does at a lookup; tell whether there was room for it."""
+    if primary.prepare_write([key(number)], request) is None:
+        return False
+    primary.complete_write([key(number)], request)
+    return True
+
+
+@pytest.mark.parametrize(
+    "cache_policy", [name for name in registry.names() if name != "hit-density"]
+)
+def test_promotions_for_one_request_do_not_evict_each_other(cache_policy):
+    primary, request = tier(3, cache_policy), ReqContext("r")
+    primary.on_new_request(request)
+    assert [promote(primary, number, request) for number in range(5)] == [True] * 3 + [False] * 2
+    assert primary._usage() == (3, 0)
+    primary.prepare_load([key(number) for number in range(3)], request)
+    primary.complete_load([key(number) for number in range(3)], request)
+    assert primary._usage() == (0, 0)
+    assert promote(primary, 5, ReqContext("other"))
+
+
+def test_promotions_for_two_requests_do_not_evict_each_other():
+    primary, first, second = tier(4), ReqContext("first"), ReqContext("second")
+    for number in range(2):
+        assert promote(primary, number, first)
+        assert promote(primary, 10 + number, second)
+    assert not promote(primary, 2, first)
+    assert not promote(primary, 12, second)
+    assert primary.prepare_store([key(20)], ReqContext("third")) is None
+    primary.on_request_finished(first)  # aborted while it waited
+    assert primary._usage() == (2, 0)
+    assert promote(primary, 12, second)
+
+
+@pytest.mark.parametrize("end", ["prepare_load", "prepare_store", "finish"])
+def test_a_request_that_waits_no_longer_holds_nothing(end):
+    primary, request = tier(4), ReqContext("r")
+    primary.on_new_request(request)
+    promote(primary, 1, request)
+    primary.prepare_write([key(2)], request)  # under way when the request goes on
+    if end == "prepare_load":
+        primary.prepare_load([key(1)], request)
+        primary.complete_load([key(1)], request)
+    elif end == "prepare_store":
+        primary.prepare_store([key(1)], request)
+    else:
+        primary.on_request_finished(request)
+    primary.complete_write([key(2)], request)
+    assert primary._usage() == (0, 0)
+    assert primary.lookup(key(2), request) is LookupResult.HIT
+    assert not primary._promoted
+    primary._check()
+
+
+def test_a_promotion_that_fails_and_a_reset_hold_nothing():
+    primary, request = tier(4), ReqContext("r")
+    primary.prepare_write([key(1), key(2)], request)
+    primary.complete_write([key(1)], request, False)
+    primary.complete_write([key(2)], request, True)
+    assert primary._usage() == (1, 0)
+    primary.reset_cache()
+    primary.on_request_finished(request)
+    assert primary._usage() == (0, 0)
+    primary._check()
+
+
+def test_a_promotion_that_is_declined_is_none_and_one_that_is_there_is_not():
+    primary = tier(60, "hit-density")
+    drive = Drive(primary, 8)
+    for ids in popular_and_unique(random.Random(SEED), 300):
+        drive.run([key(one) for one in ids])
+    drive.end()
+    fresh = [key(10**9 + number) for number in range(60)]
+    answers = [primary.prepare_write([one], context([one])) for one in fresh]
+    assert None in answers
+    for one, answer in zip(fresh, answers, strict=True):
+        assert answer is None or answer.keys_to_store == [one]
+    present = next(key(one) for one in range(10) if primary._chunk(key(one)) is not None)
+    assert primary.prepare_write([present], ReqContext("r")).keys_to_store == []
+    primary._check()
