@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,7 +23,7 @@ from kvoffload import BlockHash, __version__
 
 from .decoded import DecodedTrace
 from .device import device_hits
-from .processes import spread
+from .processes import mapped_arrays, shared_arrays, spread
 from .simulate import BELADY, Counts, simulate
 
 
@@ -154,18 +153,17 @@ def run(trace: DecodedTrace, cells: Iterable[Cell], jobs: int) -> Iterator[tuple
         for cell in ordered:
             yield cell, work.counts(cell)
         return
-    with tempfile.TemporaryDirectory(prefix="kvoffload-") as folder:
-        trace.save(Path(folder))
-        yield from spread(ordered, _compute, jobs, _begin, (folder,))
+    with shared_arrays(trace.arrays()) as paths:
+        yield from spread(ordered, _compute, jobs, _begin, (paths,))
 
 
 _work: _Work
 
 
-def _begin(folder: str) -> None:
+def _begin(paths: dict[str, str]) -> None:
     """Load the trace in a new process."""
     global _work  # noqa: PLW0603 - what a pool's process keeps between its tasks
-    _work = _Work.of(DecodedTrace.load(Path(folder)))
+    _work = _Work.of(DecodedTrace(**mapped_arrays(paths)))
 
 
 def _compute(cell: Cell) -> Counts:
