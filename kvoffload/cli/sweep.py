@@ -162,7 +162,7 @@ def sweep(
         for size in sizes.values()
     ]
     _check_buildable(cells)
-    file = None if results is None else ResultsFile(results, decoded.fingerprint())
+    file = None if results is None else ResultsFile(results, decoded)
     counts = _counts(decoded, cells, file, jobs or _usable_cores(), quiet=quiet)
     grid = Grid(source.name, __version__, decoded.unique_blocks, block_bytes, sizes, cells, counts)
     if as_json:
@@ -206,7 +206,7 @@ def _counts(
     trace: DecodedTrace, cells: list[Cell], file: ResultsFile | None, jobs: int, *, quiet: bool
 ) -> dict[Cell, Counts]:
     """Return the result of every cell; compute those that the file does not have."""
-    counts = {} if file is None else file.read()
+    counts = {} if file is None else file.read(cells)
     wanted = [cell for cell in dict.fromkeys(cells) if cell not in counts]
     if len(wanted) < len(cells) and file is not None:
         note(f"{len(cells) - len(wanted):,} of {len(cells):,} results were known", quiet=quiet)
