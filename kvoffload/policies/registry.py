@@ -179,7 +179,7 @@ def entry(name: str) -> Entry:
     """
     found = _BY_NAME.get(name)
     if found is None:
-        near = difflib.get_close_matches(name, _BY_NAME, n=1)
+        near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         known = ", ".join(_BY_NAME)
         raise ValueError(f"cache_policy must be one of {known}, got {describe(name)}{hint}")
