@@ -23,6 +23,9 @@ SIZES = (0.5, 1.0, 2.0, 4.0)
 LEAST_REQUESTS = 200
 """Requests that a trace must have for a recommendation: twenty a part."""
 
+LEAST_SECONDS = 1e-6
+"""A trace, or a part of one, that is shorter has no rates: they would tell of rounding."""
+
 LEAST_REUSE = 0.01
 """Share of the blocks that a cache without bounds must hit for a recommendation."""
 
@@ -280,16 +283,17 @@ def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
     rates = [
         (part.stored * setup.block_bytes / time, part.hits * setup.block_bytes / time)
         for part, time in zip(outcome.parts, seconds, strict=True)
-        if time > 0
+        if time >= LEAST_SECONDS
     ]
     busiest = max(rates, key=sum, default=(None, None))
     span = sum(seconds)
+    has_times = span >= LEAST_SECONDS
     return Cell(
         hit_ratio=outcome.hit_ratio,
         saved_tokens=outcome.hits * setup.block_tokens,
         stored_per_hit=outcome.stored / outcome.hits if outcome.hits else None,
-        store_rate=outcome.stored * setup.block_bytes / span if span else None,
-        load_rate=outcome.hits * setup.block_bytes / span if span else None,
+        store_rate=outcome.stored * setup.block_bytes / span if has_times else None,
+        load_rate=outcome.hits * setup.block_bytes / span if has_times else None,
         busiest_store_rate=busiest[0],
         busiest_load_rate=busiest[1],
     )

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash
 from kvoffload.replay import Counts, DecodedTrace, belady, simulate_in_parts
-from kvoffload.replay.processes import spread
+from kvoffload.replay.processes import mapped_arrays, shared_arrays, spread
 
 __all__ = ["PARTS", "Grid", "Outcome", "part_seconds", "replay_grid"]
 
@@ -75,8 +73,8 @@ class Grid:
     belady: dict[int, int]
 
 
-ON_DEVICE = "on_device.npy"
-"""Name of the file beside the trace's that holds what the accelerator's own cache has."""
+ON_DEVICE = "on_device"
+"""Name, beside those of the trace's arrays, of what the accelerator's own cache has."""
 
 Job = tuple[str | None, int]
 """A policy, None for the ceiling, and a capacity, blocks."""
@@ -169,20 +167,19 @@ def _run_all(
         for job in jobs:
             yield job, work.do(job)
         return
-    with TemporaryDirectory(prefix="kvoffload-") as folder:
-        trace.save(Path(folder))
-        np.save(Path(folder, ON_DEVICE), on_device, allow_pickle=False)
-        yield from spread(jobs, _do, processes, _begin, (folder,))
+    with shared_arrays({**trace.arrays(), ON_DEVICE: on_device}) as paths:
+        yield from spread(jobs, _do, processes, _begin, (paths,))
 
 
 _work: _Work
 
 
-def _begin(folder: str) -> None:
+def _begin(paths: dict[str, str]) -> None:
     """Load the trace in a new process."""
     global _work  # noqa: PLW0603 - what a pool's process keeps between its jobs
-    trace = DecodedTrace.load(Path(folder))
-    on_device = np.load(Path(folder, ON_DEVICE), allow_pickle=False)
+    arrays = mapped_arrays(paths)
+    on_device = arrays.pop(ON_DEVICE)
+    trace = DecodedTrace(**arrays)
     _work = _Work(trace, trace.keys(), on_device)
 
 

@@ -10,12 +10,11 @@ import base64
 import os
 from hashlib import sha256
 from importlib.resources import files
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.policies import registry
 from kvoffload.traces._extras import require
+from kvoffload.traces.outputs import open_output
 
 from .advice import Advice
 from .chart import chart
@@ -42,7 +41,7 @@ def require_report() -> None:
     require("jinja2", "a report", "report")
 
 
-def write_report(subject: Subject, path: Path) -> None:
+def write_report(subject: Subject, path: str | os.PathLike[str]) -> None:
     """Write the page to a file; on failure the file is what it was.
 
     Raises
@@ -50,23 +49,11 @@ def write_report(subject: Subject, path: Path) -> None:
     MissingExtraError
         If jinja2 is not installed.
     OSError
-        If the file cannot be written.
+        If the file cannot be written; it names the file.
     """
     page = report_html(subject)
-    if path.exists() and not path.is_file():  # a device or a pipe
-        path.write_text(page, encoding="utf-8")
-        return
-    with NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False
-    ) as file:
-        try:
-            file.write(page)
-            file.close()
-            Path(file.name).chmod(0o666 & ~_umask())
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    with open_output(path) as file:
+        file.write(page.encode())
 
 
 def report_html(subject: Subject) -> str:
@@ -162,9 +149,3 @@ def _page(name: str) -> str:
 
 def _hash(text: str) -> str:
     return base64.b64encode(sha256(text.encode()).digest()).decode()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

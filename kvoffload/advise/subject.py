@@ -29,6 +29,9 @@ class Subject:
         Element type of the model's KV cache.
     command : str
         The command that makes the same advice.
+    block_tokens_from : str
+        Who says how many tokens a block holds: ``"trace"``, ``"lengths"`` of its requests, or
+        ``"option"``, where it was given because they are not known.
     """
 
     trace: str
@@ -36,6 +39,7 @@ class Subject:
     model: ModelShape | None
     dtype: str
     command: str
+    block_tokens_from: str = "lengths"
 
     @property
     def name(self) -> str:
@@ -46,10 +50,13 @@ class Subject:
         """Return what was replayed."""
         facts, setup = self.advice.facts, self.advice.setup
         full = "full " if setup.full_blocks else ""
+        believed = (
+            " (as given, the trace has no lengths)" if self.block_tokens_from == "option" else ""
+        )
         span = f" in {_duration(facts.seconds)}" if facts.seconds else ""
         return (
             f"{facts.requests:,} requests{span}, {facts.blocks:,} {full}blocks of "
-            f"{setup.block_tokens:,} tokens, {facts.unique_blocks:,} of them distinct"
+            f"{setup.block_tokens:,} tokens{believed}, {facts.unique_blocks:,} of them distinct"
         )
 
     def memory_text(self) -> str:

@@ -19,11 +19,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 1 for data that cannot be read or written; 2 for wrong usage or a missing extra; 130
-        after Ctrl-C. A reader that closes the pipe is no error.
+        0; 1 for data that cannot be read or written; 2 for wrong usage or a missing extra; 128 and
+        the number of the signal that ended it: 130 for Ctrl-C, 141 where the reader of a pipe is
+        gone, 143 for SIGTERM.
     """
     try:
-        return _run(sys.argv[1:] if arguments is None else arguments)
+        from ._streams import standard_streams
+
+        with standard_streams():
+            return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:  # while modules were still being imported
         return 130
 

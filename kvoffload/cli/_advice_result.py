@@ -12,18 +12,14 @@ from kvoffload.advise import Advice
 from kvoffload.advise.configuration import python_text, vllm_arguments, vllm_text
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import (
-    NO_BREAK_SPACE,
     bytes_text,
     count_text,
     percent_text,
     rate_text,
-    unbroken,
 )
-from kvoffload.advise.wording import Finding, findings, headline, noise_text
+from kvoffload.advise.wording import findings, headline, noise_text
 
-from ._terminal import Column, print_tables
-
-WIDTH = 100
+from ._terminal import Column, print_prose, print_tables
 
 
 def as_object(subject: Subject) -> dict[str, object]:
@@ -39,6 +35,7 @@ def as_object(subject: Subject) -> dict[str, object]:
         "model": None if subject.model is None else subject.model.name,
         "token_bytes": setup.token_bytes,
         "block_tokens": setup.block_tokens,
+        "block_tokens_from": subject.block_tokens_from,
         "block_bytes": setup.block_bytes,
         "memory": setup.memory,
         "device_memory": setup.device_memory,
@@ -77,37 +74,22 @@ def print_advice(subject: Subject) -> None:
     advice, setup = subject.advice, subject.advice.setup
     _table(subject)
     click.echo()
-    click.echo(_wrapped(headline(advice)))
+    print_prose(headline(advice))
     for finding in findings(advice):
         click.echo()
-        click.echo(_paragraph(finding))
+        print_prose(f"{finding.title}: {finding.text}", "  ")
     policy = advice.policy
     if policy is None:
         return
     click.echo()
-    click.echo(_wrapped(noise_text()))
+    print_prose(noise_text())
     for remark in subject.remarks():
-        click.echo(_wrapped(remark))
+        print_prose(remark)
     click.echo("\nPython:\n")
     capacity = advice.capacities[advice.ASKED]
     click.echo(textwrap.indent(python_text(policy, capacity, setup.block_tokens), "    "))
     click.echo("\nvLLM, --kv-transfer-config:\n")
     click.echo(textwrap.indent(vllm_text(policy, setup.memory, setup.block_tokens), "    "))
-
-
-def _paragraph(finding: Finding) -> str:
-    return _wrapped(f"{finding.title}: {finding.text}", "  ")
-
-
-def _wrapped(text: str, indent: str = "") -> str:
-    lines = textwrap.fill(
-        unbroken(text),
-        WIDTH,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return lines.replace(NO_BREAK_SPACE, " ")
 
 
 def _table(subject: Subject) -> None:
@@ -141,7 +123,7 @@ def _table(subject: Subject) -> None:
         f"tokens saved, stores and rates: with {asked}",
     ]
     print_tables(
-        "\n".join(title),
+        title,
         [Column("policy", [*names, "best possible", "without bounds"], numeric=False)],
         [hit_ratios, rest],
     )

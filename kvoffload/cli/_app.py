@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.traces import MissingExtraError, TraceError
+from kvoffload.traces.errors import printable
 
+from ._signals import EndedBySignal, ending_by_signals
 from .advise import advise
 from .convert import convert
 from .generate import generate
@@ -23,26 +22,13 @@ from .sweep import sweep
 
 DATA_ERROR = 1
 USAGE_ERROR = 2
-INTERRUPTED = 130  # 128 + SIGINT
-
-
-class _Root(click.Group):
-    """A group that lets a closed pipe and Ctrl-C end the command without a word."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            _drop_output()
-            ctx.exit(0)
-        except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
-        return result
+BY_SIGNAL = 128  # and its number, as shells say it
+INTERRUPTED = BY_SIGNAL + 2  # SIGINT
+NO_READER = BY_SIGNAL + 13  # SIGPIPE, which ends other commands
+COMPLETION = "_KVOFFLOAD_COMPLETE"  # by which a shell asks click for completions
 
 
 @click.group(
-    cls=_Root,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -60,36 +46,43 @@ for command in (replay, sweep, advise, info, generate, convert):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code; errors are one line on standard error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a file name need not be text in any encoding
-            stream.reconfigure(errors="backslashreplace")
+    """Run the command and return its exit status; errors are one line on standard error."""
     try:
-        code = root.main(list(arguments), prog_name="kvoffload", standalone_mode=False)
+        with ending_by_signals():
+            code = _invoke(arguments)
+            sys.stdout.flush()
+            return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except EndedBySignal as end:
+        return BY_SIGNAL + int(end.args[0])
     except click.ClickException as error:
         return _fail(" ".join(error.format_message().split()), USAGE_ERROR)
     except MissingExtraError as error:
         return _fail(str(error), USAGE_ERROR)
     except TraceError as error:
         return _fail(str(error), DATA_ERROR)
+    except BrokenPipeError:
+        return NO_READER
     except OSError as error:
         place = "" if error.filename is None else f"{os.fspath(error.filename)}: "
         return _fail(f"{place}{error.strerror or error}", DATA_ERROR)
     except MemoryError:
         return _fail("there is not enough memory for this", DATA_ERROR)
-    except click.Abort:
-        return INTERRUPTED
-    return code if isinstance(code, int) else 0
+
+
+def _invoke(arguments: Sequence[str]) -> int:
+    """Do what `click.Command.main` does, but leave all faults to the caller."""
+    if COMPLETION in os.environ:
+        root.main(list(arguments), prog_name="kvoffload")
+    try:
+        with root.make_context("kvoffload", list(arguments)) as context:
+            root.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    return 0
 
 
 def _fail(message: str, code: int) -> int:
-    with contextlib.suppress(BrokenPipeError):
-        click.echo(f"kvoffload: {message}", err=True)
+    click.echo(f"kvoffload: {printable(message)}", err=True)
     return code
-
-
-def _drop_output() -> None:
-    """Point standard output at nothing, so that the interpreter's last flush succeeds."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, sys.stdout.fileno())
-    os.close(nothing)

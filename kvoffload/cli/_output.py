@@ -1,21 +1,74 @@
-"""Where the commands that make a trace write it."""
+"""Where the commands write, found out before they begin to work."""
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
 import click
 
 from kvoffload.traces import Request, write_requests, write_trace
+from kvoffload.traces.lines import STDIN
+from kvoffload.traces.outputs import check_output, own_descriptor
+
+from ._streams import check_standard_output, standard_output
+
+STDOUT = "-"
+TRACE = "TRACE"
 
 output_option = click.option(
     "-o",
     "--output",
-    default="-",
+    default=STDOUT,
     metavar="FILE",
     help="File to write, compressed if it ends in .gz or .zst; standard output by default.",
 )
+
+
+def check_outputs(
+    trace: str | None,
+    files: Mapping[str, str | None] | None = None,
+    *,
+    append: Collection[str] = (),
+    prints: bool = True,
+) -> None:
+    """Find out before the work whether a command can write its outputs.
+
+    Parameters
+    ----------
+    trace : str or None
+        The file that it reads, ``-`` for standard input.
+    files : mapping of str to str or None
+        The files that it writes, by option.
+    append : collection of str
+        The options whose file is written at its end.
+    prints : bool
+        Whether it writes to standard output.
+
+    Raises
+    ------
+    click.UsageError
+        If two of all these are one file. Nothing has been opened then.
+    OSError
+        If one cannot be written; it names the file.
+    """
+    given = {option: name for option, name in (files or {}).items() if name is not None}
+    _check_apart(trace, given, prints=prints)
+    if prints:
+        check_standard_output()
+    for option, name in given.items():
+        check_output(name, append=option in append)
+
+
+def check_output_option(trace: str | None, output: str) -> None:
+    """Do the same for a command that writes to `output_option` and nowhere else."""
+    if output == STDOUT:
+        check_outputs(trace)
+    else:
+        check_outputs(trace, {"--output": output}, prints=False)
 
 
 def write_output(requests: Iterable[Request], output: str) -> None:
@@ -26,13 +79,41 @@ def write_output(requests: Iterable[Request], output: str) -> None:
     OSError
         If it cannot be written; it names the file.
     """
+    if output == STDOUT:
+        write_requests(requests, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    else:
+        write_trace(requests, output)
+
+
+def _check_apart(trace: str | None, files: Mapping[str, str], *, prints: bool) -> None:
+    """Find out whether what is read and what is written are all different files."""
+    taken: dict[object, str] = {}
+
+    def take(identity: object, what: str, shown: str | None) -> None:
+        if identity is not None and taken.setdefault(identity, what) != what:
+            raise click.UsageError(
+                f"{what} must be another file than {taken[identity]}, got {shown!r}"
+            )
+
+    if trace is not None:
+        take(_identity(0 if trace == STDIN else trace), TRACE, trace)
+    if prints:
+        take(_identity(standard_output()), "standard output", trace)
+    for option, name in files.items():
+        identity = _identity(name)
+        # what goes to /dev/stdout comes before what is printed
+        if own_descriptor(name) is None or taken.get(identity) == TRACE:
+            take(identity, option, name)
+
+
+def _identity(file: str | int | None) -> object:
+    """Return what all names of one file have in common; None where it can be used twice."""
+    if file is None:
+        return None
     try:
-        if output == "-":
-            write_requests(requests, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
-        else:
-            write_trace(requests, output)
-    except OSError as error:
-        if error.filename is None:  # it failed when it was open already
-            error.filename = "<stdout>" if output == "-" else output
-        raise
+        status = os.fstat(file) if isinstance(file, int) else Path(file).stat()
+    except (OSError, ValueError):  # not there yet, or whoever opens it says why not
+        return None if isinstance(file, int) else os.path.realpath(file)
+    exclusive = stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFBLK)
+    return (status.st_dev, status.st_ino) if exclusive else None

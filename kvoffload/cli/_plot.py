@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from kvoffload.replay import CEILINGS
+from kvoffload.traces.errors import printable
+from kvoffload.traces.outputs import open_output
 
 from ._sweep_result import Grid
 
@@ -23,14 +27,23 @@ LABEL_STEP = 0.042  # least distance of two labels, share of the height
 LABEL_PLACE = 1.035  # where labels begin, share of the width
 
 
-def draw(grid: Grid, path: Path) -> None:
+def draw(grid: Grid, path: str) -> None:
     """Draw a sweep into a file, in the form that its name ends in.
 
     Raises
     ------
     OSError
-        If the file cannot be written.
+        If the file cannot be written; it names the file.
     """
+    form = path.rpartition(".")[2].lower()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a character of a name is in no font
+        picture = _picture(grid, form)
+    with open_output(path) as file:
+        file.write(picture)
+
+
+def _picture(grid: Grid, form: str) -> bytes:
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "kvoffload"}):
         figure = Figure(figsize=(8.2, 5.0))
         # The second scale stands between the axes and the title.
@@ -60,13 +73,18 @@ def draw(grid: Grid, path: Path) -> None:
             ends.append((policy, y[-1], style))
         _set_axes(axes, grid)
         _label_ends(axes, ends)
-        figure.suptitle(_title(grid), x=0.08, y=0.975, ha="left", fontsize=10)
-        figure.savefig(path, dpi=160, metadata=None if path.suffix == ".png" else {})
+        title = _title(grid)
+        figure.suptitle(title, x=0.08, y=0.975, ha="left", fontsize=10, parse_math=False)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=form, dpi=160, metadata=None if form == "png" else {})
+        return picture.getvalue()
 
 
 def _title(grid: Grid) -> str:
     cell, counts = grid.row(grid.policies[0])[0]
-    title = f"{Path(grid.name).name}: {counts.requests:,} requests, {counts.blocks:,} blocks"
+    title = (
+        f"{printable(Path(grid.name).name)}: {counts.requests:,} requests, {counts.blocks:,} blocks"
+    )
     title += f", {grid.unique_blocks:,} of them unique"
     notes = []
     if cell.device_blocks:
@@ -151,6 +169,7 @@ def _label_ends(axes: Any, ends: list[tuple[str, float, dict[str, Any]]]) -> Non
             color=LABEL_COLOUR,
             va="center",
             fontsize=9,
+            parse_math=False,
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvoffload import IMPLEMENTATION
 from kvoffload.replay import ReplayResult
 
+from ._sources import BlockSize
 from ._terminal import Column, print_tables
 
 
@@ -114,18 +115,18 @@ def as_object(cell: Cell) -> dict[str, object]:
 
 
 def print_cells(
-    name: str, cells: list[Cell], block_tokens: int | None, unique_blocks: int | None
+    name: str, cells: list[Cell], block_size: BlockSize, unique_blocks: int | None
 ) -> None:
     """Print the cells as one table, or as several where the terminal is too narrow for one."""
     facts = [name]
-    if block_tokens is not None:
-        facts.append(f"blocks of {block_tokens:,} tokens")
+    if block_size.tokens is not None:
+        facts.append(str(block_size))
     if unique_blocks is not None:
         facts.append(f"{unique_blocks:,} unique blocks")
     found = [ASKED, *FOUND] if any(cell.asked != str(cell.capacity) for cell in cells) else FOUND
     kept = [*KEPT, NOT_ADMITTED] if any(cell.result.not_admitted for cell in cells) else KEPT
     print_tables(
-        "; ".join(facts),
+        ["; ".join(facts)],
         [field.of(cells) for field in WHICH],
         [[field.of(cells) for field in fields] for fields in (found, kept, TIME)],
     )

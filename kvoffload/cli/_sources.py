@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from kvoffload.replay import Selection
-from kvoffload.traces import Request, Trace, write_trace
+from kvoffload.traces import Request, Survey, Trace, write_requests
 from kvoffload.traces.lines import STDIN
+from kvoffload.traces.scratch import scratch_file
+
+from ._terminal import note
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,72 @@ def open_source(
     if path != STDIN and not _is_pipe(path):
         yield Source(path, requests, trace)
         return
-    with tempfile.TemporaryDirectory(prefix="kvoffload-") as folder:
-        copy = Path(folder, "trace.jsonl")
-        write_trace(requests, copy)
+    with scratch_file() as (stream, copy):
+        write_requests(requests, stream)
+        stream.flush()
         yield Source(path, Trace(copy), trace)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSize:
+    """How many tokens a block holds, and who says so.
+
+    Attributes
+    ----------
+    tokens : int or None
+        Tokens per block; None where no one size fits all requests.
+    origin : str or None
+        ``"trace"`` if the trace names it, ``"lengths"`` if the requests' lengths tell, ``"option"``
+        if they are not known and it was given.
+    """
+
+    tokens: int | None
+    origin: str | None
+
+    @classmethod
+    def of(cls, source: Source, survey: Survey, given: int | None) -> BlockSize:
+        """Find out the block size of a trace that has been read, with what the user gave.
+
+        Raises
+        ------
+        click.UsageError
+            If the trace contradicts what was given.
+        """
+        named = source.block_tokens
+        if given is not None:
+            contradiction = survey.contradiction(given)
+            if named is not None:
+                contradiction = None if named == given else f"the trace says {named:,}"
+            if contradiction is not None:
+                raise click.UsageError(
+                    f"--block-tokens must agree with the trace, got {given:,}: {contradiction}"
+                )
+        tokens = named or given or survey.block_tokens
+        if tokens is None:
+            return cls(None, None)
+        if named is not None:
+            return cls(tokens, "trace")
+        return cls(tokens, "lengths" if survey.input_tokens else "option")
+
+    def full_blocks(self, requests: Iterable[Request], *, quiet: bool) -> Iterable[Request]:
+        """Return requests without the blocks that prompts fill in part, for ``--full-blocks``.
+
+        Raises
+        ------
+        click.UsageError
+            If the block size is not known.
+        """
+        if self.tokens is None:
+            raise click.UsageError(
+                "--full-blocks needs --block-tokens: no block size fits all requests"
+            )
+        if self.origin == "option":
+            note("the trace has no lengths: --full-blocks leaves all blocks", quiet=quiet)
+        return Selection(requests, full_block_tokens=self.tokens)
+
+    def __str__(self) -> str:
+        believed = " (as given, the trace has no lengths)" if self.origin == "option" else ""
+        return f"blocks of {self.tokens:,} tokens{believed}"
 
 
 def _is_pipe(path: str) -> bool:

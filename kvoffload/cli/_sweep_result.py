@@ -66,13 +66,13 @@ def print_grid(grid: Grid) -> None:
         facts.append(f"{counts.blocks - counts.asked:,} found in {cell.device_blocks:,} on device")
     if cell.pending:
         facts.append(f"stores in flight for {cell.pending:,} requests")
-    title = "; ".join(facts)
-    _print_matrix(f"{title}\n\nblock hit ratio", grid, lambda found: f"{found.hit_ratio:.4f}")
+    title = ["; ".join(facts), "", "block hit ratio"]
+    _print_matrix(title, grid, lambda found: f"{found.hit_ratio:.4f}")
     click.echo()
-    _print_matrix("blocks stored", grid, lambda found: f"{found.stored:,}")
+    _print_matrix(["blocks stored"], grid, lambda found: f"{found.stored:,}")
 
 
-def _print_matrix(title: str, grid: Grid, text: Callable[[Counts], str]) -> None:
+def _print_matrix(title: list[str], grid: Grid, text: Callable[[Counts], str]) -> None:
     rows = [[text(found) for _, found in grid.row(policy)] for policy in grid.policies]
     columns = []
     for number, (asked, blocks) in enumerate(grid.sizes.items()):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,18 +21,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from kvoffload.advise.units import NO_BREAK_SPACE, unbroken
+from kvoffload.traces.errors import printable
+
 REFRESH_SECONDS = 0.1
+WIDEST_PROSE = 100
+"""Columns beyond which lines of text are not filled, however wide the terminal is."""
 
 
 def print_json(value: object) -> None:
-    """Print one JSON object."""
-    click.echo(json.dumps(value, indent=2))
+    """Print one JSON object; a number that JSON does not know, such as infinity, is null."""
+    click.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def note(message: str, *, quiet: bool) -> None:
     """Print a line on standard error unless the user wants quiet."""
     if not quiet:
-        click.echo(f"note: {message}", err=True)
+        click.echo(f"note: {printable(message)}", err=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +57,43 @@ class Column:
     numeric: bool = True
 
 
-def print_tables(title: str, leading: list[Column], groups: list[list[Column]]) -> None:
+def print_prose(text: str, indent: str = "") -> None:
+    """Print a text in lines that fit the width; all but the first are indented.
+
+    A terminal, or ``COLUMNS``, sets the width, up to `WIDEST_PROSE`; without, it is 80.
+    """
+    lines = textwrap.fill(
+        unbroken(text),
+        min(WIDEST_PROSE, _console().width),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    click.echo(lines.replace(NO_BREAK_SPACE, " "))
+
+
+def print_tables(title: Sequence[str], leading: list[Column], groups: list[list[Column]]) -> None:
     """Print a title and a table, cut into several below each other where it is too wide for one.
 
-    A terminal, or ``COLUMNS``, sets the width; a file or a pipe is as wide as the table.
+    A terminal, or ``COLUMNS``, sets the width; a file or a pipe is as wide as the table. What
+    could move the cursor of a terminal, as in the name of a file, is escaped.
 
     Parameters
     ----------
-    title : str
-        Printed above, never wrapped.
+    title : sequence of str
+        Lines that are printed above, never wrapped.
     leading : list of Column
         The columns that every table starts with.
     groups : list of list of Column
         The others; the table is cut between groups, within one only where it alone is too wide.
     """
-    console = Console(highlight=False)
+    console = _console()
     unbounded = console.options.update(width=10_000)
 
     def width(some: list[Column]) -> int:
         return console.measure(_table(some), options=unbounded).maximum
 
-    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal():
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").strip("0").isdecimal():
         console.width = width([*leading, *itertools.chain(*groups)])
     tables = [[*leading]]
     for group in groups:
@@ -71,10 +102,19 @@ def print_tables(title: str, leading: list[Column], groups: list[list[Column]]) 
             if len(tables[-1]) > len(leading) and width([*tables[-1], *part]) > console.width:
                 tables.append([*leading])
             tables[-1] += part
-    console.print(title, markup=False, soft_wrap=True)
+    for line in title:
+        click.echo(printable(line))
     for table in tables:
-        console.print()
-        console.print(_table(table))
+        with console.capture() as captured:  # of its own, it ends the process at a closed pipe
+            console.print(_table(table))
+        click.echo(f"\n{captured.get()}", nl=False)
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(highlight=False, stderr=stderr)
+    if not console.width:  # by COLUMNS=0
+        console.width = 80
+    return console
 
 
 def _table(columns: list[Column]) -> Table:
@@ -90,7 +130,7 @@ def _table(columns: list[Column]) -> Table:
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
         table.add_column(Text(column.title), justify=justify, vertical="bottom", overflow="fold")
     for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*map(Text, cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
@@ -102,7 +142,8 @@ def progress_bar(
 
     The bar is drawn by that function, not by a thread that would run into what is being timed.
     """
-    if quiet or not sys.stderr.isatty():
+    console = _console(stderr=True)
+    if quiet or not console.is_terminal or console.is_dumb_terminal:
         yield None
         return
     columns = (
@@ -112,7 +153,6 @@ def progress_bar(
         TextColumn(unit),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task(description, total=total)
         drawn = 0.0

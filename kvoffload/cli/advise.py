@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from pathlib import Path
 
 import click
 
@@ -15,10 +15,12 @@ from kvoffload.advise.subject import Subject
 from kvoffload.replay import Selection
 from kvoffload.traces import Survey
 from kvoffload.traces.errors import printable
+from kvoffload.traces.lines import STDIN
 
 from ._advice_result import as_object, print_advice
 from ._options import MAX_BLOCKS, json_option, read_size, reading_options, value_of
-from ._sources import open_source
+from ._output import check_outputs
+from ._sources import BlockSize, open_source
 from ._terminal import note, print_json, progress_bar
 
 
@@ -67,7 +69,6 @@ from ._terminal import note, print_json, progress_bar
 @click.option(
     "--report",
     metavar="FILE",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write the advice as one HTML page that needs no other file.",
 )
 @click.option(
@@ -89,7 +90,7 @@ def advise(
     tensor_parallel: int | None,
     block_tokens: int | None,
     device_memory: int | None,
-    report: Path | None,
+    report: str | None,
     processes: int,
     form: str | None,
     limit: int | None,
@@ -105,16 +106,18 @@ def advise(
     can be pasted, unless the trace is too short or has no reuse.
     """
     token_bytes = _token_bytes(model, kv_bytes_per_token, kv_cache_dtype, tensor_parallel)
+    check_outputs(trace, {"--report": report})
     if report is not None:
-        if not report.parent.is_dir():
-            raise click.UsageError(f"--report must be in a folder that exists, got '{report}'")
         require_report()
     with open_source(trace, form=form, skip_bad=skip_bad, limit=limit) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
-            survey = Survey.of(source.requests, unique=False, progress=progress)
+            survey = Survey.of(
+                source.requests, unique=False, block_tokens=block_tokens, progress=progress
+            )
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
-        block_tokens = block_tokens or source.block_tokens or survey.block_tokens
+        block_size = BlockSize.of(source, survey, block_tokens)
+        block_tokens = block_size.tokens
         if block_tokens is None:
             raise click.UsageError(f"--block-tokens is needed: {_why_no_block_size(survey)}")
         full = survey.block_lengths.fits(block_tokens)
@@ -124,14 +127,36 @@ def advise(
         with progress_bar("replaying", setup.replays, quiet=quiet, unit="replays") as progress:
             advice = advise_on(requests, setup, processes=processes, progress=progress)
         dtype = kv_cache_dtype or "bfloat16"
-        command = _command(trace, setup, model, dtype, tensor_parallel)
-        subject = Subject(source.name, advice, model, dtype, command)
-        if report is not None:
-            write_report(subject, report)
+        command = _command(
+            trace,
+            setup,
+            model,
+            dtype,
+            tensor_parallel,
+            report=report,
+            form=form,
+            limit=limit,
+            skip_bad=skip_bad,
+        )
+        subject = Subject(
+            source.name, advice, model, dtype, command, block_size.origin or "lengths"
+        )
+        fault = None if report is None else _write(subject, report)
         if as_json:
             print_json(as_object(subject))
         else:
             print_advice(subject)
+        if fault is not None:
+            raise fault
+
+
+def _write(subject: Subject, report: str) -> OSError | None:
+    """Write the page; return what went wrong, which must not keep the advice from the user."""
+    try:
+        write_report(subject, report)
+    except OSError as error:
+        return error
+    return None
 
 
 def _why_no_block_size(survey: Survey) -> str:
@@ -163,10 +188,16 @@ def _command(
     model: ModelShape | None,
     dtype: str,
     tensor_parallel: int | None,
+    *,
+    report: str | None,
+    form: str | None,
+    limit: int | None,
+    skip_bad: bool,
 ) -> str:
-    """Return the command that gives the same advice, every choice that it rests on written out."""
-    words = ["kvoffload", "advise", printable(trace), "--memory"]
-    words.append(_exact(setup.memory))
+    """Return the command that writes the same page, every choice that it rests on written out."""
+    is_like_an_option = trace.startswith("-") and trace != STDIN
+    words = ["kvoffload", "advise", *[trace] * (not is_like_an_option)]
+    words += ["--memory", _exact(setup.memory)]
     if model is None:
         words += ["--kv-bytes-per-token", str(setup.token_bytes)]
     else:
@@ -174,7 +205,27 @@ def _command(
         words += ["--kv-cache-dtype", dtype] if dtype != "bfloat16" else []
         words += ["--tensor-parallel", str(tensor_parallel)] if tensor_parallel else []
     words += ["--device-memory", _exact(setup.device_memory)] if setup.device_memory else []
-    return shlex.join([*words, "--block-tokens", str(setup.block_tokens)])
+    words += ["--block-tokens", str(setup.block_tokens)]
+    words += ["--format", form] if form else []
+    words += ["--limit", str(limit)] if limit else []
+    words += ["--skip-bad"] if skip_bad else []
+    words += ["--report", report] if report else []
+    words += ["--", trace] if is_like_an_option else []
+    return " ".join(map(_shell_word, words))
+
+
+def _shell_word(word: str) -> str:
+    """Return a word as a shell reads it; bytes that cannot be shown are escaped."""
+    if printable(word) == word:
+        return shlex.quote(word)
+    return "$'" + "".join(map(_escaped, os.fsencode(word))) + "'"
+
+
+def _escaped(byte: int) -> str:
+    character = chr(byte)
+    if character in "\\'":
+        return f"\\{character}"
+    return character if " " <= character <= "~" else f"\\{byte:03o}"
 
 
 def _exact(size: int) -> str:

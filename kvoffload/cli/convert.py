@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from kvoffload.replay import Selection
 from kvoffload.traces import Trace
 
 from ._options import reading_options
-from ._output import output_option, write_output
+from ._output import check_output_option, output_option, write_output
 from ._terminal import note
 
 
@@ -32,8 +30,7 @@ def convert(
     TRACE is in the Mooncake form itself, LMCache's lookup-hash log, the form of the Bailian traces
     or plain text with a request's hexadecimal hashes on each line.
     """
-    if _same_file(trace, output):
-        raise click.UsageError(f"--output must be another file than TRACE, got {output!r}")
+    check_output_option(trace, output)
     source = Trace(trace, form=form, skip_bad=skip_bad)
     write_output(Selection(source, limit=limit), output)
     if source.bad_lines:
@@ -44,10 +41,3 @@ def convert(
             f"replay it with --block-tokens {source.block_tokens}",
             quiet=quiet,
         )
-
-
-def _same_file(trace: str, output: str) -> bool:
-    try:
-        return Path(trace).samefile(output)
-    except (OSError, ValueError):  # one of them is not there, or is a stream
-        return False

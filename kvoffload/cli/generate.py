@@ -7,7 +7,7 @@ import click
 from kvoffload.traces import Workload
 
 from ._options import seed_option
-from ._output import output_option, write_output
+from ._output import check_output_option, output_option, write_output
 
 
 @click.command()
@@ -33,5 +33,6 @@ def generate(requests: int, seed: int, block_tokens: int, output: str) -> None:
     Chats over shared system prompts, agents that resend a growing context and one-shot requests,
     with Poisson arrivals. A seed gives the same trace on every machine.
     """
+    check_output_option(None, output)
     workload = Workload(requests, seed=seed, block_tokens=block_tokens)
     write_output(workload, output)

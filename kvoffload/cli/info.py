@@ -7,6 +7,7 @@ import click
 from kvoffload.traces import Survey
 
 from ._options import json_option, reading_options
+from ._output import check_outputs
 from ._sources import Source, open_source
 from ._terminal import Column, note, print_json, print_tables, progress_bar
 
@@ -29,6 +30,7 @@ def info(
     TRACE is a file in any of the forms, plain or compressed with gzip or zstandard; - is standard
     input.
     """
+    check_outputs(trace)
     with open_source(trace, form=form, skip_bad=skip_bad, limit=limit) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(source.requests, progress=progress)
@@ -36,7 +38,9 @@ def info(
             print_json(as_object(source, survey))
             return
         names, values = zip(*as_rows(source, survey), strict=True)
-        print_tables(source.name, [Column("", [*names], numeric=False)], [[Column("", [*values])]])
+        print_tables(
+            [source.name], [Column("", [*names], numeric=False)], [[Column("", [*values])]]
+        )
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
 

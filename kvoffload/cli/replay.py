@@ -8,7 +8,7 @@ import click
 
 from kvoffload import IMPLEMENTATION, CPUOffloadingManager, __version__
 from kvoffload.policies import registry
-from kvoffload.replay import Selection
+from kvoffload.replay import CEILINGS
 from kvoffload.replay import replay as replay_trace
 from kvoffload.traces import Survey, Workload
 
@@ -18,15 +18,25 @@ from ._options import (
     read_capacity,
     read_size,
     reading_options,
-    seed_option,
     value_of,
     values_of,
 )
+from ._output import check_outputs
 from ._replay_result import Cell, as_object, print_cells
-from ._sources import Source, open_source
+from ._sources import BlockSize, Source, open_source
 from ._terminal import note, print_json, progress_bar
 
 GENERATED_REQUESTS = 5_000
+
+
+def read_policy(text: str) -> registry.PolicySpec:
+    """Read a policy string."""
+    if text in CEILINGS:
+        raise ValueError(
+            f"must be a policy, got {text!r}, which is a ceiling: "
+            f"kvoffload sweep TRACE --policies {text}"
+        )
+    return registry.parse(text)
 
 
 @click.command()
@@ -38,7 +48,7 @@ GENERATED_REQUESTS = 5_000
     default=("lru,arc",),
     show_default=True,
     metavar="POLICY",
-    callback=values_of(registry.parse),
+    callback=values_of(read_policy),
     help="Policies to compare; a comma list, or repeated. NAME or 'NAME?OPTION=VALUE'.",
 )
 @click.option(
@@ -64,7 +74,11 @@ GENERATED_REQUESTS = 5_000
     help="Tokens a block; inferred where one size fits all requests.",
 )
 @click.option("--full-blocks", is_flag=True, help="Drop the block that a prompt fills in part.")
-@seed_option
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Which of the possible generated workloads; without TRACE.  [default: 0]",
+)
 @reading_options
 @json_option
 def replay(
@@ -75,7 +89,7 @@ def replay(
     block_bytes: int | None,
     block_tokens: int | None,
     full_blocks: bool,
-    seed: int,
+    seed: int | None,
     form: str | None,
     limit: int | None,
     skip_bad: bool,
@@ -90,25 +104,29 @@ def replay(
     Times are those of the manager's calls alone, all calls of a request together; percentiles are
     within 1/64 of the exact ones.
     """
+    _check_options_of_a_workload(trace, seed=seed, form=form, skip_bad=skip_bad)
     for capacity in capacities:
         if capacity.size is not None and block_bytes is None:
             raise click.UsageError(
                 f"--capacity in bytes needs --block-bytes, got {capacity.text!r} without it"
             )
+    check_outputs(trace)
     with _open(trace, form=form, seed=seed, skip_bad=skip_bad, limit=limit) as source:
         needs_unique = any(capacity.percent is not None for capacity in capacities)
         with progress_bar("reading", limit, quiet=quiet) as progress:
-            survey = Survey.of(source.requests, unique=needs_unique, progress=progress)
+            survey = Survey.of(
+                source.requests,
+                unique=needs_unique,
+                block_tokens=block_tokens,
+                progress=progress,
+            )
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
-        block_tokens = block_tokens or source.block_tokens or survey.block_tokens
+        block_size = BlockSize.of(source, survey, block_tokens)
+        block_tokens = block_size.tokens
         requests = source.requests
         if full_blocks:
-            if block_tokens is None:
-                raise click.UsageError(
-                    "--full-blocks needs --block-tokens: no block size fits all requests"
-                )
-            requests = Selection(requests, full_block_tokens=block_tokens)
+            requests = block_size.full_blocks(requests, quiet=quiet)
             if needs_unique:
                 survey = Survey.of(requests)
         elif block_tokens is None:
@@ -134,21 +152,33 @@ def replay(
                     "implementation": IMPLEMENTATION,
                     "version": __version__,
                     "block_tokens": block_tokens,
+                    "block_tokens_from": block_size.origin,
                     "unique_blocks": survey.unique_blocks,
                     "bad_lines": source.bad_lines,
                     "results": [as_object(cell) for cell in cells],
                 }
             )
         else:
-            print_cells(source.name, cells, block_tokens, survey.unique_blocks)
+            print_cells(source.name, cells, block_size, survey.unique_blocks)
+
+
+def _check_options_of_a_workload(
+    trace: str | None, *, seed: int | None, form: str | None, skip_bad: bool
+) -> None:
+    """Refuse the options that would have no effect on what is replayed."""
+    if trace is not None and seed is not None:
+        raise click.UsageError(f"--seed must go without TRACE, got {seed} with {trace!r}")
+    if trace is None and (form is not None or skip_bad):
+        option = "--skip-bad" if form is None else "--format"
+        raise click.UsageError(f"{option} must go with TRACE, got it without")
 
 
 def _open(
-    trace: str | None, *, form: str | None, seed: int, skip_bad: bool, limit: int | None
+    trace: str | None, *, form: str | None, seed: int | None, skip_bad: bool, limit: int | None
 ) -> AbstractContextManager[Source]:
     if trace is not None:
         return open_source(trace, form=form, skip_bad=skip_bad, limit=limit)
-    workload = Workload(limit or GENERATED_REQUESTS, seed=seed)
+    workload = Workload(limit or GENERATED_REQUESTS, seed=seed or 0)
     return nullcontext(Source(workload.name, workload))
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 import click
 
 from kvoffload import CPUOffloadingManager, __version__
 from kvoffload.policies import registry
-from kvoffload.replay import CEILINGS, DecodedTrace, Selection
+from kvoffload.replay import CEILINGS, DecodedTrace
 from kvoffload.replay.simulate import Counts
 from kvoffload.replay.sweep import Cell, ResultsFile, run
 from kvoffload.traces import Request, Survey
@@ -25,7 +24,8 @@ from ._options import (
     value_of,
     values_of,
 )
-from ._sources import Source, open_source
+from ._output import check_outputs
+from ._sources import BlockSize, Source, open_source
 from ._sweep_result import Grid, print_csv, print_grid, print_grid_json
 from ._terminal import note, progress_bar
 
@@ -144,6 +144,11 @@ def sweep(
             raise click.UsageError(
                 f"--capacities in bytes need --block-bytes, got {capacity.text!r} without it"
             )
+    if block_tokens is not None and not full_blocks:
+        raise click.UsageError(
+            f"--block-tokens must go with --full-blocks, got {block_tokens} without it"
+        )
+    check_outputs(trace, {"--plot": plot, "--results": results}, append=("--results",))
     if plot is not None:
         require("matplotlib", "--plot", "plot")
     with open_source(trace, form=form, skip_bad=skip_bad, limit=limit) as source:
@@ -162,32 +167,39 @@ def sweep(
         for size in sizes.values()
     ]
     _check_buildable(cells)
-    file = None if results is None else ResultsFile(results, decoded.fingerprint())
-    counts = _counts(decoded, cells, file, jobs or _usable_cores(), quiet=quiet)
+    file = None if results is None else ResultsFile(results, decoded)
+    faults: list[OSError] = []  # of files, which must not keep the result from the user
+    counts = _counts(decoded, cells, file, jobs or _usable_cores(), faults, quiet=quiet)
     grid = Grid(source.name, __version__, decoded.unique_blocks, block_bytes, sizes, cells, counts)
+    if plot is not None:
+        _draw(grid, plot, faults)
     if as_json:
         print_grid_json(grid)
     elif as_csv:
         print_csv(grid)
     else:
         print_grid(grid)
-    if plot is not None:
-        from ._plot import draw
+    if faults:
+        raise faults[0]
 
-        draw(grid, Path(plot))
+
+def _draw(grid: Grid, plot: str, faults: list[OSError]) -> None:
+    from ._plot import draw
+
+    try:
+        draw(grid, plot)
+    except OSError as error:
+        faults.append(error)
 
 
 def _full(source: Source, block_tokens: int | None, *, quiet: bool) -> Iterable[Request]:
     """Return the requests without the blocks that prompts fill in part."""
-    if block_tokens is None:
-        with progress_bar("inferring the block size", None, quiet=quiet) as progress:
-            survey = Survey.of(source.requests, unique=False, progress=progress)
-        block_tokens = source.block_tokens or survey.block_tokens
-    if block_tokens is None:
-        raise click.UsageError(
-            "--full-blocks needs --block-tokens: no block size fits all requests"
+    with progress_bar("finding the block size", None, quiet=quiet) as progress:
+        survey = Survey.of(
+            source.requests, unique=False, block_tokens=block_tokens, progress=progress
         )
-    return Selection(source.requests, full_block_tokens=block_tokens)
+    block_size = BlockSize.of(source, survey, block_tokens)
+    return block_size.full_blocks(source.requests, quiet=quiet)
 
 
 def _check_buildable(cells: list[Cell]) -> None:
@@ -203,21 +215,34 @@ def _check_buildable(cells: list[Cell]) -> None:
 
 
 def _counts(
-    trace: DecodedTrace, cells: list[Cell], file: ResultsFile | None, jobs: int, *, quiet: bool
+    trace: DecodedTrace,
+    cells: list[Cell],
+    file: ResultsFile | None,
+    jobs: int,
+    faults: list[OSError],
+    *,
+    quiet: bool,
 ) -> dict[Cell, Counts]:
-    """Return the result of every cell; compute those that the file does not have."""
-    counts = {} if file is None else file.read()
+    """Return the result of every cell; compute those that the file does not have, and add them."""
+    counts = {} if file is None else file.read(cells)
     wanted = [cell for cell in dict.fromkeys(cells) if cell not in counts]
     if len(wanted) < len(cells) and file is not None:
         note(f"{len(cells) - len(wanted):,} of {len(cells):,} results were known", quiet=quiet)
     with progress_bar("sweeping", len(wanted), quiet=quiet, unit="cells") as progress:
         for done, (cell, found) in enumerate(run(trace, wanted, jobs), start=1):
             counts[cell] = found
-            if file is not None:
-                file.add(cell, found)
+            if file is not None and not faults:
+                _add(file, cell, found, faults)
             if progress is not None:
                 progress(done)
     return counts
+
+
+def _add(file: ResultsFile, cell: Cell, counts: Counts, faults: list[OSError]) -> None:
+    try:
+        file.add(cell, counts)
+    except OSError as error:
+        faults.append(error)
 
 
 def _usable_cores() -> int:

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,16 +84,6 @@ class DecodedTrace:
         for start, end in itertools.pairwise(self.starts.tolist()):
             yield self.blocks[start:end].tolist()
 
-    def save(self, folder: Path) -> None:
-        """Write the arrays into a folder, for `load`."""
-        for name in self.__slots__:
-            np.save(folder / f"{name}.npy", getattr(self, name), allow_pickle=False)
-
-    @classmethod
-    def load(cls, folder: Path) -> DecodedTrace:
-        """Map the arrays that `save` wrote; processes that load the same share their memory."""
-        parts = (
-            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in cls.__slots__
-        )
-        return cls(*parts)
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays by name: ``DecodedTrace(**trace.arrays())`` is the trace again."""
+        return {name: getattr(self, name) for name in self.__slots__}

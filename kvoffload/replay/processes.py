@@ -7,15 +7,50 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
-__all__ = ["spread"]
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.traces.scratch import scratch_file
+
+__all__ = ["mapped_arrays", "shared_arrays", "spread"]
+
+_ENDING = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+_BLOCKED = set(_ENDING) - {signal.SIGTERM}
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def shared_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[dict[str, str]]:
+    """Write arrays into files for `mapped_arrays`; give the path of each, until the block ends.
+
+    Raises
+    ------
+    OSError
+        If there is no room for them.
+    """
+    with contextlib.ExitStack() as opened:
+        paths = {}
+        for name, array in arrays.items():
+            stream, paths[name] = opened.enter_context(scratch_file())
+            # not the stream itself: to a file numpy writes in C, and does not say what went wrong
+            np.save(SimpleNamespace(write=stream.write), array, allow_pickle=False)
+            stream.flush()
+        yield paths
+
+
+def mapped_arrays(paths: Mapping[str, str]) -> dict[str, npt.NDArray[Any]]:
+    """Map arrays that `shared_arrays` wrote; processes that map the same share their memory."""
+    return {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in paths.items()}
 
 
 def spread(
@@ -45,16 +80,21 @@ def spread(
     ------
     ChildProcessError
         If a process is killed.
+
+    Notes
+    -----
+    Whatever else ends the iteration early ends the processes too: no job goes on.
     """
-    # A process that is started anew, not forked, is safe whatever threads there are.
-    pool = ProcessPoolExecutor(
-        min(processes, len(jobs)),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_begin,
-        initargs=(begin, arguments),
-    )
+    with _signals_held():
+        # A process that is started anew, not forked, is safe whatever threads there are.
+        pool = ProcessPoolExecutor(
+            min(processes, len(jobs)),
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin,
+            initargs=(begin, arguments),
+        )
     try:
-        with _interrupts_held():
+        with _signals_held():
             running = {pool.submit(do, job): job for job in jobs}
         while running:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -62,44 +102,57 @@ def spread(
     except BrokenProcessPool:
         message = "a process was killed, perhaps for want of memory; fewer of them need less"
         raise ChildProcessError(message) from None
+    except BaseException:
+        for process in list((pool._processes or {}).values()):  # public from 3.14 on
+            process.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _signals_held() -> Iterator[None]:
     """Let Ctrl-C wait while processes are started, and in them until they are ready for it.
 
     A pool that is interrupted while it starts a process loses count of them and may wait for one
-    for ever; so the signal is noted, whichever thread the system gives it to, and sent again at the
-    end. The processes inherit that it is blocked: one that it reached while it still imports
-    modules would print where it was.
+    for ever; so the signal, or another that raises here, is noted, whichever thread the system
+    gives it to, and sent again at the end. The processes inherit that it is blocked: one that it
+    reached while it still imports modules would print where it was, and the one that looks after
+    what they share must outlive them, though a terminal that closes signals to all.
     """
     came: list[int] = []
-    handler = None
-    if threading.current_thread() is threading.main_thread():  # the only one that it interrupts
-        handler = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():  # the only one that they interrupt
+        for number in _ENDING:
+            if callable(signal.getsignal(number)):
+                handlers[number] = signal.signal(number, lambda number, _: came.append(number))
     mask = None
     if hasattr(signal, "pthread_sigmask"):  # not on Windows
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
         yield
     finally:
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if handler is not None:
-            signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if came:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(came[0])
 
 
 def _begin(begin: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     """Make a new process ready: Ctrl-C ends it without a word, and so does its parent's end."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    begin(*arguments)
+    try:
+        begin(*arguments)
+    except OSError:  # its files have gone with it
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            os._exit(1)
+        raise
 
 
 def _end_with_parent() -> None:

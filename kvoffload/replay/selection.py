@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -36,7 +37,8 @@ class Selection:
         self._full_block_tokens = full_block_tokens
 
     def __iter__(self) -> Iterator[Request]:
-        chosen = itertools.islice(self._requests, self._limit)
+        most = None if self._limit is None else min(self._limit, sys.maxsize)
+        chosen = itertools.islice(self._requests, most)
         if self._full_block_tokens is None:
             return chosen
         return map(self._cut, chosen)

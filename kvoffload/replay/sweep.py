@@ -11,20 +11,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash, __version__
+from kvoffload.traces.outputs import open_output
 
 from .decoded import DecodedTrace
 from .device import device_hits
-from .processes import spread
+from .processes import mapped_arrays, shared_arrays, spread
 from .simulate import BELADY, Counts, simulate
 
 
@@ -53,45 +53,73 @@ class Cell:
 class ResultsFile:
     """Results of finished cells, one JSON object a line, kept for the next sweep.
 
-    Lines of other traces or other versions stay in the file and are not used; a line that was cut
-    off, as by a crash, is passed over.
+    Lines of other traces or other versions stay in the file and are not used. What cannot be a
+    result of this trace is passed over, whether it was cut off, as by a crash, or made up. What is
+    no regular file is not read; it is written through.
 
     Parameters
     ----------
     path : str or os.PathLike
         The file; it is made if it is not there.
-    fingerprint : str
-        Of the trace.
+    trace : DecodedTrace
+        The trace.
 
     Raises
     ------
     OSError
-        If the file can be neither read nor written.
+        If the file can be neither read nor written; it names the file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], fingerprint: str) -> None:
+    MAX_LINE_BYTES = 2**16  # a policy string with every option is far shorter
+
+    def __init__(self, path: str | os.PathLike[str], trace: DecodedTrace) -> None:
         self._path = Path(path)
-        self._about = {"trace": fingerprint, "version": __version__}
+        self._trace = trace
+        self._about = {"trace": trace.fingerprint(), "version": __version__}
         self._ends_in_newline = True
 
-    def read(self) -> dict[Cell, Counts]:
-        """Return the results of this trace and version."""
+    def read(self, wanted: Iterable[Cell]) -> dict[Cell, Counts]:
+        """Return what is known of the cells that are wanted; memory does not grow with the file."""
         known: dict[Cell, Counts] = {}
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as lines:
-            for line in lines:
-                self._ends_in_newline = line.endswith(b"\n")
-                with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-                    row = json.loads(line)
-                    if all(row[name] == value for name, value in self._about.items()):
-                        known[_of(Cell, row["cell"])] = _of(Counts, row["counts"])
+        if self._path.is_file():
+            cells = set(wanted)
+            with self._path.open("rb") as file:
+                for line in self._lines(file):
+                    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                        row = json.loads(line)
+                        if all(row[name] == value for name, value in self._about.items()):
+                            cell, counts = _of(Cell, row["cell"]), _of(Counts, row["counts"])
+                            if cell in cells and self._is_possible(cell, counts):
+                                known[cell] = counts
         return known
 
     def add(self, cell: Cell, counts: Counts) -> None:
         """Append one result."""
-        line = json.dumps({**self._about, "cell": asdict(cell), "counts": asdict(counts)})
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n" if self._ends_in_newline else f"\n{line}\n")
+        line = json.dumps({**self._about, "cell": asdict(cell), "counts": asdict(counts)}) + "\n"
+        with open_output(self._path, append=True) as file:
+            file.write(line.encode() if self._ends_in_newline else b"\n" + line.encode())
         self._ends_in_newline = True
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+        """Yield the lines that are not too long, and note whether the last one is complete."""
+        is_start = True
+        while piece := file.readline(self.MAX_LINE_BYTES):
+            self._ends_in_newline = piece.endswith(b"\n")
+            if is_start and (self._ends_in_newline or len(piece) < self.MAX_LINE_BYTES):
+                yield piece
+            is_start = self._ends_in_newline
+
+    def _is_possible(self, cell: Cell, counts: Counts) -> bool:
+        """Tell whether the counts can be those of a replay of the trace."""
+        requests, blocks = self._trace.num_requests, self._trace.num_blocks
+        return (
+            (counts.requests, counts.blocks) == (requests, blocks)
+            and 0 <= counts.hits <= counts.asked <= blocks
+            and (counts.asked == blocks or cell.device_blocks > 0)
+            and 0 <= counts.evicted <= counts.stored <= blocks
+            and 0 <= counts.refused <= requests
+            and 0 <= counts.not_admitted <= blocks
+        )
 
 
 def _of(kind: type[Any], values: dict[str, Any]) -> Any:
@@ -154,18 +182,17 @@ def run(trace: DecodedTrace, cells: Iterable[Cell], jobs: int) -> Iterator[tuple
         for cell in ordered:
             yield cell, work.counts(cell)
         return
-    with tempfile.TemporaryDirectory(prefix="kvoffload-") as folder:
-        trace.save(Path(folder))
-        yield from spread(ordered, _compute, jobs, _begin, (folder,))
+    with shared_arrays(trace.arrays()) as paths:
+        yield from spread(ordered, _compute, jobs, _begin, (paths,))
 
 
 _work: _Work
 
 
-def _begin(folder: str) -> None:
+def _begin(paths: dict[str, str]) -> None:
     """Load the trace in a new process."""
     global _work  # noqa: PLW0603 - what a pool's process keeps between its tasks
-    _work = _Work.of(DecodedTrace.load(Path(folder)))
+    _work = _Work.of(DecodedTrace(**mapped_arrays(paths)))
 
 
 def _compute(cell: Cell) -> Counts:

@@ -20,7 +20,7 @@ from ._extras import require
 from .errors import TraceError, printable
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Buffer, Self
 
 # A prompt of a million tokens in 16-token blocks is 62,500 ids, below 1.4 MB with the longest of
 # them; in decoded form a line of the greatest length takes some 20 times its size.
@@ -38,7 +38,9 @@ RECORDING = {
     ".zst": b"\x50\x2a\x4d\x18\x13\0\0\0kvoffload recording",
 }
 _READ_BYTES = 2**17
+_STARTS = (_GZIP, _ZSTD, *RECORDING.values())
 START_BYTES = max(map(len, RECORDING.values()))
+_MANY_BLANK_LINES = 16  # one after the other; from then on they are passed over many at a time
 
 
 def zstd_module() -> str:
@@ -77,6 +79,7 @@ class Lines:
         self.name = "<stdin>" if path == STDIN else path
         self.number = 0
         self._max_line_bytes = max_line_bytes
+        self._is_within_line = False
         self._faults: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
         with contextlib.ExitStack() as opened:
             try:
@@ -89,9 +92,9 @@ class Lines:
             self._closing = opened.pop_all()
 
     def _open(self, path: str, opened: contextlib.ExitStack) -> BinaryIO:
-        file = io.FileIO(0 if path == STDIN else path, closefd=path != STDIN)
-        raw = opened.enter_context(io.BufferedReader(file, _READ_BYTES))
-        start = raw.peek(START_BYTES)[:START_BYTES]
+        file = opened.enter_context(io.FileIO(0 if path == STDIN else path, closefd=path != STDIN))
+        start = _start(file)
+        raw = opened.enter_context(io.BufferedReader(_Resumed(start, file), _READ_BYTES))
         self._is_recording = start.startswith(tuple(RECORDING.values()))
         if start.startswith(_GZIP):
             return cast("BinaryIO", opened.enter_context(gzip.GzipFile(fileobj=raw)))
@@ -103,7 +106,7 @@ class Lines:
             if start and path.endswith(suffix):
                 rule = f"must be {form} as its name says, got a file that starts with {start[:4]!r}"
                 raise TraceError(self.name, None, rule)
-        return raw
+        return cast("BinaryIO", raw)
 
     def __enter__(self) -> Self:
         return self
@@ -125,10 +128,13 @@ class Lines:
         return self
 
     def __next__(self) -> bytes:
+        if self._is_within_line:
+            self._pass_over()
+        blank_lines = 0
         while line := self._read():
             self.number += 1
             if len(line) > self._max_line_bytes and not line.endswith(b"\n"):
-                self._pass_over()
+                self._is_within_line = True  # told at once: the line may have no end
                 rule = f"a line must be at most {self._max_line_bytes} bytes long, got a longer one"
                 raise TraceError(self.name, self.number, rule)
             line = line.strip()
@@ -136,6 +142,9 @@ class Lines:
                 line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of some editors
             if line:
                 return line
+            blank_lines += 1
+            if blank_lines >= _MANY_BLANK_LINES:
+                self._pass_over_blank_lines()
         self._stream = None
         raise StopIteration
 
@@ -146,18 +155,69 @@ class Lines:
         try:
             return self._stream.readline(self._max_line_bytes + 1)
         except self._faults as error:
-            self._stream = None
-            if self._is_recording and _is_cut_off(error):
-                return b""
-            rule = f"must be readable to its end: {_why(error)}"
-            raise TraceError(self.name, self.number + 1, rule) from None
+            return self._end_by(error)
+
+    def _end_by(self, error: Exception) -> bytes:
+        """End where the stream cannot be read further: as at its end, or with an error."""
+        self._stream = None
+        if self._is_recording and _is_cut_off(error):
+            return b""
+        rule = f"must be readable to its end: {_why(error)}"
+        raise TraceError(self.name, self.number + 1, rule) from None
 
     def _pass_over(self) -> None:
         """Read on to the end of the line."""
+        self._is_within_line = False
         while True:
             piece = self._read()
             if not piece or piece.endswith(b"\n"):
                 return
+
+    def _pass_over_blank_lines(self) -> None:
+        """Read on to the end of the blank lines that are in the buffer, all of them at once."""
+        if self._stream is None:
+            return
+        try:
+            ahead: bytes = self._stream.peek(1)  # type: ignore[attr-defined]
+        except self._faults as error:
+            ahead = self._end_by(error)
+        blank = len(ahead) - len(ahead.lstrip())
+        end = ahead.rfind(b"\n", 0, blank) + 1
+        if end and self._stream is not None:
+            self._stream.read(end)
+            self.number += ahead.count(b"\n", 0, end)
+
+
+class _Resumed(io.RawIOBase):
+    """A file of which the start has been read already, from its start."""
+
+    def __init__(self, start: bytes, file: io.FileIO) -> None:
+        self._start = start
+        self._file = file
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int | None:
+        """Read into a buffer; return how many bytes, 0 at the end."""
+        if not self._start:
+            return self._file.readinto(buffer)
+        view = memoryview(buffer)
+        size = min(len(view), len(self._start))
+        view[:size], self._start = self._start[:size], self._start[size:]
+        return size
+
+
+def _start(file: io.FileIO) -> bytes:
+    """Read as much of a file as it takes to tell what it is, however little a read gives."""
+    start = b""
+    while any(len(start) < len(known) and known.startswith(start) for known in _STARTS):
+        piece = file.read(START_BYTES - len(start))
+        if not piece:
+            break
+        start += piece
+    return start
 
 
 def _is_cut_off(error: Exception) -> bool:

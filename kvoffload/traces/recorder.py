@@ -94,6 +94,7 @@ class TraceRecorder(OffloadingManager[Spec_co]):
         self.manager = manager
         self.log = RequestLog(path, block_tokens=block_tokens, max_bytes=max_bytes)
         self._lookup = _recorded(manager.lookup, self.log)
+        self.log.finish_with(self._lookup)
         # found before the methods of the class: nothing stands between
         vars(self).update({name: getattr(manager, name) for name in _PASSED_ON})
         vars(self)["lookup"] = self._lookup
@@ -127,7 +128,10 @@ class TraceRecorder(OffloadingManager[Spec_co]):
         return self.manager.take_events()
 
     def close(self) -> None:
-        """Write what is waiting and record no more; the manager goes on. Repeatable."""
+        """Write what is waiting and record no more; the manager goes on. Repeatable.
+
+        A recorder that is dropped does the same by itself, soon.
+        """
         self.log.close()
 
     def __enter__(self) -> Self:

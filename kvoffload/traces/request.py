@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_TOKENS = 2**63 - 1
+MAX_MILLISECONDS = 2**63 - 1
 MAX_HASH_ID = 2**64 - 1
 
 
@@ -15,7 +16,8 @@ class Request:
     Attributes
     ----------
     timestamp : int or float
-        Arrival, milliseconds since the start of the trace; 0 in all where it is not known.
+        Arrival, milliseconds since the start of the trace, below 2**63; 0 in all where it is not
+        known.
     input_length : int
         Prompt, tokens; 0 with blocks where it is not known.
     output_length : int

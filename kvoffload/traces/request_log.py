@@ -18,6 +18,7 @@ import logging
 import operator
 import os
 import secrets
+import stat
 import threading
 import time
 import weakref
@@ -29,7 +30,9 @@ from kvoffload import IMPLEMENTATION
 from kvoffload.errors import describe
 
 from ._extras import require
+from .errors import printable
 from .lines import RECORDING, START_BYTES, zstd_module
+from .outputs import own_descriptor
 
 if IMPLEMENTATION == "compiled":
     from ._request_lines_c import ID_BYTES, LINE_BYTES, packed, request_lines
@@ -60,7 +63,8 @@ class RequestLog:
     Parameters
     ----------
     path : str or os.PathLike
-        The file, ``.zst`` or ``.gz``. A file that is there is kept as `previous_path`.
+        The file, ``.zst`` or ``.gz``. A file that is there is kept as `previous_path`. A link
+        stays, and the file that it names is written; a device is written through.
     block_tokens : int
         Tokens a block, 1 ... 2**31 - 1; a request's length is recorded as that of its blocks.
     max_bytes : int
@@ -74,12 +78,13 @@ class RequestLog:
     dropped_requests : int
         Requests that are not in the trace: too many were waiting, or one was too long.
     previous_path : pathlib.Path
-        The file before the present one.
+        The file before the present one, beside it.
 
     Raises
     ------
     TypeError, ValueError
-        If the name has another ending, or a number is none or out of its bounds.
+        If the name has another ending or leads to a pipe or a socket, whose reader the recording
+        would wait for, or a number is none or out of its bounds.
     OSError
         If the file cannot be created.
     MissingExtraError
@@ -88,6 +93,7 @@ class RequestLog:
     Notes
     -----
     `add` may be called from any thread. In a process forked from this one the log does not record.
+    What is said through `logging` is said by the log's own thread.
     """
 
     def __init__(
@@ -97,8 +103,9 @@ class RequestLog:
         self._compress = _compressor(self.path)
         self._block_tokens = _integer("block_tokens", block_tokens, 1, MAX_BLOCK_TOKENS)
         self._max_file_bytes = _integer("max_bytes", max_bytes, MIN_BYTES, MAX_BYTES) // 2
-        stem, *suffixes = self.path.name.split(".")
-        self.previous_path = self.path.with_name(".".join([f"{stem}-previous", *suffixes]))
+        self._target = _target(self.path)
+        stem, *suffixes = self._target.name.split(".")
+        self.previous_path = self._target.with_name(".".join([f"{stem}-previous", *suffixes]))
         self.recording = True
         self.dropped_requests = 0
         self._frame_bytes = min(FRAME_BYTES, self._max_file_bytes)
@@ -114,9 +121,15 @@ class RequestLog:
         self._file_bytes = 0
         self._file = self._open()
         self._closing = False
+        self._stopped = False
+        self._untold: list[str] = []  # what the thread has yet to say
         self._call = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvoffload-recorder", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread left
+            os.close(self._file)
+            raise
         atexit.register(self.close)
         _logs.add(self)
 
@@ -137,19 +150,33 @@ class RequestLog:
             self._stop(error)
 
     def close(self) -> None:
-        """Write what is waiting, close the file and record no more. A second call does nothing."""
-        self.recording = False
-        self._closing = True
-        if self._thread.is_alive():  # not in a forked child, where the event may be locked for good
+        """Write what is waiting, close the file and record no more. A second call does nothing.
+
+        From a handler of `logging` on the log's own thread it does not wait for the end.
+        """
+        self.finish()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            # not in a forked child, where the event may be locked for good
             self._call.set()
             self._thread.join()
         atexit.unregister(self.close)
+
+    def finish(self) -> None:
+        """Close without waiting: the thread writes what is waiting and ends by itself, soon."""
+        self.recording = False
+        self._closing = True
+
+    def finish_with(self, owner: object) -> None:
+        """Finish when an object is gone, so that the thread and the file do not outlive it."""
+        # not more than to set two attributes: it may run in the middle of anything
+        weakref.finalize(owner, self.finish).atexit = False
 
     def _run(self) -> None:
         try:
             while not self._closing:
                 self._call.wait(POLL_SECONDS)
                 self._call.clear()
+                self._tell()
                 self._take()
                 if self._text and time.monotonic() - self._text_since >= FLUSH_SECONDS:
                     self._write()
@@ -158,8 +185,12 @@ class RequestLog:
         except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
             self._queue.clear()
             self._stop(error)
-        finally:
+        try:
             os.close(self._file)
+        except OSError as error:
+            self._stop(error)
+        atexit.unregister(self.close)
+        self._tell()
 
     def _take(self) -> None:
         """Turn the requests that wait into lines."""
@@ -215,21 +246,48 @@ class RequestLog:
         self._file_bytes += len(frame)
 
     def _open(self) -> int:
-        """Keep the file that is there as the previous one and return a new one."""
-        if self.path.is_file() and self.path.stat().st_size:
-            self.path.replace(self.previous_path)
+        """Keep the file that is there as the previous one and return a new one of the same mode."""
+        mode = None
+        if self._target.is_file() and self._target.stat().st_size:
+            mode = stat.S_IMODE(self._target.stat().st_mode)
+            self._target.replace(self.previous_path)
         self._file_bytes = 0
-        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        file = os.open(self._target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        if mode is not None and hasattr(os, "fchmod"):
+            os.fchmod(file, mode)
+        return file
 
     def _drop(self, requests: int, reason: str) -> None:
         if not self.dropped_requests:
-            _logger.warning("%s: %s; some are left out", self.path, reason)
+            self._untold.append(f"{reason}; some are left out")
         self.dropped_requests += requests
 
     def _stop(self, error: Exception) -> None:
-        self.recording = False
-        self._closing = True
-        _logger.warning("%s: recording stopped: %s", self.path, error)
+        if not self._stopped:
+            self._untold.append(f"recording stopped: {error}")
+        self._stopped = True
+        self.finish()
+
+    def _tell(self) -> None:
+        """Say what there is to say; whatever a handler does, the log goes on."""
+        while self._untold:
+            with contextlib.suppress(Exception):
+                _logger.warning("%s: %s", printable(str(self.path)), self._untold.pop(0))
+
+
+def _target(path: Path) -> Path:
+    """Return the regular file or the device that a path leads to."""
+    target = Path(os.path.realpath(path))
+    if own_descriptor(os.fspath(path)) is not None:
+        raise ValueError(f"path must be a file or a device, got a stream: {os.fspath(path)!r}")
+    try:
+        mode = target.stat().st_mode
+    except OSError:  # it is not there yet, or whoever opens it says what is wrong
+        return target
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket"
+        raise ValueError(f"path must be a file or a device, got {kind}: {os.fspath(path)!r}")
+    return target
 
 
 def _integer(name: str, value: Any, least: int, most: int) -> int:

@@ -68,6 +68,13 @@ class SizeRange:
         power = 1 << (self.smallest - 1).bit_length()
         return [power] if self.holds(power) else []
 
+    def __str__(self) -> str:
+        if self.largest is None:
+            return f"{self.smallest:,} or more"
+        if self.smallest == self.largest:
+            return f"{self.smallest:,}"
+        return f"{self.smallest:,} to {self.largest:,}"
+
     def others(self) -> list[int]:
         """Return the smallest multiple of 16 in the range, and its smallest size."""
         multiple = -(-self.smallest // 16) * 16
@@ -81,20 +88,34 @@ class BlockLengths:
     (``len(hash_ids) == ceil(input_length / b)``, as in Mooncake's) or none
     (``len(hash_ids) == input_length // b``, as in LMCache's). One of the two must hold throughout.
 
+    Parameters
+    ----------
+    asked : int, optional
+        A size, tokens, that is also compared with each request by itself.
+
     Attributes
     ----------
     with_partial, full_only : SizeRange
         The sizes that fit the one and the other, empty if none does.
+    known, agreeing : int
+        Requests whose length is known, and those of them that the size asked for fits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: int | None = None) -> None:
         self.with_partial = SizeRange()
         self.full_only = SizeRange()
+        self.known = 0
+        self.agreeing = 0
+        self._asked = asked
         self._bounded = False
 
     def add(self, tokens: int, blocks: int) -> None:
         """Take in a request."""
         self._bounded |= blocks > 0
+        if tokens or not blocks:
+            self.known += 1
+            if self._asked is not None:
+                self.agreeing += blocks in (tokens // self._asked, -(-tokens // self._asked))
         if blocks == 0:
             self.with_partial.narrow(1, 0 if tokens else None)
             self.full_only.narrow(tokens + 1, None)
@@ -118,10 +139,18 @@ class BlockLengths:
         """
         if not self._bounded:
             return None
-        ranges = (self.with_partial, self.full_only)
+        ranges = self._ranges()
         powers = [size for sizes in ranges for size in sizes.power_of_two()]
         others = [size for sizes in ranges for size in sizes.others()]
         return next(iter(powers + others), None)
+
+    def __str__(self) -> str:
+        """Return the sizes that fit in words, empty if none does."""
+        fitting = [sizes for sizes in self._ranges() if sizes.holds(sizes.smallest)]
+        return " or ".join(dict.fromkeys(map(str, fitting))) if self._bounded else ""
+
+    def _ranges(self) -> tuple[SizeRange, SizeRange]:
+        return self.with_partial, self.full_only
 
 
 class IdealCounter:
@@ -220,6 +249,25 @@ class Survey:
         """Inferred block size, tokens; None if none fits."""
         return self.block_lengths.best()
 
+    def contradiction(self, size: int) -> str | None:
+        """Say what about the requests contradicts a block size, tokens; None if nothing does.
+
+        Nothing does where no length is known. Where no size fits all requests, one that fits most
+        of them will do; it must be the one that was given to `of`.
+        """
+        lengths = self.block_lengths
+        if not (self.input_tokens and self.blocks) or lengths.fits(size):
+            return None
+        fitting = str(lengths)
+        if fitting:
+            return f"the lengths of its requests make it {fitting}"
+        if 2 * lengths.agreeing > lengths.known:
+            return None
+        return (
+            f"it fits {lengths.agreeing:,} of {lengths.known:,} requests; they have "
+            f"{self.input_tokens / self.blocks:,.0f} tokens per block on average"
+        )
+
     @property
     def ideal_hit_ratio(self) -> float | None:
         """Share of the blocks that a cache without bounds would have hit; None if not counted."""
@@ -238,6 +286,7 @@ class Survey:
         requests: Iterable[Request],
         *,
         unique: bool = True,
+        block_tokens: int | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> Survey:
         """Count what a trace holds.
@@ -249,10 +298,12 @@ class Survey:
         unique : bool
             Whether to count distinct blocks and ideal hits, which takes 8 to 16 bytes a distinct
             block; without, memory is constant.
+        block_tokens : int, optional
+            A block size, tokens, for `contradiction`.
         progress : callable, optional
             Called now and then with the number of requests so far.
         """
-        self = cls()
+        self = cls(block_lengths=BlockLengths(block_tokens))
         counter = IdealCounter() if unique else None
         for request in requests:
             length = len(request.hash_ids)

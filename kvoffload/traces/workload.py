@@ -18,6 +18,7 @@ import bisect
 import heapq
 import itertools
 import random
+import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
@@ -151,7 +152,7 @@ class Workload:
         self.name = f"generated, seed {seed}"
 
     def __iter__(self) -> Iterator[Request]:
-        return itertools.islice(self._endless(), self.requests)
+        return itertools.islice(self._endless(), min(self.requests, sys.maxsize))
 
     def _endless(self) -> Generator[Request, None, None]:
         dice = _Dice(self.seed)

@@ -12,6 +12,7 @@ from typing import BinaryIO, cast
 
 from ._extras import require
 from .lines import zstd_module
+from .outputs import open_output
 from .request import Request
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -48,7 +49,9 @@ def write_requests(requests: Iterable[Request], stream: BinaryIO) -> int:
 def write_trace(requests: Iterable[Request], path: str | os.PathLike[str]) -> int:
     """Write requests to a file, which is replaced if it is there.
 
-    The same requests make the same bytes. If writing or the iterable fails, the file is removed.
+    The same requests make the same bytes. If writing or the iterable fails, the file is what it
+    was. A link stays, and the file that it names is replaced; a device or a pipe is written
+    through.
 
     Parameters
     ----------
@@ -65,16 +68,15 @@ def write_trace(requests: Iterable[Request], path: str | os.PathLike[str]) -> in
     Raises
     ------
     OSError
-        If the file cannot be written.
+        If the file cannot be written; it names the file.
     MissingExtraError
         For ``.zst`` without the ``cli`` extra.
     """
-    path = Path(path)
+    suffix = Path(path).suffix
+    zstd = require(zstd_module(), "a zstandard trace") if suffix == ".zst" else None
     with contextlib.ExitStack() as opened:
-        zstd = require(zstd_module(), "a zstandard trace") if path.suffix == ".zst" else None
-        stream: BinaryIO = opened.enter_context(path.open("wb"))
-        opened.push(lambda kind, *_: path.unlink() if kind and path.is_file() else None)
-        if path.suffix == ".gz":
+        stream = opened.enter_context(open_output(path))
+        if suffix == ".gz":
             packed = gzip.GzipFile(filename="", mode="wb", fileobj=stream, mtime=0)
             stream = cast("BinaryIO", opened.enter_context(packed))
         elif zstd is not None:

@@ -3,10 +3,14 @@
 import contextlib
 import io
 import os
+import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -46,6 +50,41 @@ def run_process(*arguments: object, stdin: bytes = b"", **environment: str) -> D
         timeout=120,
     )
     return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+BARE = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+"""What a shell has of its environment where nobody set anything up."""
+
+HOSTILE = BARE | {
+    "PYTHONUNBUFFERED": "1",
+    "NO_COLOR": "1",
+    "COLUMNS": "20",
+    "LC_ALL": "C",
+    "TERM": "dumb",
+}
+
+
+def run_shell(script: str, environment: dict[str, str] = BARE, **variables: object) -> Done:
+    """Run a script of bash in which ``kvoffload`` is the command."""
+    command = f'kvoffload() {{ {shlex.join(COMMAND)} "$@"; }}\n{script}'
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env=environment | {name: os.fspath(value) for name, value in variables.items()},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def open_for(process: "subprocess.Popen[bytes]", pipe: Path) -> BinaryIO:
+    """Open a named pipe for writing as soon as a process has opened it for reading."""
+    while process.poll() is None:
+        with contextlib.suppress(OSError):  # nobody reads it yet
+            return open(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "wb")  # noqa: PTH123
+        time.sleep(0.01)
+    raise AssertionError(f"ended with {process.returncode}")
 
 
 @pytest.fixture

@@ -1,12 +1,18 @@
 """`kvoffload advise`: what it prints, and one line for whatever is wrong."""
 
+import html
 import json
+import re
+import shlex
 
 import pytest
 
 from kvoffload.advise import model_shape
 from kvoffload.policies import registry
 from kvoffload.traces import Request, Workload, write_trace
+from kvoffload.traces.writer import trace_line
+
+from .conftest import run_shell
 
 WORKLOAD = Workload(300, seed=3)
 SIZE = ["--kv-bytes-per-token", "2048", "--memory", "200MiB", "--processes", "1"]
@@ -71,12 +77,13 @@ def test_blocks_filled_in_part_are_left_out_where_the_lengths_say_which(kvoffloa
     whole = json.loads(kvoffload("advise", trace, *SIZE, "--json").out)
     full = sum(min(len(r.hash_ids), r.input_length // 512) for r in WORKLOAD)
     assert (whole["full_blocks"], whole["blocks"]) == (True, full)
-    arguments = ["--block-tokens", "64", "--json"]
+    # one request that fits no size: which blocks are full is not known any more
+    odd = [*WORKLOAD, Request(10**6, 1, 1, (1, 2, 3))]
+    write_trace(odd, trace)
+    arguments = ["--block-tokens", "512", "--json"]
     whole = json.loads(kvoffload("advise", trace, *SIZE, *arguments).out)
-    assert (whole["full_blocks"], whole["blocks"]) == (
-        False,
-        sum(len(r.hash_ids) for r in WORKLOAD),
-    )
+    blocks = sum(len(request.hash_ids) for request in odd)
+    assert (whole["full_blocks"], whole["blocks"]) == (False, blocks)
 
 
 def test_a_trace_that_does_not_suffice_is_no_error(kvoffload, tmp_path):
@@ -129,7 +136,6 @@ def test_standard_input_and_processes(kvoffload):
             "--memory must be 2 ... 536870911 blocks of 1,024 bytes, got 1,024 bytes",
         ),
         (["--memory", "9TiB", "--kv-bytes-per-token", "1"], "got 9,895,604,649,984 bytes"),
-        ([*SIZE, "--report", "nowhere/out.html"], "--report must be in a folder that exists"),
         ([*SIZE, "--processes", "0"], "'--processes': 0 is not in the range x>=1."),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
@@ -171,3 +177,74 @@ def test_a_trace_without_lengths_needs_a_block_size(kvoffload, tmp_path):
     done = kvoffload("advise", path, *SIZE, "--block-tokens", "16")
     assert done.code == 0, done.err
     assert "too short: 2 requests" in done.out
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "it's\n\x1b[31m\udcff.jsonl", "-a b.jsonl"])
+def test_the_command_on_the_page_makes_the_same_page(tmp_path, name):
+    """Every option that changes the advice stands there, and names as a shell takes them."""
+    pytest.importorskip("jinja2", reason="the report needs the report extra")
+    lines = [trace_line(request) for request in Workload(400, seed=5)]
+    (tmp_path / name).write_bytes(b"".join([*lines[:100], b"bad\n", *lines[100:]]))
+    options = ["--memory=200MiB", "--kv-bytes-per-token=2kB", "--skip-bad", "--limit=250"]
+    options += ["--device-memory=1000000", "--format=mooncake", "--processes=1", "--quiet"]
+    arguments = [*options, "--report=page.html", "--", name]
+    first = run_shell(f'cd "$folder"; kvoffload advise {shlex.join(arguments)}', folder=tmp_path)
+    assert (first.code, first.err) == (0, "")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    (tmp_path / "page.html").unlink()
+    command = html.unescape(re.search(r"Made by .*?<code>(.*?)</code>", page)[1])
+    assert command.isprintable()
+    again = run_shell(f'cd "$folder"; {command}', folder=tmp_path)
+    assert again.code == 0
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
+    assert again.out == first.out
+
+
+def test_the_command_on_the_page_names_the_model(tmp_path, kvoffload, trace):
+    pytest.importorskip("jinja2", reason="the report needs the report extra")
+    path = tmp_path / "page.html"
+    arguments = ["--memory", "7GiB", "--model", "Qwen3-8B", "--kv-cache-dtype", "fp8"]
+    arguments += ["--tensor-parallel", "2", "--processes", "1", "--report", path]
+    assert kvoffload("advise", trace, *arguments).code == 0
+    page = path.read_text(encoding="utf-8")
+    command = html.unescape(re.search(r"Made by .*?<code>(.*?)</code>", page)[1])
+    path.unlink()
+    assert kvoffload(*shlex.split(command)[1:]).code == 0
+    assert path.read_text(encoding="utf-8") == page
+
+
+def test_json_has_no_number_that_json_does_not_know(kvoffload, tmp_path):
+    """Blocks over next to no time are no rate."""
+    path = tmp_path / "trace.jsonl"
+    rows = [Request(0, 512, 1, (1,)), *[Request(1e-305, 512, 1, (n,)) for n in range(300)]]
+    write_trace(rows, path)
+    done = kvoffload("advise", path, "--memory", "2kB", "--kv-bytes-per-token", "1", "--json")
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    whole = json.loads(done.out, parse_constant=refuse)
+    cell = whole["memories"][0]["policies"]["lru"]
+    assert cell["store_rate"] is cell["load_rate"] is cell["busiest_store_rate"] is None
+
+
+def test_a_number_that_json_does_not_know_is_null(capsys):
+    from kvoffload.cli._terminal import print_json
+
+    infinite = float("inf")
+    print_json({"a": [infinite, (-infinite, 1.5)], "b": {"c": float("nan")}, "d": 10**400})
+    whole = {"a": [None, [None, 1.5]], "b": {"c": None}, "d": 10**400}
+    assert json.loads(capsys.readouterr().out) == whole
+
+
+@pytest.mark.parametrize(("columns", "most"), [("200", 100), ("100", 100), ("80", 80), ("60", 60)])
+def test_the_prose_fits_the_width(kvoffload, trace, columns, most):
+    done = kvoffload("advise", trace, *SIZE, COLUMNS=columns)
+    prose = done.out.partition("\nTake ")[2].partition("\nPython:")[0].splitlines()
+    assert most - 15 < max(map(len, prose)) <= most
+
+
+def test_where_no_width_is_known_the_prose_is_80_wide(kvoffload, trace):
+    done = kvoffload("advise", trace, *SIZE)
+    prose = done.out.partition("\nTake ")[2].partition("\nPython:")[0].splitlines()
+    assert 65 < max(map(len, prose)) <= 80

@@ -1,4 +1,4 @@
-"""Ctrl-C while processes share the work: no word, no process left, whenever it comes."""
+"""A signal while processes share the work: no word, no process, no file left, whenever it comes."""
 
 import contextlib
 import os
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvoffload.traces import Workload, write_trace
+from kvoffload.traces.writer import trace_line
 
-from .conftest import COMMAND
+from .conftest import COMMAND, open_for
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="looks for the processes of a process in /proc"
@@ -108,6 +109,22 @@ def test_control_c_ends_all_processes_quietly(command, whole_group, delay, trace
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("whole_group", [True, False], ids=["group", "one"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_signal_that_asks_to_end_leaves_nothing_behind(
+    command, name, whole_group, trace, tmp_path
+):
+    with working(command, trace, tmp_path) as process:
+        workers, number = children(process.pid), getattr(signal, name)
+        os.killpg(process.pid, number) if whole_group else process.send_signal(number)
+        out, error = process.communicate(timeout=60)
+        assert process.returncode == 128 + number
+        assert (out, error) == (b"", b"")
+        wait_for(lambda: not any(map(running, workers)))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_processes_end_when_the_one_that_started_them_is_killed(command, trace, tmp_path):
     with working(command, trace, tmp_path) as process:
@@ -117,6 +134,51 @@ def test_processes_end_when_the_one_that_started_them_is_killed(command, trace, 
         process.kill()
         process.wait(60)
         wait_for(lambda: not any(map(running, workers)))
+    assert list(tmp_path.iterdir()) == [], "nor is a temporary file left"
+
+
+def test_standard_input_that_is_kept_is_gone_with_a_process_that_is_killed(tmp_path):
+    with subprocess.Popen(
+        [*COMMAND, "info", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": os.fspath(tmp_path)},
+    ) as process:
+        for line in map(trace_line, Workload(3_000)):
+            process.stdin.write(line)
+        process.stdin.flush()
+        process.kill()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_that_asks_to_end_keeps_the_file_that_would_have_been_replaced(tmp_path):
+    out = tmp_path / "out"
+    out.write_bytes(b"old")
+    with subprocess.Popen([*COMMAND, "generate", "--requests", str(10**9), "-o", out]) as process:
+        try:
+            wait_for(lambda: len(list(tmp_path.iterdir())) > 1 or process.poll() is not None)
+            process.terminate()
+            assert process.wait(60) == 143
+        finally:
+            process.kill()
+    assert list(tmp_path.iterdir()) == [out]
+    assert out.read_bytes() == b"old"
+
+
+def test_a_signal_that_someone_ignores_stays_ignored(tmp_path):
+    """As nohup does with SIGHUP."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(
+        [*COMMAND, "info", pipe],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # noqa: PLW1509 (no thread yet)
+    ) as process:
+        with open_for(process, pipe) as trace:
+            process.send_signal(signal.SIGHUP)
+            trace.write(b"".join(map(trace_line, Workload(3))))
+        assert b"requests" in process.stdout.read()
+        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS)

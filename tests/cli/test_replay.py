@@ -114,14 +114,17 @@ def test_a_percentage_is_of_what_is_replayed(kvoffload, trace):
         assert {name: row[name] for name in counts} == counts
 
 
-def test_a_block_size_that_is_given_counts(kvoffload, trace):
-    done = kvoffload(
-        "replay", trace, "--block-tokens=100", "--full-blocks", "--capacity=50", "--json"
-    )
+def test_a_block_size_that_is_given_counts(kvoffload, tmp_path):
+    requests = [Request(n, 900 - n, 1, (n % 3, 9)) for n in range(30)]  # 450 to 870 tokens a block
+    path = tmp_path / "trace.jsonl"
+    write_trace(requests, path)
+    arguments = ("replay", path, "--full-blocks", "--capacity=50", "--json")
+    assert json.loads(kvoffload(*arguments).out)["block_tokens"] == 512
+    done = kvoffload(*arguments, "--block-tokens=860")
     for row in results(done):
-        chosen = Selection(WORKLOAD, full_block_tokens=100)
-        assert row["hits"] == expected(chosen, row["policy"], 50, 100)["hits"]
-    assert json.loads(done.out)["block_tokens"] == 100
+        chosen = Selection(requests, full_block_tokens=860)
+        assert row["hits"] == expected(chosen, row["policy"], 50, 860)["hits"]
+    assert json.loads(done.out)["block_tokens"] == 860
 
 
 def unsized(tmp_path):
@@ -212,12 +215,14 @@ def test_the_table_fits_the_width_and_cuts_no_number(kvoffload, trace, columns):
 def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     from kvoffload.cli._replay_result import Cell, print_cells
+    from kvoffload.cli._sources import BlockSize
     from kvoffload.replay import ReplayResult
 
-    print_cells("t", [Cell("lru", "5", 5, ReplayResult(not_admitted=1234))], None, None)
+    unknown = BlockSize(None, None)
+    print_cells("t", [Cell("lru", "5", 5, ReplayResult(not_admitted=1234))], unknown, None)
     assert "admitted" in (out := capsys.readouterr().out)
     assert "1,234" in out
-    print_cells("t", [Cell("lru", "5", 5, ReplayResult())], None, None)
+    print_cells("t", [Cell("lru", "5", 5, ReplayResult())], unknown, None)
     assert "admitted" not in capsys.readouterr().out
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import subprocess
+import sys
 
 import pytest
 
 from kvoffload.traces import Request, Workload, write_trace
+from kvoffload.traces.errors import printable
+
+from .conftest import run_process, run_shell
 
 FAST = ("--jobs", "1", "--quiet")
 
@@ -65,11 +70,11 @@ def test_known_results_are_not_computed_again(kvoffload, trace, tmp_path):
     swept(kvoffload, trace, "--policies", "lru", *arguments)
     # A known result is taken as it stands: this one shows that it was.
     row = json.loads(path.read_text())
-    row["counts"]["hits"] = 12_345
+    row["counts"]["hits"] = 123
     path.write_text(json.dumps(row) + "\n")
     done = kvoffload("sweep", trace, "--jobs", "1", "--policies", "lru,arc", *arguments)
     assert "1 of 2 results were known" in done.err
-    assert [found["hits"] == 12_345 for found in json.loads(done.out)["results"]] == [True, False]
+    assert [found["hits"] == 123 for found in json.loads(done.out)["results"]] == [True, False]
     assert len(path.read_text().splitlines()) == 2
 
 
@@ -161,3 +166,65 @@ def test_a_results_file_that_cannot_be_written_is_one_line(kvoffload, trace, tmp
     done = kvoffload("sweep", trace, *FAST, "--policies", "lru", "--results", tmp_path)
     assert done.code == 1
     assert str(tmp_path) in done.error
+
+
+HOSTILE_NAMES = [
+    "$\\frac{$",
+    "un\udcffdecodable",
+    "漢字😀",
+    "esc\x1b[31m\x9b31m\nline",
+    "\u202egnp",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".PDF"])
+def test_a_name_that_is_no_text_or_no_formula_makes_a_picture(trace, tmp_path, name, suffix):
+    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
+    path, picture = tmp_path / f"{name}.jsonl", tmp_path / f"picture{suffix}"
+    path.write_bytes(trace.read_bytes())
+    arguments = ("--policies", "lru", "--capacities", "5", "--jobs", "1", "--plot", picture)
+    done = run_process("sweep", path, *arguments)
+    assert (done.code, done.err) == (0, "")
+    assert picture.stat().st_size > 1000
+    if suffix == ".svg":
+        shown = printable(name).replace("<", "&lt;")
+        assert f"<!-- {shown}.jsonl: 150 requests" in picture.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="runs a shell")
+def test_a_picture_that_turns_out_too_large_leaves_no_file_and_the_table_is_printed(
+    trace, tmp_path
+):
+    """A limit on the size of files stands for a full disk."""
+    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
+    picture = tmp_path / "picture.svg"
+    arguments = '--policies lru --capacities 5 --jobs 1 --plot "$picture"'
+    # it would cut compiled modules off as well
+    script = f'export PYTHONDONTWRITEBYTECODE=1; ulimit -f 1; kvoffload sweep "$trace" {arguments}'
+    done = run_shell(script, trace=trace, picture=picture)
+    assert (done.code, done.err) == (1, f"kvoffload: {picture}: File too large\n")
+    assert "block hit ratio" in done.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_results_file_of_any_size_is_read_in_bounded_memory(trace, tmp_path):
+    """A gigabyte that is one line."""
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "results.jsonl"
+    with path.open("wb") as file:
+        file.truncate(2**30)
+    arguments = ("--policies", "lru", "--capacities", "5", "--results", path, "--csv")
+    code = (
+        "import resource, sys; from kvoffload.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "sweep", str(trace), *FAST, *map(str, arguments)],
+        capture_output=True, check=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[1].startswith("lru,5,")
+    assert int(done.stderr) < 300, "MiB"
+    assert resource

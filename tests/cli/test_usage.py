@@ -4,6 +4,8 @@ import gzip
 
 import pytest
 
+from kvoffload.traces import Workload
+
 from .conftest import run_process
 
 GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
@@ -31,6 +33,15 @@ GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
         (["--seed", "-1"], "'--seed': -1 is not in the range x>=0."),
         (["--policy", "lur"], "cache_policy must be one of lru, "),
         (["--policy", "lur"], "got 'lur'; did you mean 'lru'?"),
+        (["--policy", "LRU"], "got 'LRU'; did you mean 'lru'?"),
+        (["--policy", "belady"], "is a ceiling: kvoffload sweep TRACE --policies belady"),
+        (["--policy", "lru,infinite"], "must be a policy, got 'infinite', which is a ceiling"),
+        (["absent", "--seed", "3"], "--seed must go without TRACE, got 3 with 'absent'"),
+        (["absent", "--seed", "0"], "--seed must go without TRACE, got 0 with 'absent'"),
+        (["--format", "hex"], "--format must go with TRACE, got it without"),
+        (["--skip-bad"], "--skip-bad must go with TRACE, got it without"),
+        (["\x1b[31m", "\x9b31mb"], "Got unexpected extra argument (\\x9b31mb)"),
+        (["--a\x1b[31m"], "No such option '--a\\x1b[31m'."),
         (["--policy", "lru?x=1"], "policy 'lru' has no option 'x'"),
         (["--policy", ""], "got ''"),
         (["--nothing"], "No such option '--nothing'."),
@@ -42,6 +53,13 @@ def test_wrong_usage_of_replay(kvoffload, arguments, message):
     done = kvoffload("replay", *arguments)
     assert done.code == 2
     assert message in done.error
+
+
+def test_a_limit_that_no_trace_reaches_is_none(kvoffload, tmp_path):
+    (tmp_path / "trace").write_bytes(GOOD)
+    done = kvoffload("info", tmp_path / "trace", "--limit", 10**30)
+    assert (done.code, done.err) == (0, "")
+    assert next(iter(Workload(10**30))) == next(iter(Workload(1)))
 
 
 def test_unknown_command(kvoffload):

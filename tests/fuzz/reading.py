@@ -1,18 +1,22 @@
 """Bytes as a trace file: read whole, passing over bad lines, and back after writing what was read.
 
 The first byte chooses the form, the second the compression that the rest is put into; the rest may
-be compressed itself, whole or damaged.
+be compressed itself, whole or damaged. What was read is surveyed and decoded as the commands do it.
 """
 
 from __future__ import annotations
 
 import gzip
+import math
 import tempfile
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvoffload.traces import Request, Trace, TraceError, write_trace
+from kvoffload.advise.grid import part_seconds
+from kvoffload.replay import DecodedTrace
+from kvoffload.traces import Request, Survey, Trace, TraceError, write_trace
 from kvoffload.traces._extras import require
 from kvoffload.traces.formats import FORMS
 from kvoffload.traces.lines import zstd_module
@@ -36,7 +40,7 @@ PACKINGS: tuple[Callable[[bytes], bytes], ...] = (
 
 def check_request(request: Request) -> None:
     """Raise unless a request keeps what its class says."""
-    times = type(request.timestamp) in (int, float) and 0 <= request.timestamp < float("inf")
+    times = type(request.timestamp) in (int, float) and 0 <= request.timestamp < 2**63
     lengths = all(
         type(tokens) is int and 0 <= tokens < 2**63
         for tokens in (request.input_length, request.output_length)
@@ -45,6 +49,8 @@ def check_request(request: Request) -> None:
         type(hash_id) is int and 0 <= hash_id < 2**64 for hash_id in request.hash_ids
     )
     session = request.session is None or type(request.session) is str
+    if type(request.session) is str and len(request.session) > MAX_LINE_BYTES:
+        raise AssertionError(f"a session of {len(request.session)} characters")
     if not (times and lengths and ids and session):
         raise AssertionError(f"no valid request: {request!r}")
 
@@ -64,6 +70,24 @@ def read(path: Path, **options: Any) -> tuple[list[Request], bool]:
     return found, False
 
 
+def check_figures(requests: list[Request]) -> None:
+    """Raise unless what the commands compute of requests is finite and can be shown."""
+    survey = Survey.of(requests, block_tokens=16)
+    figures = [survey.seconds, survey.ideal_hit_ratio or 0.0, *part_seconds(_times(requests))]
+    if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
+        raise AssertionError(f"no finite figures: {figures}")
+    for size in (1, 16, survey.block_tokens or 1):
+        contradiction = survey.contradiction(size)
+        if contradiction is not None and not contradiction.isprintable():
+            raise AssertionError(f"no message for one line: {contradiction!r}")
+    if DecodedTrace.of(requests).unique_blocks != survey.unique_blocks:
+        raise AssertionError(f"{survey.unique_blocks} unique blocks are not those decoded")
+
+
+def _times(requests: list[Request]) -> array[float]:
+    return array("d", [request.timestamp for request in requests])
+
+
 def run_reading(data: bytes) -> int:
     """Read the file that the bytes stand for; return how many requests it holds.
 
@@ -71,7 +95,7 @@ def run_reading(data: bytes) -> int:
     ------
     AssertionError
         If a request is not valid, a message is not one line, passing over bad lines loses a good
-        one, or what was read cannot be written and read again.
+        one, what was read cannot be written and read again, or a figure about it is not finite.
     """
     head, body = data[:2].ljust(2, b"\0"), data[2:]
     form = CHOICES[head[0] % len(CHOICES)]
@@ -83,6 +107,7 @@ def run_reading(data: bytes) -> int:
         if lenient[: len(strict)] != strict or (not failed and lenient != strict):
             raise AssertionError(f"passing over bad lines changes good ones: {strict} {lenient}")
         if lenient:
+            check_figures(lenient)
             write_trace(lenient, copy)
             again = list(Trace(copy, form="mooncake"))
             if again != lenient:

@@ -1,6 +1,10 @@
 """Other people's forms of trace: recognised, read by their rules, refused in the same words."""
 
+import gzip
 import json
+import subprocess
+import sys
+from hashlib import blake2b
 
 import pytest
 from hypothesis import example, given
@@ -116,6 +120,64 @@ def test_bailian_remembers_a_bounded_number_of_chats(monkeypatch):
         parse(json.dumps(BAILIAN | {"chat_id": chat, "parent_chat_id": chat - 1}).encode())
         assert len(parse._sessions) <= 3
     assert set(parse._sessions.values()) == {"0"}
+
+
+def test_bailian_takes_bounded_memory_however_long_the_names_of_chats_are(tmp_path):
+    """60 chats with names of 5 MB, 300 MB in all, in a process that may hold a fraction of it."""
+    pytest.importorskip("resource")
+    path = tmp_path / "trace.gz"
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        for chat in range(60):
+            name = f"{chat}{'x' * 5_000_000}"
+            file.write(json.dumps(BAILIAN | {"chat_id": name, "parent_chat_id": -1}) + "\n")
+    code = (
+        "import resource, sys; from kvoffload.traces import Trace\n"
+        "trace = iter(Trace(sys.argv[1])); next(trace); next(trace)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "sessions = {request.session for request in trace}\n"
+        "print(len(sessions), max(map(len, sessions)))\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, check=True, text=True
+    )
+    sessions, grown = done.stdout.splitlines()
+    assert sessions == "58 32"
+    assert int(grown) < 60, "MiB"
+
+
+def test_bailian_chats_with_long_names_are_sessions_too(tmp_path):
+    first, other = "x" * 64, "y" * 65
+    rows = [
+        BAILIAN | {"chat_id": first},
+        BAILIAN | {"chat_id": 2, "parent_chat_id": first},
+        BAILIAN | {"chat_id": other},
+        BAILIAN | {"chat_id": 4, "parent_chat_id": other},
+        BAILIAN | {"chat_id": 5, "parent_chat_id": "z" * 10**6},
+    ]
+    sessions = [request.session for request in read(tmp_path, *rows)[0]]
+    assert sessions[:2] == [first, first]
+    assert sessions[2] == sessions[3] != sessions[4]
+    assert [len(session) for session in sessions[2:]] == [32, 32, 32]
+    assert sessions == [request.session for request in read(tmp_path, *rows)[0]], "in every run"
+
+
+def test_lmcache_hashes_a_long_model_name_once_a_line(tmp_path, monkeypatch):
+    """Not with each chunk: a line may hold a million."""
+    hashed = 0
+
+    def counted(data, **options):
+        nonlocal hashed
+        hashed += len(data)
+        return blake2b(data, **options)
+
+    monkeypatch.setattr("kvoffload.traces.formats.base.blake2b", counted)
+    monkeypatch.setattr("kvoffload.traces.formats.lmcache.blake2b", counted)
+    name = "m" * 100_000
+    rows = [LMCACHE | {"model_name": name + end, "chunk_hashes": ["0xab"] * 999} for end in "ab"]
+    first, second = read(tmp_path, *rows)[0]
+    assert hashed < 4 * len(name)
+    assert set(first.hash_ids).isdisjoint(second.hash_ids)
 
 
 def test_lmcache_time_counts_from_the_first_line(tmp_path):

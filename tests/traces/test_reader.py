@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,8 @@ import pytest
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload import OffloadError
-from kvoffload.traces import Request, Trace, TraceError
-from kvoffload.traces.lines import zstd_module
+from kvoffload.traces import Request, Survey, Trace, TraceError
+from kvoffload.traces.lines import Lines, zstd_module
 
 GOOD = (
     b'{"timestamp":5,"input_length":1000,"output_length":7,"hash_ids":[0,3,18446744073709551615]}'
@@ -276,3 +279,102 @@ def test_nothing_stays_open(tmp_path):
     trace = iter(Trace(write(tmp_path, gzip.compress(GOOD + b"\n" + GOOD))))
     next(trace)
     trace.close()  # a file left open is a ResourceWarning, and warnings are errors
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_slow_pipe_is_recognised_however_little_it_gives_at_first(pack, step):
+    code = (
+        "from kvoffload.traces import Trace; print('ready', flush=True)\n"
+        "print(*Trace('-'), sep='\\n')"
+    )
+    data = pack(b"\xef\xbb\xbf" + GOOD)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        for start in range(0, 48, step):
+            process.stdin.write(data[start : start + step])
+            process.stdin.flush()
+            wait_until_taken(process.stdin)
+        process.stdin.write(data[start + step :])
+        process.stdin.close()
+        assert process.stdout.read().decode().strip() == str(REQUEST)
+
+
+def wait_until_taken(pipe):
+    """Wait until a pipe is empty, so that the next bytes come by a read of their own."""
+    fcntl, termios = (pytest.importorskip(name) for name in ("fcntl", "termios"))
+    while any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
+        time.sleep(0.001)
+
+
+def test_an_overlong_line_is_told_before_it_ends(tmp_path):
+    """The one who writes waits for an answer before the line goes on."""
+    mkfifo = getattr(os, "mkfifo", None) or pytest.skip("needs named pipes")
+    mkfifo(tmp_path / "pipe")
+    found = []
+
+    def read():
+        trace = Trace(tmp_path / "pipe", max_line_bytes=1000)
+        with pytest.raises(TraceError) as caught:
+            list(trace)
+        found.append(str(caught.value))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with (tmp_path / "pipe").open("wb", buffering=0) as pipe:
+        pipe.write(GOOD + b"\n" + b"[" * 2000)
+        reader.join()
+    assert found[0].endswith(":2: a line must be at most 1000 bytes long, got a longer one")
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n", b" \t\n", b"\x0b\x0c\n"])
+def test_blank_lines_are_counted_and_cost_no_step_each(tmp_path, monkeypatch, pack, blank):
+    number = 300_000
+    path = write(tmp_path, pack(GOOD + b"\n" + blank * number + GOOD + b"\n" + blank * 40 + b"bad"))
+    reads = 0
+    real = Lines._read
+
+    def counted(self):
+        nonlocal reads
+        reads += 1
+        return real(self)
+
+    monkeypatch.setattr(Lines, "_read", counted)
+    trace = iter(Trace(path))
+    assert [next(trace), next(trace)] == [REQUEST, REQUEST]
+    with pytest.raises(TraceError) as caught:
+        next(trace)
+    assert caught.value.line == number + 43
+    assert reads < number / 100
+
+
+@pytest.mark.parametrize("blanks", [15, 16, 17, 18, 40])
+@pytest.mark.parametrize("rest", [b"", b" ", b" " + GOOD, GOOD + b"\n ", b"  \n\n" + GOOD])
+def test_what_follows_many_blank_lines_is_read(tmp_path, blanks, rest):
+    path = write(tmp_path, GOOD + b"\n" * blanks + rest)
+    assert list(Trace(path)) == [REQUEST] * (1 + rest.count(GOOD))
+
+
+def test_a_fault_after_many_blank_lines_is_told(tmp_path):
+    whole = gzip.compress(GOOD + b"\n" * 500_000)
+    path = write(tmp_path, whole[: len(whole) // 2])
+    assert fault(path).endswith("must be readable to its end: the compressed data is cut off")
+    trace = Trace(path, skip_bad=True)
+    assert list(trace) == [REQUEST]
+    assert trace.bad_lines == 1
+
+
+@pytest.mark.parametrize("form", ["mooncake", "lmcache", "bailian"])
+@pytest.mark.parametrize("value", [10**309, 2**63, 1e300, 2**60], ids=str)
+def test_a_time_too_far_off_to_count_with_is_refused(tmp_path, form, value):
+    """Before anything computes a span from it."""
+    fields = {"chat_id": 1, "chunk_size": 16, "seq_len": 1, "chunk_hashes": []}
+    first = row(**fields, timestamp=0.5)
+    path = write(tmp_path, first + b"\n" + row(**fields, timestamp=value))
+    if form == "mooncake" and value == 2**60:
+        assert Survey.of(Trace(path, form=form)).seconds == 2**60 / 1000
+        return
+    assert fault(path, form=form).startswith("2: timestamp must be a number <= 9")

@@ -2,17 +2,21 @@
 
 import contextlib
 import copy
+import gc
 import gzip
 import logging
 import os
 import pickle
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
 import warnings
+import weakref
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -522,3 +526,178 @@ def test_a_recording_that_is_cut_off_ends_with_its_last_whole_line(path, monkeyp
     path.write_bytes(whole + b"garbage")
     with pytest.raises(TraceError, match="must be readable to its end"):
         recorded(path)
+
+
+def ended(thread):
+    thread.join(10)
+    return not thread.is_alive()
+
+
+def open_files():
+    folder = Path("/proc/self/fd")
+    if not folder.exists():
+        pytest.skip("counts open files in /proc")
+    return {file.readlink() for file in folder.iterdir() if file.is_symlink()}
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_a_recorder_that_is_dropped_writes_what_waits_and_leaves_no_thread_and_no_file(
+    path, in_a_cycle
+):
+    recorder = TraceRecorder(CPUOffloadingManager(16, 9), path)
+    recorder.lookup(HASHES)
+    thread, log = recorder.log._thread, weakref.ref(recorder.log)
+    assert path in open_files()
+    if in_a_cycle:
+        recorder.myself = recorder
+    del recorder
+    gc.collect()
+    assert ended(thread)
+    assert path not in open_files()
+    assert [len(ids) for ids in recorded(path)] == [8]
+    gc.collect()
+    assert log() is None
+
+
+def test_a_recorder_of_which_only_the_lookup_is_kept_goes_on(path):
+    recorder = TraceRecorder(CPUOffloadingManager(16, 9), path)
+    lookup, thread = recorder.lookup, recorder.log._thread
+    del recorder
+    gc.collect()
+    lookup(HASHES)
+    del lookup
+    assert ended(thread)
+    assert [len(ids) for ids in recorded(path)] == [8]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_pipe_is_refused_at_once(path, is_link):
+    pipe = path.with_name("pipe") if is_link else path
+    os.mkfifo(pipe)
+    if is_link:
+        path.symlink_to("pipe")
+    threads = threading.active_count()
+    with pytest.raises(ValueError, match="path must be a file or a device, got a pipe: "):
+        TraceRecorder(CPUOffloadingManager(16, 9), path)
+    assert threading.active_count() == threads
+    assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="needs /dev/fd")  # noqa: PTH110
+def test_a_stream_of_the_process_is_refused(path):
+    """The file behind it is not the recorder's to rename."""
+    other = path.with_name("output")
+    other.write_bytes(b"what was printed")
+    with other.open("ab") as file:
+        path.symlink_to(f"/dev/fd/{file.fileno()}")
+        with pytest.raises(ValueError, match="path must be a file or a device, got a stream: "):
+            TraceRecorder(CPUOffloadingManager(16, 9), path)
+    assert other.read_bytes() == b"what was printed"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links")
+def test_a_link_stays_and_the_file_that_it_names_is_recorded_to_with_its_mode(path):
+    folder = path.with_name("far")
+    folder.mkdir()
+    real = folder / path.name
+    real.write_bytes(b"old")
+    real.chmod(0o640)
+    path.symlink_to(real)
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        recorder.lookup(HASHES)
+    assert path.readlink() == real
+    assert [len(ids) for ids in recorded(path)] == [8]
+    assert recorder.log.previous_path.read_bytes() == b"old"
+    assert recorder.log.previous_path.parent == folder
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o640}
+    assert list(path.parent.iterdir()) in ([folder, path], [path, folder])
+
+
+class Handler(logging.Handler):
+    """What does something with each record."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act, self.seen = act, []
+
+    def emit(self, record):
+        self.seen.append((record.getMessage(), threading.current_thread().name))
+        self.act()
+
+
+@pytest.fixture
+def handled():
+    """Install a handler of the recorder's messages, whose exceptions nobody catches."""
+    logger, handlers = logging.getLogger("kvoffload.traces.request_log"), []
+
+    def install(act):
+        handlers.append(Handler(act))
+        logger.addHandler(handlers[-1])
+        return handlers[-1].seen
+
+    yield install
+    for handler in handlers:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+def test_close_may_be_called_from_a_handler_of_the_log(path, monkeypatch, handled):
+    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.0)
+    path.symlink_to("/dev/full")
+    recorder = TraceRecorder(CPUOffloadingManager(16, 9), path)
+    faults = []
+
+    def close():
+        try:
+            recorder.close()
+        except RuntimeError as error:
+            faults.append(error)
+
+    seen = handled(close)
+    recorder.lookup(HASHES)
+    wait_until_stopped(recorder)
+    recorder.close()
+    assert [message for message, _ in seen] == [
+        f"{path}: recording stopped: [Errno 28] No space left on device"
+    ]
+    assert faults == []
+    assert not recorder.log._thread.is_alive()
+
+
+def test_a_handler_of_the_log_that_raises_reaches_nobody(path, monkeypatch, handled):
+    monkeypatch.setattr(request_log, "WAITING_BLOCKS", 50)
+
+    def fail():
+        raise RuntimeError("the handler is broken")
+
+    seen = handled(fail)
+    with TraceRecorder(AnyManager(), path) as recorder:
+        for _ in range(50):
+            recorder.lookup(HASHES * 5)  # too many at a time
+        recorder.lookup([Unhashable()])
+        assert recorder.lookup(HASHES) == 8
+    assert len(seen) == 2
+    assert {thread for _, thread in seen} == {"kvoffload-recorder"}, "not the engine's"
+
+
+def test_a_fault_of_the_last_frame_is_told_when_closing(path, monkeypatch, caplog):
+    monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
+
+    def full(file, data):
+        raise OSError(28, "No space left on device")
+
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        recorder.lookup(HASHES)
+        monkeypatch.setattr(request_log.os, "write", full)
+    (record,) = caplog.records
+    assert record.message == f"{path}: recording stopped: [Errno 28] No space left on device"
+
+
+def test_a_name_in_a_message_cannot_move_the_cursor(path, caplog):
+    path = path.with_name(f"esc\x1b[31m\n{path.name}")
+    with TraceRecorder(AnyManager(), path) as recorder:
+        recorder.lookup([Unhashable()])
+    (record,) = caplog.records
+    assert "esc\\x1b[31m\\n" in record.message
+    assert record.message.isprintable()

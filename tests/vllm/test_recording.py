@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import random
 import sys
@@ -232,6 +233,20 @@ def test_without_the_key_nothing_is_in_the_way():
     assert type(manager) is KVOffloadManager
     for name in ("prepare_load", "prepare_store", "on_request_finished", "shutdown"):
         assert name not in vars(manager)
+
+
+def test_a_manager_that_is_dropped_leaves_no_thread(tmp_path):
+    path = tmp_path / "trace.gz"
+    manager = KVOffloadManager(8, "lru")
+    recorder = RequestRecorder(Recording(path, 2**20), configuration(8))
+    recorder.attach(manager)
+    thread = recorder.log._thread
+    recorder.log.add([key(1)])
+    del manager, recorder
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert chains(path) == [[0]]
 
 
 def test_each_replica_has_a_file(tmp_path):

@@ -127,6 +127,7 @@ class RequestRecorder:
             )
         except OSError as cause:
             raise ValueError(f"{RECORD}: cannot write {path}: {cause.strerror}") from cause
+        self.log.finish_with(self)  # an engine that is dropped need not have shut down
         logger.info("kvoffload: recording requests to %s", path)
 
     def attach(self, manager: OffloadingManager) -> None:

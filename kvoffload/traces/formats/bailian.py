@@ -7,49 +7,66 @@ request and `parent_chat_id` the one before it in the conversation, -1 where the
 
 from __future__ import annotations
 
+import secrets
+from hashlib import blake2b
+
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
-from .base import Form, field, integer, integer_ids, json_object, number
+from .base import MAX_SECONDS, Form, field, integer, integer_ids, json_object, number
 
 BLOCK_TOKENS = 16
 NO_PARENT = (None, -1)
+MAX_NAME = 64  # characters of a session's name that are taken as they are
 
 
 class BailianParser:
-    """Parse lines in this form; a request's session is the first chat of its conversation."""
+    """Parse lines in this form; a request's session is the first chat of its conversation.
+
+    Of a chat a digest of 16 bytes is remembered, under a key of this parser's own so that nobody
+    can choose two with the same, and the session that it belongs to: memory is bounded, however
+    long the names of chats are.
+    """
 
     REMEMBERED = 2**18  # chats whose conversation is remembered; a later turn follows within these
 
     def __init__(self) -> None:
         self.block_tokens: int | None = BLOCK_TOKENS
-        self._sessions: dict[str, str] = {}
+        self._key = secrets.token_bytes(16)
+        self._sessions: dict[bytes, str] = {}
 
     def __call__(self, line: bytes) -> Request:
         """Parse a line."""
         row = json_object(line)
-        seconds = number(field(row, "timestamp"), "timestamp")
+        seconds = number(field(row, "timestamp"), "timestamp", MAX_SECONDS)
         input_length = integer(field(row, "input_length"), "input_length")
         output_length = integer(field(row, "output_length"), "output_length")
         hash_ids = integer_ids(row)
-        chat = _chat(field(row, "chat_id"), "chat_id")
+        chat = first = _chat(field(row, "chat_id"), "chat_id")
         parent = row.get("parent_chat_id")
-        if parent in NO_PARENT:
-            session = chat
-        else:
-            name = _chat(parent, "parent_chat_id")
-            session = self._sessions.get(name, name)
+        session = None
+        if parent not in NO_PARENT:
+            first = _chat(parent, "parent_chat_id")
+            session = self._sessions.get(self._digest(first))
+        if session is None:
+            session = _short(first)
         if len(self._sessions) >= self.REMEMBERED:
             del self._sessions[next(iter(self._sessions))]
-        self._sessions[chat] = session
+        self._sessions[self._digest(chat)] = session
         if len(hash_ids) != -(-input_length // BLOCK_TOKENS):
             self.block_tokens = None
-        timestamp = round(min(seconds, MAX_SECONDS) * 1000)
-        return Request(timestamp, input_length, output_length, hash_ids, session)
+        return Request(round(seconds * 1000), input_length, output_length, hash_ids, session)
+
+    def _digest(self, chat: str) -> bytes:
+        return blake2b(chat.encode(), digest_size=16, key=self._key).digest()
 
 
-MAX_SECONDS = 2**53  # beyond, a float has no milliseconds and an integer no use
+def _short(chat: str) -> str:
+    """Return the name of a session: that of its first chat, or 32 hexadecimal digits for it."""
+    if len(chat) <= MAX_NAME:
+        return chat
+    return blake2b(chat.encode(), digest_size=16).hexdigest()
 
 
 def _chat(value: object, name: str) -> str:

@@ -12,6 +12,8 @@ from kvoffload.traces._extras import require
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_TOKENS, Request
 
+MAX_SECONDS = 2**53  # beyond, a float has no milliseconds and an integer no use
+
 
 class Parser(Protocol):
     """Turn the lines of one pass over one trace into requests.
@@ -87,10 +89,12 @@ def integer(value: object, name: str, *, least: int = 0, largest: int = MAX_TOKE
     return value
 
 
-def number(value: object, name: str) -> int | float:
-    """Return a value that must be a number >= 0."""
-    if (type(value) is not int and type(value) is not float) or not value >= 0:
-        raise BadLineError(f"{name} must be a number >= 0, got {describe(value)}")
+def number(value: object, name: str, largest: int) -> int | float:
+    """Return a value that must be a number from 0 to `largest`."""
+    if (type(value) is not int and type(value) is not float) or not 0 <= value <= largest:
+        too_large = type(value) in (int, float) and value > largest  # type: ignore[operator]
+        rule = f"<= {largest}" if too_large else ">= 0"
+        raise BadLineError(f"{name} must be a number {rule}, got {describe(value)}")
     return value
 
 

@@ -8,11 +8,15 @@ is not known. Models do not share chunks, so the hash of a chunk counts together
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
-from .base import Form, field, hexadecimal_id, integer, json_object, number
+from .base import MAX_SECONDS, Form, field, hexadecimal_id, integer, json_object, number
+
+MAX_NAMESPACE = 64  # bytes of a model's name that are taken as they are
 
 
 class LMCacheParser:
@@ -26,7 +30,7 @@ class LMCacheParser:
     def __call__(self, line: bytes) -> Request:
         """Parse a line."""
         row = json_object(line)
-        seconds = number(field(row, "timestamp"), "timestamp")
+        seconds = number(field(row, "timestamp"), "timestamp", MAX_SECONDS)
         chunk_size = integer(field(row, "chunk_size"), "chunk_size", least=1)
         length = integer(field(row, "seq_len"), "seq_len")
         hashes = field(row, "chunk_hashes")
@@ -36,6 +40,8 @@ class LMCacheParser:
         if type(model) is not str:
             raise BadLineError(f"model_name must be a string, got {describe(model)}")
         namespace = model.encode()
+        if len(namespace) > MAX_NAMESPACE:  # it is hashed again with every chunk
+            namespace = blake2b(namespace).digest()
         hash_ids = tuple(
             hexadecimal_id(value, f"chunk_hashes[{position}]", namespace)
             for position, value in enumerate(hashes)
@@ -45,10 +51,8 @@ class LMCacheParser:
         if len(self._sizes) < 2:
             self._sizes.add(chunk_size)
             self.block_tokens = chunk_size if len(self._sizes) == 1 else None
-        since = max(0, min(seconds - self._start, MAX_SECONDS))
+        since = max(0, seconds - self._start)
         return Request(round(since * 1000), length, 0, hash_ids)
 
-
-MAX_SECONDS = 2**53  # beyond, a float has no milliseconds and an integer no use
 
 LMCACHE = Form("lmcache", "JSON Lines with chunk_hashes, LMCache's lookup-hash log", LMCacheParser)

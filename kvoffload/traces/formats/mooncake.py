@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from kvoffload.errors import describe
 from kvoffload.traces._extras import require
 from kvoffload.traces.errors import BadLineError
-from kvoffload.traces.request import MAX_HASH_ID, Request
+from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
 
 from .base import Form, field, integer, integer_ids, json_object, number
 
@@ -32,6 +32,8 @@ class MooncakeParser:
         try:
             row = self._decode(line)
         except self._faults:
+            return _checked(line)
+        if row.timestamp > MAX_MILLISECONDS:
             return _checked(line)
         if row.hash_ids and max(row.hash_ids) > MAX_HASH_ID:
             return _checked(line)
@@ -59,7 +61,7 @@ def _row_type(msgspec: Any) -> Any:
 def _checked(line: bytes) -> Request:
     """Parse a line field by field, to name the rule that it breaks and the value."""
     row = json_object(line)
-    timestamp = number(field(row, "timestamp"), "timestamp")
+    timestamp = number(field(row, "timestamp"), "timestamp", MAX_MILLISECONDS)
     input_length = integer(field(row, "input_length"), "input_length")
     output_length = integer(field(row, "output_length"), "output_length")
     hash_ids = integer_ids(row)

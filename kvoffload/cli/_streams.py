@@ -1,0 +1,117 @@
+"""The standard streams of the process, so that the command ends well whatever they are.
+
+They may be closed, full, or pipes whose other end is gone; buffered or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from kvoffload.traces.outputs import OutputFile
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["check_standard_output", "standard_output", "standard_streams"]
+
+STDOUT = "<stdout>"
+"""What messages call standard output."""
+
+
+class _StandardError(OutputFile):
+    """Standard error; where it cannot be written, the work goes on without."""
+
+    def write(self, data: Buffer, /) -> int:
+        """Write what can be written; return how many bytes, or that it was all."""
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+@contextlib.contextmanager
+def standard_streams() -> Iterator[None]:
+    """Have faults of standard output name it, and pass over those of standard error.
+
+    The number of a stream that is closed is given to a file that cannot be used: the next file that
+    is opened would have it, and would be taken for the stream.
+    """
+    _fill_closed()
+    before = sys.stdout, sys.stderr
+    sys.stdout = _over(sys.stdout, 1, OutputFile)
+    sys.stderr = _over(sys.stderr, 2, _StandardError)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def standard_output() -> int | None:
+    """Return the descriptor of standard output; None where it is redirected within the process."""
+    try:
+        return sys.stdout.fileno()
+    except (OSError, ValueError):
+        return None
+
+
+def check_standard_output() -> None:
+    """Find out whether standard output is open for writing.
+
+    Raises
+    ------
+    OSError
+        If it is not; it names standard output.
+    """
+    descriptor = standard_output()
+    if descriptor is not None:
+        try:
+            os.write(descriptor, b"")
+        except OSError as error:
+            error.filename = STDOUT
+            raise
+
+
+def _fill_closed() -> None:
+    """Open what is closed of the standard descriptors, the wrong way round."""
+    for number, direction in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
+        if not _is_open(number):
+            os.set_inheritable(os.open(os.devnull, direction), True)  # the lowest number is free
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _over(stream: TextIO | None, number: int, kind: type[OutputFile]) -> TextIO:
+    """Return a stream over a standard descriptor, if that is where the present one writes."""
+    encoding = None
+    if stream is not None:
+        try:
+            is_standard = stream.fileno() == number
+        except (OSError, ValueError):
+            is_standard = False
+        if not is_standard or (sys.platform == "win32" and stream.isatty()):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+            return stream
+        stream.flush()
+        encoding = stream.encoding
+    file = kind(number, STDOUT if number == 1 else "<stderr>", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(file),
+        encoding=encoding,
+        errors="backslashreplace",  # a file name need not be text in any encoding
+        line_buffering=number == 2 or file.isatty(),
+    )

@@ -1,0 +1,254 @@
+"""Files that are written: replaced whole or not at all, and nothing but a regular file replaced.
+
+A regular file is written under another name in its folder and takes its place when it is complete,
+with the mode that it had. Where a link leads to it, the link stays. Anything else is written
+through and never removed: a device, a named pipe, a descriptor of the process such as
+``/dev/stdout``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["OutputFile", "check_output", "open_output", "own_descriptor"]
+
+_MOST_LINKS = 40  # followed, as on Linux
+_DESCRIPTOR = re.compile(
+    r"(?:/dev|/proc/(?P<process>\d+)(?:/task/\d+)?)/fd/(?P<number>\d+)", re.ASCII
+)
+_CLOSED_IN_CHILDREN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED_IN_CHILDREN
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _CLOSED_IN_CHILDREN
+_THROUGH = os.O_WRONLY | getattr(os, "O_NOCTTY", 0) | _CLOSED_IN_CHILDREN
+
+
+class OutputFile(io.FileIO):
+    """An open file whose faults name it.
+
+    After a fault, or when `dropping` is set, what it is given is dropped, so that a buffer that
+    still holds data can be closed without another fault.
+
+    Parameters
+    ----------
+    descriptor : int
+        The file, open for writing.
+    shown : str
+        What faults call it.
+    closefd : bool
+        Whether closing this closes the descriptor.
+    """
+
+    def __init__(self, descriptor: int, shown: str, *, closefd: bool = True) -> None:
+        super().__init__(descriptor, "wb", closefd=closefd)
+        self.shown = shown
+        self.dropping = False
+
+    def write(self, data: Buffer, /) -> int:
+        """Write as much as the system takes at once; return how many bytes."""
+        if self.dropping:
+            return memoryview(data).nbytes
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.dropping = True
+            error.filename = self.shown
+            raise
+
+
+@contextlib.contextmanager
+def open_output(path: str | os.PathLike[str], *, append: bool = False) -> Iterator[BinaryIO]:
+    """Give a binary stream; when the block ends, what was written to it is the file.
+
+    If the block raises, a regular file is what it was before, and none is left where there was
+    none.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The file.
+    append : bool
+        Write behind what is there instead; this is not all or nothing.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; it names the file.
+    """
+    name = os.fspath(path)
+    with _naming(name):
+        descriptor = _open_through(name)
+        if descriptor is None and append:
+            descriptor = os.open(name, _APPEND, 0o666)
+    if descriptor is not None:
+        with _stream(descriptor, name) as stream:
+            yield stream
+        return
+    with _naming(name):
+        target = _target(name)
+        temporary, descriptor = _create_beside(target)
+    try:
+        with _naming(name):
+            is_replaced = _take_after(target, descriptor)
+        with _stream(descriptor, name, durable=is_replaced) as stream:
+            yield stream
+        with _naming(name):
+            temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def check_output(path: str | os.PathLike[str], *, append: bool = False) -> None:
+    """Find out whether `open_output` could open a file, and leave everything as it is.
+
+    Raises
+    ------
+    OSError
+        If it could not; it names the file.
+    """
+    name = os.fspath(path)
+    with _naming(name):
+        own = own_descriptor(name)
+        if own is not None:
+            os.fstat(own)
+            return
+        mode = _mode(name)
+        if mode is not None and stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if mode is not None and (append or not stat.S_ISREG(mode)):
+            _check_writable(name)  # not opened: the reader of a pipe would see it begin and end
+            return
+        temporary, descriptor = _create_beside(_target(name))
+        os.close(descriptor)
+        temporary.unlink()
+
+
+def own_descriptor(name: str) -> int | None:
+    """Return the number of the process's own descriptor that a path leads to, None if to none."""
+    found = _descriptor(name)
+    return int(found["number"]) if found is not None and _is_own(found) else None
+
+
+def _descriptor(name: str) -> re.Match[str] | None:
+    """Follow links, but not the last one of a path such as /dev/stdout, which is a descriptor."""
+    path = Path(name)
+    for _ in range(_MOST_LINKS):
+        folder = Path(os.path.realpath(path.parent))
+        found = _DESCRIPTOR.fullmatch(str(folder / path.name))
+        if found is not None:
+            return found
+        try:
+            path = folder / path.readlink()
+        except OSError:
+            return None
+    return None
+
+
+def _is_own(descriptor: re.Match[str]) -> bool:
+    return descriptor["process"] in (None, str(os.getpid()))
+
+
+def _open_through(name: str) -> int | None:
+    """Open what must be written through; None for a regular file, and where nothing is there."""
+    found = _descriptor(name)
+    if found is not None and _is_own(found):
+        return os.dup(int(found["number"]))  # opened anew, a file would be written over
+    if found is not None:
+        return os.open(name, _THROUGH | os.O_APPEND)
+    mode = _mode(name)
+    if mode is None or stat.S_ISREG(mode):
+        return None
+    return os.open(name, _THROUGH)
+
+
+def _mode(name: str) -> int | None:
+    """Return the mode of the file that a name leads to, None if there is none."""
+    try:
+        return Path(name).stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _target(name: str) -> Path:
+    """Return where the regular file is that a name leads to; it need not be there yet."""
+    if name.endswith((os.sep, os.altsep or os.sep)):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if _mode(name) is not None:
+        _check_writable(name)  # the folder alone would decide otherwise
+    return Path(os.path.realpath(name))
+
+
+def _check_writable(name: str) -> None:
+    effective = os.access in os.supports_effective_ids
+    if not os.access(name, os.W_OK, effective_ids=effective):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _create_beside(target: Path) -> tuple[Path, int]:
+    """Create a file in the folder of another; return where it is, and its descriptor."""
+    temporary = target.with_name(f".kvoffload-{secrets.token_hex(8)}")
+    try:
+        return temporary, os.open(temporary, _NEW, 0o666)
+    except PermissionError as error:
+        reason = f"its folder must be writable: {error.strerror}"
+        raise PermissionError(error.errno, reason) from None
+
+
+def _take_after(target: Path, descriptor: int) -> bool:
+    """Give a new file the mode of the one that it replaces, and its owner as far as is allowed.
+
+    Returns whether there is one to replace.
+    """
+    try:
+        before = target.stat()
+    except FileNotFoundError:
+        return False
+    if hasattr(os, "fchown"):  # not on Windows
+        for owner, group in ((-1, before.st_gid), (before.st_uid, -1)):
+            with contextlib.suppress(OSError):
+                os.fchown(descriptor, owner, group)
+        os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
+    return True
+
+
+@contextlib.contextmanager
+def _stream(descriptor: int, name: str, *, durable: bool = False) -> Iterator[BinaryIO]:
+    """Give a stream over a descriptor, which is closed in the end."""
+    file = OutputFile(descriptor, name)
+    stream = io.BufferedWriter(file)
+    try:
+        yield cast("BinaryIO", stream)
+        stream.flush()
+        if durable:  # or a power cut could lose the old content as well as the new
+            with _naming(name):
+                os.fsync(descriptor)
+    except BaseException:
+        file.dropping = True
+        with contextlib.suppress(OSError):
+            stream.close()
+        raise
+    with _naming(name):
+        stream.close()
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Have faults of the system name the file that the caller knows."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = name, None
+        raise

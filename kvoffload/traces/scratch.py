@@ -1,0 +1,48 @@
+"""Files for a while, of which nothing is left however the process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from .outputs import OutputFile
+
+__all__ = ["scratch_file"]
+
+PREFIX = "kvoffload-"
+NAMELESS = "/proc/{}/fd/{}"  # where Linux shows what a process has open
+
+
+@contextlib.contextmanager
+def scratch_file() -> Iterator[tuple[BinaryIO, str]]:
+    """Give a stream to a new temporary file, and a path from which it can be read again and again.
+
+    Processes that this one starts can read it too. It is gone when the block ends. On Linux it has
+    no name in any folder, so that it goes even with a process that is killed; elsewhere it stays
+    behind then.
+
+    Raises
+    ------
+    OSError
+        If there is no folder for it, or if it cannot be written; it names the folder.
+    """
+    folder = tempfile.gettempdir()
+    with contextlib.ExitStack() as opened:
+        descriptor = opened.enter_context(tempfile.TemporaryFile(prefix=PREFIX)).fileno()
+        path = NAMELESS.format(os.getpid(), descriptor)
+        if not Path(path).exists():
+            within = opened.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
+            named = opened.enter_context(Path(within, "file").open("xb"))
+            descriptor, path = named.fileno(), named.name
+        file = OutputFile(descriptor, f"a temporary file in {folder}", closefd=False)
+        stream = io.BufferedWriter(file)
+        try:
+            yield cast("BinaryIO", stream), path
+        finally:
+            file.dropping = True
+            stream.close()

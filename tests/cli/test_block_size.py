@@ -1,0 +1,123 @@
+"""How many tokens a block holds: what the trace says; `--block-tokens` where it says nothing."""
+
+import json
+
+import pytest
+
+from kvoffload.traces import Request, Workload, write_trace
+
+ADVISE = ["--memory", "1MiB", "--kv-bytes-per-token", "100", "--processes", "1"]
+COMMANDS = {
+    "replay": ["--capacity", "9", "--policy", "lru"],
+    "replay --full-blocks": ["--capacity", "9", "--policy", "lru"],
+    "sweep --full-blocks": ["--capacities", "9", "--policies", "lru", "--jobs", "1"],
+    "advise": ADVISE,
+}
+LMCACHE = '{"timestamp":0,"chunk_size":256,"seq_len":600,"chunk_hashes":["0xa1","0xb2"]}'
+BAILIAN = '{"timestamp":0,"chat_id":1,"input_length":20,"output_length":1,"hash_ids":[1,2]}'
+
+
+@pytest.fixture
+def run(kvoffload, tmp_path):
+    """Run a command on requests, or on the lines of a file."""
+
+    def run(command, trace, *arguments):
+        path = tmp_path / "trace"
+        if isinstance(trace, str):
+            path.write_text(trace)
+        else:
+            write_trace(trace, path)
+        name, *options = command.split()
+        return kvoffload(name, path, *options, *COMMANDS[command], *arguments)
+
+    return run
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("trace", "given", "why"),
+    [
+        (Workload(300), 16, "the lengths of its requests make it 512"),
+        (Workload(30, block_tokens=100), 128, "the lengths of its requests make it 100"),
+        ([Request(0, 500, 1, (1,))], 16, "the lengths of its requests make it 500 or more or 251 "),
+        (
+            [Request(0, 1024 + n, 1, (1, 2, n)) for n in range(1, 30)],
+            16,
+            "the lengths of its requests make it 351 to 512",
+        ),
+        (
+            [*Workload(30), Request(10**6, 1, 1, (1, 2, 3))],
+            16,
+            "it fits 0 of 31 requests; they have 469 tokens per block on average",
+        ),
+        (LMCACHE, 16, "the trace says 256"),
+        (BAILIAN, 512, "the trace says 16"),
+    ],
+    ids=[
+        "lengths",
+        "no power of two",
+        "one block",
+        "a range",
+        "most lengths",
+        "lmcache",
+        "bailian",
+    ],
+)
+def test_a_block_size_that_the_trace_contradicts_is_an_error_that_says_what_it_says(
+    run, command, trace, given, why
+):
+    done = run(command, trace, "--block-tokens", given)
+    assert done.code == 2
+    assert done.error.startswith(f"--block-tokens must agree with the trace, got {given}: {why}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("trace", "given"),
+    [
+        (Workload(30), 512),
+        (LMCACHE, 256),
+        (BAILIAN, 16),
+        ([*Workload(30), Request(10**6, 1, 1, (1, 2, 3))], 512),  # all but one
+        ([Request(0, 500, 1, (1,))], 1000),
+    ],
+    ids=["lengths", "lmcache", "bailian", "most lengths", "one block"],
+)
+def test_a_block_size_that_agrees_is_taken(run, command, trace, given):
+    done = run(command, trace, "--block-tokens", given)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_it_is_told_who_says_it(run):
+    for trace, origin in ((Workload(30), "lengths"), (LMCACHE, "trace"), (BAILIAN, "trace")):
+        for command in ("replay", "advise"):
+            whole = json.loads(run(command, trace, "--json").out)
+            assert whole["block_tokens_from"] == origin
+    unsized = [Request(0, 1000, 1, (1, 2)), Request(1, 1000, 1, (1,))]
+    whole = json.loads(run("replay", unsized, "--json").out)
+    assert (whole["block_tokens"], whole["block_tokens_from"]) == (None, None)
+
+
+HEX = "00c0ffee 0badcafe\n00c0ffee\n"
+CONVERTED = [Request(0, 0, 0, (1, 2)), Request(0, 0, 0, (1,))]
+
+
+@pytest.mark.parametrize("trace", [HEX, CONVERTED], ids=["hex", "mooncake"])
+def test_where_the_trace_has_no_lengths_it_is_believed_and_said(run, trace):
+    said = "blocks of 16 tokens (as given, the trace has no lengths)"
+    for command in ("replay", "advise"):
+        done = run(command, trace, "--block-tokens", 16)
+        assert (done.code, done.err) == (0, "")
+        assert said in done.out
+        whole = json.loads(run(command, trace, "--block-tokens", 16, "--json").out)
+        assert (whole["block_tokens"], whole["block_tokens_from"]) == (16, "option")
+    for command in ("replay --full-blocks", "sweep --full-blocks"):
+        done = run(command, trace, "--block-tokens", 16)
+        assert done.code == 0
+        assert done.err == "note: the trace has no lengths: --full-blocks leaves all blocks\n"
+
+
+def test_a_block_size_that_would_have_no_effect_is_an_error(kvoffload):
+    done = kvoffload("sweep", "absent", "--block-tokens", "16")
+    assert done.code == 2
+    assert done.error == "--block-tokens must go with --full-blocks, got 16 without it"

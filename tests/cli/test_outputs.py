@@ -1,0 +1,106 @@
+"""Outputs are looked at before the work: can they be written, and is each a file of its own?"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvoffload.traces import Workload, write_trace
+
+from .conftest import run_shell
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="runs a shell")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_trace(Workload(30), tmp_path / "trace")
+    (tmp_path / "link.svg").symlink_to("trace")
+    (tmp_path / "hard").hardlink_to(tmp_path / "trace")
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+ADVISE = "kvoffload advise trace --memory 1MiB --kv-bytes-per-token 100"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("kvoffload convert trace -o trace", "--output must be another file than TRACE"),
+        ("kvoffload convert trace -o ./../$here/trace", "--output must be another file than TRACE"),
+        ("kvoffload convert trace -o link.svg", "--output must be another file than TRACE"),
+        ("kvoffload convert link.svg -o trace", "--output must be another file than TRACE"),
+        ("kvoffload convert hard -o trace", "--output must be another file than TRACE"),
+        ("kvoffload convert - -o trace < trace", "--output must be another file than TRACE"),
+        ("kvoffload convert - -o link.svg < hard", "--output must be another file than TRACE"),
+        ("kvoffload convert /dev/stdin -o trace < trace", "--output must be another file than"),
+        ("kvoffload convert pipe -o pipe", "--output must be another file than TRACE"),
+        ("kvoffload convert trace >> trace", "standard output must be another file than TRACE"),
+        ("kvoffload convert - < trace >> trace", "standard output must be another file than TRACE"),
+        ("kvoffload convert trace -o /dev/stdout >> trace", "--output must be another file than"),
+        ("kvoffload info trace >> hard", "standard output must be another file than TRACE"),
+        ("kvoffload replay trace --json >> trace", "standard output must be another file than"),
+        ("kvoffload sweep trace --results trace", "--results must be another file than TRACE"),
+        ("kvoffload sweep - --results trace < trace", "--results must be another file than TRACE"),
+        ("kvoffload sweep trace --plot link.svg", "--plot must be another file than TRACE"),
+        ("kvoffload sweep trace --plot a.svg --results a.svg", "--results must be another file th"),
+        ("kvoffload sweep trace --plot a.svg > a.svg", "--plot must be another file than standard"),
+        (f"{ADVISE} --report trace", "--report must be another file than TRACE"),
+        (f"{ADVISE} --report a >> a", "--report must be another file than standard output"),
+    ],
+)  # fmt: skip
+def test_one_file_in_two_places_is_an_error_that_changes_nothing(folder, command, message):
+    before = (folder / "trace").read_bytes()
+    done = run_shell(f'cd "$folder"; here=${{PWD##*/}}; {command}', folder=folder)
+    assert done.code == 2
+    assert done.error.startswith(message)
+    assert (folder / "trace").read_bytes() == before
+    assert (folder / "link.svg").readlink() == Path("trace")
+    left = {path.name for path in folder.iterdir()}
+    assert left - {"a", "a.svg"} == {"trace", "link.svg", "hard", "pipe"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "kvoffload generate -o",
+        "kvoffload convert absent -o",
+        "kvoffload sweep absent --results",
+        "kvoffload sweep absent --plot",
+        f"{ADVISE.replace('trace', 'absent')} --report",
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere/x.svg", "No such file or directory"),
+        ("trace/x.svg", "Not a directory"),
+        ("folder.svg", "Is a directory"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_told_before_the_trace_is_read(
+    folder, command, name, message
+):
+    (folder / "folder.svg").mkdir()
+    before = sorted(folder.iterdir())
+    done = run_shell(f'cd "$folder"; {command} {name}', folder=folder)
+    assert (done.code, done.error) == (1, f"{name}: {message}")
+    assert sorted(folder.iterdir()) == before
+
+
+def test_standard_streams_that_are_one_socket_or_terminal_are_no_error(folder):
+    done = run_shell('cd "$folder"; kvoffload convert - < /dev/null > /dev/null', folder=folder)
+    assert done.error == "<stdin>:1: a trace must hold at least one request, got an empty file"
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs /dev/stdout")
+def test_the_report_may_go_where_the_advice_is_printed(folder):
+    pytest.importorskip("jinja2", reason="the report needs the report extra")
+    script = f'cd "$folder"; echo before > out; {ADVISE} --report /dev/stdout >> out; cat out'
+    done = run_shell(script, folder=folder)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("before\n<!DOCTYPE html>\n")
+    assert "\n</html>" in done.out
+    assert "\npolicy" in done.out
