@@ -1,7 +1,8 @@
 """What offloading saves in an engine that computes: vLLM's server on a CPU, with and without.
 
-Prints a table: tokens of prompts that were computed, which is exact, and the time to the first
-token, which on a small machine is mostly noise. Needs an environment with an engine, which
+Prints a table: tokens of prompts that were computed, which is exact; the time to the first token,
+the median and all of them together; and the processor's time that the server took. Times are mostly
+noise on a small machine, the first more than the second. Needs an environment with an engine, which
 ``.ci/vllm-env --engine`` makes::
 
     $(.ci/vllm-env --engine) setup.py build_ext --inplace
@@ -49,6 +50,7 @@ def measure(num_turns: int, names: list[str], folder: Path) -> list[tuple[str, .
             extra = ENGINES[name]
             server = Server(model, folder / "runs", None if extra is None else {**memory, **extra})
             clients.append(Client(running.enter_context(server), stream=True))
+        before = [client.server.cpu_seconds() for client in clients]
         seconds: list[list[float]] = [[] for _ in names]
         answers: list[list[tuple[int, ...]]] = [[] for _ in names]
         for number, turn in enumerate(plan(num_turns)):
@@ -58,6 +60,10 @@ def measure(num_turns: int, names: list[str], folder: Path) -> list[tuple[str, .
                 clients[place].server.settle()
                 seconds[place].append(answer.first_token_seconds)
                 answers[place].append(answer.token_ids)
+        cpu = [
+            client.server.cpu_seconds() - start
+            for client, start in zip(clients, before, strict=True)
+        ]
         metrics = [client.server.metrics() for client in clients]
         for client in clients:
             client.server.stop()
@@ -71,8 +77,9 @@ def measure(num_turns: int, names: list[str], folder: Path) -> list[tuple[str, .
             f"{one.value('vllm:kv_offload_store_bytes_total') / 2**20:,.0f} MiB",
             f"{1000 * statistics.median(times):.0f} ms",
             f"{sum(times) / sum(seconds[0]):.2f}",
+            f"{taken / cpu[0]:.2f}",
         )
-        for name, one, times in zip(names, metrics, seconds, strict=True)
+        for name, one, times, taken in zip(names, metrics, seconds, cpu, strict=True)
     ]
 
 
@@ -87,7 +94,10 @@ def main() -> None:
         f"{arguments.turns} requests; device {DEVICE_BLOCKS} blocks, host {NUM_CHUNKS} blocks of "
         f"{BLOCK_TOKENS} tokens\n"
     )
-    header = ("engine", "computed", "from device", "from host", "stored", "first token", "in all")
+    header = (
+        *("engine", "computed", "from device", "from host", "stored"),
+        *("first token", "all of them", "processor"),
+    )
     for row in (header, ("---",) * len(header), *rows):
         print(f"| {' | '.join(row)} |")
 
