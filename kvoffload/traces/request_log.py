@@ -2,8 +2,9 @@
 
 The thread that sees a request only puts 8 bytes a hash on a queue. The log's thread takes them from
 there ten times a second, turns them into lines with salted ids, and writes these in compressed
-frames, each complete in itself, at least once a second: of what a killed process leaves,
-every frame but the last is complete, and the reader knows by the first bytes that it may be so.
+frames, each complete in itself: once a second, and as soon as no request has come for a third of
+that. Of what a killed process leaves, every frame but the last is complete, and the reader knows by
+the first bytes that it may be so.
 The file is exchanged for a new one when it has half of the bytes that the log may take, and the one
 before it is kept.
 """
@@ -41,7 +42,8 @@ else:
 
 MIN_BYTES, MAX_BYTES = 2**16, 2**63 - 1
 POLL_SECONDS = 0.1
-FLUSH_SECONDS = 1.0
+FLUSH_SECONDS = 1.0  # most that a request waits for others of its frame
+IDLE_SECONDS = 0.3  # most that it waits where none comes: a server killed at rest loses none
 WAITING_BLOCKS = 2**19  # of requests not yet taken; 4 MiB, and a line that the reader accepts
 REQUEST_BLOCKS = 16  # what a request takes beside its blocks, counted in blocks
 HURRY_BLOCKS = 2**16  # the thread is called earlier when so many wait
@@ -117,7 +119,8 @@ class RequestLog:
         self._text: list[bytes] = []  # lines not yet written
         self._text_bytes = 0
         self._text_requests = 0
-        self._text_since = 0.0
+        self._text_since = 0.0  # when the first of these lines came, and the last
+        self._text_until = 0.0
         self._file_bytes = 0
         self._file = self._open()
         self._closing = False
@@ -178,7 +181,9 @@ class RequestLog:
                 self._call.clear()
                 self._tell()
                 self._take()
-                if self._text and time.monotonic() - self._text_since >= FLUSH_SECONDS:
+                now = time.monotonic()
+                waited, idle = now - self._text_since, now - self._text_until
+                if waited >= FLUSH_SECONDS or idle >= IDLE_SECONDS:
                     self._write()
             self._take()
             self._write()
@@ -211,8 +216,9 @@ class RequestLog:
         """Put lines into the next frame, after a frame of those before them if it would be full."""
         if self._text_bytes + len(text) > self._frame_bytes:
             self._write()
+        self._text_until = time.monotonic()
         if not self._text:
-            self._text_since = time.monotonic()
+            self._text_since = self._text_until
         self._text.append(text)
         self._text_bytes += len(text)
         self._text_requests += requests

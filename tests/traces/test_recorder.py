@@ -400,6 +400,29 @@ for number in range(10**9):
     assert len(recorded(path)) > 100
 
 
+def test_a_request_that_no_other_follows_is_written_soon(path, monkeypatch):
+    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 10_000)
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        recorder.lookup(HASHES)
+        deadline = time.monotonic() + 20
+        while not path.stat().st_size:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert [len(ids) for ids in recorded(path)] == [8]
+
+
+def test_requests_that_follow_one_another_share_a_frame(path, monkeypatch):
+    monkeypatch.setattr(request_log, "IDLE_SECONDS", 10_000)
+    monkeypatch.setattr(request_log, "FLUSH_SECONDS", 10_000)
+    monkeypatch.setattr(request_log, "POLL_SECONDS", 0.001)
+    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
+        for _ in range(5):
+            recorder.lookup(HASHES)
+            time.sleep(0.01)
+        assert not path.stat().st_size
+    assert len(recorded(path)) == 5
+
+
 def test_what_waits_is_written_when_the_interpreter_ends(path):
     code = """
 import sys

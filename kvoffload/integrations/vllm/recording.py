@@ -5,6 +5,10 @@ them was looked up or found on the accelerator; recorded are those up to the las
 offered for storing, in one step or many. So the answer is part of a request exactly where vLLM
 offloads answers (``offload_prompt_only`` false), and what an aborted request never reached is not.
 
+vLLM tells that a request has finished in the step after its last one, and an engine that is stopped
+may make no more: `vllm.LLM` ends that way each time. So a request of which this was never told is
+recorded when the manager is shut down, or the interpreter ends.
+
 With several KV groups each chunk of tokens has a key a group, and these share one block hash. A
 block of the trace is a chunk of tokens, so one group stands for all: that with the fewest tokens a
 chunk, the first of such. Where every group of the model stores every chunk, a block of the trace
@@ -13,6 +17,8 @@ takes as many chunks of the cache as there are groups.
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +133,10 @@ class RequestRecorder:
             )
         except OSError as cause:
             raise ValueError(f"{RECORD}: cannot write {path}: {cause.strerror}") from cause
+        self._unfinished: dict[int, ReqContext] = {}  # by id(), in the order in which they came
         self.log.finish_with(self)  # an engine that is dropped need not have shut down
+        # after the log's own, so that it runs before that; weakly, so that it can be dropped
+        atexit.register(_close_if_alive, weakref.ref(self))
         logger.info("kvoffload: recording requests to %s", path)
 
     def attach(self, manager: OffloadingManager) -> None:
@@ -153,8 +162,8 @@ class RequestRecorder:
             self.record(req_context)
 
         def shutdown() -> None:
+            self.close()
             shut_down()
-            self.log.close()
 
         manager.prepare_load = prepare_load
         manager.prepare_store = prepare_store
@@ -170,6 +179,7 @@ class RequestRecorder:
             if state is None:
                 state = _Progress()
                 req_context.set_state(state)
+                self._unfinished[id(req_context)] = req_context
             position_of = req_context._offload_key_positions.get
             state.tokens = max([state.tokens, *[position_of(key, 0) for key in keys]])
         except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
@@ -177,6 +187,7 @@ class RequestRecorder:
 
     def record(self, req_context: ReqContext) -> None:
         """Record a request, the first time that it is given. Raises nothing."""
+        self._unfinished.pop(id(req_context), None)
         if not self.log.recording:
             return
         try:
@@ -188,6 +199,12 @@ class RequestRecorder:
                     self.log.add(keys)
         except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
             self._stop(error)
+
+    def close(self) -> None:
+        """Record the requests that have not finished, as far as they came, and close the log."""
+        for req_context in list(self._unfinished.values()):
+            self.record(req_context)
+        self.log.close()
 
     def chain(self, positions: Mapping[bytes, int], tokens: int) -> list[bytes]:
         """Return the keys of the first `tokens` tokens by position, a key for each chunk."""
@@ -209,6 +226,12 @@ class RequestRecorder:
     def _stop(self, error: Exception) -> None:
         self.log.recording = False
         logger.warning("kvoffload: recording stopped: %s", error)
+
+
+def _close_if_alive(recorder: weakref.ref[RequestRecorder]) -> None:
+    alive = recorder()
+    if alive is not None:
+        alive.close()
 
 
 class _Progress:

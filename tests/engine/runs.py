@@ -1,0 +1,205 @@
+"""The runs that the tests judge: one server each, asked the same, and what came out.
+
+A server takes long to start and needs one core, so runs go two at a time and are shared: a test
+says which it needs (`pytest.mark.engine_runs`), and each is made once.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvoffload.policies import registry
+from kvoffload.traces import Trace
+from tests.engine.load import CONVERSATIONS, Client, Turn, crowd, plan
+from tests.engine.metrics import Metrics
+from tests.engine.model import token_bytes
+from tests.engine.server import BLOCK_TOKENS, Answer, Server
+
+NUM_TURNS = 300
+NUM_TURNS_AT_ONCE = 100
+CONCURRENCY = 8
+NUM_CHUNKS = 250
+CHUNK_BYTES = BLOCK_TOKENS * token_bytes()
+NUM_ASKED_AGAIN = 20
+AGAIN_SEED = 100  # of prompts that are not in the plan
+NUM_ABANDONING = 3  # clients that hang up
+ABANDONED_AFTER = 40  # tokens
+IDLE_SECONDS = 30  # in which a recorder writes all that it has, by far
+CROWDED_TOKENS = 240  # of each of `CONCURRENCY` answers: more blocks than the device has
+
+PACKAGE = "kvoffload.integrations.vllm"
+OURS = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
+ORDERLY = ("--shutdown-timeout", "20")
+NO_DEVICE_CACHE = ("--no-enable-prefix-caching",)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a server is started, asked and stopped.
+
+    Attributes
+    ----------
+    extra : dict or None
+        ``kv_connector_extra_config`` but for the size of the cache; None: no offloading.
+    arguments : tuple of str
+        For ``vllm serve``. With `ORDERLY` the engine ends by itself and can say how it was at last;
+        without, it is killed, which is vLLM's default.
+    copies : str
+        How `tests.engine.worker` copies.
+    at_once : bool
+        Whether `CONCURRENCY` requests are made at a time, and others are abandoned meanwhile.
+    turns : int
+        How many of the plan.
+    again : bool
+        Whether at last some prompts are asked, and once more when the device has forgotten them.
+    record : bool
+        Whether the requests are recorded.
+    """
+
+    extra: dict[str, Any] | None = None
+    arguments: tuple[str, ...] = ()
+    copies: str = "now"
+    at_once: bool = False
+    turns: int = NUM_TURNS
+    again: bool = False
+    record: bool = False
+
+
+@dataclass
+class Run:
+    """What came out of a run.
+
+    Attributes
+    ----------
+    answers : list of Answer
+        One for each turn.
+    first, second : list of Answer
+        Of the prompts that were asked twice.
+    abandoned : int
+        Requests whose client hung up.
+    crowded : list of Answer
+        Long ones, asked for at once, or one by one where there is no offloading.
+    metrics : Metrics
+        At rest, after the last request.
+    status : int
+        Of the server, when it was stopped.
+    log : str
+        What it printed.
+    report : dict or None
+        What the scheduler's side said of itself at its end.
+    trace : Path
+        The recording, if there is one.
+    """
+
+    trace: Path
+    answers: list[Answer] = field(default_factory=list)
+    first: list[Answer] = field(default_factory=list)
+    second: list[Answer] = field(default_factory=list)
+    abandoned: int = 0
+    crowded: list[Answer] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=lambda: Metrics({}))
+    status: int = -1
+    log: str = ""
+    report: dict[str, Any] | None = None
+
+
+def ours(policy: str, *arguments: str, **more: Any) -> Setting:
+    """Return a run of our manager."""
+    return Setting({**OURS, "eviction_policy": policy}, arguments, **more)
+
+
+POLICIES = tuple(name for name in registry.names() if name != "arc")  # that has a run of its own
+SETTINGS = {
+    "none": Setting(),
+    "vllm lru": Setting({"eviction_policy": "lru"}),
+    "vllm arc": Setting({"eviction_policy": "arc"}),
+    "lru": ours("lru", record=True),
+    "arc": ours("arc", again=True),
+    "lru in vllm's manager": Setting(
+        {"eviction_policy": "KVOffloadLRU", "cache_policy_module_path": PACKAGE}
+    ),
+    "lru alone": ours("lru", *NO_DEVICE_CACHE, *ORDERLY, record=True),
+    "hit-density alone": ours("hit-density", *NO_DEVICE_CACHE, *ORDERLY, record=True),
+    "zeros": ours("lru", copies="zeros", turns=0, again=True),
+    **{
+        f"{name} at once": ours(
+            name, *ORDERLY, copies="later", at_once=True, turns=NUM_TURNS_AT_ONCE
+        )
+        for name in POLICIES
+    },
+}
+
+
+def make_run(setting: Setting, model: Path, folder: Path) -> Run:
+    """Start a server, ask it, and stop it."""
+    extra = None
+    run = Run(folder / "requests.jsonl.gz")
+    if setting.extra is not None:
+        extra = {"cpu_bytes_to_use": NUM_CHUNKS * CHUNK_BYTES, **setting.extra}
+        if setting.record:
+            extra["kvoffload_record"] = str(run.trace)
+    with Server(model, folder, extra, arguments=setting.arguments, copies=setting.copies) as server:
+        turns = plan(NUM_TURNS)[: setting.turns]
+        if setting.at_once:
+            ask_at_once(server, run, turns)
+        else:
+            run.answers = Client(server).one_by_one(turns)
+        server.settle()
+        run.metrics = server.metrics()
+        if setting.again:
+            ask_again(server, run)
+        if setting.extra is None:
+            run.crowded = Client(server).one_by_one(crowd(CONCURRENCY, CROWDED_TOKENS))
+        if setting.record and ORDERLY[0] not in setting.arguments:
+            wait_for_requests(run.trace, NUM_TURNS)
+        run.status = server.stop()
+        run.log = server.log()
+        if server.report_path.exists():
+            run.report = json.loads(server.report_path.read_text())
+    return run
+
+
+def wait_for_requests(trace: Path, number: int) -> None:
+    """Wait until a recording that goes on holds so many requests, or does not grow in long."""
+    deadline = time.monotonic() + IDLE_SECONDS
+    while sum(1 for _ in Trace(trace)) < number and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def ask_again(server: Server, run: Run) -> None:
+    """Ask some prompts, each twice: computed first, then loaded."""
+    turns = [turn for turn in plan(NUM_TURNS, AGAIN_SEED) if turn.conversation >= CONVERSATIONS]
+    for turn in turns[:NUM_ASKED_AGAIN]:
+        server.forget_device()
+        run.first += Client(server).one_by_one([turn])
+        server.forget_device()
+        run.second += Client(server).one_by_one([turn])
+
+
+def ask_at_once(server: Server, run: Run, turns: list[Turn]) -> None:
+    """Ask, while other clients ask for long answers and hang up."""
+    done = threading.Event()
+
+    def hang_up(seed: int) -> int:
+        count = 0
+        for turn in plan(NUM_TURNS, seed):
+            if done.is_set():
+                break
+            server.abandon([("user", turn.says)], ABANDONED_AFTER)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(NUM_ABANDONING) as threads:
+        others = [threads.submit(hang_up, seed + 1) for seed in range(NUM_ABANDONING)]
+        try:
+            run.answers = Client(server).at_once(turns, CONCURRENCY)
+        finally:
+            done.set()
+        run.abandoned = sum(other.result() for other in others)
+    run.crowded = Client(server).at_once(crowd(CONCURRENCY, CROWDED_TOKENS), CONCURRENCY)

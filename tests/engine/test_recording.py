@@ -1,0 +1,82 @@
+"""What the engine's own recording holds, after each way to stop, and that it foretells its hits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vllm-env --engine")
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.replay import replay
+from kvoffload.traces import Trace
+from tests.engine.offline import run_offline
+from tests.engine.runs import CHUNK_BYTES, NUM_CHUNKS, NUM_TURNS, OURS
+from tests.engine.server import BLOCK_TOKENS, DEVICE_BLOCKS
+
+BATCHES = 3
+
+
+def full_blocks(answers):
+    return [answer.prompt_tokens // BLOCK_TOKENS for answer in answers]
+
+
+def recorded_blocks(path):
+    return [len(request.hash_ids) for request in Trace(path)]
+
+
+@pytest.mark.engine_runs("lru")
+def test_a_server_that_was_stopped_by_default_left_every_request(runs):
+    """vLLM kills its engine core then; a moment after the last request all are on the disk."""
+    run = runs["lru"]
+    assert "force killing remaining process" in run.log
+    assert run.report is None
+    assert recorded_blocks(run.trace) == full_blocks(run.answers)
+
+
+@pytest.mark.engine_runs("lru alone", "hit-density alone")
+@pytest.mark.parametrize("policy", ["lru", "hit-density"])
+def test_the_recording_replays_to_the_engine_s_own_hits(runs, policy):
+    """Block by block, where the device keeps nothing; stopped in good order, at once."""
+    run = runs[f"{policy} alone"]
+    assert recorded_blocks(run.trace) == full_blocks(run.answers)
+    manager = CPUOffloadingManager(BLOCK_TOKENS, NUM_CHUNKS, policy)
+    result = replay(Trace(run.trace), manager)
+    assert result.requests == NUM_TURNS
+    assert result.hits * BLOCK_TOKENS == run.metrics.loaded_tokens
+    assert result.stored * CHUNK_BYTES == run.metrics.value("vllm:kv_offload_store_bytes_total")
+    assert sum(answer.cached_tokens for answer in run.answers) == run.metrics.loaded_tokens
+    assert result.hits > NUM_TURNS
+
+
+@pytest.mark.engine_runs("lru")
+def test_advise_reads_it_and_foretells_what_was_saved(runs):
+    """With the device's cache in front, which is not quite the LRU that advise takes it for."""
+    command = [
+        *(sys.executable, "-W", "error", "-m", "kvoffload", "advise", str(runs["lru"].trace)),
+        *("--memory", f"{NUM_CHUNKS * CHUNK_BYTES}B"),
+        *("--device-memory", f"{DEVICE_BLOCKS * CHUNK_BYTES}B"),
+        *("--kv-bytes-per-token", str(CHUNK_BYTES // BLOCK_TOKENS), "--json", "--quiet"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    advice = json.loads(done.stdout)
+    (memory,) = [one for one in advice["memories"] if one["capacity"] == NUM_CHUNKS]
+    saved = memory["policies"]["lru"]["saved_tokens"]
+    assert saved == pytest.approx(runs["lru"].metrics.loaded_tokens, rel=0.05)
+    assert advice["recommendation"] in memory["policies"]
+
+
+def test_an_offline_engine_leaves_its_last_batch_too(model, tmp_path):
+    """`vllm.LLM` makes no step after it, so that nothing ever says that it has finished."""
+    trace = tmp_path / "requests.jsonl.gz"
+    extra = {
+        **OURS,
+        "cpu_bytes_to_use": NUM_CHUNKS * CHUNK_BYTES,
+        "kvoffload_record": str(trace),
+    }
+    lengths = run_offline(model, tmp_path, extra, BATCHES)
+    assert sorted(recorded_blocks(trace)) == sorted(length // BLOCK_TOKENS for length in lengths)
