@@ -1,0 +1,36 @@
+"""Keep and move the bytes of blocks that left host memory: on disks, in memory, on servers."""
+
+from .base import (
+    Done,
+    Health,
+    State,
+    Status,
+    Tier,
+    TierError,
+    TierEvent,
+    TierInUseError,
+    TierSpaceError,
+)
+from .memory import MemoryTier
+from .namespace import Namespace, weights_identity
+from .region import Region
+from .seal import stored_key
+from .slab import FileTier
+
+__all__ = [
+    "Done",
+    "FileTier",
+    "Health",
+    "MemoryTier",
+    "Namespace",
+    "Region",
+    "State",
+    "Status",
+    "Tier",
+    "TierError",
+    "TierEvent",
+    "TierInUseError",
+    "TierSpaceError",
+    "stored_key",
+    "weights_identity",
+]
