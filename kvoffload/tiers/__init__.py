@@ -13,6 +13,7 @@ from .base import (
 )
 from .memory import MemoryTier
 from .namespace import Namespace, weights_identity
+from .opening import open_tier
 from .region import Region
 from .seal import stored_key
 from .slab import FileTier
@@ -31,6 +32,7 @@ __all__ = [
     "TierEvent",
     "TierInUseError",
     "TierSpaceError",
+    "open_tier",
     "stored_key",
     "weights_identity",
 ]

@@ -86,6 +86,7 @@ class MemoryTier(IndexedTier):
         self._memory = Region.allocate(num_slots, block_bytes) if memory is None else memory
         # A seal of another object's bytes does not fit: sums are seeded by this one's salt.
         self._fingerprint = namespace.fingerprint + os.urandom(8)
+        self._open()
 
     def _make_pool(self, region: Region) -> Pool:
         store = self._twin.memory_store(self._memory, self._fingerprint, self._sums)

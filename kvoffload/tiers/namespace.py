@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from dataclasses import fields as dataclass_fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Namespace:
 
     def __post_init__(self) -> None:
         check_int("block_bytes", self.block_bytes, 1, MAX_BLOCK_BYTES)
-        fields = asdict(self)
+        fields = {field.name: getattr(self, field.name) for field in dataclass_fields(self)}
         del fields["_json"]
         for name, value in fields.items():
             _check_plain(name, value)

@@ -117,7 +117,7 @@ class PooledTier(Tier):
         self._region: Region | None = None
         self._pool: Pool | None = None
         self._pid = os.getpid()
-        self._closed = False
+        self._closed = True  # until `_open`
         self._clean = True
         self._next_job = 0
         self._generation = 0
@@ -130,6 +130,10 @@ class PooledTier(Tier):
         self._writes = Breaker()
         self._metrics = TierMetrics()
         self._events: list[TierEvent] | None = [] if enable_events else None
+
+    def _open(self) -> None:
+        """Start to answer; the last step of a constructor."""
+        self._closed = False
         _OPEN.add(self)
 
     # -- for the tiers that build on it ------------------------------------------------------

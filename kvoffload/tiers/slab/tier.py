@@ -129,7 +129,6 @@ class FileTier(IndexedTier):
         max_queued_bytes: int = MAX_QUEUED_BYTES,
         twin: Twin | None = None,
     ) -> None:
-        self._closed = True  # until there is something to close
         if not isinstance(namespace, Namespace):
             raise TypeError(f"namespace must be a Namespace, got {describe(namespace)}")
         slot_bytes = round_up(namespace.block_bytes)
@@ -153,9 +152,7 @@ class FileTier(IndexedTier):
             max_queued_bytes=max_queued_bytes,
             twin=twin,
         )
-        self._closed = True
         self._files = SlabFiles(Path(path), namespace, num_slots)
-        self._closed = False
         self.folder = self._files.folder
         self._written = np.zeros(num_slots, np.uint8)
         self._stamps = self._files.stamps
@@ -165,7 +162,12 @@ class FileTier(IndexedTier):
         self._stamp_writes = 0  # under way
         self._forgetting: dict[int, int] = {}  # chore -> status, of epochs being written
         self._corrupt_logged = -CORRUPT_LOG_S
-        self.num_restored = self._restore()
+        try:
+            self.num_restored = self._restore()
+        except BaseException:
+            self._files.close()
+            raise
+        self._open()
 
     # -- opening -----------------------------------------------------------------------------
 
