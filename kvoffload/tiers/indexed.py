@@ -158,14 +158,14 @@ class IndexedTier(PooledTier):
         room = self._room()
         _mark(status, stored, set(dead[room:]), Status.FULL)
         dead = dead[:room]
-        taken, slots = self._take_slots(stored, absent, room - len(dead), status)
-        if dead:
-            pinned = index.prepare_load(dead)
-            slots = np.concatenate([slots, self._slot_of[pinned.block_ids]])
-            for key in dead:
-                self._hidden[key] = _Hidden.RESTORING
-            self._num_dropped -= len(dead)
-            taken = [*taken, *dead]
+        slots = self._pin_dead(dead)  # first: the others' room must not be theirs
+        taken = dead
+        try:
+            more, more_slots = self._take_slots(stored, absent, room - len(dead), status)
+        except BaseException:  # a user's policy, or memory
+            self._put_failed(taken)
+            raise
+        taken, slots = [*more, *dead], np.concatenate([more_slots, slots])
         if not taken:
             self._writes.withdraw()
             return self._finish_at_once(job, "put", started, status)
@@ -177,8 +177,17 @@ class IndexedTier(PooledTier):
             places = np.array([first[key] for key in taken], np.int64)
             checked = checked[places]
         record = Record(job, "put", started, status, places, taken, slots, self._generation)
-        self._submit(record, checked, timeout_s)
+        try:
+            self._submit(record, checked, timeout_s)
+        except BaseException:
+            self._put_failed(taken)
+            raise
         return job
+
+    def _put_failed(self, keys: list[bytes]) -> None:
+        """Take back what a put has done to the index."""
+        self._writes.withdraw()
+        self._put_ended(keys, [False] * len(keys))
 
     def _dropped(self, stored: list[bytes]) -> list[bytes]:
         """Return those of the keys that are dead; doomed ones are wanted again."""
@@ -195,6 +204,16 @@ class IndexedTier(PooledTier):
                 hidden[key] = _Hidden.RESTORING
                 self._num_dropped -= 1
         return dead
+
+    def _pin_dead(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
+        """Let keys that were dropped keep their slots, to be stored there again; return these."""
+        if not keys:
+            return np.empty(0, np.int64)
+        pinned = self._index.prepare_load(keys)
+        self._hidden.update(dict.fromkeys(keys, _Hidden.RESTORING))
+        self._num_dropped -= len(keys)
+        slots: npt.NDArray[np.int64] = self._slot_of[pinned.block_ids]
+        return slots
 
     def _take_slots(
         self, stored: list[bytes], absent: list[bytes], room: int, status: npt.NDArray[np.int8]
@@ -281,7 +300,12 @@ class IndexedTier(PooledTier):
         if places is not None:
             checked = checked[places]
         record = Record(job, "get", started, status, places, wanted, slots, self._generation)
-        self._submit(record, checked, timeout_s)
+        try:
+            self._submit(record, checked, timeout_s)
+        except BaseException:
+            index.complete_load(wanted)
+            self._reads.withdraw()
+            raise
         return job
 
     # -- what became of it -------------------------------------------------------------------
@@ -292,7 +316,7 @@ class IndexedTier(PooledTier):
             self._busy = +self._busy
             return
         if record.op == "put":
-            self._put_settled(record, statuses)
+            self._put_ended(record.keys, (statuses == OK).tolist())
             return
         self._index.complete_load(record.keys)
         for status, reason in ((Status.CORRUPT, "corrupt"), (Status.FAILED, "failed")):
@@ -300,13 +324,13 @@ class IndexedTier(PooledTier):
                 places = np.flatnonzero(statuses == status).tolist()
                 self._kill([record.keys[place] for place in places], reason)
 
-    def _put_settled(self, record: Record, statuses: npt.NDArray[np.int8]) -> None:
+    def _put_ended(self, keys: list[bytes], are_ok: list[bool]) -> None:
         hidden = self._hidden
         stored: list[bytes] = []
         failed: list[bytes] = []
         restored: list[bytes] = []
         dead: list[bytes] = []
-        for key, is_ok in zip(record.keys, (statuses == OK).tolist(), strict=True):
+        for key, is_ok in zip(keys, are_ok, strict=True):
             why = hidden.pop(key)
             wanted = why in (_Hidden.STORING, _Hidden.RESTORING)
             self._num_dropped -= not wanted

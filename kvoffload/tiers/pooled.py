@@ -168,9 +168,6 @@ class PooledTier(Tier):
     def _submit(self, record: Record, ids: npt.NDArray[np.int64], timeout_s: float) -> None:
         """Hand a job's blocks to the pool."""
         pool = self._pool_or_raise()
-        self._records[record.job] = record
-        self._moving.add(record.job)
-        self._queued_bytes += len(record.keys) * self.block_bytes
         op = READ if record.op == "get" else WRITE
         pool.submit(
             record.job,
@@ -181,6 +178,9 @@ class PooledTier(Tier):
             timeout_s=timeout_s,
             epoch=self._epoch,
         )
+        self._records[record.job] = record
+        self._moving.add(record.job)
+        self._queued_bytes += len(record.keys) * self.block_bytes
 
     @property
     def _epoch(self) -> int:

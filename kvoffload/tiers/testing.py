@@ -15,6 +15,7 @@ import os
 import select
 import threading
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -555,7 +556,9 @@ class TierConformance(ABC):
         with self.opened() as (tier, region):
             keys = self.keys(8)
             self.store(tier, region, keys)
-            child = os.fork()
+            with warnings.catch_warnings():  # of forking beside other threads
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
             if child == 0:
                 code = 1
                 try:
