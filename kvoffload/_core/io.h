@@ -190,7 +190,7 @@ typedef struct kvo_job {
     int64_t in_flight; /* blocks that threads work on */
     int op;
     int copying;       /* threads that copy to or from the region now */
-    int ended, late;
+    int ended, late, given_up;
     kvo_entry is_late, end, settling;
     kvo_block *blocks; /* (size,) by slot */
     int8_t *found;     /* (size,) statuses, in order of submission; another (size,) for `end` */
@@ -669,6 +669,13 @@ static inline int kvo_drop(kvo_pool *pool, kvo_job *job, int64_t count, int stat
     return 0;
 }
 
+/* End a job that nobody copies: at once where it is staged, else when its calls return. */
+static inline void kvo_give_up(kvo_pool *pool, kvo_job *job) {
+    job->given_up = 1;
+    if (kvo_drop(pool, job, job->next, KVO_STATUS_UNAVAILABLE) && pool->staging && !job->ended)
+        kvo_end(pool, job, KVO_STATUS_UNAVAILABLE);
+}
+
 /* Wake a thread for work of a kind; reads may wake one that writes too. */
 static inline void kvo_wake(kvo_pool *pool, int op) {
     if (op == KVO_READ && pool->idle_read)
@@ -753,6 +760,7 @@ static inline int kvo_deliver(kvo_worker *worker, kvo_job *job, kvo_block *run, 
     pthread_mutex_lock(&pool->lock);
     job->copying--;
     pthread_cond_signal(&pool->keep);
+    pthread_cond_broadcast(&pool->idle);
     pthread_mutex_unlock(&pool->lock);
     return 1;
 }
@@ -893,6 +901,7 @@ static inline int kvo_copy_one(kvo_pool *pool, struct iovec *views) {
     if (pool->closing) {
         kvo_give_back(pool, block, 1, 1);
         kvo_settle_if_idle(pool, job);
+        pthread_cond_broadcast(&pool->idle);
         return 1;
     }
     if (job->copied == 0)
@@ -1118,7 +1127,12 @@ static inline int kvo_pool_close(kvo_pool *pool, int64_t timeout_ns) {
     pool->last_chore = NULL;
     for (job = pool->jobs; job; job = following) {
         following = job->following;
-        (void)kvo_drop(pool, job, job->next, KVO_STATUS_UNAVAILABLE);
+        if (job->copying) { /* the list may change meanwhile: begin again */
+            kvo_cond_wait(&pool->idle, &pool->lock, INT64_MAX);
+            following = pool->jobs;
+        } else if (!job->given_up) {
+            kvo_give_up(pool, job);
+        }
     }
     pthread_cond_broadcast(&pool->work_read);
     pthread_cond_broadcast(&pool->work_write);

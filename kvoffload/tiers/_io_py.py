@@ -464,7 +464,10 @@ class Pool:
             self._closing = True
             self._chores.clear()
             for job in list(self._jobs.values()):
-                self._drop(job, job.next, Status.UNAVAILABLE)
+                while job.copying:
+                    self._idle.wait()
+                if job.number in self._jobs:
+                    self._give_up(job)
             self._work.notify_all()
             self._keep.notify()
         for thread in self._threads:
@@ -499,6 +502,12 @@ class Pool:
         if job in self._queues[job.op] and job.next == job.count:
             self._queues[job.op].remove(job)
         self._settle_if_idle(job)
+
+    def _give_up(self, job: _Job) -> None:
+        """End a job that nobody copies: at once where it is staged, else when its calls return."""
+        self._drop(job, job.next, Status.UNAVAILABLE)
+        if self._staging is not None and not job.ended and job.number in self._jobs:
+            self._end(job, Status.UNAVAILABLE)
 
     def _end(self, job: _Job, unfinished: Status) -> None:
         """Give the region's blocks back to the caller."""
@@ -620,6 +629,7 @@ class Pool:
         with self._lock:
             job.copying -= 1
             self._keep.notify()
+            self._idle.notify_all()
         return True
 
     def _do_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
@@ -686,6 +696,7 @@ class Pool:
         if self._closing:
             self._staging.give_back(buffers, put=True)
             self._settle_if_idle(job)
+            self._idle.notify_all()
             return True
         if job.copied == 0:
             self._queues[WRITE].append(job)

@@ -369,7 +369,7 @@ class Tier(ABC):
     def close(self, timeout_s: float = 5.0) -> bool:
         """Let jobs under way end, and give everything back. A second call does nothing.
 
-        Jobs that have not started by `timeout_s` seconds end with `Status.UNAVAILABLE`. `poll`
+        What is not done by `timeout_s` seconds ends with `Status.UNAVAILABLE`. `poll`
         returns the last ends, `stats` the last counters; every other method then raises
         RuntimeError.
 

@@ -11,6 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from .base import Status
 
 __all__ = ["METRICS", "SECONDS_BUCKETS", "Metric", "Sample", "TierMetrics"]
@@ -43,7 +46,12 @@ METRICS = (
     Metric("hits", "counter", (), "keys that were looked up and are there"),
     Metric("misses", "counter", (), "keys that were looked up and are not there"),
     Metric("unknown", "counter", (), "keys that were looked up and have to be asked for"),
-    Metric("blocks", "counter", ("op", "status"), "blocks of jobs that ended, by outcome"),
+    Metric(
+        "blocks",
+        "counter",
+        ("op", "status"),
+        "blocks of jobs that ended, by outcome; op store: of puts, when it is known",
+    ),
     Metric("bytes", "counter", ("op",), "bytes that were moved"),
     Metric("evicted", "counter", ("reason",), "blocks that left"),
     Metric("declined", "counter", (), "blocks that the policy did not admit"),
@@ -79,7 +87,8 @@ class TierMetrics:
     hits, misses, unknown : int
         Keys that were looked up.
     blocks : Counter of (str, int)
-        Blocks by operation and `Status`.
+        Blocks by operation and `Status`. ``"put"`` is what callers were told, ``"store"`` what
+        became of the blocks that were to be written.
     nbytes : Counter of str
         Bytes moved, by operation.
     evicted : Counter of str
@@ -103,12 +112,19 @@ class TierMetrics:
         self._buckets[op][bisect_left(SECONDS_BUCKETS, seconds)] += 1
         self._seconds[op] += seconds  # type: ignore[assignment] # a float
 
+    def count(self, op: str, statuses: npt.NDArray[np.int8]) -> None:
+        """Count the blocks of a job."""
+        for value, count in enumerate(np.bincount(statuses).tolist()):
+            if count:
+                self.blocks[op, value] += count
+
     def stats(self) -> dict[str, int]:
         """Return the counters as one flat dict, such as ``put_ok`` and ``evicted_corrupt``."""
         found = {"hits": self.hits, "misses": self.misses, "unknown": self.unknown}
-        for op in ("query", "put", "get"):
+        for op in ("query", "put", "get", "store"):
             for status in Status:
                 found[f"{op}_{status.name.lower()}"] = self.blocks[op, status]
+        for op in ("put", "get"):
             found[f"{op}_bytes"] = self.nbytes[op]
         for reason in ("evicted", "discarded", "corrupt", "failed", "forgotten"):
             found[f"removed_{reason}"] = self.evicted[reason]

@@ -206,9 +206,7 @@ class PooledTier(Tier):
         seconds = time.monotonic() - started
         self._done.append(Done(job, op, status, nbytes, seconds))
         metrics = self._metrics
-        for value, count in enumerate(np.bincount(status).tolist()):
-            if count:
-                metrics.blocks[op, value] += count
+        metrics.count(op, status)
         metrics.nbytes[op] += nbytes
         metrics.observe(op, seconds)
 
@@ -408,7 +406,9 @@ class PooledTier(Tier):
     def _count(self, record: Record, statuses: npt.NDArray[np.int8]) -> None:
         """Tell the breaker what became of a job."""
         breaker = self._breaker(record)
-        if record.op == "get":
+        if record.op == "put":
+            self._metrics.count("store", statuses)
+        else:
             breaker.count_corrupt(
                 int(np.count_nonzero(statuses == Status.CORRUPT)),
                 int(np.count_nonzero(statuses == Status.OK)),

@@ -109,6 +109,19 @@ def open_slab(path: Path, num_blocks: int, **options) -> tuple[FileTier, Region]
     return tier, region
 
 
+def stop_clock(tier: FileTier) -> None:
+    """Let no time pass for the breakers: open ones stay open, however slow the machine."""
+    for breaker in (tier._reads, tier._writes):
+        breaker._clock = lambda: 0.0
+
+
+def start_clock(tier: FileTier) -> None:
+    """Let time pass again."""
+    for breaker in (tier._reads, tier._writes):
+        breaker._clock = time.monotonic
+        breaker._retry_at = 0.0
+
+
 # -- file systems --------------------------------------------------------------------------------
 
 

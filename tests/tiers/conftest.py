@@ -1,6 +1,7 @@
 """What the tests of tiers share: both implementations, namespaces, tiers in folders of their
 own."""
 
+import importlib
 from types import ModuleType
 
 import pytest
@@ -22,6 +23,12 @@ def twin_of(twin: ModuleType) -> Twin:
     from kvoffload._core import io
 
     return Twin.of(twin.CPUOffloadingManager, io)
+
+
+@pytest.fixture(scope="session")
+def python_twin() -> Twin:
+    """Return the implementation in Python alone."""
+    return Twin.of(importlib.import_module("kvoffload._python").CPUOffloadingManager, _io_py)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from .layout import (
     record_offset,
 )
 
-__all__ = ["SlabFiles", "lock_folder", "new_epoch", "opens_direct", "read_table"]
+__all__ = ["SlabFiles", "check_space", "lock_folder", "new_epoch", "opens_direct", "read_table"]
 
 _OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 _LARGEST_JSON = 2**20
@@ -337,10 +337,36 @@ class SlabFiles:
 
     def _explain(self, error: OSError, wanted: int) -> NoReturn:
         if error.errno in _NO_SPACE:
-            raise TierSpaceError(
-                f"{self.folder} needs {wanted} bytes for its capacity: {error.strerror}"
-            ) from error
+            raise _no_space(self.folder, wanted) from error
         raise TierError(f"{error.filename or self.folder}: {error.strerror}") from error
+
+
+def _no_space(folder: Path, wanted: int) -> TierSpaceError:
+    return TierSpaceError(
+        f"{folder} needs {wanted} bytes for its capacity: {os.strerror(errno.ENOSPC)}"
+    )
+
+
+def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
+    """Refuse a capacity that the file system cannot have room for, before anything is made for it.
+
+    Raises
+    ------
+    TierSpaceError
+        If it has not.
+    """
+    folder = path / namespace.fingerprint.hex()
+    wanted = num_slots * round_up(namespace.block_bytes)
+    held = 0
+    with contextlib.suppress(OSError):
+        held = 512 * (folder / BLOCKS).stat().st_blocks
+    existing = folder
+    while not existing.exists() and existing.parent != existing:
+        existing = existing.parent
+    with contextlib.suppress(OSError):
+        system = os.statvfs(existing)
+        if wanted - held > system.f_bfree * system.f_frsize:
+            raise _no_space(folder, wanted)
 
 
 def _allocate(fd: int, nbytes: int) -> None:

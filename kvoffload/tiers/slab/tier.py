@@ -39,7 +39,7 @@ from kvoffload.tiers.staging import STAGING_BYTES
 from kvoffload.tiers.twins import Twin
 
 from .layout import STAMP_BYTES, record_offset
-from .table import SlabFiles, new_epoch
+from .table import SlabFiles, check_space, new_epoch
 
 __all__ = ["FileTier"]
 
@@ -143,6 +143,7 @@ class FileTier(IndexedTier):
         self._ack_copied = ack == "copied"
         self._staged = bool(staged)
         self.namespace = namespace
+        check_space(Path(path), namespace, num_slots)
         super().__init__(
             name,
             num_slots,
