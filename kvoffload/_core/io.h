@@ -179,7 +179,7 @@ typedef struct kvo_entry {
 
 typedef struct kvo_job {
     struct kvo_job *previous, *following; /* in the list of jobs that have not settled */
-    struct kvo_job *behind;               /* in the queue that it lies in */
+    struct kvo_job *behind[2];            /* in its queue, and in that of jobs to copy */
     int64_t number;
     int64_t deadline;  /* ns */
     uint64_t epoch;
@@ -208,6 +208,7 @@ typedef struct kvo_chore {
 
 typedef struct {
     kvo_job *first, *last;
+    int link; /* which `behind` of its jobs */
 } kvo_queue;
 
 struct kvo_pool;
@@ -555,9 +556,9 @@ static inline int kvo_is_staged_put(const kvo_pool *pool, const kvo_job *job) {
 }
 
 static inline void kvo_queue_push(kvo_queue *queue, kvo_job *job) {
-    job->behind = NULL;
+    job->behind[queue->link] = NULL;
     if (queue->last)
-        queue->last->behind = job;
+        queue->last->behind[queue->link] = job;
     else
         queue->first = job;
     queue->last = job;
@@ -567,14 +568,14 @@ static inline void kvo_queue_remove(kvo_queue *queue, kvo_job *job) {
     kvo_job *before = NULL, *at = queue->first;
     while (at && at != job) {
         before = at;
-        at = at->behind;
+        at = at->behind[queue->link];
     }
     if (!at)
         return;
     if (before)
-        before->behind = job->behind;
+        before->behind[queue->link] = job->behind[queue->link];
     else
-        queue->first = job->behind;
+        queue->first = job->behind[queue->link];
     if (queue->last == job)
         queue->last = before;
 }
@@ -1172,6 +1173,7 @@ static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *
     pool->store.memory.parts = NULL;
     pool->region = *region;
     pool->region.parts = malloc((size_t)region->num_parts * sizeof(kvo_part));
+    pool->to_copy.link = 1; /* a staged put lies in both while it is copied */
     pool->ack_copied = ack_copied;
     pool->wake_at = INT64_MAX;
     pool->num_writers =

@@ -11,6 +11,7 @@ from kvoffload.tiers.twins import Twin
 MODES = {
     "direct": {},
     "staged": {"staged": True},
+    "staged, two buffers": {"staged": True, "staging_bytes": 0},
     "staged, one thread, stored": {"staged": True, "threads": 1, "ack": "stored"},
 }
 
