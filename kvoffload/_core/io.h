@@ -56,8 +56,9 @@ enum kvo_status {
 enum kvo_operation { KVO_READ = 0, KVO_WRITE = 1 };
 enum kvo_flag { KVO_LATE = 1, KVO_ENDED = 2, KVO_SETTLED = 4, KVO_CHORE = 8 };
 
-#define KVO_RUN_BYTES ((int64_t)8 << 20) /* that one call moves at most, unless a block is larger */
-#define KVO_RUN_BLOCKS 1024              /* likewise */
+#define KVO_RUN_BYTES ((int64_t)8 << 20)   /* that one call moves at most, unless a block is larger */
+#define KVO_SHORT_RUN ((int64_t)2 << 20)   /* of which jobs are not cut into smaller ones */
+#define KVO_RUN_BLOCKS 1024                /* that one call moves at most */
 #define KVO_MAX_VIEWS 1024               /* pieces that one system call takes */
 #define KVO_READ_ONLY_THREADS 2
 #define KVO_SEAL_BYTES 64
@@ -685,6 +686,15 @@ static inline void kvo_wake(kvo_pool *pool, int op) {
         pthread_cond_signal(&pool->work_write);
 }
 
+/* How many blocks of a job move in one call at most: the threads have two runs each of a job that
+ * is large enough, so that one's sums are made while the other's bytes move. */
+static inline int64_t kvo_run_blocks(const kvo_pool *pool, const kvo_job *job) {
+    int64_t each = pool->store.slot_bytes, most = job->size * each / (2 * pool->num_workers);
+    most = most < KVO_SHORT_RUN ? KVO_SHORT_RUN : most > KVO_RUN_BYTES ? KVO_RUN_BYTES : most;
+    most = most / each > KVO_RUN_BLOCKS ? KVO_RUN_BLOCKS : most / each;
+    return most > 1 ? most : 1;
+}
+
 /* Whether a run could be taken. */
 static inline int kvo_has_run(const kvo_pool *pool, int op) {
     const kvo_job *job = pool->queues[op].first;
@@ -700,16 +710,17 @@ static inline int kvo_has_run(const kvo_pool *pool, int op) {
 /* Take a run from the front of a queue; the number of its blocks, from `*run` on. */
 static inline int64_t kvo_take(kvo_pool *pool, int op, kvo_job **taken, kvo_block **run) {
     kvo_job *job = pool->queues[op].first;
-    int64_t stop, count = 1, place, each = pool->store.slot_bytes;
+    int64_t stop, count = 1, place, most;
     if (!kvo_has_run(pool, op))
         return 0;
+    most = kvo_run_blocks(pool, job);
     stop = kvo_is_staged_put(pool, job) ? job->copied : job->count;
     if (pool->staging && op == KVO_READ && stop - job->next > pool->num_free)
         stop = job->next + pool->num_free;
     *run = job->blocks + job->next;
-    while (job->next + count < stop && count < KVO_RUN_BLOCKS &&
-           (*run)[count].slot == (*run)[count - 1].slot + 1 && (count + 1) * each <= KVO_RUN_BYTES
-           && (count + 1) * pool->region.num_parts <= KVO_MAX_VIEWS)
+    while (job->next + count < stop && count < most &&
+           (*run)[count].slot == (*run)[count - 1].slot + 1 &&
+           (count + 1) * pool->region.num_parts <= KVO_MAX_VIEWS)
         count++;
     if (pool->staging && op == KVO_READ)
         for (place = 0; place < count; place++)

@@ -42,6 +42,7 @@ from .pool import (
     RUN_BLOCKS,
     RUN_BYTES,
     SETTLED,
+    SHORT_RUN_BYTES,
     WRITE,
     Entry,
 )
@@ -135,7 +136,6 @@ class Store(ABC):
 
     def run_length(self, blocks: Sequence[Block], start: int, stop: int) -> int:
         """Return how many of the blocks from `start` on move in one call; here, adjacent slots."""
-        stop = min(stop, start + max(1, min(RUN_BYTES // self.slot_bytes, RUN_BLOCKS)))
         end = start + 1
         while end < stop and blocks[end].slot == blocks[end - 1].slot + 1:
             end += 1
@@ -302,10 +302,18 @@ class _Job:
         "next",
         "number",
         "op",
+        "run_blocks",
     )
 
     def __init__(
-        self, number: int, op: int, blocks: list[Block], deadline: float, epoch: int
+        self,
+        number: int,
+        op: int,
+        blocks: list[Block],
+        *,
+        deadline: float,
+        epoch: int,
+        run_blocks: int,
     ) -> None:
         self.number = number
         self.op = op
@@ -320,6 +328,7 @@ class _Job:
         self.ended = False
         self.late = False
         self.found = np.full(len(blocks), MOVING, np.int8)  # statuses, in order of submission
+        self.run_blocks = run_blocks  # that move in one call at most
 
     def cut(self, count: int, status: Status) -> None:
         """Work on the first `count` blocks only; the others have this status."""
@@ -401,7 +410,14 @@ class Pool:
         places = zip(range(len(keys)), keys, slots.tolist(), ids.tolist(), strict=True)
         blocks = [Block(key, slot, block_id, place) for place, key, slot, block_id in places]
         blocks.sort(key=attrgetter("slot"))
-        made = _Job(job, op, blocks, time.monotonic() + timeout_s, epoch)
+        made = _Job(
+            job,
+            op,
+            blocks,
+            deadline=time.monotonic() + timeout_s,
+            epoch=epoch,
+            run_blocks=self._run_blocks(len(blocks)),
+        )
         if self._staging is None:
             region = self._region
             for block in blocks:
@@ -481,6 +497,13 @@ class Pool:
         """Forget the threads, in a forked child, where there are none."""
         self._threads = []
         self._signal.close()
+
+    def _run_blocks(self, size: int) -> int:
+        """Return how many blocks of a job move in one call at most."""
+        each = self._store.slot_bytes
+        most = size * each // (2 * len(self._running))
+        most = min(max(most, SHORT_RUN_BYTES), RUN_BYTES) // each
+        return max(1, min(most, RUN_BLOCKS))
 
     # -- jobs, under the lock ----------------------------------------------------------------
 
@@ -567,7 +590,7 @@ class Pool:
         stop = job.copied if self._staging is not None and op == WRITE else job.count
         if job.next == stop:
             return None  # the keeper has copied no more of it
-        count = self._store.run_length(job.blocks, job.next, stop)
+        count = self._store.run_length(job.blocks, job.next, min(stop, job.next + job.run_blocks))
         if self._staging is not None and op == READ:
             buffers = self._staging.take(count, put=False)
             if not buffers:

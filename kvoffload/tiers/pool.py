@@ -39,6 +39,7 @@ __all__ = [
     "RUN_BLOCKS",
     "RUN_BYTES",
     "SETTLED",
+    "SHORT_RUN_BYTES",
     "WRITE",
     "Entry",
     "Pool",
@@ -61,6 +62,12 @@ MOVING = -1
 
 RUN_BYTES = 8 * 2**20
 """Bytes that one call moves at most, unless a block is larger."""
+SHORT_RUN_BYTES = 2 * 2**20
+"""Bytes of a run of which a job is not cut into smaller ones.
+
+Of a larger job each thread gets two runs, up to `RUN_BYTES`: so that the sums of one are made while
+the bytes of another move.
+"""
 RUN_BLOCKS = 1024
 """Blocks that one call moves at most."""
 READ_ONLY_THREADS = 2
