@@ -208,7 +208,7 @@ class Fs:
             if found is not LookupResult.RETRY:
                 self.manager.on_request_finished(context)
                 return found is LookupResult.HIT
-            self.manager.on_schedule_end(ScheduleEndContext())
+            self.manager.on_schedule_end(ScheduleEndContext([], []))
             time.sleep(0)
 
     def empty(self) -> None:
@@ -503,7 +503,7 @@ class Bench:
             for key in asked:
                 fs.manager.lookup(key, context)
             while any(fs.manager.lookup(key, context) is LookupResult.RETRY for key in asked):
-                fs.manager.on_schedule_end(ScheduleEndContext())
+                fs.manager.on_schedule_end(ScheduleEndContext([], []))
                 time.sleep(0.01)
             sides["fs"] = lambda _: [fs.manager.lookup(key, context) for key in asked]
         times = interleave(sides, 10 * self.rounds)

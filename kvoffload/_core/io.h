@@ -56,9 +56,9 @@ enum kvo_status {
 enum kvo_operation { KVO_READ = 0, KVO_WRITE = 1 };
 enum kvo_flag { KVO_LATE = 1, KVO_ENDED = 2, KVO_SETTLED = 4, KVO_CHORE = 8 };
 
-#define KVO_RUN_BYTES ((int64_t)8 << 20)   /* that one call moves at most, unless a block is larger */
-#define KVO_SHORT_RUN ((int64_t)2 << 20)   /* of which jobs are not cut into smaller ones */
-#define KVO_RUN_BLOCKS 1024                /* that one call moves at most */
+#define KVO_RUN_BYTES ((int64_t)8 << 20) /* that one call moves at most, unless one block is more */
+#define KVO_SHORT_RUN ((int64_t)2 << 20) /* of which jobs are not cut into smaller ones */
+#define KVO_RUN_BLOCKS 1024              /* that one call moves at most */
 #define KVO_MAX_VIEWS 1024               /* pieces that one system call takes */
 #define KVO_READ_ONLY_THREADS 2
 #define KVO_SEAL_BYTES 64

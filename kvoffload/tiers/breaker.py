@@ -38,7 +38,7 @@ class Breaker:
 
     Notes
     -----
-    Thread-safety: callers serialise. Complexity: O(1) per call, `count_corrupt` O(n) in blocks.
+    Thread-safety: callers serialise. Complexity: O(1) per call.
     """
 
     __slots__ = (
@@ -116,9 +116,10 @@ class Breaker:
 
     def count_corrupt(self, corrupt: int, sound: int) -> None:
         """Count blocks that were read."""
-        for bit, count in ((0, min(sound, CORRUPT_WINDOW)), (1, min(corrupt, CORRUPT_WINDOW))):
-            for _ in range(count):
-                self._window = (self._window << 1 | bit) & _WINDOW_MASK
+        if corrupt or self._window:
+            sound, corrupt = min(sound, CORRUPT_WINDOW), min(corrupt, CORRUPT_WINDOW)
+            window = self._window << sound << corrupt | (1 << corrupt) - 1
+            self._window = window & _WINDOW_MASK
         if self._window.bit_count() >= CORRUPT_LIMIT:
             self._stopped = True
             self.closed = False

@@ -91,7 +91,8 @@ class IndexedTier(PooledTier):
         self._slot_of = np.arange(num_slots, dtype=np.int64)
         self._sums = np.zeros(num_slots, np.uint64)
         self._hidden: dict[bytes, _Hidden] = {}
-        self._num_dropped = 0  # keys in `_hidden` that are dead or doomed
+        self._num_dropped = 0  # keys in `_hidden` that are dead, doomed or unwanted
+        self._num_restored = 0  # keys in `_hidden` that are stored again
         self._busy: Counter[int] = Counter()  # slots that threads use for jobs of before a forget
 
     # -- for the tiers that build on it ------------------------------------------------------
@@ -212,6 +213,7 @@ class IndexedTier(PooledTier):
         pinned = self._index.prepare_load(keys)
         self._hidden.update(dict.fromkeys(keys, _Hidden.RESTORING))
         self._num_dropped -= len(keys)
+        self._num_restored += len(keys)
         slots: npt.NDArray[np.int64] = self._slot_of[pinned.block_ids]
         return slots
 
@@ -310,7 +312,7 @@ class IndexedTier(PooledTier):
 
     # -- what became of it -------------------------------------------------------------------
 
-    def _settled(self, record: Record, statuses: npt.NDArray[np.int8]) -> None:
+    def _settled(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
         if record.generation != self._generation:
             self._busy.subtract(record.slots.tolist())
             self._busy = +self._busy
@@ -320,12 +322,18 @@ class IndexedTier(PooledTier):
             return
         self._index.complete_load(record.keys)
         for status, reason in ((Status.CORRUPT, "corrupt"), (Status.FAILED, "failed")):
-            if (statuses == status).any():
+            if counts[status]:
                 places = np.flatnonzero(statuses == status).tolist()
                 self._kill([record.keys[place] for place in places], reason)
 
     def _put_ended(self, keys: list[bytes], are_ok: list[bool]) -> None:
         hidden = self._hidden
+        if all(are_ok) and not self._num_dropped and not self._num_restored:
+            for key in keys:
+                del hidden[key]
+            self._index.complete_store(keys)
+            self._emit(keys, removed=False)
+            return
         stored: list[bytes] = []
         failed: list[bytes] = []
         restored: list[bytes] = []
@@ -336,6 +344,7 @@ class IndexedTier(PooledTier):
             self._num_dropped -= not wanted
             if why in (_Hidden.RESTORING, _Hidden.UNWANTED):
                 restored.append(key)
+                self._num_restored -= 1
             elif not is_ok:
                 failed.append(key)
                 continue
@@ -400,7 +409,7 @@ class IndexedTier(PooledTier):
         self._generation += 1
         self._index.reset_cache()
         self._hidden.clear()
-        self._num_dropped = 0
+        self._num_dropped = self._num_restored = 0
         self._busy = Counter(
             slot for record in self._records.values() for slot in record.slots.tolist()
         )

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from .base import Status
 
@@ -112,11 +109,11 @@ class TierMetrics:
         self._buckets[op][bisect_left(SECONDS_BUCKETS, seconds)] += 1
         self._seconds[op] += seconds  # type: ignore[assignment] # a float
 
-    def count(self, op: str, statuses: npt.NDArray[np.int8]) -> None:
-        """Count the blocks of a job."""
-        for value, count in enumerate(np.bincount(statuses).tolist()):
+    def count(self, op: str, counts: Sequence[int]) -> None:
+        """Count the blocks of a job, of which so many have each `Status`."""
+        for status, count in enumerate(counts):
             if count:
-                self.blocks[op, value] += count
+                self.blocks[op, status] += count
 
     def stats(self) -> dict[str, int]:
         """Return the counters as one flat dict, such as ``put_ok`` and ``evicted_corrupt``."""

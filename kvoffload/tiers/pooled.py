@@ -143,8 +143,11 @@ class PooledTier(Tier):
         """Start the threads; sets `direct`."""
 
     @abstractmethod
-    def _settled(self, record: Record, statuses: npt.NDArray[np.int8]) -> None:
-        """Take note of what the store did with a job's blocks: `statuses` is of `record.keys`."""
+    def _settled(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+        """Take note of what the store did with a job's blocks.
+
+        `statuses` are those of `record.keys`, and `counts` how many there are of each.
+        """
 
     def _chore_done(self, what: Any, status: int) -> None:
         """Take note that a chore is done."""
@@ -206,7 +209,7 @@ class PooledTier(Tier):
         seconds = time.monotonic() - started
         self._done.append(Done(job, op, status, nbytes, seconds))
         metrics = self._metrics
-        metrics.count(op, status)
+        metrics.count(op, _counts(status))
         metrics.nbytes[op] += nbytes
         metrics.observe(op, seconds)
 
@@ -380,20 +383,22 @@ class PooledTier(Tier):
             if flags & LATE:
                 self._breaker(record).trip()
                 record.failed = True
+            if flags & ENDED or flags & SETTLED:
+                counts = _counts(statuses)
             if flags & ENDED:
-                self._ended(record, statuses)
+                self._ended(record, statuses, counts)
             if flags & SETTLED:
                 del self._records[job]
-                self._count(record, statuses)
-                self._settled(record, statuses)
+                self._count(record, counts)
+                self._settled(record, statuses, counts)
 
-    def _ended(self, record: Record, statuses: npt.NDArray[np.int8]) -> None:
+    def _ended(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
         self._moving.discard(record.job)
         self._queued_bytes -= len(record.keys) * self.block_bytes
-        if _is_failure(statuses):
+        if not _any(counts, _ANSWERED) and _any(counts, _FAILING):
             record.failed = True
             self._breaker(record).fail()
-        moved = int(np.count_nonzero(statuses == Status.OK)) * self.block_bytes
+        moved = counts[Status.OK] * self.block_bytes
         if record.op == "get" and record.generation != self._generation:
             # what was forgotten meanwhile is not served
             statuses = np.where(statuses == Status.OK, np.int8(Status.MISS), statuses)
@@ -403,17 +408,14 @@ class PooledTier(Tier):
             record.status[record.places] = statuses
         self._finish(record.job, record.op, record.started, record.status, moved)
 
-    def _count(self, record: Record, statuses: npt.NDArray[np.int8]) -> None:
+    def _count(self, record: Record, counts: list[int]) -> None:
         """Tell the breaker what became of a job."""
         breaker = self._breaker(record)
         if record.op == "put":
-            self._metrics.count("store", statuses)
+            self._metrics.count("store", counts)
         else:
-            breaker.count_corrupt(
-                int(np.count_nonzero(statuses == Status.CORRUPT)),
-                int(np.count_nonzero(statuses == Status.OK)),
-            )
-        if np.isin(statuses, _ANSWERED).any():
+            breaker.count_corrupt(counts[Status.CORRUPT], counts[Status.OK])
+        if _any(counts, _ANSWERED):
             breaker.succeed()
         elif not record.failed:
             breaker.fail()
@@ -422,8 +424,14 @@ class PooledTier(Tier):
         return self._reads if record.op == "get" else self._writes
 
 
-def _is_failure(statuses: npt.NDArray[np.int8]) -> bool:
-    return bool(np.isin(statuses, _FAILING).any() and not np.isin(statuses, _ANSWERED).any())
+def _counts(statuses: npt.NDArray[np.int8]) -> list[int]:
+    """Return how many of the statuses are each `Status`."""
+    counts: list[int] = np.bincount(statuses, minlength=len(Status)).tolist()
+    return counts
+
+
+def _any(counts: list[int], statuses: tuple[Status, ...]) -> bool:
+    return any(counts[status] for status in statuses)
 
 
 def block_ids(ids: BlockIDs) -> npt.NDArray[np.int64]:

@@ -239,7 +239,7 @@ class FileTier(IndexedTier):
         count = len(slots)
         self._stamps[slots] = np.arange(self._stamp_clock + 1, self._stamp_clock + 1 + count)
         self._stamp_clock += count
-        self._stale_stamps.update(np.unique(slots // STAMPS_PER_PAGE).tolist())
+        self._stale_stamps.update((slots // STAMPS_PER_PAGE).tolist())
 
     def _write_stamps(self, most: int | None) -> None:
         """Have stamps that changed written, in at most so many pieces."""
