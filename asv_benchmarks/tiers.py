@@ -504,8 +504,8 @@ class Bench:
     def lookups(self) -> Iterator[Row]:
         """Compare lookups of keys that are there, each key for the first time in its request.
 
-        ``fs`` answers the first call with RETRY and asks its files meanwhile; the calls are counted,
-        the engine's step between them is not.
+        ``fs`` answers the first call with RETRY and asks its files meanwhile; the calls are
+        counted, the engine's step between them is not.
         """
         block_bytes, count = 4 * KIB, 10_000
         region = self.region(1000, block_bytes)
