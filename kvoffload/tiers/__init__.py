@@ -17,9 +17,11 @@ from .opening import open_tier
 from .region import Region
 from .seal import stored_key
 from .slab import FileTier
+from .store import Fetched, TieredStore
 
 __all__ = [
     "Done",
+    "Fetched",
     "FileTier",
     "Health",
     "MemoryTier",
@@ -32,6 +34,7 @@ __all__ = [
     "TierEvent",
     "TierInUseError",
     "TierSpaceError",
+    "TieredStore",
     "open_tier",
     "stored_key",
     "weights_identity",
