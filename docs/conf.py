@@ -3,6 +3,7 @@
 from importlib.metadata import version as installed_version
 
 from kvoffload.policies import registry
+from kvoffload.tiers.metrics import METRICS
 
 project = "kvoffload"
 author = "The kvoffload developers"
@@ -50,7 +51,16 @@ def policy_table():
     return "\n".join(lines)
 
 
-myst_substitutions = {"policy_table": policy_table()}
+def tier_metrics():
+    """Make the table of the metrics of tiers from the library's own."""
+    lines = ["| name | kind | labels | what |", "|---|---|---|---|"]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(lines)
+
+
+myst_substitutions = {"policy_table": policy_table(), "tier_metrics": tier_metrics()}
 
 html_theme = "furo"
 html_title = "kvoffload"

@@ -1,23 +1,32 @@
-"""An engine in miniature: real bytes, moved between two arrays by threads, every byte verified.
+"""An engine in miniature: real bytes between a device, host memory and tiers, every byte verified.
 
-`device` stands for the accelerator's memory and `host` for the offload medium. The scheduler's
-thread alone talks to the manager, so it needs no lock; the workers only copy what they are told to.
-Several requests are in flight at once, and the host is too small for all of them.
+`device` stands for the accelerator's memory; a `TieredStore` has host memory and, behind it, a disk
+and a server. The scheduler's thread alone talks to the store, so that it needs no lock; workers
+copy what they are told to between device and host, and the tiers' threads do the rest. Several
+requests are in flight at once, and the host is too small for all of them.
+
+On the way the server hangs and comes back, and the file on the disk is destroyed. The engine does
+not notice, but for blocks that it has to compute again.
 """
 
 import hashlib
 import random
+import tempfile
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from kvoffload import CPUOffloadingManager
+from kvoffload.tiers import Fetched, FileTier, Namespace, Region, TieredStore
+from kvoffload.tiers.testing import FaultyTier
 
 BLOCK_TOKENS = 16
 BLOCK_BYTES = 16_384
+DEADLINE_S = 0.25  # what a request waits for the tiers at most
 
 
 def block_hashes(tokens: list[int]) -> list[bytes]:
@@ -42,72 +51,84 @@ class Request:
 
     hashes: list[bytes]
     slots: np.ndarray  # (n,) int64, slots on the device
-    num_loaded: int
-    storing: Sequence[bytes] = ()
-    is_loading: bool = True
+    num_loaded: int = 0
+    storing: Sequence[bytes] | None = None  # None while loading
 
 
+@dataclass
 class Engine:
-    """Run prompts through a device cache of no memory of its own, and an offload medium."""
+    """Run prompts through a device cache of no memory of its own, and a store behind it."""
 
-    def __init__(self, device_blocks: int, host_blocks: int, cache_policy: str) -> None:
-        self.device = np.zeros((device_blocks, BLOCK_BYTES), np.uint8)
-        self.host = np.zeros((host_blocks, BLOCK_BYTES), np.uint8)
-        self.free_slots = list(range(device_blocks))
-        self.manager = CPUOffloadingManager(BLOCK_TOKENS, host_blocks, cache_policy)
+    store: TieredStore
+    device: np.ndarray  # (slots, BLOCK_BYTES) uint8
+    free_slots: list[int] = field(default_factory=list)
+    fetching: dict[int, Request] = field(default_factory=dict)
+    copying: dict[Future[None], Request] = field(default_factory=dict)
+    loaded_blocks: int = 0
+    computed_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        self.host = self.store.region.array.reshape(-1, BLOCK_BYTES)
+        self.free_slots = list(range(len(self.device)))
         self.workers = ThreadPoolExecutor(4)
-        self.running: dict[Future[None], Request] = {}
 
     def run(self, prompts: list[list[int]]) -> None:
         """Take prompts in as the device has room, and see them through."""
         waiting = deque(block_hashes(tokens) for tokens in prompts)
-        while waiting or self.running:
+        while waiting or self.fetching or self.copying:
             while waiting and len(waiting[0]) <= len(self.free_slots):
                 self.start(waiting.popleft())
-            for transfer in wait(self.running, return_when=FIRST_COMPLETED).done:
-                request = self.running.pop(transfer)
-                transfer.result()
-                if request.is_loading:
+            for fetched in self.store.step():
+                self.fetched(self.fetching.pop(fetched.job), fetched)
+            for copy in [copy for copy in self.copying if copy.done()]:
+                request = self.copying.pop(copy)
+                copy.result()
+                if request.storing is None:
                     self.loaded(request)
                 else:
                     self.stored(request)
+            self.store.wait(0.001)
 
     def start(self, hashes: list[bytes]) -> None:
-        """Load the prefix that the host has; it is pinned until `loaded`."""
+        """Have the prefix brought that host memory, the disk or the server has."""
         slots = np.array([self.free_slots.pop() for _ in hashes], np.int64)
-        self.manager.touch(hashes)
-        num_hits = self.manager.lookup(hashes)
-        spec = self.manager.prepare_load(hashes[:num_hits])
-        request = Request(hashes, slots, num_hits)
-        self.transfer(request, self.host, spec.block_ids, self.device, slots[:num_hits])
+        self.store.touch(hashes)
+        self.fetching[self.store.fetch(hashes, DEADLINE_S)] = Request(hashes, slots)
+
+    def fetched(self, request: Request, fetched: Fetched) -> None:
+        """Copy what came to the device; it is pinned until `loaded`."""
+        request.num_loaded = fetched.num_blocks
+        slots = request.slots[: request.num_loaded]
+        self.copy(request, self.host, fetched.block_ids, self.device, slots)
 
     def loaded(self, request: Request) -> None:
         """Verify what came, compute the rest, and store what the host lacks."""
         hashes, slots, num_loaded = request.hashes, request.slots, request.num_loaded
-        request.is_loading = False
-        self.manager.complete_load(hashes[:num_loaded])
+        self.store.complete_load(hashes[:num_loaded])
         for block_hash, slot in zip(hashes[:num_loaded], slots[:num_loaded], strict=True):
             if not np.array_equal(self.device[slot], compute(block_hash)):
                 raise RuntimeError(f"block {block_hash.hex()} came back changed")
         for block_hash, slot in zip(hashes[num_loaded:], slots[num_loaded:], strict=True):
             self.device[slot] = compute(block_hash)
+        self.loaded_blocks += num_loaded
+        self.computed_blocks += len(hashes) - num_loaded
 
-        output = self.manager.prepare_store(hashes)
+        output = self.store.prepare_store(hashes)
         if output is None:  # no room: everything is pinned or pending
             self.free_slots.extend(slots.tolist())
             return
         request.storing = output.block_hashes_to_store
         place = dict(zip(hashes, slots.tolist(), strict=True))
-        sources = np.array([place[block_hash] for block_hash in request.storing], np.int64)
-        self.transfer(request, self.device, sources, self.host, output.store_spec.block_ids)
+        sources = np.array([place[one] for one in output.block_hashes_to_store], np.int64)
+        self.copy(request, self.device, sources, self.host, output.store_spec.block_ids)
 
     def stored(self, request: Request) -> None:
-        """Make the stored blocks readable for other requests."""
-        self.manager.touch(request.hashes)
-        self.manager.complete_store(request.storing)
+        """Make the stored blocks readable for other requests; the tiers get them too."""
+        self.store.touch(request.hashes)
+        self.store.complete_store(request.storing or ())
         self.free_slots.extend(request.slots.tolist())
 
-    def transfer(
+    def copy(
         self,
         request: Request,
         source: np.ndarray,
@@ -117,10 +138,10 @@ class Engine:
     ) -> None:
         """Copy blocks in a worker thread; the end is seen by `run`."""
 
-        def copy() -> None:
+        def work() -> None:
             target[target_ids] = source[source_ids]
 
-        self.running[self.workers.submit(copy)] = request
+        self.copying[self.workers.submit(work)] = request
 
 
 def conversations(count: int, turns: int, seed: int) -> list[list[int]]:
@@ -136,18 +157,43 @@ def conversations(count: int, turns: int, seed: int) -> list[list[int]]:
     return prompts
 
 
-def main() -> None:
-    """Run, and say what was moved."""
-    engine = Engine(device_blocks=256, host_blocks=400, cache_policy="arc")
+def main(folder: Path) -> None:
+    """Run, with trouble on the way, and say what was moved."""
+    namespace = Namespace("engine in miniature", BLOCK_BYTES)
+    disk = FileTier(folder, 300 * BLOCK_BYTES, policy="arc", namespace=namespace)
+    server = FaultyTier(1000 * BLOCK_BYTES, namespace=namespace, name="server")
+    host = Region.allocate(150, BLOCK_BYTES)
+    manager = CPUOffloadingManager(BLOCK_TOKENS, 150, "arc")
+    engine = Engine(
+        TieredStore(host, manager, [disk, server]), np.zeros((256, BLOCK_BYTES), np.uint8)
+    )
     prompts = conversations(count=24, turns=10, seed=0)
-    engine.run(prompts)
+
+    engine.run(prompts[:100])
+    server.hang()
+    engine.run(prompts[100:140])
+    (disk.folder / "blocks.dat").write_bytes(b"")  # the disk loses everything
+    engine.run(prompts[140:180])
+    server.resume()
+    for tier in (disk, server):
+        tier.health(reset=True)
+    engine.run(prompts[180:])
+
+    while engine.store.busy:  # what was stored last is on its way to the tiers
+        engine.store.wait(0.1)
+        engine.store.step()
     engine.workers.shutdown()
-    stats = engine.manager.stats()
-    print(f"{len(prompts)} requests of {stats['lookup_blocks']} blocks")
-    print(f"{stats['loaded_blocks']} blocks loaded, every byte as computed")
-    print(f"{stats['stored_blocks']} blocks stored, {stats['evicted_blocks']} evicted")
+    stats = manager.stats()
+    print(f"{len(prompts)} requests of {engine.loaded_blocks + engine.computed_blocks} blocks")
+    print(f"{engine.loaded_blocks} blocks loaded, every byte as computed")
+    print(
+        f"{disk.stats()['get_ok']} of them came from the disk, {server.stats()['get_ok']} from the"
+    )
+    print(f"server; {disk.stats()['get_corrupt']} blocks that the disk had lost were found out")
     print(f"at the end {stats['pinned']} pinned, {stats['pending']} pending")
+    engine.store.close()
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as temporary:
+        main(Path(temporary))

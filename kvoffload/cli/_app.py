@@ -19,6 +19,7 @@ from .generate import generate
 from .info import info
 from .replay import replay
 from .sweep import sweep
+from .tier import tier
 
 DATA_ERROR = 1
 USAGE_ERROR = 2
@@ -41,7 +42,7 @@ def root(ctx: click.Context) -> None:
         ctx.exit(USAGE_ERROR)
 
 
-for command in (replay, sweep, advise, info, generate, convert):
+for command in (replay, sweep, advise, info, generate, convert, tier):
     root.add_command(command)
 
 

@@ -1,0 +1,1257 @@
+/* Threads that move blocks between the caller's region and a store, without the interpreter.
+ *
+ * The contract, its terms and the reasons are in kvoffload/tiers/pool.py; kvoffload/tiers/_io_py.py
+ is
+ * the same in Python, with the same names in the same order. What differs is said at its place.
+ *
+ * Structure
+ *     One mutex guards the queues, the jobs and the buffers; it is never held during I/O or a copy.
+ A
+ *     job lies in the queue of its kind while blocks of it have not been taken; a thread takes a
+ run
+ *     from its front. Idle threads sleep on one of two conditions, by whether they write, and each
+ *     that takes a run wakes one more if there is another run: a small job wakes one thread.
+ * Invariants
+ *     As in Python: a block is taken once; nobody touches the region for a job that has ended. A
+ job's
+ *     memory is freed when its last entry has been read, which is that of its settling.
+ * Errors
+ *     Functions that allocate return -1 or NULL, with nothing changed, if there is no memory.
+ */
+#ifndef KVOFFLOAD_IO_H
+#define KVOFFLOAD_IO_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __linux__
+#include <sys/eventfd.h>
+#endif
+
+#include "xxh3.h"
+
+/* -- the contract's numbers (kvoffload/tiers/base.py, pool.py) --------------------------------- */
+
+enum kvo_status {
+    KVO_MOVING = -1,
+    KVO_STATUS_OK = 0,
+    KVO_STATUS_MISS = 1,
+    KVO_STATUS_CORRUPT = 2,
+    KVO_STATUS_FULL = 3,
+    KVO_STATUS_TIMEOUT = 5,
+    KVO_STATUS_UNAVAILABLE = 6,
+    KVO_STATUS_FAILED = 7
+};
+enum kvo_operation { KVO_READ = 0, KVO_WRITE = 1 };
+enum kvo_flag { KVO_LATE = 1, KVO_ENDED = 2, KVO_SETTLED = 4, KVO_CHORE = 8 };
+
+#define KVO_RUN_BYTES ((int64_t)8 << 20) /* that one call moves at most, unless one block is more */
+#define KVO_SHORT_RUN ((int64_t)2 << 20) /* of which jobs are not cut into smaller ones */
+#define KVO_RUN_BLOCKS 1024              /* that one call moves at most */
+#define KVO_MAX_VIEWS 1024               /* pieces that one system call takes */
+#define KVO_READ_ONLY_THREADS 2
+#define KVO_SEAL_BYTES 64
+#define KVO_KEY_BYTES 40      /* of a key that is stored as it is */
+#define KVO_DIGESTED_BYTES 41 /* the length of the stored form of any other */
+#define KVO_ALIGNMENT 4096
+#define KVO_THREAD_STACK ((size_t)512 << 10) /* bytes */
+#define KVO_GRACE_NS ((int64_t)100000000)    /* that a thread has to notice that the pool closes */
+
+/* -- memory, stores ---------------------------------------------------------------------------- */
+
+typedef struct {
+    int64_t offset, stride, nbytes;
+} kvo_part;
+
+/* Memory of equal blocks; see kvoffload/tiers/region.py. */
+typedef struct {
+    uint8_t *base;
+    kvo_part *parts;
+    int64_t num_parts;
+    int64_t block_bytes;
+} kvo_region;
+
+/* Where blocks are kept: the slots of a file and a table of their seals, or the blocks of a region.
+*/ typedef struct {
+    int is_file;
+    int direct;             /* whether the region's memory is handed to the kernel, or copied from
+    */ int data_fd, table_fd;  /* of a file */
+    int64_t block_bytes;
+    int64_t slot_bytes;     /* from slot to slot */
+    int64_t records_offset; /* of the seal of slot 0 in the table */
+    uint8_t *written;       /* (slots,) of a file: whether the table may have a seal of the slot */
+    uint64_t *sums;         /* (slots,) the sum of the bytes in each slot */
+    kvo_region memory;      /* the second region */
+    uint8_t fingerprint[64];
+    size_t fingerprint_bytes;
+} kvo_store;
+
+static inline void kvo_region_views(const kvo_region *region, int64_t block, struct iovec *views) {
+    int64_t part;
+    for (part = 0; part < region->num_parts; part++) {
+        views[part].iov_base =
+            region->base + region->parts[part].offset + block * region->parts[part].stride;
+        views[part].iov_len = (size_t)region->parts[part].nbytes;
+    }
+}
+
+/* Copy as many bytes as the sources have to the targets, which have as many at least. */
+static inline void kvo_copy(const struct iovec *sources, int64_t num_sources,
+                            const struct iovec *targets) {
+    size_t done = 0, from, count;
+    int64_t source;
+    for (source = 0; source < num_sources; source++) {
+        for (from = 0; from < sources[source].iov_len; from += count) {
+            while (done == targets->iov_len) {
+                targets++;
+                done = 0;
+            }
+            count = sources[source].iov_len - from;
+            count = count < targets->iov_len - done ? count : targets->iov_len - done;
+            memcpy((uint8_t *)targets->iov_base + done,
+                   (const uint8_t *)sources[source].iov_base + from, count);
+            done += count;
+        }
+    }
+}
+
+/* -- seals ------------------------------------------------------------------------------------- */
+
+static inline uint64_t kvo_seed(const kvo_store *store, const uint8_t *key, size_t length) {
+    uint8_t joined[sizeof store->fingerprint + KVO_DIGESTED_BYTES];
+    memcpy(joined, store->fingerprint, store->fingerprint_bytes);
+    memcpy(joined + store->fingerprint_bytes, key, length);
+    return kvo_xxh3_64(joined, store->fingerprint_bytes + length, 0);
+}
+
+/* Write a seal; its layout is in kvoffload/tiers/seal.py. */
+static inline void kvo_seal_pack(uint8_t *seal, const uint8_t *key, size_t length, int64_t nbytes,
+                                 uint64_t sum, uint64_t epoch) {
+    int place;
+    memset(seal, 0, KVO_SEAL_BYTES);
+    memcpy(seal, "KV\1", 3);
+    seal[3] = (uint8_t)length;
+    for (place = 0; place < 4; place++)
+        seal[4 + place] = (uint8_t)(nbytes >> (8 * place));
+    memcpy(seal + 8, key, length < KVO_KEY_BYTES ? length : KVO_KEY_BYTES);
+    kvo_put_little64(seal + 48, sum);
+    kvo_put_little64(seal + 56, kvo_xxh3_64(seal, 56, epoch));
+}
+
+/* Tell whether 64 bytes are a seal of this epoch for blocks of `nbytes`. */
+static inline int kvo_seal_valid(const uint8_t *seal, int64_t nbytes, uint64_t epoch) {
+    return memcmp(seal, "KV\1", 3) == 0 && seal[3] >= 1 && seal[3] <= KVO_DIGESTED_BYTES &&
+           (int64_t)kvo_little32(seal + 4) == nbytes &&
+           kvo_little64(seal + 56) == kvo_xxh3_64(seal, 56, epoch);
+}
+
+/* -- jobs -------------------------------------------------------------------------------------- */
+
+typedef struct {
+    int64_t slot, id;  /* where it is in the store and in the region */
+    uint64_t seed;     /* of its sum */
+    int32_t place;     /* in the job */
+    int32_t buffer;    /* the staging buffer, -1 for none */
+    int8_t status;
+    uint8_t key_length;
+    uint8_t key[KVO_DIGESTED_BYTES];
+} kvo_block;
+
+/* News, which `poll` hands out. */
+typedef struct kvo_entry {
+    struct kvo_entry *next;
+    struct kvo_job *job; /* NULL for a chore */
+    int64_t number;
+    int64_t count; /* of statuses */
+    int8_t *statuses;
+    int flags;
+} kvo_entry;
+
+typedef struct kvo_job {
+    struct kvo_job *previous, *following; /* in the list of jobs that have not settled */
+    struct kvo_job *behind[2];            /* in its queue, and in that of jobs to copy */
+    int64_t number;
+    int64_t deadline;  /* ns */
+    uint64_t epoch;
+    int64_t size;      /* blocks */
+    int64_t next;      /* the first block that no thread has taken */
+    int64_t copied;    /* staged puts: the first block that the keeper has not copied */
+    int64_t count;     /* blocks that are worked on; fewer after a deadline */
+    int64_t in_flight; /* blocks that threads work on */
+    int op;
+    int copying;       /* threads that copy to or from the region now */
+    int ended, late, given_up;
+    kvo_entry is_late, end, settling;
+    kvo_block *blocks; /* (size,) by slot */
+    int8_t *found;     /* (size,) statuses, in order of submission; another (size,) for `end` */
+} kvo_job;
+
+typedef struct kvo_chore {
+    struct kvo_chore *next;
+    kvo_entry entry; /* first to be freed with the chore: see kvo_entry_free */
+    int64_t offset;
+    size_t nbytes;
+    int sync;
+    int8_t status;
+    uint8_t data[];
+} kvo_chore;
+
+typedef struct {
+    kvo_job *first, *last;
+    int link; /* which `behind` of its jobs */
+} kvo_queue;
+
+struct kvo_pool;
+
+/* A thread, and memory for a run. */
+typedef struct {
+    struct kvo_pool *pool;
+    pthread_t thread;
+    kvo_job *running; /* what it works on */
+    struct iovec *views;
+    uint8_t *seals;
+    int writes;
+} kvo_worker;
+
+typedef struct kvo_pool {
+    kvo_region region;
+    kvo_store store;
+    pthread_mutex_t lock;
+    pthread_cond_t work_read, work_write; /* for threads that only read, and for those that write */
+    pthread_cond_t keep, idle;
+    int idle_read, idle_write;            /* threads that wait for each */
+    kvo_queue queues[2];                  /* reads, writes */
+    kvo_queue to_copy;
+    kvo_chore *first_chore, *last_chore;
+    int64_t chores_left;                  /* those under way too */
+    kvo_job *jobs, *last_job;             /* those that have not settled, oldest first */
+    kvo_entry *first_entry, *last_entry;
+    kvo_worker *workers;
+    int num_workers, num_writers;
+    pthread_t keeper;
+    int threads_left;
+    int closing, ack_copied;
+    int64_t wake_at;                      /* when the keeper looks again, ns */
+    int signal_fd, signal_write_fd;
+    uint8_t *staging;                     /* buffers of `store.slot_bytes` each; NULL: direct */
+    int64_t num_buffers, num_free, held_by_puts;
+    int32_t *free_buffers;
+} kvo_pool;
+
+static inline int64_t kvo_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static inline void kvo_cond_init(pthread_cond_t *cond) {
+#ifdef __APPLE__
+    pthread_cond_init(cond, NULL);
+#else
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attributes);
+    pthread_condattr_destroy(&attributes);
+#endif
+}
+
+/* Wait until a time of kvo_now, or INT64_MAX. */
+static inline void kvo_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t until) {
+    struct timespec time;
+    if (until == INT64_MAX) {
+        pthread_cond_wait(cond, lock);
+        return;
+    }
+#ifdef __APPLE__
+    until -= kvo_now();
+    until = until > 0 ? until : 0;
+#endif
+    time.tv_sec = (time_t)(until / 1000000000);
+    time.tv_nsec = (long)(until % 1000000000);
+#ifdef __APPLE__
+    pthread_cond_timedwait_relative_np(cond, lock, &time);
+#else
+    pthread_cond_timedwait(cond, lock, &time);
+#endif
+}
+
+/* -- the signal: a file descriptor that is readable while there is news ------------------------ */
+
+static inline int kvo_signal_open(kvo_pool *pool) {
+#ifdef __linux__
+    pool->signal_fd = pool->signal_write_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return pool->signal_fd < 0 ? -1 : 0;
+#else
+    int ends[2], end;
+    if (pipe(ends) < 0)
+        return -1;
+    for (end = 0; end < 2; end++) {
+        fcntl(ends[end], F_SETFD, FD_CLOEXEC);
+        fcntl(ends[end], F_SETFL, O_NONBLOCK);
+    }
+    pool->signal_fd = ends[0];
+    pool->signal_write_fd = ends[1];
+    return 0;
+#endif
+}
+
+static inline void kvo_signal_close(kvo_pool *pool) {
+    if (pool->signal_fd < 0)
+        return;
+    close(pool->signal_fd);
+    if (pool->signal_write_fd != pool->signal_fd)
+        close(pool->signal_write_fd);
+    pool->signal_fd = pool->signal_write_fd = -1;
+}
+
+static inline void kvo_signal_set(kvo_pool *pool) {
+    uint64_t one = 1;
+    ssize_t written;
+    if (pool->signal_fd < 0)
+        return;
+    do
+        written = write(pool->signal_write_fd, &one, sizeof one);
+    while (written < 0 && errno == EINTR); /* EAGAIN: it is set */
+}
+
+static inline void kvo_signal_clear(kvo_pool *pool) {
+    uint64_t seen[64];
+    ssize_t got;
+    if (pool->signal_fd < 0)
+        return;
+    do
+        got = read(pool->signal_fd, seen, sizeof seen);
+    while (got == (ssize_t)sizeof seen || (got < 0 && errno == EINTR));
+}
+
+/* Wait until it is set; 1 if it is. */
+static inline int kvo_signal_wait(kvo_pool *pool, int64_t nanoseconds) {
+    struct pollfd watched = {pool->signal_fd, POLLIN, 0};
+    int64_t milliseconds = (nanoseconds + 999999) / 1000000;
+    if (pool->signal_fd < 0)
+        return 0;
+    return poll(&watched, 1, milliseconds > INT32_MAX ? INT32_MAX : (int)milliseconds) > 0;
+}
+
+/* -- I/O --------------------------------------------------------------------------------------- */
+
+static inline int kvo_status_of(int error) {
+    return error == ENOSPC || error == EDQUOT || error == EROFS || error == EFBIG
+               ? KVO_STATUS_FULL
+               : KVO_STATUS_FAILED;
+}
+
+/* Read or write views at an offset, going on after short calls; `views` is used up.
+ *
+ * Returns the bytes moved, fewer than asked for only at the end of a file; -1 for an error, in
+ errno. */
+static inline int64_t kvo_transfer(int fd, int op, struct iovec *views, int64_t num_views,
+                                   int64_t offset) {
+    int64_t done = 0;
+    while (num_views) {
+        int count = num_views < KVO_MAX_VIEWS ? (int)num_views : KVO_MAX_VIEWS;
+        ssize_t moved = op == KVO_READ ? preadv(fd, views, count, (off_t)(offset + done))
+                                       : pwritev(fd, views, count, (off_t)(offset + done));
+        if (moved < 0 && errno == EINTR)
+            continue;
+        if (moved < 0)
+            return -1;
+        done += moved;
+        if (moved == 0 || (op == KVO_READ && moved % KVO_ALIGNMENT))
+            break; /* a short read of a file ends where the file does */
+        while (num_views && (size_t)moved >= views->iov_len) {
+            moved -= (ssize_t)views->iov_len;
+            views++;
+            num_views--;
+        }
+        if (moved) {
+            views->iov_base = (uint8_t *)views->iov_base + moved;
+            views->iov_len -= (size_t)moved;
+        }
+    }
+    return done;
+}
+
+/* Write all of some bytes; 0, or an error number. */
+static inline int kvo_write_all(int fd, const uint8_t *data, size_t nbytes, int64_t offset) {
+    while (nbytes) {
+        ssize_t moved = pwrite(fd, data, nbytes, (off_t)offset);
+        if (moved < 0 && errno == EINTR)
+            continue;
+        if (moved <= 0)
+            return moved < 0 ? errno : EIO;
+        data += moved;
+        offset += moved;
+        nbytes -= (size_t)moved;
+    }
+    return 0;
+}
+
+static inline uint8_t *kvo_buffer(const kvo_pool *pool, const kvo_block *block) {
+    return pool->staging + (int64_t)block->buffer * pool->store.slot_bytes;
+}
+
+/* The block's memory: the region's, or a buffer's, with what the buffer has behind it if `whole`.
+*/ static inline int64_t kvo_block_views(const kvo_pool *pool, const kvo_block *block, int whole,
+                                      struct iovec *views) {
+    if (block->buffer >= 0) {
+        views->iov_base = kvo_buffer(pool, block);
+        views->iov_len = (size_t)(whole ? pool->store.slot_bytes : pool->store.block_bytes);
+        return 1;
+    }
+    kvo_region_views(&pool->region, block->id, views);
+    return pool->region.num_parts;
+}
+
+static inline uint64_t kvo_block_sum(const kvo_pool *pool, const kvo_block *block,
+                                     struct iovec *views) {
+    int64_t number = kvo_block_views(pool, block, 0, views);
+    return kvo_xxh3_pieces(views, (size_t)number, block->seed);
+}
+
+static inline int64_t kvo_run_views(const kvo_pool *pool, const kvo_block *run, int64_t count,
+                                    struct iovec *views) {
+    int64_t number = 0, place;
+    for (place = 0; place < count; place++)
+        number += kvo_block_views(pool, run + place, 1, views + number);
+    return number;
+}
+
+/* Two reads of one damaged block may do this at once, with the same value. */
+static inline void kvo_set_written(const kvo_store *store, int64_t first, int64_t count,
+                                   uint8_t value) {
+    int64_t slot;
+    for (slot = first; slot < first + count; slot++)
+        __atomic_store_n(store->written + slot, value, __ATOMIC_RELAXED);
+}
+
+static inline void kvo_set_sum(const kvo_store *store, int64_t slot, uint64_t sum) {
+    __atomic_store_n(store->sums + slot, sum, __ATOMIC_RELAXED);
+}
+
+static inline uint64_t kvo_get_sum(const kvo_store *store, int64_t slot) {
+    return __atomic_load_n(store->sums + slot, __ATOMIC_RELAXED);
+}
+
+/* Clear the seals of a run, where there may be some; 0, or an error number. */
+static inline int kvo_clear_seals(const kvo_store *store, const kvo_block *run, int64_t count,
+                                  uint8_t *seals) {
+    int64_t first = run->slot, place;
+    int error, any = 0;
+    for (place = first; place < first + count; place++)
+        any |= __atomic_load_n(store->written + place, __ATOMIC_RELAXED);
+    if (!any)
+        return 0;
+    memset(seals, 0, (size_t)count * KVO_SEAL_BYTES);
+    error = kvo_write_all(store->table_fd, seals, (size_t)count * KVO_SEAL_BYTES,
+                          store->records_offset + first * KVO_SEAL_BYTES);
+    if (!error)
+        kvo_set_written(store, first, count, 0);
+    return error;
+}
+
+/* Read a run in one call; what does not match its sum loses its seal too. 0, or an error number. */
+static inline int kvo_file_read(kvo_worker *worker, kvo_block *run, int64_t count) {
+    const kvo_pool *pool = worker->pool;
+    const kvo_store *store = &pool->store;
+    int64_t number = kvo_run_views(pool, run, count, worker->views), place;
+    int64_t got = kvo_transfer(store->data_fd, KVO_READ, worker->views, number,
+                               run->slot * store->slot_bytes);
+    if (got < 0)
+        return errno;
+    for (place = 0; place < count; place++) {
+        kvo_block *block = run + place;
+        int whole = got >= (place + 1) * store->slot_bytes;
+        if (whole && kvo_block_sum(pool, block, worker->views) == kvo_get_sum(store, block->slot)) {
+            block->status = KVO_STATUS_OK;
+        } else {
+            block->status = KVO_STATUS_CORRUPT;
+            (void)kvo_clear_seals(store, block, 1, worker->seals); /* else it is found again */
+        }
+    }
+    return 0;
+}
+
+/* Clear the seals, write the bytes, write the seals: in this order, and without a sync. */
+static inline int kvo_file_write(kvo_worker *worker, kvo_block *run, int64_t count,
+                                 uint64_t epoch) {
+    const kvo_pool *pool = worker->pool;
+    const kvo_store *store = &pool->store;
+    int64_t number, place, moved;
+    int error = kvo_clear_seals(store, run, count, worker->seals);
+    if (error)
+        return error;
+    for (place = 0; place < count; place++) {
+        kvo_block *block = run + place;
+        uint64_t sum = kvo_block_sum(pool, block, worker->views);
+        kvo_seal_pack(worker->seals + place * KVO_SEAL_BYTES, block->key, block->key_length,
+                      store->block_bytes, sum, epoch);
+        kvo_set_sum(store, block->slot, sum);
+    }
+    number = kvo_run_views(pool, run, count, worker->views);
+    moved = kvo_transfer(store->data_fd, KVO_WRITE, worker->views, number,
+                         run->slot * store->slot_bytes);
+    if (moved < count * store->slot_bytes)
+        return moved < 0 ? errno : EIO;
+    kvo_set_written(store, run->slot, count, 1);
+    error = kvo_write_all(store->table_fd, worker->seals, (size_t)count * KVO_SEAL_BYTES,
+                          store->records_offset + run->slot * KVO_SEAL_BYTES);
+    for (place = 0; place < count && !error; place++)
+        run[place].status = KVO_STATUS_OK;
+    return error;
+}
+
+/* Check the bytes in a second region, then copy them. */
+static inline void kvo_memory_read(kvo_worker *worker, kvo_block *run, int64_t count) {
+    const kvo_pool *pool = worker->pool;
+    const kvo_region *memory = &pool->store.memory;
+    struct iovec *target = worker->views + memory->num_parts;
+    int64_t place;
+    for (place = 0; place < count; place++) {
+        kvo_block *block = run + place;
+        kvo_region_views(memory, block->slot, worker->views);
+        if (kvo_xxh3_pieces(worker->views, (size_t)memory->num_parts, block->seed) !=
+            kvo_get_sum(&pool->store, block->slot)) {
+            block->status = KVO_STATUS_CORRUPT;
+            continue;
+        }
+        kvo_block_views(pool, block, 0, target);
+        kvo_copy(worker->views, memory->num_parts, target);
+        block->status = KVO_STATUS_OK;
+    }
+}
+
+/* Copy the bytes to a second region and keep their sum. */
+static inline void kvo_memory_write(kvo_worker *worker, kvo_block *run, int64_t count) {
+    const kvo_pool *pool = worker->pool;
+    const kvo_region *memory = &pool->store.memory;
+    struct iovec *source = worker->views + memory->num_parts;
+    int64_t place;
+    for (place = 0; place < count; place++) {
+        kvo_block *block = run + place;
+        int64_t number = kvo_block_views(pool, block, 0, source);
+        kvo_set_sum(&pool->store, block->slot,
+                    kvo_xxh3_pieces(source, (size_t)number, block->seed));
+        kvo_region_views(memory, block->slot, worker->views);
+        kvo_copy(source, number, worker->views);
+        block->status = KVO_STATUS_OK;
+    }
+}
+
+/* -- jobs, under the lock ---------------------------------------------------------------------- */
+
+static inline int kvo_is_staged_put(const kvo_pool *pool, const kvo_job *job) {
+    return pool->staging != NULL && job->op == KVO_WRITE;
+}
+
+static inline void kvo_queue_push(kvo_queue *queue, kvo_job *job) {
+    job->behind[queue->link] = NULL;
+    if (queue->last)
+        queue->last->behind[queue->link] = job;
+    else
+        queue->first = job;
+    queue->last = job;
+}
+
+static inline void kvo_queue_remove(kvo_queue *queue, kvo_job *job) {
+    kvo_job *before = NULL, *at = queue->first;
+    while (at && at != job) {
+        before = at;
+        at = at->behind[queue->link];
+    }
+    if (!at)
+        return;
+    if (before)
+        before->behind[queue->link] = job->behind[queue->link];
+    else
+        queue->first = job->behind[queue->link];
+    if (queue->last == job)
+        queue->last = before;
+}
+
+static inline void kvo_tell(kvo_pool *pool, kvo_entry *entry) {
+    entry->next = NULL;
+    if (pool->last_entry)
+        pool->last_entry->next = entry;
+    else
+        pool->first_entry = entry;
+    pool->last_entry = entry;
+    kvo_signal_set(pool);
+}
+
+/* Tell whether every thread that could serve a job works on a late one. */
+static inline int kvo_stuck(const kvo_pool *pool, int op) {
+    int number, threads = op == KVO_READ ? pool->num_workers : pool->num_writers;
+    int64_t now = kvo_now();
+    for (number = 0; number < threads; number++) {
+        const kvo_job *job = pool->workers[number].running;
+        if (!job || job->deadline >= now)
+            return 0;
+    }
+    return 1;
+}
+
+static inline void kvo_give_back(kvo_pool *pool, kvo_block *blocks, int64_t count, int put) {
+    int64_t place;
+    for (place = 0; place < count; place++) {
+        pool->free_buffers[pool->num_free++] = blocks[place].buffer;
+        blocks[place].buffer = -1;
+    }
+    if (put)
+        pool->held_by_puts -= count;
+}
+
+static inline int64_t kvo_buffers_available(const kvo_pool *pool, int put) {
+    int64_t left = pool->num_buffers / 2 - pool->held_by_puts;
+    return put && left < pool->num_free ? left : pool->num_free;
+}
+
+/* Be done with a job. */
+static inline void kvo_settle(kvo_pool *pool, kvo_job *job) {
+    if (job->previous)
+        job->previous->following = job->following;
+    else
+        pool->jobs = job->following;
+    if (job->following)
+        job->following->previous = job->previous;
+    else
+        pool->last_job = job->previous;
+    job->settling.flags = job->ended ? KVO_SETTLED : KVO_SETTLED | KVO_ENDED;
+    kvo_tell(pool, &job->settling);
+    pthread_cond_broadcast(&pool->idle);
+}
+
+static inline void kvo_settle_if_idle(kvo_pool *pool, kvo_job *job) {
+    if (job->in_flight || job->copying || job->next < job->count)
+        return;
+    if (kvo_is_staged_put(pool, job) && job->copied < job->count)
+        return;
+    kvo_settle(pool, job);
+}
+
+/* Give the region's blocks back to the caller. */
+static inline void kvo_end(kvo_pool *pool, kvo_job *job, int unfinished) {
+    int64_t place;
+    job->ended = 1;
+    for (place = 0; place < job->size; place++)
+        job->end.statuses[place] =
+            (int8_t)(job->found[place] == KVO_MOVING ? unfinished : job->found[place]);
+    kvo_tell(pool, &job->end);
+}
+
+/* Work on the first `count` blocks only; returns whether the job has not settled. */
+static inline int kvo_drop(kvo_pool *pool, kvo_job *job, int64_t count, int status) {
+    int64_t place;
+    if (kvo_is_staged_put(pool, job) && job->copied > count) {
+        kvo_give_back(pool, job->blocks + count, job->copied - count, 1);
+        job->copied = count;
+    }
+    for (place = count; place < job->count; place++)
+        job->found[job->blocks[place].place] = (int8_t)status;
+    job->count = count;
+    if (pool->staging && job->copied >= job->count)
+        kvo_queue_remove(&pool->to_copy, job);
+    if (job->next >= job->count)
+        kvo_queue_remove(&pool->queues[job->op], job);
+    if (job->in_flight || job->copying || job->next < job->count)
+        return 1;
+    kvo_settle(pool, job);
+    return 0;
+}
+
+/* End a job that nobody copies: at once where it is staged, else when its calls return. */
+static inline void kvo_give_up(kvo_pool *pool, kvo_job *job) {
+    job->given_up = 1;
+    if (kvo_drop(pool, job, job->next, KVO_STATUS_UNAVAILABLE) && pool->staging && !job->ended)
+        kvo_end(pool, job, KVO_STATUS_UNAVAILABLE);
+}
+
+/* Wake a thread for work of a kind; reads may wake one that writes too. */
+static inline void kvo_wake(kvo_pool *pool, int op) {
+    if (op == KVO_READ && pool->idle_read)
+        pthread_cond_signal(&pool->work_read);
+    else if (pool->idle_write)
+        pthread_cond_signal(&pool->work_write);
+}
+
+/* How many blocks of a job move in one call at most: the threads have two runs each of a job that
+ * is large enough, so that one's sums are made while the other's bytes move. */
+static inline int64_t kvo_run_blocks(const kvo_pool *pool, const kvo_job *job) {
+    int64_t each = pool->store.slot_bytes, most = job->size * each / (2 * pool->num_workers);
+    most = most < KVO_SHORT_RUN ? KVO_SHORT_RUN : most > KVO_RUN_BYTES ? KVO_RUN_BYTES : most;
+    most = most / each > KVO_RUN_BLOCKS ? KVO_RUN_BLOCKS : most / each;
+    return most > 1 ? most : 1;
+}
+
+/* Whether a run could be taken. */
+static inline int kvo_has_run(const kvo_pool *pool, int op) {
+    const kvo_job *job = pool->queues[op].first;
+    if (!job)
+        return 0;
+    if (op == KVO_WRITE && pool->chores_left)
+        return 0;
+    if (pool->staging && op == KVO_WRITE)
+        return job->next < job->copied;
+    return !pool->staging || pool->num_free > 0;
+}
+
+/* Take a run from the front of a queue; the number of its blocks, from `*run` on. */
+static inline int64_t kvo_take(kvo_pool *pool, int op, kvo_job **taken, kvo_block **run) {
+    kvo_job *job = pool->queues[op].first;
+    int64_t stop, count = 1, place, most;
+    if (!kvo_has_run(pool, op))
+        return 0;
+    most = kvo_run_blocks(pool, job);
+    stop = kvo_is_staged_put(pool, job) ? job->copied : job->count;
+    if (pool->staging && op == KVO_READ && stop - job->next > pool->num_free)
+        stop = job->next + pool->num_free;
+    *run = job->blocks + job->next;
+    while (job->next + count < stop && count < most &&
+           (*run)[count].slot == (*run)[count - 1].slot + 1 &&
+           (count + 1) * pool->region.num_parts <= KVO_MAX_VIEWS)
+        count++;
+    if (pool->staging && op == KVO_READ)
+        for (place = 0; place < count; place++)
+            (*run)[place].buffer = pool->free_buffers[--pool->num_free];
+    job->next += count;
+    job->in_flight += count;
+    if (job->next == job->count)
+        kvo_queue_remove(&pool->queues[op], job);
+    *taken = job;
+    if (kvo_has_run(pool, op))
+        kvo_wake(pool, op);
+    return count;
+}
+
+/* -- threads ----------------------------------------------------------------------------------- */
+
+/* Move some blocks of a run; 0, or an error number. */
+static inline int kvo_move_blocks(kvo_worker *worker, const kvo_job *job, kvo_block *run,
+                                  int64_t count) {
+    if (worker->pool->store.is_file)
+        return job->op == KVO_READ ? kvo_file_read(worker, run, count)
+                                   : kvo_file_write(worker, run, count, job->epoch);
+    if (job->op == KVO_READ)
+        kvo_memory_read(worker, run, count);
+    else
+        kvo_memory_write(worker, run, count);
+    return 0;
+}
+
+/* Copy blocks from buffers to the region; 0 if their job has ended. */
+static inline int kvo_deliver(kvo_worker *worker, kvo_job *job, kvo_block *run, int64_t count) {
+    kvo_pool *pool = worker->pool;
+    struct iovec source;
+    int64_t place;
+    pthread_mutex_lock(&pool->lock);
+    if (job->ended) {
+        pthread_mutex_unlock(&pool->lock);
+        return 0;
+    }
+    job->copying++;
+    pthread_mutex_unlock(&pool->lock);
+    for (place = 0; place < count; place++) {
+        if (run[place].status == KVO_STATUS_OK) {
+            kvo_block_views(pool, run + place, 0, &source);
+            kvo_region_views(&pool->region, run[place].id, worker->views);
+            kvo_copy(&source, 1, worker->views);
+        }
+    }
+    pthread_mutex_lock(&pool->lock);
+    job->copying--;
+    pthread_cond_signal(&pool->keep);
+    pthread_cond_broadcast(&pool->idle);
+    pthread_mutex_unlock(&pool->lock);
+    return 1;
+}
+
+/* Move a run and account for it. */
+static inline void kvo_move(kvo_worker *worker, kvo_job *job, kvo_block *run, int64_t count) {
+    kvo_pool *pool = worker->pool;
+    int64_t place;
+    int delivered = 1, error = kvo_move_blocks(worker, job, run, count);
+    for (place = 0; error && place < count; place++) { /* a bad block spoils no other */
+        int alone = count == 1 ? error : kvo_move_blocks(worker, job, run + place, 1);
+        if (alone)
+            run[place].status = (int8_t)kvo_status_of(alone);
+    }
+    if (pool->staging && job->op == KVO_READ)
+        delivered = kvo_deliver(worker, job, run, count);
+    pthread_mutex_lock(&pool->lock);
+    for (place = 0; place < count; place++) {
+        int lost = run[place].status == KVO_STATUS_OK && !delivered;
+        job->found[run[place].place] = lost ? KVO_STATUS_TIMEOUT : run[place].status;
+    }
+    job->in_flight -= count;
+    if (pool->staging) {
+        kvo_give_back(pool, run, count, job->op == KVO_WRITE);
+        if (kvo_has_run(pool, KVO_READ))
+            kvo_wake(pool, KVO_READ);
+        pthread_cond_signal(&pool->keep);
+    }
+    worker->running = NULL;
+    kvo_settle_if_idle(pool, job);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static inline void kvo_do_chore(kvo_pool *pool, kvo_chore *chore) {
+    int error =
+        kvo_write_all(pool->store.table_fd, chore->data, chore->nbytes, chore->offset);
+    if (!error && chore->sync && fsync(pool->store.table_fd) < 0)
+        error = errno;
+    chore->status = (int8_t)(error ? kvo_status_of(error) : KVO_STATUS_OK);
+    pthread_mutex_lock(&pool->lock);
+    pool->chores_left--;
+    kvo_tell(pool, &chore->entry);
+    pthread_cond_broadcast(&pool->idle);
+    if (kvo_has_run(pool, KVO_WRITE))
+        kvo_wake(pool, KVO_WRITE);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* Do what comes, reads first, until the pool closes. */
+static void *kvo_serve(void *argument) {
+    kvo_worker *worker = argument;
+    kvo_pool *pool = worker->pool;
+    kvo_job *job = NULL;
+    kvo_block *run = NULL;
+    kvo_chore *chore;
+    int64_t count;
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        chore = NULL;
+        count = kvo_take(pool, KVO_READ, &job, &run);
+        if (!count && worker->writes) {
+            chore = pool->first_chore;
+            if (chore) {
+                pool->first_chore = chore->next;
+                if (!pool->first_chore)
+                    pool->last_chore = NULL;
+            } else {
+                count = kvo_take(pool, KVO_WRITE, &job, &run);
+            }
+        }
+        if (count) {
+            worker->running = job;
+            pthread_mutex_unlock(&pool->lock);
+            kvo_move(worker, job, run, count);
+            pthread_mutex_lock(&pool->lock);
+        } else if (chore) {
+            pthread_mutex_unlock(&pool->lock);
+            kvo_do_chore(pool, chore);
+            pthread_mutex_lock(&pool->lock);
+        } else if (pool->closing) {
+            break;
+        } else if (worker->writes) {
+            pool->idle_write++;
+            pthread_cond_wait(&pool->work_write, &pool->lock);
+            pool->idle_write--;
+        } else {
+            pool->idle_read++;
+            pthread_cond_wait(&pool->work_read, &pool->lock);
+            pool->idle_read--;
+        }
+    }
+    pool->threads_left--;
+    pthread_cond_broadcast(&pool->idle);
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+/* -- the keeper -------------------------------------------------------------------------------- */
+
+/* End the jobs whose deadline has passed; where the kernel has blocks, say so. */
+static inline void kvo_expire(kvo_pool *pool) {
+    int64_t now = kvo_now();
+    kvo_job *job, *following;
+    for (job = pool->jobs; job; job = following) {
+        int staged_put = kvo_is_staged_put(pool, job);
+        following = job->following;
+        if (job->deadline > now || job->ended || job->late || job->copying)
+            continue; /* who copies says when it is done */
+        if (!kvo_drop(pool, job, staged_put ? job->copied : job->next, KVO_STATUS_TIMEOUT))
+            continue;
+        if (pool->staging) {
+            kvo_end(pool, job,
+                    staged_put && pool->ack_copied ? KVO_STATUS_OK : KVO_STATUS_TIMEOUT);
+        } else {
+            job->late = 1;
+            kvo_tell(pool, &job->is_late);
+        }
+    }
+}
+
+/* Copy a block of the first staged put; 0 if there is none, or no buffer. */
+static inline int kvo_copy_one(kvo_pool *pool, struct iovec *views) {
+    kvo_job *job = pool->to_copy.first;
+    struct iovec target;
+    kvo_block *block;
+    if (!job || kvo_buffers_available(pool, 1) <= 0)
+        return 0;
+    block = job->blocks + job->copied;
+    block->buffer = pool->free_buffers[--pool->num_free];
+    pool->held_by_puts++;
+    job->copying++;
+    pthread_mutex_unlock(&pool->lock);
+    kvo_block_views(pool, block, 0, &target);
+    kvo_region_views(&pool->region, block->id, views);
+    kvo_copy(views, pool->region.num_parts, &target);
+    pthread_mutex_lock(&pool->lock);
+    job->copying--;
+    if (pool->closing) {
+        kvo_give_back(pool, block, 1, 1);
+        kvo_settle_if_idle(pool, job);
+        pthread_cond_broadcast(&pool->idle);
+        return 1;
+    }
+    if (job->copied == 0)
+        kvo_queue_push(&pool->queues[KVO_WRITE], job);
+    job->copied++;
+    if (job->copied == job->count) {
+        kvo_queue_remove(&pool->to_copy, job);
+        if (pool->ack_copied)
+            kvo_end(pool, job, KVO_STATUS_OK);
+    }
+    kvo_wake(pool, KVO_WRITE);
+    return 1;
+}
+
+/* End jobs at their deadlines, and copy staged puts, until the pool closes. */
+static void *kvo_keep_watch(void *argument) {
+    kvo_pool *pool = argument;
+    /* One worker more than there are threads: the keeper's own views. */
+    struct iovec *views = pool->workers[pool->num_workers].views;
+    kvo_job *job;
+    pthread_mutex_lock(&pool->lock);
+    while (!pool->closing) {
+        kvo_expire(pool);
+        if (kvo_copy_one(pool, views))
+            continue;
+        pool->wake_at = INT64_MAX;
+        for (job = pool->jobs; job; job = job->following)
+            if (!job->ended && !job->late && !(job->copying && job->deadline <= kvo_now()) &&
+                job->deadline < pool->wake_at)
+                pool->wake_at = job->deadline;
+        kvo_cond_wait(&pool->keep, &pool->lock, pool->wake_at);
+    }
+    pool->threads_left--;
+    pthread_cond_broadcast(&pool->idle);
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+/* -- the caller's side ------------------------------------------------------------------------- */
+
+static inline void kvo_job_free(kvo_job *job) {
+    free(job->blocks);
+    free(job->found);
+    free(job);
+}
+
+/* Give the memory of an entry back, after it was read. */
+static inline void kvo_entry_free(kvo_entry *entry) {
+    if (entry->job == NULL)
+        free((uint8_t *)entry - offsetof(kvo_chore, entry));
+    else if (entry->flags & KVO_SETTLED)
+        kvo_job_free(entry->job); /* its last */
+}
+
+/* Make a job of `size` >= 1 blocks; the caller fills them in. NULL if there is no memory. */
+static inline kvo_job *kvo_job_new(int64_t number, int op, int64_t size, int64_t timeout_ns,
+                                   uint64_t epoch) {
+    kvo_job *job = calloc(1, sizeof(kvo_job));
+    kvo_entry *entries[3];
+    int entry;
+    if (!job)
+        return NULL;
+    job->blocks = malloc((size_t)size * sizeof(kvo_block));
+    job->found = malloc((size_t)size * 2);
+    if (!job->blocks || !job->found) {
+        kvo_job_free(job);
+        return NULL;
+    }
+    memset(job->found, KVO_MOVING, (size_t)size);
+    job->number = number;
+    job->op = op;
+    job->size = job->count = size;
+    job->deadline = kvo_now() + timeout_ns;
+    job->epoch = epoch;
+    entries[0] = &job->is_late;
+    entries[1] = &job->end;
+    entries[2] = &job->settling;
+    for (entry = 0; entry < 3; entry++) {
+        entries[entry]->job = job;
+        entries[entry]->number = number;
+        entries[entry]->count = entry ? size : 0;
+    }
+    job->is_late.flags = KVO_LATE;
+    job->end.flags = KVO_ENDED;
+    job->end.statuses = job->found + size;
+    job->settling.statuses = job->found;
+    return job;
+}
+
+static inline int kvo_by_slot(const void *left, const void *right) {
+    int64_t a = ((const kvo_block *)left)->slot, b = ((const kvo_block *)right)->slot;
+    return (a > b) - (a < b);
+}
+
+/* Take a job whose blocks are filled in. */
+static inline void kvo_submit(kvo_pool *pool, kvo_job *job) {
+    int64_t place;
+    for (place = 1; place < job->size; place++) {
+        if (job->blocks[place - 1].slot > job->blocks[place].slot) {
+            qsort(job->blocks, (size_t)job->size, sizeof(kvo_block), kvo_by_slot);
+            break;
+        }
+    }
+    pthread_mutex_lock(&pool->lock);
+    job->previous = pool->last_job;
+    if (pool->last_job)
+        pool->last_job->following = job;
+    else
+        pool->jobs = job;
+    pool->last_job = job;
+    if (kvo_stuck(pool, job->op)) {
+        (void)kvo_drop(pool, job, 0, KVO_STATUS_UNAVAILABLE);
+    } else {
+        if (kvo_is_staged_put(pool, job)) {
+            kvo_queue_push(&pool->to_copy, job);
+            pthread_cond_signal(&pool->keep);
+        } else {
+            kvo_queue_push(&pool->queues[job->op], job);
+            kvo_wake(pool, job->op);
+        }
+        if (job->deadline < pool->wake_at)
+            pthread_cond_signal(&pool->keep);
+    }
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* Write bytes to the table, in a thread; -1 if there is no memory. */
+static inline int kvo_submit_chore(kvo_pool *pool, int64_t number, int64_t offset,
+                                   const uint8_t *data, size_t nbytes, int sync) {
+    kvo_chore *chore = calloc(1, sizeof(kvo_chore) + nbytes);
+    if (!chore)
+        return -1;
+    chore->entry.number = number;
+    chore->entry.flags = KVO_CHORE;
+    chore->entry.count = 1;
+    chore->entry.statuses = &chore->status;
+    chore->offset = offset;
+    chore->nbytes = nbytes;
+    chore->sync = sync;
+    memcpy(chore->data, data, nbytes);
+    pthread_mutex_lock(&pool->lock);
+    if (pool->last_chore)
+        pool->last_chore->next = chore;
+    else
+        pool->first_chore = chore;
+    pool->last_chore = chore;
+    pool->chores_left++;
+    kvo_wake(pool, KVO_WRITE);
+    pthread_mutex_unlock(&pool->lock);
+    return 0;
+}
+
+/* Take all news, oldest first; each is to be freed with kvo_entry_free. */
+static inline kvo_entry *kvo_poll(kvo_pool *pool) {
+    kvo_entry *entries;
+    pthread_mutex_lock(&pool->lock);
+    kvo_signal_clear(pool);
+    entries = pool->first_entry;
+    pool->first_entry = pool->last_entry = NULL;
+    pthread_mutex_unlock(&pool->lock);
+    return entries;
+}
+
+/* Count the jobs past their deadline that threads work on, and the buffers in use. */
+static inline void kvo_pool_stats(kvo_pool *pool, int64_t *late_jobs, int64_t *staging_bytes) {
+    int64_t now = kvo_now();
+    kvo_job *job;
+    *late_jobs = 0;
+    pthread_mutex_lock(&pool->lock);
+    for (job = pool->jobs; job; job = job->following)
+        *late_jobs += job->in_flight > 0 && job->deadline < now;
+    *staging_bytes = (pool->num_buffers - pool->num_free) * pool->store.slot_bytes;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* -- a pool's life ----------------------------------------------------------------------------- */
+
+static inline int64_t kvo_staging_nbytes(const kvo_pool *pool) {
+    return pool->num_buffers * pool->store.slot_bytes;
+}
+
+/* Free what a pool holds besides its threads. */
+static inline void kvo_pool_free(kvo_pool *pool) {
+    int number;
+    kvo_entry *entry, *next;
+    for (entry = pool->first_entry; entry; entry = next) {
+        next = entry->next;
+        kvo_entry_free(entry);
+    }
+    for (number = 0; pool->workers && number <= pool->num_workers; number++) {
+        free(pool->workers[number].views);
+        free(pool->workers[number].seals);
+    }
+    free(pool->workers);
+    free(pool->free_buffers);
+    if (pool->staging)
+        munmap(pool->staging, (size_t)kvo_staging_nbytes(pool));
+    free(pool->region.parts);
+    free(pool->store.memory.parts);
+    kvo_signal_close(pool);
+    pthread_mutex_destroy(&pool->lock);
+    pthread_cond_destroy(&pool->work_read);
+    pthread_cond_destroy(&pool->work_write);
+    pthread_cond_destroy(&pool->keep);
+    pthread_cond_destroy(&pool->idle);
+    free(pool);
+}
+
+/* End the threads; what has not started by then is UNAVAILABLE. 1 if all ended. */
+static inline int kvo_pool_close(kvo_pool *pool, int64_t timeout_ns) {
+    int64_t until = kvo_now() + timeout_ns, grace;
+    kvo_job *job, *following;
+    kvo_chore *chore;
+    int number, ended;
+    pthread_mutex_lock(&pool->lock);
+    while ((pool->jobs || pool->chores_left) && kvo_now() < until)
+        kvo_cond_wait(&pool->idle, &pool->lock, until);
+    pool->closing = 1;
+    while ((chore = pool->first_chore) != NULL) {
+        pool->first_chore = chore->next;
+        free(chore);
+    }
+    pool->last_chore = NULL;
+    for (job = pool->jobs; job; job = following) {
+        following = job->following;
+        if (job->copying) { /* the list may change meanwhile: begin again */
+            kvo_cond_wait(&pool->idle, &pool->lock, INT64_MAX);
+            following = pool->jobs;
+        } else if (!job->given_up) {
+            kvo_give_up(pool, job);
+        }
+    }
+    pthread_cond_broadcast(&pool->work_read);
+    pthread_cond_broadcast(&pool->work_write);
+    pthread_cond_broadcast(&pool->keep);
+    grace = kvo_now() + KVO_GRACE_NS;
+    until = until > grace ? until : grace;
+    while (pool->threads_left && kvo_now() < until)
+        kvo_cond_wait(&pool->idle, &pool->lock, until);
+    ended = pool->threads_left == 0;
+    pthread_mutex_unlock(&pool->lock);
+    if (!ended)
+        return 0; /* who comes back later uses the pool: it is kept */
+    for (number = 0; number < pool->num_workers; number++)
+        pthread_join(pool->workers[number].thread, NULL);
+    pthread_join(pool->keeper, NULL);
+    return 1;
+}
+
+/* Make a pool and start its threads. `region` and `store` are copied; the memory, the files, `sums`
+ * and `written` that they name stay the caller's. NULL if there is no memory or no thread. */
+static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *store, int threads,
+                                     int64_t staging_bytes, int ack_copied) {
+    kvo_pool *pool = calloc(1, sizeof(kvo_pool));
+    int64_t parts = region->num_parts + (store->is_file ? 0 : store->memory.num_parts);
+    int64_t run_blocks = KVO_RUN_BYTES / store->slot_bytes, views, buffer;
+    int number, started = 0, all;
+    pthread_attr_t attributes;
+    sigset_t every, before;
+    if (!pool)
+        return NULL;
+    pthread_mutex_init(&pool->lock, NULL);
+    kvo_cond_init(&pool->work_read);
+    kvo_cond_init(&pool->work_write);
+    kvo_cond_init(&pool->keep);
+    kvo_cond_init(&pool->idle);
+    pool->store = *store;
+    pool->store.memory.parts = NULL;
+    pool->region = *region;
+    pool->region.parts = malloc((size_t)region->num_parts * sizeof(kvo_part));
+    pool->to_copy.link = 1; /* a staged put lies in both while it is copied */
+    pool->ack_copied = ack_copied;
+    pool->wake_at = INT64_MAX;
+    pool->num_writers =
+        threads > KVO_READ_ONLY_THREADS + 1 ? threads - KVO_READ_ONLY_THREADS : 1;
+    pool->signal_fd = -1;
+    pool->workers = calloc((size_t)threads + 1, sizeof(kvo_worker));
+    if (!pool->region.parts || !pool->workers || kvo_signal_open(pool) < 0)
+        goto failed;
+    memcpy(pool->region.parts, region->parts, (size_t)region->num_parts * sizeof(kvo_part));
+    if (!store->is_file) {
+        size_t nbytes = (size_t)store->memory.num_parts * sizeof(kvo_part);
+        pool->store.memory.parts = malloc(nbytes);
+        if (!pool->store.memory.parts)
+            goto failed;
+        memcpy(pool->store.memory.parts, store->memory.parts, nbytes);
+    }
+    if (!store->direct) {
+        void *address;
+        pool->num_buffers = staging_bytes / store->slot_bytes;
+        if (pool->num_buffers < 2)
+            pool->num_buffers = 2;
+        address = mmap(NULL, (size_t)kvo_staging_nbytes(pool), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANON, -1, 0);
+        pool->free_buffers = malloc((size_t)pool->num_buffers * sizeof(int32_t));
+        if (address == MAP_FAILED || !pool->free_buffers)
+            goto failed;
+        pool->staging = address;
+        for (buffer = 0; buffer < pool->num_buffers; buffer++)
+            pool->free_buffers[pool->num_free++] = (int32_t)(pool->num_buffers - 1 - buffer);
+    }
+    run_blocks = run_blocks < 1 ? 1 : run_blocks > KVO_RUN_BLOCKS ? KVO_RUN_BLOCKS : run_blocks;
+    views = store->direct ? parts : 1; /* of a block */
+    views = run_blocks * views < KVO_MAX_VIEWS ? run_blocks * views : KVO_MAX_VIEWS;
+    views = views > parts + 1 ? views : parts + 1; /* one block's, and a copy's other side */
+    pool->num_workers = threads;
+    for (number = 0; number <= threads; number++) {
+        kvo_worker *worker = pool->workers + number;
+        worker->pool = pool;
+        worker->writes = number < pool->num_writers;
+        worker->views = malloc((size_t)views * sizeof(struct iovec));
+        worker->seals = store->is_file ? malloc((size_t)run_blocks * KVO_SEAL_BYTES) : NULL;
+        if (!worker->views || (store->is_file && !worker->seals))
+            goto failed;
+    }
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, KVO_THREAD_STACK);
+    sigfillset(&every); /* signals are for the interpreter's threads */
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    pthread_mutex_lock(&pool->lock);
+    for (; started < threads; started++)
+        if (pthread_create(&pool->workers[started].thread, &attributes, kvo_serve,
+                           pool->workers + started))
+            break;
+    all = started == threads &&
+          pthread_create(&pool->keeper, &attributes, kvo_keep_watch, pool) == 0;
+    pool->threads_left = started + all;
+    pool->closing = !all;
+    pthread_mutex_unlock(&pool->lock);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (all)
+        return pool;
+    for (number = 0; number < started; number++)
+        pthread_join(pool->workers[number].thread, NULL);
+failed:
+    kvo_pool_free(pool);
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,350 @@
+"""Native threads that move blocks between a region and files or memory; XXH3-64.
+
+The contract is in ``kvoffload.tiers.pool``, the Python twin in ``kvoffload.tiers._io_py``, and all
+that happens off the caller's thread in ``io.h``, which never takes the interpreter's lock. This
+file turns Python's arguments into its structures and its news into tuples.
+
+The interpreter's lock is given up only to wait, to end, and for long sums: beside a busy thread it
+takes 5 ms to come back, and the pool's own lock is never held for more than a few microseconds.
+"""
+
+import os
+
+import numpy as np
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+__all__ = ["FileStore", "MemoryStore", "Pool", "valid_records", "xxh3_64"]
+
+cdef enum:
+    NOGIL_FROM = 65536  # bytes from which a sum is made without the interpreter's lock
+
+
+def xxh3_64(data, seed=0):
+    """Return the XXH3-64 of a buffer; of a large one without the interpreter's lock."""
+    cdef Py_buffer view
+    cdef uint64_t start = seed
+    cdef uint64_t result
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if view.len < NOGIL_FROM:
+            result = kvo_xxh3_64(<const uint8_t*>view.buf, <size_t>view.len, start)
+        else:
+            with nogil:
+                result = kvo_xxh3_64(<const uint8_t*>view.buf, <size_t>view.len, start)
+    finally:
+        PyBuffer_Release(&view)
+    return result
+
+
+cdef int fill_region(kvo_region* target, object region) except -1:
+    """Describe a ``kvoffload.tiers.Region``; ``parts`` is to be freed."""
+    cdef object parts = region.parts
+    cdef Py_ssize_t place
+    target.base = <uint8_t*><size_t>region.address
+    target.num_parts = len(parts)
+    target.block_bytes = region.block_bytes
+    target.parts = <kvo_part*>malloc(len(parts) * sizeof(kvo_part))
+    if target.parts == NULL:
+        raise MemoryError
+    for place in range(len(parts)):
+        target.parts[place].offset, target.parts[place].stride, target.parts[place].nbytes = (
+            parts[place]
+        )
+    return 0
+
+
+cdef int fill_fingerprint(kvo_store* store, bytes fingerprint) except -1:
+    if len(fingerprint) > <Py_ssize_t>sizeof(store.fingerprint):
+        raise ValueError("fingerprint must have at most 64 bytes")
+    memcpy(store.fingerprint, PyBytes_AS_STRING(fingerprint), len(fingerprint))
+    store.fingerprint_bytes = len(fingerprint)
+    return 0
+
+
+cdef class MemoryStore:
+    """Blocks in a second region.
+
+    Parameters
+    ----------
+    region : Region
+        The memory; slot i is its block i.
+    fingerprint : bytes
+        The namespace.
+    sums : numpy.ndarray
+        ``(slots,)`` uint64: the sum of the bytes in each slot; kept up to date.
+    """
+
+    cdef kvo_store store
+    cdef object region, kept_sums
+    cdef uint64_t[::1] sums
+
+    def __cinit__(self, region, fingerprint, sums):
+        self.region = region
+        self.sums = self.kept_sums = sums
+        fill_region(&self.store.memory, region)
+        fill_fingerprint(&self.store, fingerprint)
+        self.store.direct = 1
+        self.store.block_bytes = self.store.slot_bytes = region.block_bytes
+        self.store.sums = &self.sums[0]
+
+    def __dealloc__(self):
+        free(self.store.memory.parts)
+
+
+cdef class FileStore:
+    """Blocks in the slots of a file, their seals in the table of another.
+
+    Parameters
+    ----------
+    data_fd, table_fd : int
+        The files; not closed here.
+    direct : bool
+        Whether the region's memory is handed to the kernel.
+    block_bytes, slot_bytes : int
+        Bytes of a block, and from slot to slot.
+    records_offset : int
+        Where the seal of slot 0 lies in the table.
+    fingerprint : bytes
+        The namespace.
+    sums : numpy.ndarray
+        ``(slots,)`` uint64: the sum of the bytes in each slot; kept up to date.
+    written : numpy.ndarray
+        ``(slots,)`` uint8: whether the table may have a seal of the slot; kept up to date.
+    """
+
+    cdef kvo_store store
+    cdef uint64_t[::1] sums
+    cdef uint8_t[::1] written
+
+    def __cinit__(
+        self,
+        data_fd,
+        table_fd,
+        *,
+        direct,
+        block_bytes,
+        slot_bytes,
+        records_offset,
+        fingerprint,
+        sums,
+        written,
+    ):
+        self.sums = sums
+        self.written = written
+        fill_fingerprint(&self.store, fingerprint)
+        self.store.is_file = 1
+        self.store.direct = bool(direct)
+        self.store.data_fd = data_fd
+        self.store.table_fd = table_fd
+        self.store.block_bytes = block_bytes
+        self.store.slot_bytes = slot_bytes
+        self.store.records_offset = records_offset
+        self.store.sums = &self.sums[0]
+        self.store.written = &self.written[0]
+
+
+cdef class Pool:
+    """Threads that move blocks between a region and files or memory; see ``kvoffload.tiers.pool``.
+
+    Parameters
+    ----------
+    region : Region
+        The caller's memory.
+    store : FileStore or MemoryStore
+        Where blocks are kept.
+    threads : int
+        Number of threads, >= 1, besides the keeper.
+    staging_bytes : int
+        Bytes of buffers of a staged pool.
+    ack_copied : bool
+        Whether a staged put ends when it is copied.
+    """
+
+    cdef kvo_pool* pool
+    cdef kvo_store store
+    cdef object kept  # what the threads use
+    cdef bint ended
+    cdef int pid
+
+    def __cinit__(self, region, store, threads, staging_bytes=0, ack_copied=True):
+        cdef kvo_region described
+        cdef int number = threads
+        cdef int64_t staging = staging_bytes
+        cdef bint copied = ack_copied
+        if isinstance(store, FileStore):
+            self.store = (<FileStore>store).store
+        elif isinstance(store, MemoryStore):
+            self.store = (<MemoryStore>store).store
+        else:
+            raise TypeError(f"store must be a FileStore or MemoryStore, got {store!r}")
+        self.kept = (region, store)
+        self.pid = os.getpid()
+        fill_region(&described, region)
+        with nogil:
+            self.pool = kvo_pool_new(&described, &self.store, number, staging, copied)
+        free(described.parts)
+        if self.pool == NULL:
+            raise MemoryError("no memory, or no thread, for a pool")
+
+    def __dealloc__(self):
+        if self.pool == NULL or self.pid != os.getpid():
+            return  # in a forked child the threads' state is anyone's guess
+        if not self.ended:
+            with nogil:
+                self.ended = kvo_pool_close(self.pool, 0)
+        if self.ended:
+            kvo_pool_free(self.pool)
+
+    def submit(self, job, op, list keys, slots, ids, *, timeout_s, epoch):
+        """Take a job."""
+        cdef int64_t[::1] store_slots = slots
+        cdef int64_t[::1] region_ids = ids
+        cdef Py_ssize_t size = len(keys)
+        cdef Py_ssize_t place
+        cdef bytes key
+        cdef kvo_block* block
+        cdef kvo_job* made
+        if size < 1 or store_slots.shape[0] != size or region_ids.shape[0] != size:
+            raise ValueError("a job must have as many slots and ids as keys, and one at least")
+        made = kvo_job_new(job, op, size, <int64_t>(timeout_s * 1e9), epoch)
+        if made == NULL:
+            raise MemoryError
+        for place in range(size):
+            key = <bytes>keys[place]
+            block = made.blocks + place
+            block.slot = store_slots[place]
+            block.id = region_ids[place]
+            block.place = <int32_t>place
+            block.buffer = -1
+            block.status = -1
+            block.key_length = <uint8_t>PyBytes_GET_SIZE(key)
+            memcpy(block.key, PyBytes_AS_STRING(key), block.key_length)
+            block.seed = kvo_seed(&self.store, block.key, block.key_length)
+        kvo_submit(self.pool, made)
+
+    def chore(self, job, offset, bytes data, sync):
+        """Write bytes to the store's table, in a thread."""
+        cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
+        if kvo_submit_chore(self.pool, job, offset, start, len(data), bool(sync)) < 0:
+            raise MemoryError
+
+    def poll(self):
+        """Return what happened since the last call, oldest first."""
+        cdef kvo_entry* entry
+        cdef kvo_entry* following
+        cdef int8_t[::1] target
+        cdef list entries = []
+        entry = kvo_poll(self.pool)
+        while entry != NULL:
+            following = entry.next
+            statuses = np.empty(entry.count, np.int8)
+            if entry.count:
+                target = statuses
+                memcpy(&target[0], entry.statuses, entry.count)
+            entries.append((entry.number, entry.flags, statuses))
+            kvo_entry_free(entry)
+            entry = following
+        return entries
+
+    def wait(self, timeout_s):
+        """Wait until `poll` has something to return, or someone called `notify`."""
+        cdef int64_t nanoseconds = <int64_t>(timeout_s * 1e9)
+        cdef bint news = kvo_signal_wait(self.pool, 0)
+        if not news and nanoseconds > 0:
+            with nogil:
+                news = kvo_signal_wait(self.pool, nanoseconds)
+        return news
+
+    def notify(self):
+        """Make the file descriptor readable, and end a `wait`."""
+        kvo_signal_set(self.pool)
+
+    def fileno(self):
+        """Return a file descriptor that is readable when `wait` would not wait."""
+        return self.pool.signal_fd
+
+    def stats(self):
+        """Return ``late_jobs`` and ``staging_bytes``."""
+        cdef int64_t late_jobs, staging_bytes
+        kvo_pool_stats(self.pool, &late_jobs, &staging_bytes)
+        return {"late_jobs": late_jobs, "staging_bytes": staging_bytes}
+
+    def close(self, timeout_s):
+        """End the threads."""
+        cdef int64_t nanoseconds = <int64_t>(timeout_s * 1e9)
+        with nogil:
+            self.ended = kvo_pool_close(self.pool, nanoseconds)
+        if self.ended:
+            kvo_signal_close(self.pool)
+        else:
+            Py_INCREF(self.kept)  # a thread that comes back later uses it
+        return self.ended
+
+    def abandon(self):
+        """Forget the threads, in a forked child, where there are none."""
+        kvo_signal_close(self.pool)
+
+
+def valid_records(table, block_bytes, epoch):
+    """Read the seals of a table.
+
+    Parameters
+    ----------
+    table : bytes or memoryview
+        64 bytes per slot.
+    block_bytes : int
+        The length of block that they must be for.
+    epoch : int
+        The epoch that they must be of.
+
+    Returns
+    -------
+    slots : numpy.ndarray
+        ``(n,)`` int64: the slots with a valid seal.
+    keys : list of bytes
+        Their stored keys.
+    sums : numpy.ndarray
+        ``(n,)`` uint64: the sums of their bytes.
+    others : int
+        Slots with something else than such a seal or zeros.
+    """
+    cdef const uint8_t[::1] records = table
+    cdef Py_ssize_t num_slots = records.shape[0] // KVO_SEAL_BYTES
+    cdef Py_ssize_t slot, found = 0, others = 0
+    cdef int64_t nbytes = block_bytes
+    cdef uint64_t era = epoch
+    cdef const uint8_t* seal
+    cdef uint8_t length
+    cdef list keys = []
+    slots = np.empty(num_slots, np.int64)
+    sums = np.empty(num_slots, np.uint64)
+    cdef int64_t[::1] slot_view = slots
+    cdef uint64_t[::1] sum_view = sums
+    for slot in range(num_slots):
+        seal = &records[slot * KVO_SEAL_BYTES]
+        if kvo_seal_valid(seal, nbytes, era):
+            length = seal[3]
+            if length == KVO_DIGESTED_BYTES:
+                keys.append((<const char*>seal)[8:8 + KVO_KEY_BYTES] + b"\0")
+            else:
+                keys.append((<const char*>seal)[8:8 + length])
+            slot_view[found] = slot
+            sum_view[found] = kvo_little64(seal + 48)
+            found += 1
+        elif not is_blank(seal):
+            others += 1
+    return slots[:found].copy(), keys, sums[:found].copy(), others
+
+
+cdef bint is_blank(const uint8_t* seal) noexcept:
+    cdef Py_ssize_t place
+    for place in range(KVO_SEAL_BYTES):
+        if seal[place]:
+            return False
+    return True

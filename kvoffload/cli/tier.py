@@ -1,0 +1,166 @@
+"""``kvoffload tier``: what is on a disk, whether it is sound, and how to be rid of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import click
+
+from kvoffload.advise.units import bytes_text, percent_text
+from kvoffload.traces import MissingExtraError
+
+from ._options import json_option
+from ._terminal import Column, note, print_json, print_tables, progress_bar
+
+if TYPE_CHECKING:
+    from kvoffload.tiers.slab import SlabFolder, Verdict
+
+quiet_option = click.option(
+    "--quiet", is_flag=True, help="Print the result only: no progress, no notes."
+)
+
+
+@click.group()
+def tier() -> None:
+    """Look after the blocks that tiers keep on disks."""
+
+
+@tier.command()
+@click.argument("path")
+@json_option
+def info(path: str, *, as_json: bool) -> None:
+    """Say what the slabs in PATH hold.
+
+    PATH is the folder that a tier was opened with, or the folder of one slab in it. A slab may be
+    in use.
+    """
+    with _slabs() as slab:
+        found = slab.find_slabs(path)
+    if as_json:
+        print_json({"path": path, "slabs": [_as_object(slab) for slab in found]})
+        return
+    rows = [_as_row(slab) for slab in found]
+    titles = ("model", "blocks", "of", "block size", "used", "on disk", "in use by")
+    columns = [
+        Column(title, [*cells], numeric=title not in {"model", "in use by"})
+        for title, cells in zip(titles, zip(*rows, strict=True), strict=True)
+    ]
+    print_tables(path, [_names(found)], [[column] for column in columns])
+
+
+@tier.command()
+@click.argument("path")
+@json_option
+@quiet_option
+@click.pass_context
+def verify(ctx: click.Context, path: str, *, as_json: bool, quiet: bool) -> None:
+    """Read every block of the slabs in PATH and compare it with its seal.
+
+    Nothing is changed: a tier drops a corrupt block when it meets it. The exit code is 1 if there
+    is one, or if a slab is in use.
+    """
+    with _slabs() as slab:
+        found = slab.find_slabs(path)
+        verdicts = list(_verdicts(slab, found, quiet=quiet))
+    if as_json:
+        rows = [
+            {
+                "folder": str(slab.folder),
+                "sound": verdict.sound,
+                "corrupt": [key.hex() for key in verdict.corrupt],
+            }
+            for slab, verdict in zip(found, verdicts, strict=True)
+        ]
+        print_json({"path": path, "slabs": rows})
+    else:
+        columns = [
+            Column("sound", [f"{verdict.sound:,}" for verdict in verdicts]),
+            Column("corrupt", [f"{len(verdict.corrupt):,}" for verdict in verdicts]),
+        ]
+        print_tables(path, [_names(found)], [[column] for column in columns])
+    ctx.exit(1 if any(verdict.corrupt for verdict in verdicts) else 0)
+
+
+def _verdicts(slab: ModuleType, found: list[SlabFolder], *, quiet: bool) -> Iterator[Verdict]:
+    total = sum(each.num_blocks for each in found)
+    with progress_bar("verifying", total, quiet=quiet, unit="blocks") as progress:
+        before = 0
+
+        def show(done: int) -> None:
+            if progress is not None:
+                progress(before + done)
+
+        for each in found:
+            yield slab.verify_slab(each.folder, show)
+            before += each.num_blocks
+
+
+@tier.command()
+@click.argument("path")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@quiet_option
+def forget(path: str, *, yes: bool, quiet: bool) -> None:
+    """Delete the slabs in PATH, which nobody may have open."""
+    with _slabs() as slab:
+        found = slab.find_slabs(path)
+    if not yes:
+        size = bytes_text(sum(each.disk_bytes for each in found))
+        blocks = sum(each.num_blocks for each in found)
+        names = ", ".join(str(each.folder) for each in found)
+        click.confirm(f"Delete {blocks:,} blocks, {size}, in {names}?", abort=True, err=True)
+    with _slabs() as slab:
+        freed = sum(slab.remove_slab(each.folder) for each in found)
+    note(f"{bytes_text(freed)} freed", quiet=quiet)
+
+
+@contextlib.contextmanager
+def _slabs() -> Iterator[ModuleType]:
+    """Give the module for slabs; its errors become a line on standard error, and exit code 1."""
+    try:
+        from kvoffload.tiers import TierError, slab
+    except ImportError as error:
+        raise MissingExtraError(str(error), name=error.name) from error
+    try:
+        yield slab
+    except TierError as error:
+        raise OSError(str(error)) from error
+
+
+def _names(slabs: list[SlabFolder]) -> Column:
+    return Column("slab", [slab.folder.name for slab in slabs], numeric=False)
+
+
+def _as_row(slab: SlabFolder) -> tuple[str, ...]:
+    model = str(slab.namespace.get("model", "?"))
+    holder = f"process {slab.pid}" if slab.pid else "a process"
+    holder = "nobody" if slab.pid is None else holder
+    if slab.header is None:
+        return model, "0", "?", "?", "?", bytes_text(slab.disk_bytes), holder
+    return (
+        model,
+        f"{slab.num_blocks:,}",
+        f"{slab.header.num_slots:,}",
+        bytes_text(slab.header.block_bytes),
+        percent_text(slab.num_blocks / slab.header.num_slots),
+        bytes_text(slab.disk_bytes),
+        holder,
+    )
+
+
+def _as_object(slab: SlabFolder) -> dict[str, object]:
+    """Return what a slab holds as the object that ``--json`` prints."""
+    header = slab.header
+    return {
+        "folder": str(slab.folder),
+        "blocks": slab.num_blocks,
+        "slots": header.num_slots if header else None,
+        "block_bytes": header.block_bytes if header else None,
+        "stale": slab.num_stale,
+        "disk_bytes": slab.disk_bytes,
+        "pid": slab.pid,
+        "damaged": header is None,
+        "namespace": slab.namespace,
+    }

@@ -1,0 +1,41 @@
+"""Keep and move the bytes of blocks that left host memory: on disks, in memory, on servers."""
+
+from .base import (
+    Done,
+    Health,
+    State,
+    Status,
+    Tier,
+    TierError,
+    TierEvent,
+    TierInUseError,
+    TierSpaceError,
+)
+from .memory import MemoryTier
+from .namespace import Namespace, weights_identity
+from .opening import open_tier
+from .region import Region
+from .seal import stored_key
+from .slab import FileTier
+from .store import Fetched, TieredStore
+
+__all__ = [
+    "Done",
+    "Fetched",
+    "FileTier",
+    "Health",
+    "MemoryTier",
+    "Namespace",
+    "Region",
+    "State",
+    "Status",
+    "Tier",
+    "TierError",
+    "TierEvent",
+    "TierInUseError",
+    "TierSpaceError",
+    "TieredStore",
+    "open_tier",
+    "stored_key",
+    "weights_identity",
+]

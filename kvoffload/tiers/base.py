@@ -1,0 +1,389 @@
+"""The contract of every tier, which answers: where the bytes of blocks that left host memory are.
+
+A tier keeps blocks, equal pieces of a `Region` of host memory, under their keys. It gives them back
+as they were stored or not at all. Work is submitted as *jobs* and reported by `Tier.poll`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Self
+
+from kvoffload.errors import OffloadError
+
+from .region import Region
+
+__all__ = [
+    "BlockIDs",
+    "Done",
+    "Health",
+    "Operation",
+    "State",
+    "Status",
+    "Tier",
+    "TierError",
+    "TierEvent",
+    "TierInUseError",
+    "TierSpaceError",
+]
+
+SomeTier = TypeVar("SomeTier", bound="Tier")
+Operation = Literal["query", "put", "get"]
+BlockIDs = Sequence[int] | npt.NDArray[np.integer]
+
+
+class Status(IntEnum):
+    """The outcome of one key of a job.
+
+    To an engine, everything but `OK` is a miss: the block has to be computed.
+    """
+
+    OK = 0
+    """Stored, loaded, or there."""
+    MISS = 1
+    """Not there."""
+    CORRUPT = 2
+    """There and wrong: damaged, of another key, or of another layout. It was dropped."""
+    FULL = 3
+    """Not stored: no room, on the medium or in the queue."""
+    DECLINED = 4
+    """Not stored: the policy does not admit it."""
+    TIMEOUT = 5
+    """Not done by the deadline."""
+    UNAVAILABLE = 6
+    """Not tried, or not answered: nothing is known about the key."""
+    FAILED = 7
+    """The medium reported an error."""
+
+
+class State(IntEnum):
+    """What a tier knows about a key without any I/O."""
+
+    MISS = 0
+    """Not there, or not readable now."""
+    HIT = 1
+    """There, and readable."""
+    UNKNOWN = 2
+    """Not known: `Tier.query` finds out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Done:
+    """The end of a job.
+
+    Attributes
+    ----------
+    job : int
+        What `Tier.query`, `Tier.put` or `Tier.get` returned.
+    op : str
+        ``"query"``, ``"put"`` or ``"get"``.
+    status : numpy.ndarray
+        ``(n,)`` int8: a `Status` for each key, in the order of the keys.
+    nbytes : int
+        Bytes of blocks that were really moved.
+    seconds : float
+        Time from the submission to the end, queueing included.
+    """
+
+    job: int
+    op: Operation
+    status: npt.NDArray[np.int8]
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TierEvent:
+    """Blocks that became readable in a tier, or that left it.
+
+    Attributes
+    ----------
+    keys : list of bytes
+        The blocks, as the tier stores their keys (see `Tier`). Empty with the reason
+        ``"forgotten"``, which means all blocks.
+    removed : bool
+        True: they left. False: they can be read from now on.
+    reason : str
+        Why they left: ``"evicted"``, ``"discarded"``, ``"corrupt"``, ``"failed"`` or
+        ``"forgotten"``. Empty for blocks that were stored.
+    """
+
+    keys: list[bytes]
+    removed: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a tier answers.
+
+    Attributes
+    ----------
+    reads, writes : str
+        State of the two breakers: ``"closed"`` (all is well), ``"open"`` (every call is answered at
+        once), ``"probing"`` (one call is under way to see whether the medium is back), or
+        ``"stopped"`` (too many corrupt blocks; ``health(reset=True)`` starts reads again).
+    late_jobs : int
+        Jobs whose deadline has passed and whose call has not returned.
+    """
+
+    reads: str
+    writes: str
+    late_jobs: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether reads and writes are both let through and nothing is late."""
+        return self.reads == self.writes == "closed" and not self.late_jobs
+
+
+class TierError(OffloadError):
+    """A tier that cannot be opened or used."""
+
+
+class TierSpaceError(TierError):
+    """A medium with too little space for a tier's capacity."""
+
+
+class TierInUseError(TierError):
+    """A tier that another process, or another object of this one, has open.
+
+    Attributes
+    ----------
+    pid : int or None
+        The process, where it is known.
+    """
+
+    def __init__(self, message: str, pid: int | None = None) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+class Tier(ABC):
+    """Blocks of host memory, kept under their keys on some medium.
+
+    A **key** is any ``bytes``. Keys of 1 to 40 bytes are stored as they are, others as their
+    BLAKE2b-32 (`kvoffload.tiers.stored_key`). A tier is **write-once**: equal keys mean equal
+    bytes, so that a `put` of a key that is present, or on its way, is OK with 0 bytes moved.
+
+    `query`, `put` and `get` submit a **job** and return its number at once. `poll` returns the jobs
+    that ended since the last call. One caller at a time, in any thread.
+
+    All arguments are checked before anything happens: a wrong one raises, and nothing has changed.
+    **Trouble with the medium is a status, never an exception.**
+
+    **Ownership.** From its submission to its `Done`, a job owns the blocks `ids` of the region: the
+    caller neither writes nor reuses them, nor reads those of a `get`. After the `Done` the tier
+    never touches them. Any subset of a `get` may be OK; the bytes of the other blocks are
+    undefined.
+
+    **Deadlines.** A job ends by its deadline and at most 50 ms, with `Status.TIMEOUT` for what was
+    not done, where the tier moves blocks through buffers of its own (`direct` is False). A direct
+    tier has the kernel read and write the caller's memory, and nothing can stop the kernel: a job
+    that is late ends when its call returns. The default is 0.1 s for a query, and 1 s and 50 MB/s
+    for a transfer.
+
+    **Seal.** Each block is sealed to its key and to the tier's namespace. What does not match - a
+    flipped bit, a torn write, the bytes of another key or of another model - is `Status.CORRUPT`,
+    and dropped.
+
+    Attributes
+    ----------
+    name : str
+        Label of the tier in metrics, events and logs.
+    capacity_bytes : int or None
+        Bytes of blocks that the tier keeps at most; None where it does not decide.
+    direct : bool
+        Whether blocks move without a copy; see *Deadlines*.
+
+    Notes
+    -----
+    Thread-safety: callers serialise; the tier's own threads are hidden. A tier belongs to the
+    process that opened it: in a forked child every method that submits or polls raises
+    RuntimeError.
+
+    Complexity: `state` is O(1), every other method O(n) in its keys, except `forget`, which is
+    O(1).
+    """
+
+    name: str
+    capacity_bytes: int | None
+    direct: bool
+
+    @abstractmethod
+    def attach(self, region: Region) -> None:
+        """Name the host memory that jobs move blocks from and to.
+
+        Once, before the first job.
+
+        Raises
+        ------
+        ValueError
+            If the region's blocks are not of the size that the tier was made for, or the tier has a
+            region already.
+        """
+
+    @abstractmethod
+    def lookup(self, keys: Iterable[bytes]) -> npt.NDArray[np.int8]:
+        """Return what is known about keys, ``(n,)`` int8, a `State` each; no I/O, no waiting."""
+
+    @abstractmethod
+    def state(self, key: bytes) -> int:
+        """Return what is known about one key, a `State`. No I/O, no waiting."""
+
+    @abstractmethod
+    def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
+        """Find out about keys: the job's statuses are OK, MISS, or why it is not known.
+
+        Afterwards `state` knows, for some time.
+
+        Returns
+        -------
+        int
+            The job.
+        """
+
+    @abstractmethod
+    def put(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
+        """Store the block ``ids[i]`` of the region under ``keys[i]``.
+
+        Parameters
+        ----------
+        keys : iterable of bytes
+            The keys. Of a key that is given twice, the first occurrence is stored.
+        ids : sequence of int or numpy.ndarray
+            As many block ids of the region.
+        deadline_s : float, optional
+            Seconds from now, > 0.
+
+        Returns
+        -------
+        int
+            The job.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong.
+        RuntimeError
+            If the tier has no region or is closed.
+        """
+
+    @abstractmethod
+    def get(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
+        """Load ``keys[i]`` into the block ``ids[i]`` of the region.
+
+        Parameters
+        ----------
+        keys : iterable of bytes
+            The keys.
+        ids : sequence of int or numpy.ndarray
+            As many block ids of the region, no two the same.
+        deadline_s : float, optional
+            Seconds from now, > 0.
+
+        Returns
+        -------
+        int
+            The job.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong.
+        RuntimeError
+            If the tier has no region or is closed.
+        """
+
+    @abstractmethod
+    def poll(self) -> list[Done]:
+        """Return the jobs that ended since the last call, in the order in which they ended."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return a file descriptor that is readable while `poll` has something to return."""
+
+    @abstractmethod
+    def wait(self, jobs: Collection[int], timeout_s: float) -> bool:
+        """Wait until jobs have ended; `poll` still returns them.
+
+        Parameters
+        ----------
+        jobs : collection of int
+            Jobs; one that ended before, or is not known, counts as ended.
+        timeout_s : float
+            Seconds to wait at most, >= 0.
+
+        Returns
+        -------
+        bool
+            Whether all have ended.
+        """
+
+    @abstractmethod
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Mark blocks as recently used, **last key first**; unknown keys are no error."""
+
+    @abstractmethod
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Drop blocks; unknown keys are no error. A get that is under way may still be OK."""
+
+    @abstractmethod
+    def forget(self) -> bool:
+        """Drop everything, as after an update of the model's weights.
+
+        What was stored before is never served again: not by jobs under way either, whose blocks are
+        MISS, nor after a restart.
+
+        Returns
+        -------
+        bool
+            Whether that is certain even if power fails from now on. False where the medium did not
+            confirm it within a second; it still holds for this process and for any restart without
+            loss of power.
+        """
+
+    @abstractmethod
+    def health(self, reset: bool = False) -> Health:
+        """Say whether the tier answers; with `reset`, close both breakers first."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, int]:
+        """Return the counters since the tier was opened, and present sizes."""
+
+    @abstractmethod
+    def take_events(self) -> Iterator[TierEvent]:
+        """Return the events since the last call, oldest first, and forget them.
+
+        Empty unless the tier was made with ``enable_events=True``.
+        """
+
+    @abstractmethod
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Let jobs under way end, and give everything back. A second call does nothing.
+
+        What is not done by `timeout_s` seconds ends with `Status.UNAVAILABLE`. `poll`
+        returns the last ends, `stats` the last counters; every other method then raises
+        RuntimeError.
+
+        Returns
+        -------
+        bool
+            Whether all ended. If not, some call has not returned: its thread and the memory that it
+            may still write to are kept until the process ends.
+        """
+
+    def __enter__(self) -> Self:
+        """Return the tier."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the tier."""
+        self.close()

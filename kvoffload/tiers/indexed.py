@@ -1,0 +1,429 @@
+"""What tiers that decide themselves what they keep have in common: an index with a policy.
+
+Structure
+    The index is a `CPUOffloadingManager` of as many blocks as the medium has slots, so that any
+    policy decides what stays and, with admission, what comes. ``_slot_of[id]`` is the slot of the
+    index's block id, which lets a restart replay what is on the medium in any order. `_hidden` has
+    the keys that the index holds and nobody may read.
+Invariants
+    A slot that a thread may write belongs to a key that is pending in the index, or pinned while it
+    is stored again, or is counted in `_busy`: nothing else is written there meanwhile. A slot that
+    a thread reads belongs to a key that is pinned, or is in `_busy`.
+Cost
+    O(1) per block: the index's own calls, and a few of Python.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import CachePolicy
+
+from .base import BlockIDs, State, Status
+from .pooled import MAX_QUEUED_BYTES, PooledTier, Record, check_deadline
+from .seal import MAX_KEY_BYTES, stored_key, stored_keys
+from .twins import Twin, chosen
+
+__all__ = ["IndexedTier"]
+
+OK, MISS, FULL = np.int8(Status.OK), np.int8(Status.MISS), np.int8(Status.FULL)
+HIT, ABSENT = int(State.HIT), int(State.MISS)
+
+
+class _Hidden(Enum):
+    """Why a key that the index holds may not be read."""
+
+    STORING = "its first store is under way"
+    DOOMED = "its first store is under way; it was dropped meanwhile"
+    DEAD = "it was dropped; the index keeps its slot until the policy gives it away"
+    RESTORING = "it was dropped, and is stored again in its slot"
+    UNWANTED = "it was dropped, is stored again, and was dropped meanwhile"
+
+
+class IndexedTier(PooledTier):
+    """A tier with slots for a fixed number of blocks, and a policy that decides which.
+
+    Parameters
+    ----------
+    name : str
+        Label in metrics, events and logs.
+    num_slots : int
+        Number of blocks.
+    block_bytes : int
+        Bytes per block.
+    policy : str, type or CachePolicy
+        As ``cache_policy`` of `CPUOffloadingManager`.
+    enable_events : bool
+        Whether `take_events` has something to give.
+    max_queued_bytes : int
+        Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
+    twin : Twin, optional
+        The implementation; by default that of this process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_slots: int,
+        block_bytes: int,
+        policy: str | type[CachePolicy] | CachePolicy = "lru",
+        *,
+        enable_events: bool = False,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        twin: Twin | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            num_slots * block_bytes,
+            block_bytes,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+        )
+        self.num_slots = num_slots
+        self._twin = chosen() if twin is None else twin
+        self._index = self._twin.manager(1, num_slots, policy)
+        self._slot_of = np.arange(num_slots, dtype=np.int64)
+        self._sums = np.zeros(num_slots, np.uint64)
+        self._hidden: dict[bytes, _Hidden] = {}
+        self._num_dropped = 0  # keys in `_hidden` that are dead, doomed or unwanted
+        self._num_restored = 0  # keys in `_hidden` that are stored again
+        self._busy: Counter[int] = Counter()  # slots that threads use for jobs of before a forget
+
+    # -- for the tiers that build on it ------------------------------------------------------
+
+    def _used(self, keys: list[bytes], slots: npt.NDArray[np.int64]) -> None:
+        """Keep it that blocks were used, the last of `slots` last."""
+
+    def _cleared(self, slots: list[int]) -> None:
+        """Make the medium forget what it has in slots."""
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def state(self, key: bytes) -> int:
+        """Return what is known about one key, a `State`."""
+        if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES:
+            key = stored_key(key)
+        if self._closed:
+            self._refuse_closed()
+        reads = self._reads
+        if key in self._index and key not in self._hidden and (reads.closed or reads.would_allow()):
+            self._metrics.hits += 1
+            return HIT
+        self._metrics.misses += 1
+        return ABSENT
+
+    def lookup(self, keys: Iterable[bytes]) -> npt.NDArray[np.int8]:
+        """Return what is known about each key, a `State` each."""
+        self._refuse_closed()
+        stored = stored_keys(keys)
+        if not (self._reads.closed or self._reads.would_allow()):
+            self._metrics.misses += len(stored)
+            return np.full(len(stored), ABSENT, np.int8)
+        index, hidden = self._index, self._hidden
+        found = np.array([key in index and key not in hidden for key in stored], np.int8)
+        hits = int(np.count_nonzero(found))
+        self._metrics.hits += hits
+        self._metrics.misses += len(stored) - hits
+        return found  # True is HIT
+
+    def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
+        """Find out about keys; here everything is known."""
+        started = time.monotonic()
+        self._pool_or_raise()
+        check_deadline(deadline_s)
+        status = np.where(self.lookup(keys) == HIT, OK, MISS)
+        return self._finish_at_once(self._new_job(), "query", started, status)
+
+    # -- put ---------------------------------------------------------------------------------
+
+    def put(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
+        """Store the block ``ids[i]`` of the region under ``keys[i]``."""
+        started = time.monotonic()
+        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=False)
+        job = self._new_job()
+        status = np.zeros(len(stored), np.int8)
+        index = self._index
+        absent = [key for key in stored if key not in index]
+        dead = self._dropped(stored) if self._num_dropped else []
+        if not absent and not dead:
+            return self._finish_at_once(job, "put", started, status)
+        if not self._writes.allow():
+            _mark(status, stored, {*absent, *dead}, Status.UNAVAILABLE)
+            return self._finish_at_once(job, "put", started, status)
+        room = self._room()
+        _mark(status, stored, set(dead[room:]), Status.FULL)
+        dead = dead[:room]
+        slots = self._pin_dead(dead)  # first: the others' room must not be theirs
+        taken = dead
+        try:
+            more, more_slots = self._take_slots(stored, absent, room - len(dead), status)
+        except BaseException:  # a user's policy, or memory
+            self._put_failed(taken)
+            raise
+        taken, slots = [*more, *dead], np.concatenate([more_slots, slots])
+        if not taken:
+            self._writes.withdraw()
+            return self._finish_at_once(job, "put", started, status)
+        places = None
+        if len(taken) != len(stored) or taken != stored:
+            first: dict[bytes, int] = {}
+            for place, key in enumerate(stored):
+                first.setdefault(key, place)
+            places = np.array([first[key] for key in taken], np.int64)
+            checked = checked[places]
+        record = Record(job, "put", started, status, places, taken, slots, self._generation)
+        try:
+            self._submit(record, checked, timeout_s)
+        except BaseException:
+            self._put_failed(taken)
+            raise
+        return job
+
+    def _put_failed(self, keys: list[bytes]) -> None:
+        """Take back what a put has done to the index."""
+        self._writes.withdraw()
+        self._put_ended(keys, [False] * len(keys))
+
+    def _dropped(self, stored: list[bytes]) -> list[bytes]:
+        """Return those of the keys that are dead; doomed ones are wanted again."""
+        hidden = self._hidden
+        dead = []
+        for key in dict.fromkeys(stored):
+            why = hidden.get(key)
+            if why is _Hidden.DEAD:
+                dead.append(key)
+            elif why is _Hidden.DOOMED:
+                hidden[key] = _Hidden.STORING
+                self._num_dropped -= 1
+            elif why is _Hidden.UNWANTED:
+                hidden[key] = _Hidden.RESTORING
+                self._num_dropped -= 1
+        return dead
+
+    def _pin_dead(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
+        """Let keys that were dropped keep their slots, to be stored there again; return these."""
+        if not keys:
+            return np.empty(0, np.int64)
+        pinned = self._index.prepare_load(keys)
+        self._hidden.update(dict.fromkeys(keys, _Hidden.RESTORING))
+        self._num_dropped -= len(keys)
+        self._num_restored += len(keys)
+        slots: npt.NDArray[np.int64] = self._slot_of[pinned.block_ids]
+        return slots
+
+    def _take_slots(
+        self, stored: list[bytes], absent: list[bytes], room: int, status: npt.NDArray[np.int8]
+    ) -> tuple[list[bytes], npt.NDArray[np.int64]]:
+        """Have the index take keys in; mark those that it does not take."""
+        index = self._index
+        count = len(absent)
+        if count > room:
+            absent = list(dict.fromkeys(absent))  # room is for distinct blocks
+            count = min(len(absent), room)
+        output = index.prepare_store(absent[:count])
+        while output is None:
+            # Part of the blocks is better than none; what is pinned or pending leaves no room.
+            count //= 2
+            output = index.prepare_store(absent[:count])
+        taken = output.block_hashes_to_store
+        if len(taken) < len(absent):
+            declined = set(absent[:count]).difference(taken)
+            _mark(status, stored, set(absent[count:]).difference(taken, declined), Status.FULL)
+            _mark(status, stored, declined, Status.DECLINED)
+        self._evicted(output.block_hashes_evicted)
+        slots = self._slot_of[output.store_spec.block_ids]
+        if self._busy and taken:
+            taken, slots = self._without_busy(stored, taken, slots, status)
+        self._hidden.update(dict.fromkeys(taken, _Hidden.STORING))
+        if taken:
+            self._used(taken, slots)
+        return taken, slots
+
+    def _without_busy(
+        self,
+        stored: list[bytes],
+        taken: list[bytes],
+        slots: npt.NDArray[np.int64],
+        status: npt.NDArray[np.int8],
+    ) -> tuple[list[bytes], npt.NDArray[np.int64]]:
+        """Leave out the keys whose slots a thread still uses for a job of before a forget."""
+        free = np.array([slot not in self._busy for slot in slots.tolist()], bool)
+        refused = [key for key, is_free in zip(taken, free, strict=True) if not is_free]
+        self._index.complete_store(refused, success=False)
+        _mark(status, stored, set(refused), Status.FULL)
+        kept = [key for key, is_free in zip(taken, free, strict=True) if is_free]
+        return kept, slots[free]
+
+    def _evicted(self, keys: list[bytes]) -> None:
+        if self._num_dropped:
+            gone = [key for key in keys if self._hidden.pop(key, None) is _Hidden.DEAD]
+            self._num_dropped -= len(gone)
+            if gone:
+                dropped = set(gone)
+                keys = [key for key in keys if key not in dropped]
+        if keys:
+            self._emit(keys, removed=True, reason="evicted")
+
+    # -- get ---------------------------------------------------------------------------------
+
+    def get(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
+        """Load ``keys[i]`` into the block ``ids[i]`` of the region."""
+        started = time.monotonic()
+        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=True)
+        job = self._new_job()
+        status = np.zeros(len(stored), np.int8)
+        index, hidden = self._index, self._hidden
+        wanted = [key for key in stored if key in index and key not in hidden]
+        places = None
+        if len(wanted) < len(stored):
+            there = np.array([key in index and key not in hidden for key in stored], bool)
+            status[~there] = MISS
+            places = np.flatnonzero(there)
+        if wanted and not self._reads.allow():
+            status[slice(None) if places is None else places] = Status.UNAVAILABLE
+            return self._finish_at_once(job, "get", started, status)
+        room = self._room()
+        if len(wanted) > room:
+            places = np.arange(len(stored)) if places is None else places
+            status[places[room:]] = FULL
+            wanted, places = wanted[:room], places[:room]
+            if not wanted:
+                self._reads.withdraw()
+        if not wanted:
+            return self._finish_at_once(job, "get", started, status)
+        pinned = index.prepare_load(wanted)
+        slots = self._slot_of[pinned.block_ids]
+        if places is not None:
+            checked = checked[places]
+        record = Record(job, "get", started, status, places, wanted, slots, self._generation)
+        try:
+            self._submit(record, checked, timeout_s)
+        except BaseException:
+            index.complete_load(wanted)
+            self._reads.withdraw()
+            raise
+        return job
+
+    # -- what became of it -------------------------------------------------------------------
+
+    def _settled(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+        if record.generation != self._generation:
+            self._busy.subtract(record.slots.tolist())
+            self._busy = +self._busy
+            return
+        if record.op == "put":
+            self._put_ended(record.keys, (statuses == OK).tolist())
+            return
+        self._index.complete_load(record.keys)
+        for status, reason in ((Status.CORRUPT, "corrupt"), (Status.FAILED, "failed")):
+            if counts[status]:
+                places = np.flatnonzero(statuses == status).tolist()
+                self._kill([record.keys[place] for place in places], reason)
+
+    def _put_ended(self, keys: list[bytes], are_ok: list[bool]) -> None:
+        hidden = self._hidden
+        if all(are_ok) and not self._num_dropped and not self._num_restored:
+            for key in keys:
+                del hidden[key]
+            self._index.complete_store(keys)
+            self._emit(keys, removed=False)
+            return
+        stored: list[bytes] = []
+        failed: list[bytes] = []
+        restored: list[bytes] = []
+        dead: list[bytes] = []
+        for key, is_ok in zip(keys, are_ok, strict=True):
+            why = hidden.pop(key)
+            wanted = why in (_Hidden.STORING, _Hidden.RESTORING)
+            self._num_dropped -= not wanted
+            if why in (_Hidden.RESTORING, _Hidden.UNWANTED):
+                restored.append(key)
+                self._num_restored -= 1
+            elif not is_ok:
+                failed.append(key)
+                continue
+            (stored if is_ok and wanted else dead).append(key)
+        self._index.complete_load(restored)
+        self._index.complete_store(failed, success=False)
+        self._index.complete_store([*stored, *dead])
+        if stored:
+            self._emit(stored, removed=False)
+        self._kill(dead)
+
+    def _kill(self, keys: Iterable[bytes], reason: str | None = None) -> None:
+        """Drop blocks that the index has ready; it keeps their slots until it gives them away.
+
+        Without a reason there is no event: nobody heard of them.
+        """
+        index, hidden = self._index, self._hidden
+        there = [key for key in dict.fromkeys(keys) if key in index and key not in hidden]
+        if there:
+            hidden.update(dict.fromkeys(there, _Hidden.DEAD))
+            self._num_dropped += len(there)
+            self._cleared(self._slots_of(there))
+            if reason is not None:
+                self._emit(there, removed=True, reason=reason)
+
+    def _slots_of(self, keys: list[bytes]) -> list[int]:
+        """Return the slots of keys that are ready in the index."""
+        pinned = self._index.prepare_load(keys)
+        self._index.complete_load(keys)
+        slots: list[int] = self._slot_of[pinned.block_ids].tolist()
+        return slots
+
+    # -- recency, removal --------------------------------------------------------------------
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Mark blocks as recently used, last key first."""
+        self._refuse_closed()
+        stored = stored_keys(keys)
+        self._index.touch(stored)
+        index, hidden = self._index, self._hidden
+        there = [key for key in stored if key in index and key not in hidden]
+        if there:
+            there.reverse()
+            self._used(there, np.array(self._slots_of(there), np.int64))
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Drop blocks; unknown keys are no error."""
+        self._refuse_closed()
+        stored = stored_keys(keys)
+        hidden = self._hidden
+        for key in stored if hidden else ():
+            why = hidden.get(key)
+            if why in (_Hidden.STORING, _Hidden.RESTORING):
+                doomed = why is _Hidden.STORING
+                hidden[key] = _Hidden.DOOMED if doomed else _Hidden.UNWANTED
+                self._num_dropped += 1
+        self._kill(stored, "discarded")
+
+    def forget(self) -> bool:
+        """Drop everything."""
+        self._refuse_closed()
+        self._generation += 1
+        self._index.reset_cache()
+        self._hidden.clear()
+        self._num_dropped = self._num_restored = 0
+        self._busy = Counter(
+            slot for record in self._records.values() for slot in record.slots.tolist()
+        )
+        self._emit([], removed=True, reason="forgotten")
+        return True
+
+    def _sizes(self) -> dict[str, int]:
+        kept = len(self._index) - len(self._hidden)
+        return {"used_bytes": kept * self.block_bytes, "blocks": kept, "slots": self.num_slots}
+
+
+def _mark(
+    status: npt.NDArray[np.int8], stored: list[bytes], chosen_keys: set[bytes], value: Status
+) -> None:
+    """Set the status of every occurrence of some keys."""
+    if chosen_keys:
+        status[[key in chosen_keys for key in stored]] = value

@@ -1,0 +1,93 @@
+"""Blocks in a second region of memory: another NUMA node, CXL, or the reference for other tiers."""
+
+from __future__ import annotations
+
+import os
+
+from kvoffload import CachePolicy
+from kvoffload._checks import check_int
+
+from .indexed import IndexedTier
+from .namespace import Namespace
+from .pool import Pool
+from .pooled import MAX_QUEUED_BYTES, check_region
+from .region import Region
+from .twins import Twin
+
+__all__ = ["MemoryTier"]
+
+
+class MemoryTier(IndexedTier):
+    """A tier in a second region of memory.
+
+    Parameters
+    ----------
+    capacity_bytes : int
+        Bytes of blocks that are kept at most; a remainder that is no whole block is not used.
+    policy : str, type or CachePolicy
+        Which blocks stay; as ``cache_policy`` of `CPUOffloadingManager`.
+    threads : int
+        Number of threads that copy, >= 1.
+    namespace : Namespace
+        What the bytes mean; its ``block_bytes`` is the size of a block.
+    memory : Region, optional
+        The second region, with blocks of that size; by default it is allocated.
+    name : str
+        Label in metrics, events and logs.
+    enable_events : bool
+        Whether `take_events` has something to give.
+    max_queued_bytes : int
+        Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
+    twin : Twin, optional
+        The implementation; by default that of this process.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong.
+    MemoryError
+        If there is not enough memory.
+
+    Notes
+    -----
+    It is direct. Nothing outlives it: `forget` is certain at once.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        policy: str | type[CachePolicy] | CachePolicy = "lru",
+        threads: int = 2,
+        *,
+        namespace: Namespace,
+        memory: Region | None = None,
+        name: str = "memory",
+        enable_events: bool = False,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        twin: Twin | None = None,
+    ) -> None:
+        block_bytes = namespace.block_bytes
+        num_slots = check_int("capacity_bytes", capacity_bytes, block_bytes) // block_bytes
+        self._num_threads = check_int("threads", threads, 1, 1024)
+        if memory is not None:
+            check_region("memory", memory, block_bytes)
+            num_slots = min(num_slots, memory.num_blocks)
+        super().__init__(
+            name,
+            num_slots,
+            block_bytes,
+            policy,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+            twin=twin,
+        )
+        self.direct = True
+        self.namespace = namespace
+        self._memory = Region.allocate(num_slots, block_bytes) if memory is None else memory
+        # A seal of another object's bytes does not fit: sums are seeded by this one's salt.
+        self._fingerprint = namespace.fingerprint + os.urandom(8)
+        self._open()
+
+    def _make_pool(self, region: Region) -> Pool:
+        store = self._twin.memory_store(self._memory, self._fingerprint, self._sums)
+        return self._twin.pool(region, store, self._num_threads)

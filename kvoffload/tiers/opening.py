@@ -1,0 +1,165 @@
+"""Tiers by one line of text: ``slab:/nvme/kv?capacity=2TB&policy=hit-density``.
+
+The text is a kind, what that kind calls its place, and options. More kinds come from installed
+packages, by entry points of the group ``kvoffload.tiers``: each a callable with the place, the
+namespace and the options as keywords, all text, that returns a `Tier`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from importlib.metadata import entry_points
+from typing import Any
+from urllib.parse import parse_qsl
+
+from kvoffload.errors import describe
+
+from .base import Tier
+from .memory import MemoryTier
+from .namespace import Namespace
+from .slab import FileTier
+
+__all__ = ["ENTRY_POINTS", "open_tier", "parse_size"]
+
+ENTRY_POINTS = "kvoffload.tiers"
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}B"] = 1000**_power
+    _UNITS[f"{_letter}IB"] = 1024**_power
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes, with or without a unit: ``2TB``, ``512 GiB``, ``4096``.
+
+    Raises
+    ------
+    ValueError
+        If it is not one.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"must be bytes, as 4096, 2TB or 512GiB, got {describe(text)}")
+    return int(Fraction(match[1]) * unit)
+
+
+def _flag(text: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if text.lower() not in known:
+        raise ValueError(f"must be true or false, got {describe(text)}")
+    return known[text.lower()]
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ValueError(f"must be a whole number, got {describe(text)}")
+    return int(text)
+
+
+# Option -> keyword of the constructor, and how to read it.
+_COMMON: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "capacity": ("capacity_bytes", parse_size),
+    "policy": ("policy", str),
+    "threads": ("threads", _number),
+    "queue": ("max_queued_bytes", parse_size),
+    "name": ("name", str),
+    "events": ("enable_events", _flag),
+}
+_SLAB: dict[str, tuple[str, Callable[[str], Any]]] = {
+    **_COMMON,
+    "staged": ("staged", _flag),
+    "staging": ("staging_bytes", parse_size),
+    "ack": ("ack", str),
+}
+
+
+def _read(
+    options: Mapping[str, str], known: Mapping[str, tuple[str, Callable[[str], Any]]]
+) -> dict[str, Any]:
+    arguments = {}
+    for option, text in options.items():
+        if option not in known:
+            raise ValueError(f"option {option!r} must be one of {', '.join(known)}")
+        keyword, read = known[option]
+        try:
+            arguments[keyword] = read(text)
+        except ValueError as error:
+            raise ValueError(f"option {option} {error}") from None
+    if "capacity_bytes" not in arguments:
+        raise ValueError("option capacity must be given, as capacity=2TB")
+    return arguments
+
+
+def _open_slab(place: str, namespace: Namespace, **options: str) -> Tier:
+    if not place:
+        raise ValueError("a slab must have a folder, as slab:/nvme/kv")
+    return FileTier(place, namespace=namespace, **_read(options, _SLAB))
+
+
+def _open_memory(place: str, namespace: Namespace, **options: str) -> Tier:
+    if place:
+        raise ValueError(f"memory must have no place, got {describe(place)}")
+    return MemoryTier(namespace=namespace, **_read(options, _COMMON))
+
+
+_KINDS: dict[str, Callable[..., Tier]] = {"slab": _open_slab, "memory": _open_memory}
+
+
+def open_tier(url: str, namespace: Namespace) -> Tier:
+    """Open the tier that a line of text names.
+
+    Parameters
+    ----------
+    url : str
+        ``kind:place?option=value&option=value``. Built in are ``slab:FOLDER`` and ``memory:``, with
+        the options ``capacity`` (a size, needed), ``policy``, ``threads``, ``queue`` (a size),
+        ``name``, ``events``, and for a slab ``staged``, ``staging`` (a size) and ``ack``: the
+        arguments of `FileTier` and `MemoryTier`. Values are percent-decoded; the place is not.
+    namespace : Namespace
+        What the bytes mean.
+
+    Returns
+    -------
+    Tier
+        To be given a region, and closed.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the text is wrong; the message names the option.
+    TierError
+        If the tier cannot be opened.
+
+    Examples
+    --------
+    >>> from kvoffload.tiers import Namespace, open_tier
+    >>> with open_tier("memory:?capacity=1MiB&policy=arc", Namespace("model", 4096)) as tier:
+    ...     tier.capacity_bytes
+    1048576
+    """
+    if not isinstance(url, str):
+        raise TypeError(f"url must be text, got {describe(url)}")
+    kind, colon, rest = url.partition(":")
+    place, _, query = rest.partition("?")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise ValueError(f"options must read option=value, got {describe(query)}") from None
+    options: dict[str, str] = {}
+    for option, text in pairs:
+        if option in options:
+            raise ValueError(f"option {option!r} must be given once, got {describe(url)}")
+        options[option] = text
+    opener = _KINDS.get(kind) if colon else None
+    if opener is None:
+        plugins = entry_points(group=ENTRY_POINTS)
+        if colon and kind in plugins.names:
+            opener = plugins[kind].load()
+        else:
+            known = ", ".join(sorted({*_KINDS, *plugins.names}))
+            raise ValueError(f"url must start with one of {known} and a colon, got {describe(url)}")
+    return opener(place, namespace, **options)

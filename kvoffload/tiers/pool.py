@@ -1,0 +1,157 @@
+"""The contract of the threads that move blocks between a region and a store.
+
+It is built twice: in Python over any `Store` (``_io_py``), and compiled over files and memory
+(``kvoffload._core.io``), where the threads never take the interpreter's lock.
+
+Jobs
+    `Pool.submit` takes a job's blocks. Threads take *runs* of blocks, not jobs: of one job, blocks
+    that lie one behind the other in the store, up to `RUN_BYTES`, move in one call. Reads go first,
+    and `READ_ONLY_THREADS` threads never write, so that writes cannot hold reads up.
+Direct and staged
+    A direct pool hands the region's memory to the store. A staged one moves blocks through buffers
+    of its own: a put is copied first, by the keeper, and written from the copy; a get is read into
+    a buffer, checked there and copied if its job has not ended meanwhile.
+Ends
+    A job *ends* when the region's blocks are the caller's again, and *settles* when no thread works
+    on it any more. In a direct pool both are one. A staged put ends when it is copied
+    (``ack="copied"``) or stored (``ack="stored"``), a staged get at its deadline at the latest. A
+    direct job that passes its deadline while the kernel has its blocks is *late*.
+The keeper
+    A thread of its own that does no I/O, and so cannot hang: it ends jobs at their deadlines and
+    copies staged puts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "CHORE",
+    "ENDED",
+    "LATE",
+    "MOVING",
+    "READ",
+    "READ_ONLY_THREADS",
+    "RUN_BLOCKS",
+    "RUN_BYTES",
+    "SETTLED",
+    "SHORT_RUN_BYTES",
+    "WRITE",
+    "Entry",
+    "Pool",
+]
+
+READ = 0
+WRITE = 1
+
+LATE = 1
+"""Flag of an entry: the job passed its deadline and the kernel still has its blocks."""
+ENDED = 2
+"""The blocks of the region are the caller's again; the statuses are those of the job."""
+SETTLED = 4
+"""No thread works on the job any more; the statuses are those of the store."""
+CHORE = 8
+"""A chore was done; the one status is its own."""
+
+MOVING = -1
+"""Status of a block that is not done yet; no entry shows it."""
+
+RUN_BYTES = 8 * 2**20
+"""Bytes that one call moves at most, unless a block is larger."""
+SHORT_RUN_BYTES = 2 * 2**20
+"""Bytes of a run of which a job is not cut into smaller ones.
+
+Of a larger job each thread gets two runs, up to `RUN_BYTES`: so that the sums of one are made while
+the bytes of another move.
+"""
+RUN_BLOCKS = 1024
+"""Blocks that one call moves at most."""
+READ_ONLY_THREADS = 2
+
+
+class Entry(NamedTuple):
+    """News of a job.
+
+    Attributes
+    ----------
+    job : int
+        The number that it was submitted under.
+    flags : int
+        `LATE`, `ENDED`, `SETTLED` or `CHORE`, added up.
+    statuses : numpy.ndarray
+        ``(n,)`` int8, a `Status` for each block, in the order of submission; empty with `LATE`.
+    """
+
+    job: int
+    flags: int
+    statuses: npt.NDArray[np.int8]
+
+
+class Pool(Protocol):
+    """Threads that move blocks.
+
+    Notes
+    -----
+    Thread-safety: callers serialise, except `notify` and `wait`.
+    """
+
+    def submit(
+        self,
+        job: int,
+        op: int,
+        keys: Sequence[bytes],
+        slots: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        *,
+        timeout_s: float,
+        epoch: int,
+    ) -> None:
+        """Take a job; it ends within `timeout_s` seconds, or is late.
+
+        Parameters
+        ----------
+        job : int
+            A number that no job under way has.
+        op : int
+            `READ` or `WRITE`.
+        keys : sequence of bytes
+            The stored keys, at least one.
+        slots, ids : numpy.ndarray
+            ``(n,)`` int64: where each block is in the store and in the region; checked by the
+            caller.
+        timeout_s : float
+            Seconds.
+        epoch : int
+            Epoch of the seals that are written.
+        """
+
+    def chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
+        """Write bytes to the store's table, in a thread; with `sync`, until they are on the medium.
+
+        Runs of puts that no thread has taken wait for it, so that it cannot undo what they write.
+        """
+
+    def poll(self) -> list[Entry]:
+        """Return what happened since the last call, oldest first."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `poll` has something to return, or someone called `notify`."""
+
+    def notify(self) -> None:
+        """Make the file descriptor readable, and end a `wait`."""
+
+    def fileno(self) -> int:
+        """Return a file descriptor that is readable when `wait` would not wait."""
+
+    def stats(self) -> dict[str, int]:
+        """Return ``late_jobs`` and ``staging_bytes``, the bytes of buffers in use."""
+
+    def close(self, timeout_s: float) -> bool:
+        """End the threads: what has not started by then is UNAVAILABLE; tell whether all ended."""
+
+    def abandon(self) -> None:
+        """Forget the threads, in a forked child, where there are none."""

@@ -1,0 +1,506 @@
+"""What every tier over a pool of threads does: jobs, deadlines, breakers, metrics, events.
+
+Structure
+    A tier submits the blocks that need I/O to its `Pool` and keeps a `Record` of the job until it
+    settles. `_collect` takes the pool's news in, in the caller's thread: it makes a `Done` when a
+    job ends, and hands the job to the tier (`_settled`) when it settles.
+Invariants
+    Every job gives exactly one `Done`. A record is kept from submission to settling.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import weakref
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.errors import describe
+
+from .base import BlockIDs, Done, Health, Operation, Status, Tier, TierEvent
+from .breaker import Breaker
+from .metrics import Sample, TierMetrics
+from .pool import CHORE, ENDED, LATE, READ, SETTLED, WRITE, Pool
+from .region import Region
+from .seal import stored_keys
+
+__all__ = ["MAX_QUEUED_BYTES", "PooledTier", "Record"]
+
+QUERY_DEADLINE_S = 0.1
+TRANSFER_DEADLINE_S = 1.0
+TRANSFER_BYTES_PER_S = 50_000_000
+LONGEST_DEADLINE_S = 86_400.0
+MAX_QUEUED_BYTES = 8 * 2**30
+"""Bytes of blocks of jobs that have not ended, beyond which blocks are `Status.FULL`."""
+
+_FAILING = (Status.TIMEOUT, Status.UNAVAILABLE, Status.FAILED)
+_ANSWERED = (Status.OK, Status.CORRUPT, Status.MISS)
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A job that the pool has.
+
+    Attributes
+    ----------
+    job : int
+        Its number.
+    op : str
+        ``"put"`` or ``"get"``.
+    started : float
+        When it was submitted, seconds.
+    status : numpy.ndarray
+        ``(n,)`` int8: the statuses of all keys; those of blocks that move are filled in at the end.
+    places : numpy.ndarray or None
+        ``(m,)`` positions in `status` of the blocks that move; None: all.
+    keys : list of bytes
+        ``m`` stored keys, of the blocks that move.
+    slots : numpy.ndarray
+        ``(m,)`` int64: where they are in the store.
+    generation : int
+        How often `Tier.forget` had been called.
+    failed : bool
+        Whether the job has been counted as a failure.
+    """
+
+    job: int
+    op: Operation
+    started: float
+    status: npt.NDArray[np.int8]
+    places: npt.NDArray[np.int64] | None
+    keys: list[bytes]
+    slots: npt.NDArray[np.int64]
+    generation: int
+    failed: bool = False
+
+
+class PooledTier(Tier):
+    """A tier whose blocks are moved by a pool of threads.
+
+    Parameters
+    ----------
+    name : str
+        Label in metrics, events and logs.
+    capacity_bytes : int or None
+        Bytes of blocks that are kept at most.
+    block_bytes : int
+        Bytes per block.
+    enable_events : bool
+        Whether `take_events` has something to give.
+    max_queued_bytes : int
+        Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capacity_bytes: int | None,
+        block_bytes: int,
+        *,
+        enable_events: bool = False,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+    ) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"name must be text, got {describe(name)}")
+        self.name = name
+        self.capacity_bytes = capacity_bytes
+        self.direct = False
+        self.block_bytes = block_bytes
+        self.max_queued_bytes = max_queued_bytes
+        self._region: Region | None = None
+        self._pool: Pool | None = None
+        self._pid = os.getpid()
+        self._closed = True  # until `_open`
+        self._clean = True
+        self._next_job = 0
+        self._generation = 0
+        self._done: list[Done] = []
+        self._records: dict[int, Record] = {}  # of jobs that have not settled
+        self._moving: set[int] = set()  # jobs that have not ended
+        self._chores: dict[int, Any] = {}  # job -> what `_chore_done` is told
+        self._queued_bytes = 0
+        self._reads = Breaker()
+        self._writes = Breaker()
+        self._metrics = TierMetrics()
+        self._events: list[TierEvent] | None = [] if enable_events else None
+
+    def _open(self) -> None:
+        """Start to answer; the last step of a constructor."""
+        self._closed = False
+        _OPEN.add(self)
+
+    # -- for the tiers that build on it ------------------------------------------------------
+
+    @abstractmethod
+    def _make_pool(self, region: Region) -> Pool:
+        """Start the threads; sets `direct`."""
+
+    @abstractmethod
+    def _settled(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+        """Take note of what the store did with a job's blocks.
+
+        `statuses` are those of `record.keys`, and `counts` how many there are of each.
+        """
+
+    def _chore_done(self, what: Any, status: int) -> None:
+        """Take note that a chore is done."""
+
+    def _give_back(self) -> None:
+        """Close files and the like, when the threads have ended."""
+
+    def _leave(self) -> None:
+        """Let go of everything in a forked child, without a word to threads or other processes."""
+        if self._pool is not None:
+            self._pool.abandon()
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the gauges of the tier itself, ``used_bytes`` and others."""
+        return {}
+
+    def _new_job(self) -> int:
+        self._next_job += 1
+        return self._next_job
+
+    def _submit(self, record: Record, ids: npt.NDArray[np.int64], timeout_s: float) -> None:
+        """Hand a job's blocks to the pool."""
+        pool = self._pool_or_raise()
+        op = READ if record.op == "get" else WRITE
+        pool.submit(
+            record.job,
+            op,
+            record.keys,
+            record.slots,
+            ids,
+            timeout_s=timeout_s,
+            epoch=self._epoch,
+        )
+        self._records[record.job] = record
+        self._moving.add(record.job)
+        self._queued_bytes += len(record.keys) * self.block_bytes
+
+    @property
+    def _epoch(self) -> int:
+        """Epoch of the seals that are written now."""
+        return 0
+
+    def _chore(self, what: Any, offset: int, data: bytes, *, sync: bool = False) -> int:
+        """Write to the store's table, in a thread; `_chore_done` is told."""
+        job = self._new_job()
+        self._chores[job] = what
+        self._pool_or_raise().chore(job, offset, data, sync)
+        return job
+
+    def _finish(
+        self,
+        job: int,
+        op: Operation,
+        started: float,
+        status: npt.NDArray[np.int8],
+        nbytes: int = 0,
+    ) -> None:
+        """Make the `Done` of a job."""
+        seconds = time.monotonic() - started
+        self._done.append(Done(job, op, status, nbytes, seconds))
+        metrics = self._metrics
+        metrics.count(op, _counts(status))
+        metrics.nbytes[op] += nbytes
+        metrics.observe(op, seconds)
+
+    def _finish_at_once(
+        self, job: int, op: Operation, started: float, status: npt.NDArray[np.int8]
+    ) -> int:
+        """Make the `Done` of a job that needs no I/O."""
+        self._finish(job, op, started, status)
+        self._pool_or_raise().notify()
+        return job
+
+    def _emit(self, keys: list[bytes], *, removed: bool, reason: str = "") -> None:
+        if removed:
+            self._metrics.evicted[reason] += len(keys)
+        if self._events is not None and (keys or reason == "forgotten"):
+            self._events.append(TierEvent(list(keys), removed, reason))
+
+    def _room(self) -> int:
+        """Return how many blocks the queue has room for."""
+        return max(0, (self.max_queued_bytes - self._queued_bytes) // self.block_bytes)
+
+    # -- arguments ---------------------------------------------------------------------------
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"tier {self.name!r} is closed")
+
+    def _pool_or_raise(self) -> Pool:
+        self._refuse_closed()
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"tier {self.name!r} belongs to process {self._pid}")
+        if self._pool is None:
+            raise RuntimeError(f"tier {self.name!r} has no region: call attach() first")
+        return self._pool
+
+    def _transfer(
+        self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None, *, distinct: bool
+    ) -> tuple[list[bytes], npt.NDArray[np.int64], float]:
+        """Check the arguments of a put or get; return stored keys, ids and seconds."""
+        self._pool_or_raise()
+        region = self._region
+        stored = stored_keys(keys)
+        checked = block_ids(ids)
+        if len(checked) != len(stored):
+            raise ValueError(f"ids must be as many as keys, {len(stored)}, got {len(checked)}")
+        if len(checked) and region is not None:
+            lowest, highest = int(checked.min()), int(checked.max())
+            if lowest < 0 or highest >= region.num_blocks:
+                wrong = lowest if lowest < 0 else highest
+                raise ValueError(f"ids must be in 0 ... {region.num_blocks - 1}, got {wrong}")
+            if distinct and len(np.unique(checked)) != len(checked):
+                raise ValueError("ids must be distinct")
+        seconds = check_deadline(deadline_s)
+        if seconds is None:
+            nbytes = len(stored) * self.block_bytes
+            seconds = TRANSFER_DEADLINE_S + nbytes / TRANSFER_BYTES_PER_S
+        return stored, checked, seconds
+
+    # -- the contract ------------------------------------------------------------------------
+
+    def attach(self, region: Region) -> None:
+        """Name the host memory that jobs move blocks from and to."""
+        self._refuse_closed()
+        check_region("region", region, self.block_bytes)
+        if self._region is not None:
+            raise ValueError(f"region must be attached once, and tier {self.name!r} has one")
+        self._pool = self._make_pool(region)
+        self._region = region
+
+    def poll(self) -> list[Done]:
+        """Return the jobs that ended since the last call."""
+        if self._closed:
+            done, self._done = self._done, []
+            return done
+        self._collect(self._pool_or_raise())
+        done, self._done = self._done, []
+        return done
+
+    def fileno(self) -> int:
+        """Return a file descriptor that is readable while `poll` has something to return."""
+        return self._pool_or_raise().fileno()
+
+    def wait(self, jobs: Collection[int], timeout_s: float) -> bool:
+        """Wait until jobs have ended; `poll` still returns them."""
+        timeout_s = _seconds("timeout_s", timeout_s, at_least_zero=True)
+        pool = self._pool_or_raise()
+        until = time.monotonic() + timeout_s
+        try:
+            while True:
+                self._collect(pool)
+                if self._moving.isdisjoint(jobs):
+                    return True
+                left = until - time.monotonic()
+                if left <= 0:
+                    return False
+                pool.wait(left)
+        finally:
+            if self._done:
+                pool.notify()
+
+    def health(self, reset: bool = False) -> Health:
+        """Say whether the tier answers."""
+        if reset:
+            self._reads.reset()
+            self._writes.reset()
+        late = 0 if self._pool is None or self._closed else self._pool.stats()["late_jobs"]
+        return Health(self._reads.state, self._writes.state, late)
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters since the tier was opened, and present sizes."""
+        return {**self._metrics.stats(), **self._gauges()}
+
+    def samples(self) -> Iterator[Sample]:
+        """Give the metrics for an exporter; see ``kvoffload.tiers.metrics``."""
+        breakers = {"get": int(not self._reads.closed), "put": int(not self._writes.closed)}
+        return self._metrics.samples(self._gauges(), breakers)
+
+    def _gauges(self) -> dict[str, int]:
+        found = {"queued_bytes": self._queued_bytes, "staging_bytes": 0, "late_jobs": 0}
+        if self.capacity_bytes is not None:
+            found["capacity_bytes"] = self.capacity_bytes
+        if self._pool is not None and not self._closed:
+            found.update(self._pool.stats())
+        found.update(self._sizes())
+        return found
+
+    def take_events(self) -> Iterator[TierEvent]:
+        """Return the events since the last call, oldest first, and forget them."""
+        if not self._events:
+            return iter(())
+        events, self._events = self._events, []
+        return iter(events)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Let jobs under way end, and give everything back."""
+        timeout_s = _seconds("timeout_s", timeout_s, at_least_zero=True)
+        if self._closed:
+            return self._clean
+        if os.getpid() != self._pid:
+            self._closed = True
+            return True
+        if self._pool is not None:
+            self._before_close()
+            self._clean = self._pool.close(timeout_s)
+            self._collect(self._pool)
+        if self._clean:
+            self._give_back()
+        else:
+            _KEPT.append(self)
+        self._closed = True
+        _OPEN.discard(self)
+        return self._clean
+
+    def _before_close(self) -> None:
+        """Do what needs the threads once more."""
+
+    def __del__(self) -> None:
+        """Close a tier that nobody closed."""
+        if not getattr(self, "_closed", True) and os.getpid() == self._pid:
+            self.close(0.0)
+
+    # -- the pool's news ---------------------------------------------------------------------
+
+    def _collect(self, pool: Pool) -> None:
+        for entry in pool.poll():
+            job, flags, statuses = entry
+            if flags & CHORE:
+                self._chore_done(self._chores.pop(job), int(statuses[0]))
+                continue
+            record = self._records[job]
+            if flags & LATE:
+                self._breaker(record).trip()
+                record.failed = True
+            if flags & ENDED or flags & SETTLED:
+                counts = _counts(statuses)
+            if flags & ENDED:
+                self._ended(record, statuses, counts)
+            if flags & SETTLED:
+                del self._records[job]
+                self._count(record, counts)
+                self._settled(record, statuses, counts)
+
+    def _ended(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+        self._moving.discard(record.job)
+        self._queued_bytes -= len(record.keys) * self.block_bytes
+        if not _any(counts, _ANSWERED) and _any(counts, _FAILING):
+            record.failed = True
+            self._breaker(record).fail()
+        moved = counts[Status.OK] * self.block_bytes
+        if record.op == "get" and record.generation != self._generation:
+            # what was forgotten meanwhile is not served
+            statuses = np.where(statuses == Status.OK, np.int8(Status.MISS), statuses)
+        if record.places is None:
+            record.status = statuses
+        else:
+            record.status[record.places] = statuses
+        self._finish(record.job, record.op, record.started, record.status, moved)
+
+    def _count(self, record: Record, counts: list[int]) -> None:
+        """Tell the breaker what became of a job."""
+        breaker = self._breaker(record)
+        if record.op == "put":
+            self._metrics.count("store", counts)
+        else:
+            breaker.count_corrupt(counts[Status.CORRUPT], counts[Status.OK])
+        if _any(counts, _ANSWERED):
+            breaker.succeed()
+        elif not record.failed:
+            breaker.fail()
+
+    def _breaker(self, record: Record) -> Breaker:
+        return self._reads if record.op == "get" else self._writes
+
+
+def _counts(statuses: npt.NDArray[np.int8]) -> list[int]:
+    """Return how many of the statuses are each `Status`."""
+    counts: list[int] = np.bincount(statuses, minlength=len(Status)).tolist()
+    return counts
+
+
+def _any(counts: list[int], statuses: tuple[Status, ...]) -> bool:
+    return any(counts[status] for status in statuses)
+
+
+def block_ids(ids: BlockIDs) -> npt.NDArray[np.int64]:
+    """Return block ids as ``(n,)`` int64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are not integers in one dimension.
+    """
+    array = np.asarray(ids)
+    if array.ndim != 1:
+        raise ValueError(f"ids must have one dimension, got {array.ndim}")
+    if len(array) and array.dtype.kind not in "iu":
+        raise TypeError(f"ids must be integers, got {array.dtype}")
+    if array.dtype == np.uint64 and len(array) and int(array.max()) >= 2**63:
+        raise ValueError(f"ids must be < 2**63, got {array.max()}")
+    return array.astype(np.int64)
+
+
+def check_region(name: str, region: Any, block_bytes: int) -> None:
+    """Refuse what is no region with blocks of a size.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not.
+    """
+    if not isinstance(region, Region):
+        raise TypeError(f"{name} must be a Region, got {describe(region)}")
+    if region.block_bytes != block_bytes:
+        raise ValueError(
+            f"{name} must have blocks of {block_bytes} bytes, got {region.block_bytes}"
+        )
+
+
+def check_deadline(deadline_s: float | None) -> float | None:
+    """Return a deadline in seconds, None for none given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not a number > 0.
+    """
+    return None if deadline_s is None else _seconds("deadline_s", deadline_s, at_least_zero=False)
+
+
+def _seconds(name: str, value: Any, *, at_least_zero: bool) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
+        raise TypeError(f"{name} must be a number of seconds, got {describe(value)}")
+    bound = ">= 0" if at_least_zero else "> 0"
+    if math.isnan(value) or value < 0 or (value == 0 and not at_least_zero):
+        raise ValueError(f"{name} must be {bound}, got {describe(value)}")
+    return min(float(value), LONGEST_DEADLINE_S)
+
+
+# -- forked children -----------------------------------------------------------------------------
+
+_OPEN: weakref.WeakSet[PooledTier] = weakref.WeakSet()
+_KEPT: list[PooledTier] = []
+"""Tiers with a call that has not returned: their memory may still be written to."""
+
+
+def _after_fork_in_child() -> None:
+    """Let go of what belongs to the parent: its files, so that its lock ends when it does."""
+    for tier in list(_OPEN):
+        tier._leave()
+    _OPEN.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,258 @@
+"""Host memory in equal blocks, which tiers move from and to.
+
+A block is one piece of memory, or several *parts* a stride apart, such as one for each layer of a
+model: block ``i`` of ``Region.of_parts(buffer, [(offset, stride, nbytes), ...])`` is the bytes
+``offset + i * stride ... + nbytes`` of every part, in the order of the parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Iterable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload._checks import check_int
+
+__all__ = ["ALIGNMENT", "Region", "round_up"]
+
+ALIGNMENT = 4096
+"""Addresses and sizes that are multiples of this can be read and written without a copy."""
+
+MAX_BLOCK_BYTES = 2**32 - 1
+"""The size of a block is stored in 32 bits."""
+
+
+Part = tuple[int, int, int]
+
+
+def round_up(nbytes: int) -> int:
+    """Return the next multiple of `ALIGNMENT`, bytes."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Region:
+    """Host memory of n equal blocks.
+
+    Parameters
+    ----------
+    buffer : buffer
+        Writable, C-contiguous memory: a ``memoryview``, an array, an ``mmap``. It is kept alive and
+        its size must not change. A remainder that is no whole block is not used.
+    block_bytes : int
+        Bytes per block, ``1 ... 2**32 - 1``.
+
+    Attributes
+    ----------
+    block_bytes : int
+        Bytes per block, of all parts.
+    num_blocks : int
+        Number of blocks.
+    parts : tuple of (int, int, int)
+        Offset of block 0, stride from block to block, and size of each part, in bytes.
+    address : int
+        Address of the buffer.
+    nbytes : int
+        Bytes of the buffer.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the buffer is not such memory, or a size is out of bounds.
+    """
+
+    __slots__ = ("_array", "_buffer", "address", "block_bytes", "nbytes", "num_blocks", "parts")
+
+    def __init__(self, buffer: Any, block_bytes: int) -> None:
+        block_bytes = check_int("block_bytes", block_bytes, 1, MAX_BLOCK_BYTES)
+        self._set(buffer, ((0, block_bytes, block_bytes),))
+
+    @classmethod
+    def allocate(cls, num_blocks: int, block_bytes: int) -> Region:
+        """Make a region of new, zeroed memory whose blocks lie one behind the other.
+
+        The memory is aligned to a page; blocks are too where `block_bytes` is a multiple of 4096.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough.
+        """
+        num_blocks = check_int("num_blocks", num_blocks, 1)
+        block_bytes = check_int("block_bytes", block_bytes, 1, MAX_BLOCK_BYTES)
+        return cls(allocate(num_blocks * block_bytes), block_bytes)
+
+    @classmethod
+    def of_parts(cls, buffer: Any, parts: Iterable[Part], num_blocks: int | None = None) -> Region:
+        """Make a region whose blocks have several parts.
+
+        Parameters
+        ----------
+        buffer : buffer
+            As for `Region`.
+        parts : iterable of (int, int, int)
+            ``(offset, stride, nbytes)`` of each part: block ``i`` has the `nbytes` bytes from
+            ``offset + i * stride`` on.
+        num_blocks : int, optional
+            Number of blocks; by default as many as the buffer holds.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a part does not fit, or blocks overlap.
+        """
+        region = cls.__new__(cls)
+        checked = []
+        for place, part in enumerate(parts):
+            offset, stride, nbytes = part
+            name = f"parts[{place}]"
+            checked.append(
+                (
+                    check_int(f"{name} offset", offset, 0),
+                    check_int(f"{name} stride", stride, 1),
+                    check_int(f"{name} nbytes", nbytes, 1, MAX_BLOCK_BYTES),
+                )
+            )
+        if num_blocks is not None:
+            num_blocks = check_int("num_blocks", num_blocks, 1)
+        region._set(buffer, tuple(checked), num_blocks)
+        return region
+
+    def _set(self, buffer: Any, parts: tuple[Part, ...], num_blocks: int | None = None) -> None:
+        view = memoryview(buffer)
+        if view.readonly:
+            raise ValueError("buffer must be writable")
+        if not view.c_contiguous:
+            raise ValueError("buffer must be C-contiguous")
+        if not parts:
+            raise ValueError("parts must not be empty")
+        self.nbytes = view.nbytes
+        fitting = min(
+            (self.nbytes - offset - nbytes) // stride + 1 if self.nbytes >= offset + nbytes else 0
+            for offset, stride, nbytes in parts
+        )
+        if fitting < 1 or (num_blocks is not None and num_blocks > fitting):
+            raise ValueError(
+                f"buffer must hold {num_blocks or 1} or more blocks, "
+                f"got {self.nbytes} bytes, {max(fitting, 0)} blocks"
+            )
+        self.num_blocks = fitting if num_blocks is None else num_blocks
+        self.block_bytes = sum(nbytes for _, _, nbytes in parts)
+        if self.block_bytes > MAX_BLOCK_BYTES:
+            raise ValueError(
+                f"a block must have at most {MAX_BLOCK_BYTES} bytes, got {self.block_bytes}"
+            )
+        self.parts = parts
+        self._refuse_overlaps()
+        self._buffer = view.cast("B") if view.nbytes else view
+        self._array = np.frombuffer(self._buffer, np.uint8)
+        self.address = int(self._array.ctypes.data)
+
+    def _refuse_overlaps(self) -> None:
+        if self.num_blocks > 1:
+            for place, (_, stride, nbytes) in enumerate(self.parts):
+                if stride < nbytes:
+                    raise ValueError(f"parts[{place}] stride must be >= {nbytes}, got {stride}")
+        for (place, part), (other_place, other) in combinations(enumerate(self.parts), 2):
+            if _overlap(part, other, self.num_blocks):
+                raise ValueError(f"parts[{place}] and parts[{other_place}] must not overlap")
+
+    @property
+    def aligned(self) -> bool:
+        """Whether every part of every block can be read and written without a copy."""
+        return self.address % ALIGNMENT == 0 and all(
+            value % ALIGNMENT == 0
+            for offset, stride, nbytes in self.parts
+            for value in (offset, stride if self.num_blocks > 1 else 0, nbytes)
+        )
+
+    def views(self, block_id: int) -> list[memoryview]:
+        """Return the memory of a block, a view for each part.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If there is no such block.
+        """
+        block_id = check_int("block_id", block_id, 0, self.num_blocks - 1)
+        return self.views_unchecked(block_id)
+
+    def views_unchecked(self, block_id: int) -> list[memoryview]:
+        """Return the memory of a block that exists, a view for each part."""
+        buffer = self._buffer
+        return [
+            buffer[offset + block_id * stride : offset + block_id * stride + nbytes]
+            for offset, stride, nbytes in self.parts
+        ]
+
+    def read(self, block_id: int) -> bytes:
+        """Return a copy of a block's bytes."""
+        return b"".join(self.views(block_id))
+
+    def write(self, block_id: int, data: bytes | memoryview) -> None:
+        """Set a block's bytes.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If there is no such block, or `data` is not of its size.
+        """
+        views = self.views(block_id)
+        source = memoryview(data).cast("B")
+        if len(source) != self.block_bytes:
+            raise ValueError(f"data must have {self.block_bytes} bytes, got {len(source)}")
+        start = 0
+        for view in views:
+            view[:] = source[start : start + len(view)]
+            start += len(view)
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]:
+        """The buffer's bytes, ``(nbytes,)`` uint8, not a copy."""
+        return self._array
+
+    def __repr__(self) -> str:
+        return f"Region({self.num_blocks} blocks of {self.block_bytes} bytes)"
+
+
+def _overlap(part: Part, other: Part, num_blocks: int) -> bool:
+    """Tell whether any block's piece of one part overlaps any block's piece of another."""
+    (offset, stride, nbytes), (other_offset, other_stride, other_nbytes) = part, other
+    last = num_blocks - 1
+    if (
+        offset + last * stride + nbytes <= other_offset
+        or other_offset + last * other_stride + other_nbytes <= offset
+    ):
+        return False  # one lies whole behind the other
+    starts = offset + stride * np.arange(num_blocks)
+    other_starts = other_offset + other_stride * np.arange(num_blocks)
+    following = np.searchsorted(other_starts, starts)
+    before, after = following > 0, following < num_blocks
+    reach = other_starts[following[before] - 1] + other_nbytes > starts[before]
+    reached = starts[after] + nbytes > other_starts[following[after]]
+    return bool(reach.any() or reached.any())
+
+
+def allocate(nbytes: int) -> memoryview:
+    """Return new, zeroed memory, aligned to a page and in huge pages where there are some.
+
+    Raises
+    ------
+    MemoryError
+        If there is not enough.
+    """
+    try:
+        if hasattr(mmap, "MAP_ANONYMOUS"):
+            memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            memory = mmap.mmap(-1, nbytes)
+    except OSError as error:
+        raise MemoryError(f"no memory for {nbytes} bytes") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)

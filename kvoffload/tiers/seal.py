@@ -1,0 +1,135 @@
+"""The seal of a block: 64 bytes that bind its bytes to its key and to the tier's namespace.
+
+====== ===== ==============================================================================
+offset bytes meaning, little-endian
+====== ===== ==============================================================================
+0      2     magic, ``b"KV"``
+2      1     version of this layout, 1
+3      1     length of the key: 1 to 40; 41 for the BLAKE2b-32 of any other key
+4      4     length of the block, bytes
+8      40    the key, zeros behind it
+48     8     XXH3-64 of the block's bytes, seeded by XXH3-64(fingerprint + key)
+56     8     XXH3-64 of the 56 bytes before, seeded by the epoch
+====== ===== ==============================================================================
+
+The seed makes the sum of the same bytes another one under every other key and in every other
+namespace: bytes that lie in the wrong slot, or were written by another model, do not match. A new
+epoch makes every seal of the ones before invalid at once. The sums guard against accidents, not
+against forgers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from kvoffload.errors import describe
+
+from .hashing import xxh3_64
+
+__all__ = ["SEAL_BYTES", "Seal", "seed_of", "stored_key", "stored_keys", "xxh3_64"]
+
+SEAL_BYTES = 64
+MAGIC = b"KV"
+VERSION = 1
+MAX_KEY_BYTES = 40
+DIGEST_BYTES = 32
+# A digest is told apart from keys that are stored as they are by its length.
+DIGESTED_BYTES = MAX_KEY_BYTES + 1
+_PADDING = bytes(DIGESTED_BYTES - DIGEST_BYTES)
+_LAYOUT = struct.Struct("<2sBBI40sQ")
+_SUM = struct.Struct("<Q")
+
+
+def stored_key(key: bytes) -> bytes:
+    """Return the form in which tiers store a key: itself, or a digest of 41 bytes.
+
+    Raises
+    ------
+    TypeError
+        If `key` is not ``bytes``.
+    """
+    if type(key) is not bytes:
+        raise TypeError(f"key must be bytes, got {type(key).__name__}")
+    if 0 < len(key) <= MAX_KEY_BYTES:
+        return key
+    return blake2b(key, digest_size=DIGEST_BYTES).digest() + _PADDING
+
+
+def stored_keys(keys: Iterable[bytes]) -> list[bytes]:
+    """Consume keys whole and return the forms in which tiers store them.
+
+    A list of keys that are stored as they are is returned as it is, not copied.
+
+    Raises
+    ------
+    TypeError
+        If an element is not exactly ``bytes``; the message gives its position.
+    """
+    if type(keys) is not list:
+        try:
+            keys = list(keys)
+        except TypeError:
+            raise TypeError(f"keys must be an iterable of bytes, got {describe(keys)}") from None
+    if not _BYTES_ONLY.issuperset(map(type, keys)):
+        place, wrong = next((i, key) for i, key in enumerate(keys) if type(key) is not bytes)
+        raise TypeError(f"keys[{place}] must be bytes, got {type(wrong).__name__}")
+    if keys and not (max(map(len, keys)) <= MAX_KEY_BYTES and all(keys)):
+        return [stored_key(key) for key in keys]
+    return keys
+
+
+_BYTES_ONLY = frozenset({bytes})
+
+
+def seed_of(fingerprint: bytes, stored: bytes) -> int:
+    """Return the seed of the sum of a block: XXH3-64 of the fingerprint and the stored key."""
+    return xxh3_64(fingerprint + stored)
+
+
+class Seal(NamedTuple):
+    """What a seal says.
+
+    Attributes
+    ----------
+    key : bytes
+        The stored key; see `stored_key`.
+    nbytes : int
+        Length of the block.
+    sum : int
+        XXH3-64 of its bytes, seeded by `seed_of`.
+    """
+
+    key: bytes
+    nbytes: int
+    sum: int
+
+    @classmethod
+    def of(cls, fingerprint: bytes, stored: bytes, block: Any) -> Seal:
+        """Return the seal of a block's bytes under a stored key."""
+        view = memoryview(block).cast("B")
+        return cls(stored, len(view), xxh3_64(view, seed_of(fingerprint, stored)))
+
+    def pack(self, epoch: int) -> bytes:
+        """Return the 64 bytes."""
+        fields = _LAYOUT.pack(
+            MAGIC, VERSION, len(self.key), self.nbytes, self.key[:MAX_KEY_BYTES], self.sum
+        )
+        return fields + _SUM.pack(xxh3_64(fields, epoch))
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview, epoch: int) -> Seal | None:
+        """Read 64 bytes; None if they are no seal of this epoch."""
+        if len(data) != SEAL_BYTES or data[:2] != MAGIC:
+            return None
+        fields = data[: _LAYOUT.size]
+        if _SUM.unpack(data[_LAYOUT.size :])[0] != xxh3_64(fields, epoch):
+            return None
+        _, version, key_length, nbytes, key, block_sum = _LAYOUT.unpack(fields)
+        if version != VERSION or not 1 <= key_length <= DIGESTED_BYTES:
+            return None
+        if key_length == DIGESTED_BYTES:
+            key += b"\0"
+        return cls(key[:key_length], nbytes, block_sum)

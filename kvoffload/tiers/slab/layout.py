@@ -1,0 +1,150 @@
+r"""What the files of a slab hold.
+
+A slab is a folder, named by the fingerprint of its namespace in hex, with
+
+``blocks.dat``
+    Slots of `slot_bytes`, block bytes rounded up to 4096, one behind the other.
+``slots.tbl``
+    A header of 4096 bytes; a seal of 64 bytes for each slot (see ``kvoffload.tiers.seal``), zeros
+    for none; from the next multiple of 4096 on, a stamp of 8 bytes for each slot: the larger, the
+    later the block was used. Stamps have no sum: a wrong one costs a wrong order of eviction.
+``namespace.json``
+    The namespace, as its canonical JSON.
+``lock``
+    Locked by who has the slab open, whose process id it holds.
+
+====== ===== ==============================================================================
+offset bytes meaning of the header, little-endian
+====== ===== ==============================================================================
+0      8     magic, ``b"KVSLAB\r\n"``
+8      4     version of this layout, 1
+12     4     bytes before the sum, 72
+16     16    fingerprint of the namespace
+32     8     bytes of a block
+40     8     bytes of a slot
+48     8     number of slots
+56     8     epoch: seals of another one are not valid
+64     8     zeros
+72     8     XXH3-64 of the 72 bytes before
+====== ===== ==============================================================================
+
+The header is there twice, at 0 and at 2048: the first copy with the right sum counts.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from kvoffload._checks import MAX_NUM_BLOCKS
+from kvoffload.tiers.namespace import FINGERPRINT_BYTES
+from kvoffload.tiers.region import MAX_BLOCK_BYTES, round_up
+from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
+
+__all__ = [
+    "BLOCKS",
+    "HEADER_BYTES",
+    "LOCK",
+    "NAMESPACE",
+    "STAMP_BYTES",
+    "TABLE",
+    "Header",
+    "record_offset",
+]
+
+BLOCKS = "blocks.dat"
+TABLE = "slots.tbl"
+NAMESPACE = "namespace.json"
+LOCK = "lock"
+
+HEADER_BYTES = 4096
+STAMP_BYTES = 8
+_COPIES = (0, 2048)
+_MAGIC = b"KVSLAB\r\n"
+_VERSION = 1
+_FIELDS = struct.Struct(f"<8sII{FINGERPRINT_BYTES}sQQQQQ")
+_SUM = struct.Struct("<Q")
+
+
+def record_offset(slot: int) -> int:
+    """Return where the seal of a slot lies in the table."""
+    return HEADER_BYTES + slot * SEAL_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header of a table says.
+
+    Attributes
+    ----------
+    fingerprint : bytes
+        Of the namespace.
+    block_bytes, slot_bytes : int
+        Bytes of a block, and from slot to slot.
+    num_slots : int
+        Number of slots.
+    epoch : int
+        Seals of another one are not valid.
+    """
+
+    fingerprint: bytes
+    block_bytes: int
+    slot_bytes: int
+    num_slots: int
+    epoch: int
+
+    @property
+    def stamps_offset(self) -> int:
+        """Where the stamp of slot 0 lies in the table."""
+        return round_up(record_offset(self.num_slots))
+
+    @property
+    def table_bytes(self) -> int:
+        """Size of the table."""
+        return round_up(self.stamps_offset + self.num_slots * STAMP_BYTES)
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of the file of blocks."""
+        return self.num_slots * self.slot_bytes
+
+    def pack(self) -> bytes:
+        """Return the header's 4096 bytes."""
+        fields = _FIELDS.pack(
+            _MAGIC,
+            _VERSION,
+            _FIELDS.size,
+            self.fingerprint,
+            self.block_bytes,
+            self.slot_bytes,
+            self.num_slots,
+            self.epoch,
+            0,
+        )
+        copy = fields + _SUM.pack(xxh3_64(fields))
+        page = bytearray(HEADER_BYTES)
+        for start in _COPIES:
+            page[start : start + len(copy)] = copy
+        return bytes(page)
+
+    @classmethod
+    def unpack(cls, page: bytes) -> Header | None:
+        """Read a header; None if no copy of it can be right."""
+        for start in _COPIES:
+            fields = page[start : start + _FIELDS.size]
+            end = start + _FIELDS.size
+            if len(page) < end + _SUM.size:
+                return None
+            if _SUM.unpack(page[end : end + _SUM.size])[0] != xxh3_64(fields):
+                continue
+            magic, version, size, fingerprint, block, slot, num_slots, epoch, _ = _FIELDS.unpack(
+                fields
+            )
+            if (
+                (magic, version, size) == (_MAGIC, _VERSION, _FIELDS.size)
+                and 1 <= block <= MAX_BLOCK_BYTES
+                and slot == round_up(block)
+                and 1 <= num_slots <= MAX_NUM_BLOCKS
+            ):
+                return cls(fingerprint, block, slot, num_slots, epoch)
+        return None

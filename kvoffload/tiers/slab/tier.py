@@ -1,0 +1,342 @@
+"""The slab tier: blocks in the slots of one large file on a local disk.
+
+Structure
+    ``layout`` says what the files hold, ``table`` opens them, the pool of threads moves blocks and
+    writes their seals, and the index decides which block is in which slot.
+Invariants
+    No call of the caller's touches a file, except to open it, and `forget`, which waits for a
+    second at most. A slot's seal is cleared before its bytes are written, and written after them:
+    what a killed
+    process leaves is either whole or has no seal. Nothing is synced: what a power cut leaves of
+    bytes and seals may be of any age, and does not match unless it is right.
+Cost
+    Per block: the index's own cost, a share of one system call for the bytes and of one or two for
+    the seals, and one pass over the bytes for the sum.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import CachePolicy
+from kvoffload._checks import MAX_NUM_BLOCKS, check_int
+from kvoffload.errors import describe
+from kvoffload.tiers.base import Status
+from kvoffload.tiers.indexed import IndexedTier
+from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.pool import Pool
+from kvoffload.tiers.pooled import MAX_QUEUED_BYTES
+from kvoffload.tiers.region import Region, round_up
+from kvoffload.tiers.seal import SEAL_BYTES
+from kvoffload.tiers.staging import STAGING_BYTES
+from kvoffload.tiers.twins import Twin
+
+from .layout import STAMP_BYTES, record_offset
+from .table import SlabFiles, check_space, new_epoch
+
+__all__ = ["FileTier"]
+
+log = logging.getLogger("kvoffload.tiers")
+
+STAMPS_PER_PAGE = 512
+STAMPS_EVERY_S = 1.0
+"""Stamps of use are written at most so often: a killed process forgets the uses since."""
+STAMP_WRITES = 64
+"""Pieces of stamps that are written at once at most."""
+FORGET_S = 1.0
+"""Seconds that `FileTier.forget` waits for the medium."""
+CORRUPT_LOG_S = 60.0
+
+
+class FileTier(IndexedTier):
+    """A tier in one large file on a local disk, whose size never changes.
+
+    Parameters
+    ----------
+    path : str or Path
+        A folder; made if there is none. The slab lies in a folder in it that is named by the
+        namespace's fingerprint.
+    capacity_bytes : int
+        Bytes of ``blocks.dat``, which are allocated at once; a remainder that is no whole block is
+        not used. The table takes 72 bytes per block beside it. A slab that was made with another
+        capacity keeps the blocks that lie within this one.
+    policy : str, type or CachePolicy
+        Which blocks stay; as ``cache_policy`` of `CPUOffloadingManager`. One with admission may
+        decline blocks.
+    threads : int
+        Number of threads that read and write, >= 1. Two of them never write, if there are more than
+        two.
+    namespace : Namespace
+        What the bytes mean; its ``block_bytes`` is the size of a block.
+    staged : bool
+        Move blocks through buffers of the tier: a disk that hangs then never holds the region's
+        memory, at the price of a copy. The default moves them directly where the file system can do
+        ``O_DIRECT`` and the region's blocks are multiples of 4096 bytes at multiples of 4096.
+    staging_bytes : int
+        Bytes of these buffers.
+    ack : str
+        When a staged put ends: ``"copied"`` (to a buffer) or ``"stored"``.
+    name : str
+        Label in metrics, events and logs.
+    enable_events : bool
+        Whether `take_events` has something to give.
+    max_queued_bytes : int
+        Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
+    twin : Twin, optional
+        The implementation; by default that of this process.
+
+    Attributes
+    ----------
+    folder : Path
+        Folder of the slab.
+    num_slots : int
+        Blocks that it has room for.
+    num_restored : int
+        Blocks that were found when it was opened.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong.
+    TierInUseError
+        If another process, or another object, has the slab open.
+    TierSpaceError
+        If the file system has too little space; nothing is left behind.
+    TierError
+        If a file cannot be made or opened.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        capacity_bytes: int,
+        policy: str | type[CachePolicy] | CachePolicy = "lru",
+        threads: int = 8,
+        *,
+        namespace: Namespace,
+        staged: bool = False,
+        staging_bytes: int = STAGING_BYTES,
+        ack: str = "copied",
+        name: str = "disk",
+        enable_events: bool = False,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        twin: Twin | None = None,
+    ) -> None:
+        if not isinstance(namespace, Namespace):
+            raise TypeError(f"namespace must be a Namespace, got {describe(namespace)}")
+        slot_bytes = round_up(namespace.block_bytes)
+        capacity_bytes = check_int("capacity_bytes", capacity_bytes, slot_bytes)
+        num_slots = check_int(
+            "capacity_bytes / block bytes", capacity_bytes // slot_bytes, 1, MAX_NUM_BLOCKS
+        )
+        self._num_threads = check_int("threads", threads, 1, 1024)
+        self._staging_bytes = check_int("staging_bytes", staging_bytes, 0)
+        if ack not in ("copied", "stored"):
+            raise ValueError(f"ack must be 'copied' or 'stored', got {describe(ack)}")
+        self._ack_copied = ack == "copied"
+        self._staged = bool(staged)
+        self.namespace = namespace
+        check_space(Path(path), namespace, num_slots)
+        super().__init__(
+            name,
+            num_slots,
+            namespace.block_bytes,
+            policy,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+            twin=twin,
+        )
+        self._files = SlabFiles(Path(path), namespace, num_slots)
+        self.folder = self._files.folder
+        self._written = np.zeros(num_slots, np.uint8)
+        self._stamps = self._files.stamps
+        self._stamp_clock = 0
+        self._stale_stamps: set[int] = set()  # pages that differ from the file's
+        self._stamps_written = time.monotonic()
+        self._stamp_writes = 0  # under way
+        self._forgetting: dict[int, int] = {}  # chore -> status, of epochs being written
+        self._corrupt_logged = -CORRUPT_LOG_S
+        try:
+            self.num_restored = self._restore()
+        except BaseException:
+            self._files.close()
+            raise
+        self._open()
+
+    # -- opening -----------------------------------------------------------------------------
+
+    def _restore(self) -> int:
+        """Fill the index with what is on the disk, in the order of use; return the blocks found."""
+        slots, keys, sums, _ = self._twin.valid_records(
+            self._files.records, self.block_bytes, self._files.header.epoch
+        )
+        self._files.records = memoryview(b"")
+        self._written[slots] = 1
+        self._sums[slots] = sums
+        stamps = self._stamps[slots]
+        self._stamp_clock = int(stamps.max(initial=0))
+        order = np.argsort(stamps, kind="stable")
+        # Of two slots with one key, as a power cut may leave them, the one used last counts.
+        by_key = {keys[place]: int(slots[place]) for place in order.tolist()}
+        latest = {slot: key for key, slot in by_key.items()}
+        ordered = [latest[slot] for slot in slots[order].tolist() if slot in latest]
+        output = self._index.prepare_store(ordered)
+        if output is None or not ordered:
+            return 0
+        stored = output.block_hashes_to_store
+        self._index.complete_store(stored)
+        in_use = np.array([by_key[key] for key in stored], np.int64)
+        is_free = np.ones(self.num_slots, bool)
+        is_free[in_use] = False
+        ids = output.store_spec.block_ids
+        left = np.ones(self.num_slots, bool)
+        left[ids] = False
+        self._slot_of[ids] = in_use
+        self._slot_of[left] = np.flatnonzero(is_free)
+        return len(stored)
+
+    def _make_pool(self, region: Region) -> Pool:
+        files = self._files
+        reason = None
+        if self._staged:
+            reason = "as it was asked for"
+        elif not files.has_direct:
+            reason = "the file system has no O_DIRECT"
+        elif not region.aligned or self.block_bytes != files.header.slot_bytes:
+            reason = "the region's blocks are not aligned to 4096 bytes"
+        self.direct = reason is None
+        if reason is not None and not self._staged:
+            log.warning("tier %r copies blocks: %s", self.name, reason)
+        store = self._twin.file_store(
+            files.data_fd,
+            files.table_fd,
+            direct=self.direct,
+            block_bytes=self.block_bytes,
+            slot_bytes=files.header.slot_bytes,
+            records_offset=record_offset(0),
+            fingerprint=self.namespace.fingerprint,
+            sums=self._sums,
+            written=self._written,
+        )
+        return self._twin.pool(
+            region, store, self._num_threads, self._staging_bytes, self._ack_copied
+        )
+
+    @property
+    def _epoch(self) -> int:
+        return self._files.header.epoch
+
+    # -- stamps ------------------------------------------------------------------------------
+
+    def _used(self, keys: list[bytes], slots: npt.NDArray[np.int64]) -> None:  # noqa: ARG002
+        count = len(slots)
+        self._stamps[slots] = np.arange(self._stamp_clock + 1, self._stamp_clock + 1 + count)
+        self._stamp_clock += count
+        self._stale_stamps.update((slots // STAMPS_PER_PAGE).tolist())
+
+    def _write_stamps(self, most: int | None) -> None:
+        """Have stamps that changed written, in at most so many pieces."""
+        pages = sorted(self._stale_stamps)
+        starts = [p for i, p in enumerate(pages) if i == 0 or pages[i - 1] != p - 1]
+        for start in starts[:most]:
+            stop = start
+            while stop in self._stale_stamps:
+                self._stale_stamps.discard(stop)
+                stop += 1
+            first, last = start * STAMPS_PER_PAGE, min(stop * STAMPS_PER_PAGE, self.num_slots)
+            offset = self._files.header.stamps_offset + first * STAMP_BYTES
+            self._chore("stamps", offset, self._stamps[first:last].astype("<i8").tobytes())
+            self._stamp_writes += 1
+        self._stamps_written = time.monotonic()
+
+    def _collect(self, pool: Pool) -> None:
+        super()._collect(pool)
+        if (
+            self._stale_stamps
+            and not self._closed
+            and not self._stamp_writes
+            and time.monotonic() - self._stamps_written >= STAMPS_EVERY_S
+        ):
+            self._write_stamps(STAMP_WRITES)
+
+    # -- chores ------------------------------------------------------------------------------
+
+    def _cleared(self, slots: list[int]) -> None:
+        if self._pool is None:
+            for slot in slots:
+                self._files.write_table(record_offset(slot), bytes(SEAL_BYTES))
+            return
+        for slot in slots:
+            self._chore("seal", record_offset(slot), bytes(SEAL_BYTES))
+
+    def _chore_done(self, what: Any, status: int) -> None:
+        if what == "stamps":
+            self._stamp_writes -= 1
+        elif isinstance(what, _Epoch):
+            what.status = status
+        elif status != Status.OK:
+            log.warning("tier %r could not clear the seal of a block that was dropped", self.name)
+
+    def forget(self) -> bool:
+        """Drop everything; a new epoch makes every seal invalid."""
+        super().forget()
+        page = self._files.write_header(new_epoch())
+        if self._pool is None:
+            try:
+                self._files.write_table(0, page, sync=True)
+            except OSError as error:
+                log.error("tier %r may remember after a restart: %s", self.name, error.strerror)
+                return False
+            return True
+        epoch = _Epoch()
+        self._chore(epoch, 0, page, sync=True)
+        until = time.monotonic() + FORGET_S
+        pool = self._pool_or_raise()
+        while epoch.status is None and time.monotonic() < until:
+            self._collect(pool)
+            if epoch.status is None:
+                pool.wait(max(0.0, until - time.monotonic()))
+        if self._done:
+            pool.notify()
+        if epoch.status != Status.OK:
+            log.error("tier %r may remember after a loss of power", self.name)
+        return epoch.status == Status.OK
+
+    def _kill(self, keys: Iterable[bytes], reason: str | None = None) -> None:
+        if reason == "corrupt" and time.monotonic() - self._corrupt_logged >= CORRUPT_LOG_S:
+            self._corrupt_logged = time.monotonic()
+            log.warning(
+                "tier %r dropped corrupt blocks; %s has %d so far",
+                self.name,
+                self.folder,
+                self._metrics.evicted["corrupt"] + len(list(keys)),
+            )
+        super()._kill(keys, reason)
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def _before_close(self) -> None:
+        self._write_stamps(None)
+
+    def _give_back(self) -> None:
+        self._files.close()
+
+    def _leave(self) -> None:
+        super()._leave()
+        self._files.close()
+
+    def _sizes(self) -> dict[str, int]:
+        return {**super()._sizes(), "restored": self.num_restored}
+
+
+class _Epoch:
+    """A header that is being written."""
+
+    status: int | None = None

@@ -1,0 +1,537 @@
+"""Host memory with tiers behind it, for an engine of one's own: a manager's verbs, with bytes.
+
+Structure
+    The manager decides which blocks are in host memory, a `Region`; the tiers, nearest first, have
+    the others. Blocks of the region that the manager has no use for are buffers: in the mode
+    ``"demote"`` the bytes of blocks that leave are copied there and written from there.
+Invariants
+    A block that a tier reads from is pinned in the manager, or is a buffer. A block that a tier
+    writes to is pending in the manager. `_owner[id]` is the key whose bytes block `id` has, or had
+    last.
+Cost
+    O(1) per block and tier besides theirs; a copy per block that is demoted.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import BlockHash, BlockIDsLoadStoreSpec, OffloadingManager, PrepareStoreOutput
+from kvoffload._checks import as_batch
+from kvoffload.errors import describe
+
+from .base import Done, State, Status, Tier
+from .pooled import TRANSFER_BYTES_PER_S, TRANSFER_DEADLINE_S, check_deadline
+from .region import Region
+
+__all__ = ["Fetched", "TieredStore"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetched:
+    """The end of a `TieredStore.fetch`.
+
+    Attributes
+    ----------
+    job : int
+        What `TieredStore.fetch` returned.
+    num_blocks : int
+        How many leading blocks are in host memory, pinned until `TieredStore.complete_load`.
+    block_ids : numpy.ndarray
+        ``(num_blocks,)`` int64: where.
+    """
+
+    job: int
+    num_blocks: int
+    block_ids: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """A fetch under way: `pinned` and `awaited` are the distinct keys of its prefix."""
+
+    job: int
+    hashes: list[BlockHash]
+    deadline: float
+    pinned: set[BlockHash] = field(default_factory=set)
+    awaited: set[BlockHash] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A block on its way from a tier: for which fetches, and until when."""
+
+    block_id: int
+    deadline: float
+    fetches: list[_Fetch]
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A job of a tier: what it moves, and for which purpose."""
+
+    kind: Literal["load", "write", "promote", "demote"]
+    keys: list[BlockHash]
+    ids: npt.NDArray[np.int64]
+
+
+class TieredStore:
+    """Blocks in host memory and in tiers, nearest first.
+
+    A scheduler drives it as it drives a manager: `lookup`, `fetch` what is somewhere,
+    `prepare_load` and `complete_load` around the engine's reads, `prepare_store` and
+    `complete_store` around its writes; and `step` now and then, which returns the fetches that
+    ended. What tiers do goes on in their threads.
+
+    **The worst is a shorter prefix, never an error**: a block that a tier does not give is asked of
+    the next that may have it, within the fetch's deadline, and is a miss after that.
+
+    Parameters
+    ----------
+    region : Region
+        Host memory. The blocks ``0 ... n - 1`` are the manager's; those beyond are buffers for
+        ``write="demote"``, which needs one at least.
+    manager : OffloadingManager
+        A manager of ``n`` blocks, such as a `CPUOffloadingManager`, which nobody else changes.
+    tiers : sequence of Tier
+        Nearest first. Those that have no region get this one.
+    write : str
+        ``"through"``: a block is put to every tier when its store completes. ``"demote"``: when it
+        leaves host memory, to the nearest tier that takes it.
+    promote : bool
+        Whether a block that was found in a tier is put to the nearer ones.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong.
+
+    Notes
+    -----
+    Thread-safety: callers serialise; there are no locks.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        manager: OffloadingManager[BlockIDsLoadStoreSpec],
+        tiers: Sequence[Tier],
+        write: Literal["through", "demote"] = "through",
+        promote: bool = True,
+    ) -> None:
+        if write not in ("through", "demote"):
+            raise ValueError(f"write must be 'through' or 'demote', got {describe(write)}")
+        stats = getattr(manager, "stats", None)
+        if stats is None or not isinstance(manager, OffloadingManager):
+            raise TypeError(f"manager must be a manager with stats(), got {describe(manager)}")
+        sizes = stats()
+        if sizes["resident"]:
+            raise ValueError(f"manager must be empty, got {sizes['resident']} blocks")
+        num_blocks = sizes["free"]
+        least = num_blocks + (write == "demote")
+        if region.num_blocks < least:
+            raise ValueError(f"region must have {least} or more blocks, got {region.num_blocks}")
+        self.region = region
+        self.manager = manager
+        self._resident: Any = manager  # for what the contract of managers leaves out
+        self.tiers = tuple(tiers)
+        self.write = write
+        self.promote = bool(promote)
+        for tier in self.tiers:
+            tier.attach(region)
+        self._owner: list[BlockHash | None] = [None] * num_blocks
+        self._buffers = list(range(num_blocks, region.num_blocks))
+        self._storing: dict[BlockHash, int] = {}  # of `prepare_store`, not completed: key -> block
+        self._loads: dict[BlockHash, _Load] = {}  # keys on their way from a tier
+        self._jobs: list[dict[int, _Job]] = [{} for _ in self.tiers]
+        self._fetches: dict[int, _Fetch] = {}
+        self._ended: deque[Fetched] = deque()
+        self._next_job = 0
+        self._counters = dict.fromkeys(
+            ("fetches", "fetched_blocks", "fetch_failed_blocks", "demoted_blocks",
+             "demote_dropped_blocks", "promoted_blocks", "written_blocks"),
+            0,
+        )  # fmt: skip
+
+    # -- what is where -----------------------------------------------------------------------
+
+    def lookup(self, hashes: Iterable[bytes]) -> tuple[int, int]:
+        """Count the leading blocks that are ready, and those that are somewhere.
+
+        Returns
+        -------
+        ready : int
+            Leading blocks in host memory.
+        reachable : int
+            Leading blocks in host memory or in a tier, as far as that is known without asking.
+        """
+        batch = as_batch(hashes)
+        ready = self.manager.lookup(batch)
+        reachable = ready
+        while reachable < len(batch) and self._is_somewhere(batch[reachable]):
+            reachable += 1
+        return ready, reachable
+
+    def _is_ready(self, key: BlockHash) -> bool:
+        """Tell whether a block is in host memory, without counting a lookup."""
+        return key in self._resident and key not in self._loads and key not in self._storing
+
+    def _is_somewhere(self, key: BlockHash) -> bool:
+        if key in self._loads or self._is_ready(key):
+            return True
+        return key not in self._storing and self._find(key, 0) is not None
+
+    def _find(self, key: BlockHash, first: int, *, maybe: bool = False) -> int | None:
+        """Return the nearest tier from `first` on that has a key, or may have it."""
+        for place in range(first, len(self.tiers)):
+            state = self.tiers[place].state(key)
+            if state == State.HIT or (maybe and state == State.UNKNOWN):
+                return place
+        return None
+
+    def touch(self, hashes: Iterable[bytes]) -> None:
+        """Mark blocks as recently used, last hash first, in host memory and in every tier."""
+        batch = as_batch(hashes)
+        self.manager.touch(batch)
+        for tier in self.tiers:
+            tier.touch(batch)
+
+    # -- from the tiers ----------------------------------------------------------------------
+
+    def fetch(self, hashes: Iterable[bytes], deadline_s: float | None = None) -> int:
+        """Bring the leading blocks that tiers have into host memory, and pin all that are there.
+
+        Parameters
+        ----------
+        hashes : iterable of bytes
+            A request's blocks, in the order of its tokens.
+        deadline_s : float, optional
+            Seconds from now, > 0; by default 1 s and 50 MB/s.
+
+        Returns
+        -------
+        int
+            The job; `step` returns its `Fetched`. Its blocks are pinned from then on, until
+            `complete_load`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong.
+        """
+        batch = as_batch(hashes)
+        seconds = check_deadline(deadline_s)
+        wanted = self._wanted(batch)
+        if seconds is None:
+            nbytes = len(wanted) * self.region.block_bytes
+            seconds = TRANSFER_DEADLINE_S + nbytes / TRANSFER_BYTES_PER_S
+        self._next_job += 1
+        fetch = _Fetch(self._next_job, list(batch), time.monotonic() + seconds)
+        self._counters["fetches"] += 1
+        self._fetches[fetch.job] = fetch
+        self._start_loads(fetch, wanted[: len(self._owner)])
+        self._end_if_done(fetch)
+        return fetch.job
+
+    def _wanted(self, batch: list[BlockHash]) -> list[BlockHash]:
+        """Return the distinct leading keys that are somewhere, or may be."""
+        wanted: dict[BlockHash, None] = {}
+        for key in batch:
+            if key in self._storing:
+                break
+            here = key in self._loads or self._is_ready(key)
+            if not here and self._find(key, 0, maybe=True) is None:
+                break
+            wanted[key] = None
+        return list(wanted)
+
+    def _pin(self, fetch: _Fetch, keys: Collection[BlockHash]) -> None:
+        self.manager.prepare_load(keys)
+        fetch.pinned.update(keys)
+
+    def _start_loads(self, fetch: _Fetch, keys: list[BlockHash]) -> None:
+        """Pin what is in host memory, make room for the others, ask the nearest tiers for them."""
+        while True:
+            ready = [key for key in keys if self._is_ready(key)]
+            missing = [key for key in keys if key not in self._resident]
+            self._pin(fetch, ready)  # or room would be made of them
+            output = self.manager.prepare_store(missing)
+            if output is not None:
+                break
+            self.manager.complete_load(ready)
+            fetch.pinned.clear()
+            keys = keys[: len(keys) // 2]  # a shorter prefix is better than none
+        for key in keys:
+            if key in self._loads:  # it is on its way for another fetch
+                self._loads[key].fetches.append(fetch)
+                fetch.awaited.add(key)
+        ids = self._take_over(output)
+        for key, block_id in zip(output.block_hashes_to_store, ids.tolist(), strict=True):
+            self._loads[key] = _Load(block_id, fetch.deadline, [fetch])
+            fetch.awaited.add(key)
+        self._ask(output.block_hashes_to_store, 0)
+
+    def _ask(self, keys: Collection[BlockHash], first: int) -> None:
+        """Ask the tiers from `first` on for keys; those that none may have are lost."""
+        by_tier: dict[int, list[BlockHash]] = {}
+        lost = []
+        now = time.monotonic()
+        for key in keys:
+            place = self._find(key, first, maybe=True)
+            if place is None or self._loads[key].deadline <= now:
+                lost.append(key)
+            else:
+                by_tier.setdefault(place, []).append(key)
+        for place, some in by_tier.items():
+            ids = np.array([self._loads[key].block_id for key in some], np.int64)
+            seconds = min(self._loads[key].deadline for key in some) - now
+            if any(self._find(key, place + 1, maybe=True) is not None for key in some):
+                seconds /= 2  # leave the next tier as much
+            job = self.tiers[place].get(some, ids, seconds)
+            self._jobs[place][job] = _Job("load", some, ids)
+        if lost:
+            self._lose(lost)
+
+    def _lose(self, keys: list[BlockHash]) -> None:
+        """Give the room of blocks that no tier gave back."""
+        self._counters["fetch_failed_blocks"] += len(keys)
+        self.manager.complete_store(keys, success=False)
+        for key in keys:
+            load = self._loads.pop(key)
+            self._owner[load.block_id] = None  # its bytes are nobody's
+            for fetch in load.fetches:
+                fetch.awaited.discard(key)
+
+    def _loaded(self, place: int, job: _Job, done: Done) -> None:
+        """Take blocks that a tier gave, and ask the next for the others."""
+        is_ok = (done.status == Status.OK).tolist()
+        found = [key for key, ok in zip(job.keys, is_ok, strict=True) if ok]
+        others = [key for key, ok in zip(job.keys, is_ok, strict=True) if not ok]
+        self.manager.complete_store(found)
+        self._counters["fetched_blocks"] += len(found)
+        for key in found:
+            for fetch in self._loads.pop(key).fetches:
+                if key in fetch.awaited:
+                    fetch.awaited.discard(key)
+                    self._pin(fetch, [key])
+        if self.promote:
+            for nearer in range(place):
+                self._put(nearer, "promote", found)
+        self._ask(others, place + 1)
+
+    def _end_if_done(self, fetch: _Fetch) -> None:
+        """End a fetch that waits for nothing, or whose time is over."""
+        if fetch.awaited and time.monotonic() < fetch.deadline:
+            return
+        del self._fetches[fetch.job]
+        count = 0
+        while count < len(fetch.hashes) and fetch.hashes[count] in fetch.pinned:
+            count += 1
+        spec = self.manager.prepare_load(fetch.hashes[:count])
+        self.manager.complete_load(list(fetch.pinned))
+        fetch.pinned.clear()
+        fetch.awaited.clear()  # what comes late is for others
+        self._ended.append(Fetched(fetch.job, count, spec.block_ids))
+
+    # -- the engine's reads and writes -------------------------------------------------------
+
+    def prepare_load(self, hashes: Iterable[bytes]) -> BlockIDsLoadStoreSpec:
+        """Pin blocks that are ready, and say where they lie."""
+        return self.manager.prepare_load(hashes)
+
+    def complete_load(self, hashes: Iterable[bytes]) -> None:
+        """Release one pin for each occurrence of each block."""
+        self.manager.complete_load(hashes)
+
+    def prepare_store(
+        self, hashes: Iterable[bytes]
+    ) -> PrepareStoreOutput[BlockIDsLoadStoreSpec] | None:
+        """Make room for the blocks that are not resident; see `OffloadingManager.prepare_store`.
+
+        In the mode ``"demote"`` the bytes of blocks that leave have been saved when it returns.
+        """
+        output = self.manager.prepare_store(hashes)
+        if output is not None:
+            ids = self._take_over(output)
+            self._storing.update(zip(output.block_hashes_to_store, ids.tolist(), strict=True))
+        return output
+
+    def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
+        """Make blocks readable whose bytes are in place, or drop them.
+
+        In the mode ``"through"`` they are put to every tier, and stay pinned until each has them.
+        """
+        stored = [key for key in dict.fromkeys(as_batch(hashes)) if key in self._storing]
+        self.manager.complete_store(stored, success)
+        for key in stored:
+            block_id = self._storing.pop(key)
+            if not success:
+                self._owner[block_id] = None  # its bytes are nobody's
+        if success and self.write == "through":
+            for place in range(len(self.tiers)):
+                self._put(place, "write", stored)
+
+    def _take_over(
+        self, output: PrepareStoreOutput[BlockIDsLoadStoreSpec]
+    ) -> npt.NDArray[np.int64]:
+        """Note who owns the blocks of a store now, after saving those who left."""
+        ids = output.store_spec.block_ids
+        if self.write == "demote" and output.block_hashes_evicted:
+            self._demote(set(output.block_hashes_evicted), ids)
+        for key, block_id in zip(output.block_hashes_to_store, ids.tolist(), strict=True):
+            self._owner[block_id] = key
+        return ids
+
+    def _demote(self, evicted: set[BlockHash], ids: npt.NDArray[np.int64]) -> None:
+        """Copy the bytes of blocks that left to buffers, and put them to the nearest tier.
+
+        Their slots are among the new ones: a manager that evicts has no other free.
+        """
+        keys, buffers = [], []
+        for block_id in ids.tolist():
+            key = self._owner[block_id]
+            if key is None or key not in evicted or self._find(key, 0) is not None:
+                continue
+            if not self._buffers:
+                self._counters["demote_dropped_blocks"] += 1
+                continue
+            buffer = self._buffers.pop()
+            for source, target in zip(
+                self.region.views_unchecked(block_id),
+                self.region.views_unchecked(buffer),
+                strict=True,
+            ):
+                np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+            keys.append(key)
+            buffers.append(buffer)
+        if keys:
+            self._offer(0, keys, np.array(buffers, np.int64))
+
+    def _offer(self, place: int, keys: list[BlockHash], buffers: npt.NDArray[np.int64]) -> None:
+        """Put blocks from buffers to a tier, the nearest that may take them."""
+        if place == len(self.tiers):
+            self._counters["demote_dropped_blocks"] += len(keys)
+            self._buffers.extend(buffers.tolist())
+            return
+        job = self.tiers[place].put(keys, buffers)
+        self._jobs[place][job] = _Job("demote", keys, buffers)
+
+    def _put(self, place: int, kind: Literal["write", "promote"], keys: list[BlockHash]) -> None:
+        """Put blocks of host memory to a tier; they are pinned meanwhile."""
+        tier = self.tiers[place]
+        absent = [key for key in keys if tier.state(key) != State.HIT]
+        if absent:
+            ids = self.manager.prepare_load(absent).block_ids
+            self._jobs[place][tier.put(absent, ids)] = _Job(kind, absent, ids)
+
+    # -- going on ----------------------------------------------------------------------------
+
+    def step(self) -> list[Fetched]:
+        """Take in what the tiers have done, and return the fetches that ended."""
+        self._go_on()
+        ended = list(self._ended)
+        self._ended.clear()
+        return ended
+
+    def _go_on(self) -> None:
+        for place, tier in enumerate(self.tiers):
+            for done in tier.poll():
+                job = self._jobs[place].pop(done.job, None)
+                if job is not None:  # else a query of someone else's
+                    self._take_in(place, job, done)
+        for fetch in list(self._fetches.values()):
+            self._end_if_done(fetch)
+
+    def _take_in(self, place: int, job: _Job, done: Done) -> None:
+        if job.kind == "load":
+            self._loaded(place, job, done)
+            return
+        is_ok = done.status == Status.OK
+        if job.kind == "demote":
+            self._counters["demoted_blocks"] += int(np.count_nonzero(is_ok))
+            self._buffers.extend(job.ids[is_ok].tolist())
+            if not is_ok.all():
+                places = np.flatnonzero(~is_ok)
+                keys = [job.keys[at] for at in places.tolist()]
+                self._offer(place + 1, keys, job.ids[places])
+            return
+        name = "promoted_blocks" if job.kind == "promote" else "written_blocks"
+        self._counters[name] += int(np.count_nonzero(is_ok))
+        self.manager.complete_load(job.keys)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `step` has something to do, for as many seconds at most."""
+        return bool(self._ended) or self._wait(time.monotonic() + timeout_s)
+
+    def _wait(self, until: float) -> bool:
+        until = min([until, *(fetch.deadline for fetch in self._fetches.values())])
+        poller = select.poll()
+        for tier in self.tiers:
+            poller.register(tier.fileno(), select.POLLIN)
+        left = max(0.0, until - time.monotonic())
+        return bool(poller.poll(math.ceil(left * 1000))) or any(
+            fetch.deadline <= time.monotonic() for fetch in self._fetches.values()
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether a fetch, or a job of a tier, is under way."""
+        return bool(self._fetches or self._ended or any(self._jobs))
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters since construction; those of manager and tiers are their own.
+
+        Returns
+        -------
+        dict of str to int
+            ``fetches`` (calls), ``fetched_blocks`` (that tiers gave), ``fetch_failed_blocks`` (that
+            none gave), ``written_blocks``, ``promoted_blocks`` and ``demoted_blocks`` (that a tier
+            took), ``demote_dropped_blocks`` (that no buffer or no tier took); and now
+            ``free_buffers``.
+        """
+        return {**self._counters, "free_buffers": len(self._buffers)}
+
+    def forget(self, timeout_s: float = 5.0) -> bool:
+        """Drop everything, in host memory and in every tier, as after an update of the weights.
+
+        Jobs under way are waited for. The engine must hold no block: what it has pinned or pending
+        is gone.
+
+        Returns
+        -------
+        bool
+            Whether all of it is certain: nothing was late, and every tier's `Tier.forget` was.
+        """
+        certain = [tier.forget() for tier in self.tiers]
+        until = time.monotonic() + timeout_s
+        while any(self._jobs) and time.monotonic() < until:
+            self._wait(until)
+            self._go_on()
+        if any(self._jobs):
+            return False  # a tier still uses blocks of the region
+        self._abandon()
+        self._resident.reset_cache()
+        return all(certain)
+
+    def _abandon(self) -> None:
+        """End the fetches with nothing."""
+        for fetch in list(self._fetches.values()):
+            self._ended.append(Fetched(fetch.job, 0, np.empty(0, np.int64)))
+        self._fetches.clear()
+        self._loads.clear()
+        self._storing.clear()
+        self._owner = [None] * len(self._owner)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Close every tier; tell whether nothing hangs."""
+        clean = [tier.close(timeout_s) for tier in self.tiers]
+        return all(clean)

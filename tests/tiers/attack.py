@@ -1,0 +1,195 @@
+"""What the attacks share: how often, children that can be killed, file systems that can be cut off.
+
+The plain run makes a twentieth of the rounds that the documentation states;
+``KVOFFLOAD_TEST_BUDGET=20`` makes all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier
+from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of
+from tests.conftest import read_budget
+
+STATED_BUDGET = 20
+BLOCK_BYTES = 16_384
+NAMESPACE = Namespace("attacked", BLOCK_BYTES)
+
+
+def rounds(stated: int) -> int:
+    """Return how many rounds to make of those that are stated, 2 at least."""
+    return max(2, min(stated, round(stated * read_budget() / STATED_BUDGET)))
+
+
+def report(what: str) -> None:
+    """Print what an attack did, for those who look (``pytest -rP``)."""
+    print(f"attack: {what}")
+
+
+class Universe:
+    """Keys, and the bytes of each."""
+
+    def __init__(self, count: int, block_bytes: int = BLOCK_BYTES) -> None:
+        self.keys = [b"key-%032d" % number for number in range(count)]
+        self.data = {key: block_bytes_of(key, block_bytes) for key in self.keys}
+
+    def put(self, tier: Tier, region: Region, keys: list[bytes]) -> np.ndarray:
+        """Put keys from the first blocks of the region, and wait; return the statuses."""
+        for block_id, key in enumerate(keys):
+            region.write(block_id, self.data[key])
+        job = tier.put(keys, range(len(keys)))
+        assert tier.wait([job], PATIENCE_S)
+        (done,) = tier.poll()
+        while tier._records:
+            tier.wait([], 0)
+            time.sleep(0.0005)
+        tier.poll()
+        return done.status
+
+    def check(self, tier: Tier, region: Region, keys: list[bytes] | None = None) -> dict:
+        """Get keys, batch by batch; compare every byte of what is OK; return the statuses."""
+        found = {}
+        keys = self.keys if keys is None else keys
+        for start in range(0, len(keys), region.num_blocks):
+            batch = keys[start : start + region.num_blocks]
+            region.array[:] = 0xA5
+            job = tier.get(batch, range(len(batch)))
+            assert tier.wait([job], PATIENCE_S)
+            (done,) = tier.poll()
+            for block_id, (key, status) in enumerate(zip(batch, done.status.tolist(), strict=True)):
+                found[key] = Status(status)
+                if status == Status.OK:
+                    assert region.read(block_id) == self.data[key], f"WRONG BYTES under {key!r}"
+        return found
+
+
+def start(work: Callable[[], None]) -> int:
+    """Run a function in a forked child, which ends with it; return the child's number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads
+        child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:  # noqa: BLE001
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def kill(child: int) -> None:
+    """End a child as nothing can prevent."""
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), f"the child ended by itself: {os.waitstatus_to_exitcode(status)}"
+
+
+def open_slab(path: Path, num_blocks: int, **options) -> tuple[FileTier, Region]:
+    """Open a slab and give it a region of 32 blocks."""
+    tier = FileTier(path, num_blocks * BLOCK_BYTES, namespace=NAMESPACE, **options)
+    region = Region.allocate(32, BLOCK_BYTES)
+    tier.attach(region)
+    return tier, region
+
+
+def stop_clock(tier: FileTier) -> None:
+    """Let no time pass for the breakers: open ones stay open, however slow the machine."""
+    for breaker in (tier._reads, tier._writes):
+        breaker._clock = lambda: 0.0
+
+
+def start_clock(tier: FileTier) -> None:
+    """Let time pass again."""
+    for breaker in (tier._reads, tier._writes):
+        breaker._clock = time.monotonic
+        breaker._retry_at = 0.0
+
+
+# -- file systems --------------------------------------------------------------------------------
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(map(str, command))}: {done.stdout}{done.stderr}")
+
+
+def need(*commands: str) -> None:
+    """Skip a test where root, or a command, is missing."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    for command in commands:
+        if shutil.which(command) is None:
+            pytest.skip(f"{command} is not installed")
+
+
+def make_image(image: Path, megabytes: int) -> None:
+    """Make an ext4 file system in a file."""
+    with image.open("wb") as file:
+        file.truncate(megabytes << 20)
+    _run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", image)
+
+
+@contextlib.contextmanager
+def mounted(image: Path, folder: Path) -> Iterator[Path]:
+    """Mount the file system in a file, through a loop device."""
+    folder.mkdir(exist_ok=True)
+    try:
+        _run("mount", "-o", "loop", image, folder)
+    except OSError as error:
+        if "permission denied" in str(error).lower() or "failed to setup loop" in str(error):
+            pytest.skip(f"loop devices cannot be mounted here: {error}")
+        raise
+    try:
+        yield folder
+    finally:
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                _run("umount", folder)
+                break
+            time.sleep(0.05)
+        else:
+            _run("umount", "-l", folder)
+
+
+@contextlib.contextmanager
+def fuse_mounted(image: Path, folder: Path) -> Iterator[tuple[Path, int]]:
+    """Mount a file system that a process serves; give the folder and the process."""
+    folder.mkdir(exist_ok=True)
+    server = subprocess.Popen(
+        ["fuse2fs", "-f", str(image), str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(200):
+            if os.path.ismount(folder):
+                break
+            if server.poll() is not None:
+                pytest.skip("fuse2fs cannot mount here")
+            time.sleep(0.02)
+        yield folder, server.pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server.pid, signal.SIGCONT)
+        with contextlib.suppress(OSError):
+            _run("umount", folder)
+        server.terminate()
+        server.wait(30)

@@ -1,0 +1,36 @@
+"""What the tests of tiers share: both implementations, namespaces, tiers in folders of their
+own."""
+
+import importlib
+from types import ModuleType
+
+import pytest
+
+from kvoffload.tiers import Namespace, _io_py
+from kvoffload.tiers.twins import Twin
+
+
+@pytest.fixture(scope="session")
+def tier_twin(twin: ModuleType) -> Twin:
+    """Return one of the two implementations; a test that asks for it runs on both."""
+    return twin_of(twin)
+
+
+def twin_of(twin: ModuleType) -> Twin:
+    """Return the parts of tiers that belong to ``kvoffload._python`` or ``kvoffload._compiled``."""
+    if twin.__name__.endswith("_python"):
+        return Twin.of(twin.CPUOffloadingManager, _io_py)
+    from kvoffload._core import io
+
+    return Twin.of(twin.CPUOffloadingManager, io)
+
+
+@pytest.fixture(scope="session")
+def python_twin() -> Twin:
+    """Return the implementation in Python alone."""
+    return Twin.of(importlib.import_module("kvoffload._python").CPUOffloadingManager, _io_py)
+
+
+@pytest.fixture
+def namespace() -> Namespace:
+    return Namespace(model="test", block_bytes=4096)

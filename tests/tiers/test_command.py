@@ -1,0 +1,162 @@
+"""``kvoffload tier``: what it prints, its exit codes, one line for what goes wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+for module in ("click", "rich", "msgspec"):
+    pytest.importorskip(module, reason="the command needs the cli extra")
+
+from kvoffload.cli import main  # noqa: E402
+from kvoffload.tiers import FileTier, Namespace, Region  # noqa: E402
+from kvoffload.tiers.slab import find_slabs  # noqa: E402
+from kvoffload.tiers.testing import run as run_job  # noqa: E402
+
+SMALL = Namespace("small", 4096, engine="test")
+LARGE = Namespace("large", 16_384)
+
+
+@pytest.fixture
+def slabs(tmp_path: Path) -> Path:
+    """Return a folder with two slabs, 12 blocks in each."""
+    for namespace in (SMALL, LARGE):
+        tier = FileTier(tmp_path / "kv", 48 * namespace.block_bytes, namespace=namespace)
+        region = Region.allocate(12, namespace.block_bytes)
+        tier.attach(region)
+        region.array[:] = 5
+        run_job(tier, tier.put([b"%d" % number for number in range(12)], range(12)))
+        tier.close()
+    return tmp_path / "kv"
+
+
+@pytest.fixture
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs the command: exit code, output, errors."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main(["tier", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def flip(slab: Path, slot: int, block_bytes: int) -> None:
+    with (slab / "blocks.dat").open("r+b") as file:
+        file.seek(slot * block_bytes + 100)
+        file.write(b"\x04")
+
+
+def test_info_is_a_table(slabs: Path, command) -> None:
+    code, out, err = command("info", slabs)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == str(slabs)
+    assert lines[2].split() == [
+        *("slab", "model", "blocks", "of", "block", "size", "used", "on", "disk", "in", "use", "by")
+    ]
+    rows = {line.split()[1]: line.split() for line in lines[4:]}
+    assert rows["small"][0] == SMALL.fingerprint.hex()
+    assert rows["small"][2:8] == ["12", "48", "4", "KiB", "25.0", "%"]
+    assert rows["large"][2:6] == ["12", "48", "16", "KiB"]
+    assert rows["large"][-1] == "nobody"
+
+
+def test_info_as_json(slabs: Path, command) -> None:
+    code, out, _ = command("info", slabs, "--json")
+    assert code == 0
+    found = {slab["namespace"]["model"]: slab for slab in json.loads(out)["slabs"]}
+    small = found["small"]
+    assert small["blocks"] == 12
+    assert (small["slots"], small["block_bytes"], small["stale"]) == (48, 4096, 0)
+    assert (small["pid"], small["damaged"]) == (None, False)
+    assert small["namespace"]["engine"] == "test"
+    assert small["disk_bytes"] >= 48 * 4096
+    code, out, _ = command("info", small["folder"], "--json")
+    assert [slab["folder"] for slab in json.loads(out)["slabs"]] == [small["folder"]]
+
+
+def test_verify(slabs: Path, command) -> None:
+    code, out, err = command("verify", slabs)
+    assert (code, err) == (0, "")
+    assert [line.split()[1:] for line in out.splitlines()[4:]] == [["12", "0"]] * 2
+    slab = slabs / SMALL.fingerprint.hex()
+    before = (slab / "slots.tbl").read_bytes()
+    flip(slab, 3, 4096)
+    flip(slab, 11, 4096)
+    code, out, _ = command("verify", slabs)
+    assert code == 1
+    assert sorted(line.split()[1:] for line in out.splitlines()[4:]) == [["10", "2"], ["12", "0"]]
+    code, out, _ = command("verify", slab, "--json")
+    assert code == 1
+    assert sorted(json.loads(out)["slabs"][0]["corrupt"]) == [b"11".hex(), b"3".hex()]
+    assert (slab / "slots.tbl").read_bytes() == before, "nothing is changed"
+
+
+def test_forget(slabs: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = slabs / SMALL.fingerprint.hex()
+    code, out, err = command("forget", one, "--yes")
+    assert (code, out) == (0, "")
+    assert "freed" in err
+    assert not one.exists()
+    assert len(find_slabs(slabs)) == 1
+    done = subprocess.run(
+        [sys.executable, "-m", "kvoffload", "tier", "forget", str(slabs)],
+        input="n\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 130
+    assert done.stderr.startswith("Delete 12 blocks")
+    assert command("forget", slabs, "--yes", "--quiet") == (0, "", "")
+    assert list(slabs.iterdir()) == []
+    code, _, err = command("info", slabs)
+    assert (code, err) == (1, f"kvoffload: {slabs}: no slab is here\n")
+
+
+def test_a_slab_in_use(slabs: Path, command) -> None:
+    with FileTier(slabs, 48 * 4096, namespace=SMALL) as tier:
+        assert tier.num_restored == 12
+        code, out, _ = command("info", tier.folder)
+        assert (code, out.split()[-2:]) == (0, ["process", str(os.getpid())])
+        for action in (["verify"], ["forget", "--yes"]):
+            code, out, err = command(*action, tier.folder)
+            assert (code, out) == (1, "")
+            assert err == f"kvoffload: {tier.folder} is in use by process {os.getpid()}\n"
+    assert find_slabs(slabs)
+
+
+def test_what_goes_wrong_is_one_line(tmp_path: Path, command) -> None:
+    (tmp_path / "file").write_text("no folder")
+    for path in ("file", "nothing"):
+        for action in ("info", "verify", "forget"):
+            code, out, err = command(action, tmp_path / path)
+            assert (code, out) == (1, "")
+            assert err == f"kvoffload: {tmp_path / path}: No such file or directory\n"
+    assert command("info")[0] == 2
+    assert command("explode", tmp_path)[0] == 2
+
+
+def test_damaged_slabs_are_shown_as_such(slabs: Path, command) -> None:
+    slab = slabs / SMALL.fingerprint.hex()
+    (slab / "slots.tbl").write_bytes(os.urandom(5000))
+    (slab / "namespace.json").write_bytes(b"[" * 100_000)
+    code, out, _ = command("info", slab, "--json")
+    (found,) = json.loads(out)["slabs"]
+    assert (code, found["damaged"], found["blocks"], found["namespace"]) == (0, True, 0, {})
+    assert command("info", slab)[0] == 0
+    code, _, err = command("verify", slab)
+    assert (code, err) == (
+        1,
+        f"kvoffload: {slab}: the table is damaged, and no block can be found\n",
+    )
+    assert command("forget", slab, "--yes")[0] == 0

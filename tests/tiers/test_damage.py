@@ -1,0 +1,481 @@
+"""Damaged files: what is wrong is never served, and its neighbours are unhurt."""
+
+import dataclasses
+import errno
+import os
+import random
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvoffload.tiers import FileTier, Namespace, Region, State, Status
+from kvoffload.tiers.seal import SEAL_BYTES, Seal
+from kvoffload.tiers.slab.layout import HEADER_BYTES, Header, record_offset
+from kvoffload.tiers.slab.table import read_table
+from kvoffload.tiers.twins import Twin
+from tests.conftest import AVAILABLE
+
+from .attack import BLOCK_BYTES, NAMESPACE, Universe, open_slab, report, rounds
+
+pytestmark = pytest.mark.attack
+
+NUM_SLOTS = 64
+
+
+class Slab:
+    """A slab full of blocks, closed, whose files can be damaged and made whole again."""
+
+    def __init__(self, path: Path, twin: Twin) -> None:
+        self.path, self.twin = path / "slab", twin
+        self.universe = Universe(NUM_SLOTS)
+        tier, region = open_slab(self.path, NUM_SLOTS, twin=twin)
+        self.folder = tier.folder
+        for start in (0, 32):
+            assert not self.universe.put(tier, region, self.universe.keys[start : start + 32]).any()
+        self.slot_of = dict(
+            zip(self.universe.keys, tier._slots_of(self.universe.keys), strict=True)
+        )
+        tier.close()
+        self.whole = path / "whole"
+        shutil.copytree(self.folder, self.whole)
+        self.blocks = self.folder / "blocks.dat"
+        self.table = self.folder / "slots.tbl"
+
+    def mend(self) -> None:
+        """Make the files whole again."""
+        for name in ("blocks.dat", "slots.tbl", "namespace.json"):
+            shutil.copyfile(self.whole / name, self.folder / name)
+
+    def change(self, path: Path, offset: int, data: bytes) -> None:
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(data)
+
+    def bytes_at(self, path: Path, offset: int, nbytes: int) -> bytes:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(nbytes)
+
+    def block_offset(self, key: bytes) -> int:
+        return self.slot_of[key] * BLOCK_BYTES
+
+    def seal_offset(self, key: bytes) -> int:
+        return record_offset(self.slot_of[key])
+
+    def swap(self, path: Path, size: int, left: int, right: int) -> None:
+        left_bytes, right_bytes = (self.bytes_at(path, start, size) for start in (left, right))
+        self.change(path, left, right_bytes)
+        self.change(path, right, left_bytes)
+
+    def flip(self, path: Path, bit: int) -> None:
+        (byte,) = self.bytes_at(path, bit // 8, 1)
+        self.change(path, bit // 8, bytes([byte ^ 1 << bit % 8]))
+
+    def served(self) -> dict[bytes, Status]:
+        """Open the slab, compare what it serves, and close it."""
+        tier, region = open_slab(self.path, NUM_SLOTS, twin=self.twin)
+        tier.health(reset=True)
+        found = {}
+        for key in self.universe.keys:  # one by one: many corrupt blocks stop reads
+            found.update(self.universe.check(tier, region, [key]))
+            tier.health(reset=True)
+        again = self.universe.check(tier, region)
+        assert Status.CORRUPT not in again.values(), "what was corrupt must be dropped"
+        tier.close()
+        return found
+
+
+@pytest.fixture
+def slab(tmp_path: Path, tier_twin: Twin) -> Slab:
+    return Slab(tmp_path, tier_twin)
+
+
+def test_random_bits(slab: Slab, seed: int) -> None:
+    """Flip bits of blocks and seals. Stated: 10,000 bits, in 250 rounds of 40."""
+    chance = random.Random(seed)
+    turns, flipped, corrupt = rounds(250), 0, 0
+    for _ in range(turns):
+        hit = chance.sample(slab.universe.keys, 40)
+        for key in hit:
+            slot = slab.slot_of[key]
+            if chance.random() < 0.5:
+                bit = slot * BLOCK_BYTES * 8 + chance.randrange(BLOCK_BYTES * 8)
+                slab.flip(slab.blocks, bit)
+            else:
+                slab.flip(slab.table, record_offset(slot) * 8 + chance.randrange(SEAL_BYTES * 8))
+            flipped += 1
+        found = slab.served()
+        for key, status in found.items():
+            expected = {Status.CORRUPT, Status.MISS} if key in hit else {Status.OK}
+            assert status in expected, key
+        corrupt += sum(status == Status.CORRUPT for status in found.values())
+        slab.mend()
+    report(f"{flipped} bits, each block caught ({corrupt} when read), no neighbour hurt")
+
+
+def test_every_byte_of_a_seal(slab: Slab) -> None:
+    """Change each byte of a seal: the block is not found, or not served; the others are."""
+    key = slab.universe.keys[20]
+    start = record_offset(slab.slot_of[key])
+    for place in range(0, SEAL_BYTES, max(1, 8 // rounds(8))):
+        (byte,) = slab.bytes_at(slab.table, start + place, 1)
+        slab.change(slab.table, start + place, bytes([byte ^ 0x55]))
+        found = slab.served()
+        assert found.pop(key) in {Status.MISS, Status.CORRUPT}, place
+        assert set(found.values()) == {Status.OK}, place
+        slab.mend()
+
+
+def test_every_byte_of_the_header(slab: Slab) -> None:
+    """One copy of the header may be damaged; without both there is nothing, and no error."""
+    for place in range(0, 80, max(1, 20 // rounds(20))):
+        for starts in ((0,), (2048,), (0, 2048)):
+            for start in starts:
+                (byte,) = slab.bytes_at(slab.table, start + place, 1)
+                slab.change(slab.table, start + place, bytes([byte ^ 0x10]))
+            expected = Status.MISS if len(starts) == 2 else Status.OK
+            assert set(slab.served().values()) == {expected}, (place, starts)
+            slab.mend()
+
+
+def test_swapped_slots(slab: Slab) -> None:
+    """Blocks in each other's slots, seals in each other's place, and both: then all is right."""
+    first, second = slab.universe.keys[3], slab.universe.keys[40]
+    for blocks, seals in ((True, False), (False, True), (True, True)):
+        if blocks:
+            slab.swap(slab.blocks, BLOCK_BYTES, slab.block_offset(first), slab.block_offset(second))
+        if seals:
+            slab.swap(slab.table, SEAL_BYTES, slab.seal_offset(first), slab.seal_offset(second))
+        found = slab.served()
+        expected = Status.OK if blocks and seals else Status.CORRUPT
+        assert [found.pop(first), found.pop(second)] == [expected] * 2
+        assert set(found.values()) == {Status.OK}
+        slab.mend()
+
+
+def test_one_block_twice(slab: Slab) -> None:
+    """Two slots with one block and one seal: the block is served, the one it replaced is gone."""
+    first, second = slab.universe.keys[3], slab.universe.keys[40]
+    for path, size, offset in (
+        (slab.table, SEAL_BYTES, slab.seal_offset),
+        (slab.blocks, BLOCK_BYTES, slab.block_offset),
+    ):
+        slab.change(path, offset(second), slab.bytes_at(path, offset(first), size))
+    found = slab.served()
+    assert found.pop(second) == Status.MISS
+    assert set(found.values()) == {Status.OK}
+
+
+def test_blocks_of_another_model(slab: Slab, tmp_path: Path) -> None:
+    """Blocks and seals from another namespace, with another epoch and with this slab's."""
+    other = Namespace("another model", BLOCK_BYTES)
+    epoch = Header.unpack(slab.bytes_at(slab.table, 0, HEADER_BYTES)).epoch
+    for name, its_epoch in (("other epoch", None), ("same epoch", epoch)):
+        foreign = tmp_path / name
+        tier = FileTier(foreign, NUM_SLOTS * BLOCK_BYTES, namespace=other, twin=slab.twin)
+        if its_epoch is not None:
+            tier._files.write_table(0, tier._files.write_header(its_epoch))
+        region = Region.allocate(32, BLOCK_BYTES)
+        tier.attach(region)
+        assert not slab.universe.put(tier, region, slab.universe.keys[:32]).any()
+        tier.close()
+        table = (tier.folder / "slots.tbl").read_bytes()
+        shutil.copyfile(tier.folder / "blocks.dat", slab.blocks)
+        slab.change(slab.table, HEADER_BYTES, table[HEADER_BYTES : record_offset(NUM_SLOTS)])
+        found = slab.served()
+        expected = {Status.MISS} if its_epoch is None else {Status.MISS, Status.CORRUPT}
+        assert set(found.values()) == expected
+        slab.mend()
+
+
+def test_a_block_that_is_not_its_keys_is_corrupt(slab: Slab) -> None:
+    """A seal that is right in itself and names another key than the bytes belong to."""
+    keys = slab.universe.keys
+    header = Header.unpack(slab.bytes_at(slab.table, 0, HEADER_BYTES))
+    slot = slab.slot_of[keys[0]]
+    data = slab.universe.data[keys[0]]
+    own = Seal.of(NAMESPACE.fingerprint, keys[0], data)
+    for forged in (
+        own._replace(key=keys[1]),  # as if block 0 had been stored as block 1
+        own._replace(key=b"unheard of"),
+        own._replace(sum=own.sum ^ 1),
+        own._replace(nbytes=BLOCK_BYTES - 1),
+        Seal.of(bytes(16), keys[0], data),
+    ):
+        slab.change(slab.table, record_offset(slot), forged.pack(header.epoch))
+        tier, region = open_slab(slab.path, NUM_SLOTS, twin=slab.twin)
+        found = slab.universe.check(tier, region, keys)
+        assert found[keys[0]] != Status.OK
+        assert found[keys[1]] in {Status.OK, Status.CORRUPT}  # two slots claim it
+        assert {found[key] for key in keys[2:]} == {Status.OK}
+        tier.close()
+        slab.mend()
+
+
+def test_damage_while_the_tier_is_open(tmp_path: Path, tier_twin: Twin, seed: int) -> None:
+    """Bytes that change under an open tier are caught when they are read."""
+    universe = Universe(48)
+    tier, region = open_slab(tmp_path, NUM_SLOTS, twin=tier_twin, enable_events=True)
+    universe.put(tier, region, universe.keys[:32])
+    universe.put(tier, region, universe.keys[32:])
+    list(tier.take_events())
+    hit = [universe.keys[i] for i in (0, 7, 8, 31, 47)]
+    fd = os.open(tier.folder / "blocks.dat", os.O_RDWR)
+    for key, slot in zip(hit, tier._slots_of(hit), strict=True):
+        place = slot * BLOCK_BYTES + 4096 + len(key)
+        byte = os.pread(fd, 1, place)[0]
+        os.pwrite(fd, bytes([byte ^ 1]), place)
+    os.fsync(fd)
+    os.close(fd)
+    found = universe.check(tier, region)
+    assert [key for key, status in found.items() if status == Status.CORRUPT] == hit
+    assert sum(status == Status.OK for status in found.values()) == 43
+    events = list(tier.take_events())
+    assert sorted(key for event in events for key in event.keys) == sorted(hit)
+    assert {(event.removed, event.reason) for event in events} == {(True, "corrupt")}
+    assert tier.stats()["removed_corrupt"] == 5
+    assert all(tier.state(key) == State.MISS for key in hit)
+    assert not universe.put(tier, region, hit).any()
+    assert set(universe.check(tier, region).values()) == {Status.OK}
+    tier.close()
+
+
+def test_too_many_corrupt_blocks_stop_reads(tmp_path: Path, tier_twin: Twin) -> None:
+    universe = Universe(40)
+    tier, region = open_slab(tmp_path, NUM_SLOTS, twin=tier_twin)
+    universe.put(tier, region, universe.keys[:30])
+    with (tier.folder / "blocks.dat").open("r+b") as file:
+        file.write(bytes(12 * BLOCK_BYTES))
+    found = universe.check(tier, region, universe.keys[:10])
+    assert Status.OK not in found.values()
+    assert tier.health().reads == "stopped"
+    assert (tier.lookup(universe.keys) == State.MISS).all()
+    assert set(universe.check(tier, region, universe.keys[15:30]).values()) == {Status.UNAVAILABLE}
+    assert not universe.put(tier, region, universe.keys[30:]).any()  # writes go on
+    assert tier.health(reset=True).ok
+    assert set(universe.check(tier, region, universe.keys[15:]).values()) == {Status.OK}
+    tier.close()
+
+
+def test_files_that_were_cut(slab: Slab) -> None:
+    for size in (0, 1, 4096, 10 * BLOCK_BYTES + 5, 63 * BLOCK_BYTES):
+        os.truncate(slab.blocks, size)
+        kept = size // BLOCK_BYTES
+        found = slab.served()
+        for key, slot in slab.slot_of.items():
+            assert (found[key] == Status.OK) == (slot < kept), (size, slot)
+        slab.mend()
+    for size in (0, 79, 4096, record_offset(7) + 63, record_offset(NUM_SLOTS)):
+        os.truncate(slab.table, size)
+        kept = max(0, (size - HEADER_BYTES) // SEAL_BYTES)
+        found = slab.served()
+        for key, slot in slab.slot_of.items():
+            assert (found[key] == Status.OK) == (slot < kept), (size, slot)
+        slab.mend()
+
+
+def test_a_file_that_is_cut_while_the_tier_is_open(tmp_path: Path, tier_twin: Twin) -> None:
+    universe = Universe(32)
+    tier, region = open_slab(tmp_path, 32, twin=tier_twin)
+    universe.put(tier, region, universe.keys)
+    os.truncate(tier.folder / "blocks.dat", 20 * BLOCK_BYTES + 100)
+    os.truncate(tier.folder / "slots.tbl", 0)
+    statuses = []
+    for key in universe.keys:
+        statuses += universe.check(tier, region, [key]).values()
+        tier.health(reset=True)
+    assert statuses == [Status.OK] * 20 + [Status.CORRUPT] * 12
+    tier.close()
+
+
+def test_another_namespace_leaves_everything_as_it_is(slab: Slab) -> None:
+    """Change each field: an empty tier, and the old files as they were."""
+    other = {"block_bytes": 2 * BLOCK_BYTES, "tokens_per_hash": 7, "tokens_per_block": 7}
+    before = {path.name: path.read_bytes() for path in sorted(slab.folder.iterdir())}
+    for field in dataclasses.fields(Namespace):
+        if not field.init:
+            continue
+        changed = {field.name: other.get(field.name, "other")}
+        namespace = dataclasses.replace(NAMESPACE, **changed)
+        tier = FileTier(slab.path, 2**20, namespace=namespace, twin=slab.twin)
+        assert (tier.lookup(slab.universe.keys) == State.MISS).all(), field.name
+        assert tier.folder != slab.folder
+        tier.close()
+    after = {path.name: path.read_bytes() for path in sorted(slab.folder.iterdir())}
+    assert after == before
+    assert set(slab.served().values()) == {Status.OK}
+
+
+def test_the_json_beside_the_data_is_compared(slab: Slab) -> None:
+    path = slab.folder / "namespace.json"
+    for text in (b"", b"{}", b"\xff\x00", NAMESPACE.json.encode()[:-1]):
+        path.write_bytes(text)
+        assert set(slab.served().values()) == {Status.MISS}
+        assert path.read_text() == NAMESPACE.json
+        slab.mend()
+
+
+def test_all_mixtures_of_old_and_new_sectors(tmp_path: Path, tier_twin: Twin, seed: int) -> None:
+    """What a power cut can leave: any sector of any file old or new. Stated: 1,000 mixtures."""
+    universe = Universe(2 * NUM_SLOTS)
+    tier, region = open_slab(tmp_path / "slab", NUM_SLOTS, twin=tier_twin)
+    for start in range(0, 64, 32):
+        universe.put(tier, region, universe.keys[start : start + 32])
+    tier.close()
+    names = ("blocks.dat", "slots.tbl")
+    old = {name: np.fromfile(tier.folder / name, np.uint8).reshape(-1, 512) for name in names}
+    tier, region = open_slab(tmp_path / "slab", NUM_SLOTS, twin=tier_twin)
+    for start in range(64, 128, 16):  # each evicts, and writes other bytes into the slots
+        universe.put(tier, region, universe.keys[start : start + 16])
+    tier.close()
+    new = {name: np.fromfile(tier.folder / name, np.uint8).reshape(-1, 512) for name in names}
+    rng = np.random.default_rng(seed)
+    turns, compared, corrupt = rounds(1000), 0, 0
+    for _ in range(turns):
+        share = rng.choice([0.02, 0.5, 0.98])
+        for name in names:
+            unit = rng.choice([1, 8, 32])  # sectors, pages, whole blocks
+            is_new = np.repeat(rng.random(-(-len(old[name]) // unit)) < share, unit)
+            is_new = is_new[: len(old[name]), None]
+            np.where(is_new, new[name], old[name]).tofile(tier.folder / name)
+        tier, region = open_slab(tmp_path / "slab", NUM_SLOTS, twin=tier_twin)
+        found = {}
+        for start in range(0, 128, 8):
+            found.update(universe.check(tier, region, universe.keys[start : start + 8]))
+            tier.health(reset=True)
+        tier.close()
+        compared += sum(status == Status.OK for status in found.values())
+        corrupt += sum(status == Status.CORRUPT for status in found.values())
+    assert compared
+    assert corrupt
+    report(f"{turns} mixtures, {compared} blocks compared, none wrong; {corrupt} caught as corrupt")
+
+
+# -- tables from strangers -----------------------------------------------------------------------
+
+
+def test_a_table_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
+    folder = tmp_path / NAMESPACE.fingerprint.hex()
+    folder.mkdir()
+    header = Header(NAMESPACE.fingerprint, BLOCK_BYTES, BLOCK_BYTES, 2**31 - 1, 5)
+    (folder / "slots.tbl").write_bytes(header.pack() + b"\1" * 1000)
+    tracemalloc.start()
+    fd = os.open(folder / "slots.tbl", os.O_RDONLY)
+    found, records, stamps = read_table(fd)
+    os.close(fd)
+    assert (found, len(records), len(stamps)) == (header, 15 * SEAL_BYTES, 15)
+    tier = FileTier(tmp_path, 10 * BLOCK_BYTES, namespace=NAMESPACE)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
+    assert tier.num_restored == 0
+    tier.close()
+    assert (folder / "slots.tbl").stat().st_size < 2**15
+
+
+@settings(max_examples=max(20, rounds(2000)))
+@given(data=st.data())
+def test_fuzzed_headers_and_records(data: st.DataObject) -> None:
+    """Any bytes are read without an error, and only what is sealed counts."""
+    fields = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 100))
+    page = bytearray(
+        Header(
+            data.draw(st.binary(min_size=16, max_size=16)),
+            data.draw(st.integers(0, 2**64 - 1)),
+            data.draw(fields),
+            data.draw(fields),
+            data.draw(fields),
+        ).pack()
+    )
+    for place, value in data.draw(
+        st.lists(st.tuples(st.integers(0, HEADER_BYTES - 1), st.integers(0, 255)), max_size=3)
+    ):
+        page[place] = value
+    for text in (bytes(page), data.draw(st.binary(max_size=200))):
+        header = Header.unpack(text)
+        if header is not None:
+            assert 1 <= header.num_slots < 2**31
+            assert header.slot_bytes - 4096 < header.block_bytes <= header.slot_bytes
+    records = bytearray(data.draw(st.binary(max_size=400)))
+    good = Seal(b"key", 100, 7).pack(3)
+    places = data.draw(st.lists(st.integers(0, 5), max_size=3, unique=True))
+    for slot in places:
+        end = (slot + 1) * SEAL_BYTES
+        records.extend(bytes(max(0, end - len(records))))
+        records[end - SEAL_BYTES : end] = good
+    results = []
+    for twin in TWINS:
+        slots, keys, sums, others = twin.valid_records(bytes(records), 100, 3)
+        results.append((slots.tolist(), keys, sums.tolist(), others))
+        assert slots.tolist() == sorted(places)
+        assert keys == [b"key"] * len(places)
+    assert results[0] == results[-1]
+
+
+def _twins() -> list[Twin]:
+    from kvoffload import CPUOffloadingManager
+    from kvoffload.tiers import _io_py
+
+    twins = [Twin.of(CPUOffloadingManager, _io_py)]
+    if "compiled" in AVAILABLE:
+        from kvoffload._core import io
+
+        twins.append(Twin.of(CPUOffloadingManager, io))
+    return twins
+
+
+TWINS = _twins()
+
+
+def test_fuzzed_files(slab: Slab, seed: int) -> None:
+    """Overwrite stretches of the files with anything. Stated: 400 rounds."""
+    chance = random.Random(seed)
+    turns, survived = rounds(400), 0
+    for _ in range(turns):
+        for path in (slab.blocks, slab.table):
+            for _ in range(chance.randrange(4)):
+                size = path.stat().st_size
+                length = chance.choice([1, 64, 4096, 100_000])
+                fill = chance.choice([bytes(length), chance.randbytes(length), b"\xff" * length])
+                slab.change(path, chance.randrange(size), fill)
+            if chance.random() < 0.1:
+                os.truncate(path, chance.randrange(path.stat().st_size + 100_000))
+        tier, region = open_slab(slab.path, NUM_SLOTS, twin=slab.twin)
+        for start in range(0, NUM_SLOTS, 4):
+            found = slab.universe.check(tier, region, slab.universe.keys[start : start + 4])
+            survived += sum(status == Status.OK for status in found.values())
+            tier.health(reset=True)
+        tier.close()
+        slab.mend()
+    report(f"{turns} rounds, {survived} blocks compared, none wrong")
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Whoever may write to the folder must not make the tier write elsewhere."""
+    folder = tmp_path / NAMESPACE.fingerprint.hex()
+    folder.mkdir()
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    for name in ("blocks.dat", "slots.tbl", "lock"):
+        (folder / name).symlink_to(precious)
+        with pytest.raises(Exception, match=os.strerror(errno.ELOOP)):
+            FileTier(tmp_path, 10 * BLOCK_BYTES, namespace=NAMESPACE)
+        (folder / name).unlink()
+    assert precious.read_bytes() == b"precious"
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        tier = FileTier(tmp_path / "new", 10 * BLOCK_BYTES, namespace=NAMESPACE)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tier.folder.iterdir()}
+    assert set(modes.values()) == {0o600}, modes
+    assert tier.folder.stat().st_mode & 0o777 == 0o700
+    tier.close()

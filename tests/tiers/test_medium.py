@@ -1,0 +1,654 @@
+"""File systems that are cut off, full, failing or frozen; real ones, mounted from files."""
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvoffload.tiers import FileTier, Region, State, Status, TierSpaceError
+from kvoffload.tiers.testing import PATIENCE_S
+from kvoffload.tiers.twins import Twin
+from tests.conftest import AVAILABLE
+
+from .attack import (
+    BLOCK_BYTES,
+    NAMESPACE,
+    Universe,
+    _run,
+    fuse_mounted,
+    kill,
+    make_image,
+    mounted,
+    need,
+    open_slab,
+    report,
+    rounds,
+    start,
+    start_clock,
+    stop_clock,
+)
+
+pytestmark = pytest.mark.attack
+
+SLACK_S = 0.05
+"""What a deadline may be exceeded by."""
+
+
+# -- power -----------------------------------------------------------------------------------------
+
+
+def _fill(path: Path, universe: Universe, options: dict, seed: int) -> None:
+    """Put without end."""
+    chance = random.Random(seed)
+    tier, region = open_slab(path, 400, **options)
+    while True:
+        keys = chance.sample(universe.keys, 16)
+        ids = chance.sample(range(32), 16)
+        for block_id, key in zip(ids, keys, strict=True):
+            region.write(block_id, universe.data[key])
+        job = tier.put(keys, ids)
+        tier.wait([job], 1.0)
+        tier.poll()
+
+
+def test_power_cuts(tmp_path: Path, tier_twin: Twin, seed: int) -> None:
+    """Copy the image of a file system that is being written to, and mount the copy. Stated: 50.
+
+    The copy is made while the kernel goes on writing, so that it is not the state of one moment but
+    a mixture of several: worse than what a loss of power leaves. The kernel writes back at random
+    moments, as it does by itself every few seconds.
+    """
+    need("mkfs.ext4", "e2fsck", "sync")
+    universe = Universe(800)
+    chance = random.Random(seed)
+    image, copy = tmp_path / "disk.img", tmp_path / "copy.img"
+    make_image(image, 40)
+    cuts, compared, corrupt = rounds(50), 0, 0
+    options = {"twin": tier_twin}
+    with mounted(image, tmp_path / "disk") as folder:
+        for number in range(cuts):
+            options["staged"] = chance.random() < 0.5
+            child = start(partial(_fill, folder / "kv", universe, options, seed + number))
+            time.sleep(chance.uniform(0.05, 0.2))
+            _run("sync", "-f", folder)
+            time.sleep(chance.uniform(0, 0.1))
+            with subprocess.Popen(["sync", "-f", folder]) as flush:  # while it is copied
+                shutil.copyfile(image, copy)
+                flush.wait()
+            kill(child)
+            subprocess.run(["e2fsck", "-fy", copy], capture_output=True, check=False)
+            with mounted(copy, tmp_path / "copy") as after:
+                tier, region = open_slab(after / "kv", 400, **options)
+                found = {}
+                for first in range(0, 800, 8):
+                    found.update(universe.check(tier, region, universe.keys[first : first + 8]))
+                    tier.health(reset=True)
+                tier.close()
+            compared += sum(status == Status.OK for status in found.values())
+            corrupt += sum(status == Status.CORRUPT for status in found.values())
+    assert compared
+    report(f"{cuts} images, {compared} blocks compared, none wrong; {corrupt} caught as corrupt")
+
+
+# -- space -----------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_is_too_small(tmp_path: Path, tier_twin: Twin) -> None:
+    """The error comes at once, and nothing is left; a smaller slab then fits, and stays."""
+    need("mkfs.ext4")
+    make_image(tmp_path / "disk.img", 32)
+    universe = Universe(200)
+    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+        before = sorted(folder.rglob("*")), os.statvfs(folder).f_bfree
+        for capacity in (2**30, 10 * 2**40):
+            with pytest.raises(TierSpaceError, match="No space left on device"):
+                FileTier(folder / "new" / "kv", capacity, namespace=NAMESPACE, twin=tier_twin)
+            assert (sorted(folder.rglob("*")), os.statvfs(folder).f_bfree) == before
+        tier, region = open_slab(folder / "kv", 600, twin=tier_twin)
+        for first in range(0, 200, 25):
+            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        tier.close()
+        # A larger capacity that does not fit leaves the slab as it was.
+        with pytest.raises(TierSpaceError):
+            open_slab(folder / "kv", 6000, twin=tier_twin)
+        tier, region = open_slab(folder / "kv", 600, twin=tier_twin)
+        assert set(universe.check(tier, region).values()) == {Status.OK}
+        assert (tier.folder / "blocks.dat").stat().st_size == 600 * BLOCK_BYTES
+        # What fills up the rest does no harm: the space of the slab is its own.
+        with contextlib.suppress(OSError), (folder / "filler").open("wb") as filler:
+            while True:
+                filler.write(bytes(2**16))
+                filler.flush()
+        other = Universe(600)
+        for first in range(0, 600, 30):
+            assert not other.put(tier, region, other.keys[first : first + 30]).any()
+        assert set(other.check(tier, region).values()) == {Status.OK}
+        tier.close()
+
+
+def test_another_capacity_keeps_what_fits(tmp_path: Path, tier_twin: Twin) -> None:
+    universe = Universe(100)
+    tier, region = open_slab(tmp_path, 100, twin=tier_twin)
+    for first in range(0, 100, 25):
+        universe.put(tier, region, universe.keys[first : first + 25])
+    slots = dict(zip(universe.keys, tier._slots_of(universe.keys), strict=True))
+    tier.close()
+    for num_slots in (150, 40, 40, 300):
+        tier, region = open_slab(tmp_path, num_slots, twin=tier_twin)
+        slots = {key: slot for key, slot in slots.items() if slot < num_slots}
+        found = universe.check(tier, region)
+        assert {key for key, status in found.items() if status == Status.OK} == set(slots)
+        assert Status.CORRUPT not in found.values()
+        assert tier.num_restored == len(slots)
+        size = (tier.folder / "blocks.dat").stat().st_size
+        assert size == num_slots * BLOCK_BYTES
+        tier.close()
+    extra = Universe(200)
+    tier, region = open_slab(tmp_path, 300, twin=tier_twin)
+    for first in range(0, 200, 25):
+        assert not extra.put(tier, region, extra.keys[first : first + 25]).any()
+    assert set(extra.check(tier, region).values()) == {Status.OK}
+    tier.close()
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def test_a_disk_without_room_below(tmp_path: Path, tier_twin: Twin) -> None:
+    """Space that the file system has given fails in the medium below it: FULL or FAILED.
+
+    A sparse image on a memory file system that has no room for it, as thin volumes are.
+    """
+    need("mkfs.ext4")
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    _run("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", outer)
+    try:
+        make_image(outer / "disk.img", 64)
+        with mounted(outer / "disk.img", tmp_path / "disk") as folder:
+            tier, region = open_slab(folder / "kv", 1000, twin=tier_twin)
+            stop_clock(tier)
+            universe, other = Universe(16), Universe(1000)
+            assert not universe.put(tier, region, universe.keys).any()
+            with contextlib.suppress(OSError), (outer / "filler").open("wb") as file:
+                while True:
+                    file.write(bytes(2**16))
+                    file.flush()
+            statuses = []
+            for first in range(100, 420, 32):
+                statuses += other.put(tier, region, other.keys[first : first + 32]).tolist()
+            assert {Status.FULL, Status.FAILED}.intersection(statuses)
+            assert statuses[-1] == Status.UNAVAILABLE
+            assert tier.health().writes == "open"
+            # What was stored before is read all the while, and what failed is not there.
+            assert set(universe.check(tier, region).values()) == {Status.OK}
+            found = other.check(tier, region, other.keys[100:420])
+            for status, after in zip(statuses, found.values(), strict=True):
+                # what the kernel took and lost nevertheless is corrupt, or unreadable
+                assert after == Status.MISS or status == Status.OK
+            tier.close()
+    finally:
+        _run("umount", "-l", outer)
+
+
+def test_a_disk_that_cannot_be_read(tmp_path: Path, tier_twin: Twin) -> None:
+    """The medium reports errors: FAILED, the blocks are dropped, the breaker opens."""
+    need("mkfs.ext4")
+    image = tmp_path / "disk.img"
+    make_image(image, 64)
+    universe = Universe(200)
+    with mounted(image, tmp_path / "disk") as folder:
+        tier, region = open_slab(folder / "kv", 1000, twin=tier_twin, enable_events=True)
+        stop_clock(tier)
+        for first in range(0, 200, 25):
+            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        list(tier.take_events())
+        os.truncate(image, 2**20)  # the rest of the disk is gone
+        statuses = []
+        for key in universe.keys[:10]:
+            statuses += universe.check(tier, region, [key]).values()
+        assert statuses == [Status.FAILED] * 5 + [Status.UNAVAILABLE] * 5
+        assert tier.health().reads == "open"
+        assert (tier.lookup(universe.keys) == State.MISS).all()
+        events = list(tier.take_events())
+        assert {event.reason for event in events} == {"failed"}
+        assert sorted(key for event in events for key in event.keys) == universe.keys[:5]
+        tier.close()
+
+
+# The system calls that threads of a pool make, with an error for those that the environment names.
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* The file KVO_FAULT holds "call errno size": calls on files of that many bytes or more fail. */
+static int fault(const char *name, int fd) {
+    char line[64] = "", call[16];
+    int number;
+    long size;
+    struct stat status;
+    FILE *file = fopen(getenv("KVO_FAULT"), "r");
+    if (!file)
+        return 0;
+    if (!fgets(line, sizeof line, file))
+        line[0] = 0;
+    fclose(file);
+    if (sscanf(line, "%15s %d %ld", call, &number, &size) != 3 || strcmp(call, name))
+        return 0;
+    if (fstat(fd, &status) || status.st_size < size)
+        return 0;
+    errno = number;
+    return 1;
+}
+#define WRAP(name, arguments, values)                                                              \
+    ssize_t name arguments {                                                                       \
+        ssize_t(*next) arguments = (ssize_t(*) arguments)dlsym(RTLD_NEXT, #name);                  \
+        return fault(#name, fd) ? -1 : next values;                                                \
+    }
+WRAP(preadv, (int fd, const struct iovec *v, int n, off_t at), (fd, v, n, at))
+WRAP(pwritev, (int fd, const struct iovec *v, int n, off_t at), (fd, v, n, at))
+WRAP(preadv64, (int fd, const struct iovec *v, int n, off64_t at), (fd, v, n, at))
+WRAP(pwritev64, (int fd, const struct iovec *v, int n, off64_t at), (fd, v, n, at))
+WRAP(pwrite, (int fd, const void *data, size_t n, off_t at), (fd, data, n, at))
+WRAP(pwrite64, (int fd, const void *data, size_t n, off64_t at), (fd, data, n, at))
+"""
+
+INJECTED = textwrap.dedent(
+    """
+    import errno, os, sys, time
+    from pathlib import Path
+    from kvoffload.tiers import State, Status
+    from tests.tiers.attack import BLOCK_BYTES, Universe, open_slab, stop_clock
+
+    fault = Path(os.environ["KVO_FAULT"])
+    path, staged = Path(sys.argv[1]), sys.argv[2] == "staged"
+    data_bytes = 64 * BLOCK_BYTES
+
+    def during(call, number, size):
+        fault.write_text(f"{call} {number} {size}")
+
+    universe = Universe(64)
+    tier, region = open_slab(path, 64, staged=staged, ack="stored", enable_events=True)
+    stop_clock(tier)
+    assert not universe.put(tier, region, universe.keys[:16]).any()
+    pwritev, preadv = sys.argv[3:5]
+    for number, expected in (
+        (errno.ENOSPC, Status.FULL), (errno.EDQUOT, Status.FULL), (errno.EROFS, Status.FULL),
+        (errno.EIO, Status.FAILED), (errno.ENXIO, Status.FAILED),
+    ):
+        during(pwritev, number, data_bytes)
+        for turn in range(5):
+            keys = universe.keys[16 + 4 * turn : 20 + 4 * turn]
+            found = universe.put(tier, region, keys).tolist()
+            assert found == [expected] * 4, (number, turn, found)
+            assert all(tier.state(key) == State.MISS for key in keys)
+        assert tier.health().writes == "open", tier.health()
+        refused = universe.put(tier, region, universe.keys[16:20])
+        assert set(refused.tolist()) == {Status.UNAVAILABLE}
+        fault.write_text("")
+        assert set(universe.check(tier, region, universe.keys[:16]).values()) == {Status.OK}
+        assert tier.health(reset=True).ok
+        assert tier.stats()["blocks"] == 16, tier.stats()
+    # errors of the table, not of the blocks
+    during(sys.argv[5], errno.EIO, 4096)
+    found = universe.put(tier, region, universe.keys[16:20])
+    assert set(found.tolist()) == {Status.FAILED}, found
+    fault.write_text("")
+    # reading: what fails is dropped, neighbours are not
+    list(tier.take_events())
+    during(preadv, errno.EIO, data_bytes)
+    assert set(universe.check(tier, region, universe.keys[:4]).values()) == {Status.FAILED}
+    fault.write_text("")
+    events = [event for event in tier.take_events() if event.removed]
+    assert [(event.keys, event.reason) for event in events] == [(universe.keys[:4], "failed")]
+    found = universe.check(tier, region)
+    assert [found[key] for key in universe.keys[:16]] == [Status.MISS] * 4 + [Status.OK] * 12
+    # and all is well again
+    assert not universe.put(tier, region, universe.keys[:32]).any()
+    assert set(universe.check(tier, region, universe.keys[:32]).values()) == {Status.OK}
+    # an epoch that cannot be written is said
+    during(sys.argv[5], errno.EIO, 4096)
+    assert tier.forget() is False
+    fault.write_text("")
+    assert tier.forget() is True
+    assert tier.close()
+    """
+)
+
+
+@pytest.mark.skipif("compiled" not in AVAILABLE, reason="the compiled twins are not built")
+@pytest.mark.parametrize("mode", ["direct", "staged"])
+def test_injected_errors(tmp_path: Path, mode: str) -> None:
+    """Every error that a disk may report, from the system calls of the native threads."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    source, shim, fault = tmp_path / "shim.c", tmp_path / "shim.so", tmp_path / "fault"
+    source.write_text(SHIM)
+    _run("gcc", "-shared", "-fPIC", "-o", shim, source, "-ldl")
+    fault.write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", INJECTED, str(tmp_path / "kv"), mode, *_called_by_threads()],
+        env={
+            **os.environ,
+            "LD_PRELOAD": f"{os.environ.get('LD_PRELOAD', '')} {shim}".strip(),
+            "KVO_FAULT": str(fault),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "KVOFFLOAD_PURE_PYTHON": "0",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _called_by_threads() -> list[str]:
+    """Return the names under which the extension calls pwritev, preadv and pwrite here."""
+    from kvoffload._core import io
+
+    names = subprocess.run(["nm", "-D", io.__file__], capture_output=True, text=True, check=True)
+    found = {line.split()[-1].split("@")[0] for line in names.stdout.splitlines()}
+    return [
+        f"{name}64" if f"{name}64" in found else name for name in ("pwritev", "preadv", "pwrite")
+    ]
+
+
+def test_injected_errors_in_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python_twin: Twin
+) -> None:
+    """The same of the Python twin, whose calls can be replaced."""
+    universe = Universe(32)
+    tier, region = open_slab(tmp_path, 32, twin=python_twin)
+    assert not universe.put(tier, region, universe.keys[:8]).any()
+    bad: dict[str, int] = {}
+
+    def wrap(name: str):
+        call = getattr(os, name)
+
+        def wrapped(fd: int, views: list, offset: int) -> int:
+            if name in bad and fd == tier._files.data_fd:
+                raise OSError(bad[name], os.strerror(bad[name]))
+            return call(fd, views, offset)
+
+        return wrapped
+
+    for name in ("preadv", "pwritev"):
+        monkeypatch.setattr(os, name, wrap(name))
+    for number, expected in ((errno.ENOSPC, Status.FULL), (errno.EIO, Status.FAILED)):
+        bad["pwritev"] = number
+        for turn in range(5):
+            keys = universe.keys[8 + 4 * turn : 12 + 4 * turn]
+            assert set(universe.put(tier, region, keys).tolist()) == {expected}
+        assert tier.health().writes == "open"
+        tier.health(reset=True)
+    del bad["pwritev"]
+    bad["preadv"] = errno.EIO
+    assert set(universe.check(tier, region, universe.keys[:4]).values()) == {Status.FAILED}
+    del bad["preadv"]
+    assert not universe.put(tier, region, universe.keys).any()
+    assert set(universe.check(tier, region).values()) == {Status.OK}
+    tier.close()
+
+
+# -- hangs -----------------------------------------------------------------------------------------
+
+
+class Timed:
+    """Calls on a tier, each timed."""
+
+    def __init__(self) -> None:
+        self.worst = 0.0
+
+    def __call__(self, call, *arguments):
+        before = time.monotonic()
+        result = call(*arguments)
+        self.worst = max(self.worst, time.monotonic() - before)
+        return result
+
+
+def _ends(tier: FileTier, job: int, deadline_s: float) -> tuple[np.ndarray, float]:
+    """Wait for a job; return its statuses and by how much it exceeded its deadline."""
+    before = time.monotonic()
+    assert tier.wait([job], PATIENCE_S)
+    excess = time.monotonic() - before - deadline_s
+    (done,) = tier.poll()
+    assert done.job == job
+    return done.status, excess
+
+
+def _stop(server: int) -> None:
+    """Stop a process, and wait until it has."""
+    os.kill(server, signal.SIGSTOP)
+    until = time.monotonic() + PATIENCE_S
+    while any(
+        task.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "T"
+        for task in Path(f"/proc/{server}/task").iterdir()
+    ):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def test_a_frozen_file_system(tmp_path: Path, tier_twin: Twin) -> None:
+    """``fsfreeze``: writes hang. Staged, no call waits for them, and no memory is held.
+
+    Stated: each call ends by its deadline and 50 ms; printed, as a clock of a busy machine is no
+    test.
+    """
+    need("mkfs.ext4", "fsfreeze")
+    make_image(tmp_path / "disk.img", 32)
+    universe = Universe(300)
+    deadline_s = 0.15
+    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+        tier, region = open_slab(
+            folder / "kv", 300, twin=tier_twin, staged=True, ack="stored", threads=4
+        )
+        for first in range(0, 100, 25):
+            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        stop_clock(tier)
+        _run("fsfreeze", "--freeze", folder)
+        timed, excess = Timed(), 0.0
+        try:
+            statuses = []
+            for number in range(12):
+                keys = universe.keys[100 + 4 * number : 104 + 4 * number]
+                for block_id, key in enumerate(keys):
+                    region.write(block_id, universe.data[key])
+                job = timed(tier.put, keys, range(4), deadline_s)
+                found, over = _ends(tier, job, deadline_s)
+                excess = max(excess, over)
+                statuses += found.tolist()
+                region.array[:] = 0xEE  # the memory is the caller's again
+            assert set(statuses) == {Status.TIMEOUT, Status.UNAVAILABLE}
+            assert statuses.count(Status.TIMEOUT) <= 4 * 6, "the breaker opens after five"
+            assert tier.health().writes in {"open", "probing"}
+            assert tier.health().late_jobs >= 1
+            for key in universe.keys[:5]:
+                assert timed(tier.state, key) == State.HIT
+            timed(tier.touch, universe.keys[:50])
+            timed(tier.discard, universe.keys[290:])
+            assert set(universe.check(tier, region, universe.keys[:100]).values()) == {Status.OK}
+        finally:
+            _run("fsfreeze", "--unfreeze", folder)
+        start_clock(tier)
+        until = time.monotonic() + PATIENCE_S
+        while not tier.health().ok and time.monotonic() < until:
+            universe.put(tier, region, universe.keys[200:210])
+            time.sleep(0.05)
+        assert tier.health().ok
+        assert not universe.put(tier, region, universe.keys[200:230]).any()
+        found = universe.check(tier, region)
+        assert Status.CORRUPT not in found.values()
+        assert [found[key] for key in universe.keys[:100]] == [Status.OK] * 100
+        assert tier.close(PATIENCE_S)
+    report(
+        f"frozen: the longest call took {1000 * timed.worst:.1f} ms, no job more than "
+        f"{1000 * max(excess, 0):.1f} ms beyond its deadline (stated: {1000 * SLACK_S:.0f})"
+    )
+
+
+def test_a_frozen_file_system_and_a_direct_tier(tmp_path: Path, tier_twin: Twin) -> None:
+    """Direct, a late job ends when the kernel lets go; until then the breaker is open."""
+    need("mkfs.ext4", "fsfreeze")
+    make_image(tmp_path / "disk.img", 32)
+    universe = Universe(100)
+    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+        tier, region = open_slab(folder / "kv", 100, twin=tier_twin, threads=4)
+        assert tier.direct
+        stop_clock(tier)
+        assert not universe.put(tier, region, universe.keys[:32]).any()
+        for block_id, key in enumerate(universe.keys[32:64]):
+            region.write(block_id, universe.data[key])
+        _run("fsfreeze", "--freeze", folder)
+        try:
+            jobs = [
+                tier.put(universe.keys[32 + i : 36 + i], range(i, i + 4), 0.1) for i in (0, 4, 8)
+            ]
+            assert not tier.wait(jobs, 0.3)
+            health = tier.health()
+            assert health.writes == "open"
+            assert health.late_jobs >= 1
+            ends = {done.job: done.status.tolist() for done in tier.poll()}
+            again = tier.put(universe.keys[90:92], [30, 31], 0.1)
+            found, _ = _ends(tier, again, 0.1)
+            assert found.tolist() == [Status.UNAVAILABLE] * 2
+        finally:
+            _run("fsfreeze", "--unfreeze", folder)
+        assert tier.wait(jobs, PATIENCE_S)
+        ends.update({done.job: done.status.tolist() for done in tier.poll()})
+        assert set(ends) == set(jobs)
+        assert {status for job in jobs for status in ends[job]} <= {Status.OK, Status.TIMEOUT}
+        start_clock(tier)
+        found = universe.check(tier, region)
+        assert Status.CORRUPT not in found.values()
+        assert [found[key] for key in universe.keys[:32]] == [Status.OK] * 32
+        assert tier.close(PATIENCE_S)
+
+
+@pytest.mark.parametrize("ack", ["copied", "stored"])
+def test_a_stopped_file_server(tmp_path: Path, tier_twin: Twin, ack: str) -> None:
+    """SIGSTOP to the process that serves the file system: reads and writes hang.
+
+    Stated: each call ends by its deadline and 50 ms; printed, as a clock of a busy machine is no
+    test.
+    """
+    need("mkfs.ext4", "fuse2fs")
+    make_image(tmp_path / "disk.img", 32)
+    universe = Universe(300)
+    deadline_s, excess, timed = 0.15, 0.0, Timed()
+    with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
+        tier, region = open_slab(
+            folder / "kv", 300, twin=tier_twin, staged=True, ack=ack, threads=4
+        )
+        for first in range(0, 100, 25):
+            assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
+        stop_clock(tier)
+        _stop(server)
+        try:
+            statuses, puts = [], []
+            for number in range(8):
+                region.array[:] = 0xEE
+                job = timed(
+                    tier.get, universe.keys[4 * number : 4 * number + 4], range(4), deadline_s
+                )
+                found, over = _ends(tier, job, deadline_s)
+                excess = max(excess, over)
+                statuses += found.tolist()
+                job = timed(tier.put, universe.keys[100 + number :][:1], [0], deadline_s)
+                found, over = _ends(tier, job, deadline_s)
+                excess = max(excess, over)
+                puts += found.tolist()
+            assert set(statuses) == {Status.TIMEOUT, Status.UNAVAILABLE}
+            if ack == "copied":
+                assert puts[0] == Status.OK, "a hung server does not keep the caller waiting"
+            assert set(puts) <= {Status.OK, Status.TIMEOUT, Status.UNAVAILABLE}
+            assert tier.health().reads in {"open", "probing"}
+            region.array[:] = 0xEE
+            before = region.array.copy()
+        finally:
+            os.kill(server, signal.SIGCONT)
+        start_clock(tier)
+        until = time.monotonic() + PATIENCE_S
+        while not tier.health().ok and time.monotonic() < until:
+            tier.wait([], 0)
+            tier.poll()
+            run = tier.get(universe.keys[:1], [31]), tier.put(universe.keys[299:], [31])
+            tier.wait(run, PATIENCE_S)
+            tier.poll()
+            before[31 * BLOCK_BYTES :] = region.array[31 * BLOCK_BYTES :]
+            time.sleep(0.05)
+        assert tier.health().ok
+        assert (region.array == before).all(), "calls that came back late have touched the memory"
+        found = universe.check(tier, region, universe.keys[:100])
+        assert set(found.values()) == {Status.OK}
+        # What was put while the server slept has the bytes of that moment, whatever they were.
+        assert tier.close(PATIENCE_S)
+    report(
+        f"stopped, ack {ack}: the longest call took {1000 * timed.worst:.1f} ms, no job more than "
+        f"{1000 * max(excess, 0):.1f} ms beyond its deadline (stated: {1000 * SLACK_S:.0f})"
+    )
+
+
+def test_close_of_a_hung_tier(tmp_path: Path) -> None:
+    """`close` returns in time and says that something hangs; the process ends all the same."""
+    need("mkfs.ext4", "fuse2fs")
+    make_image(tmp_path / "disk.img", 32)
+    with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
+        script = f"""
+import os, signal, time
+from pathlib import Path
+from tests.tiers.attack import Universe, open_slab
+universe = Universe(8)
+tier, region = open_slab(Path({str(folder)!r}) / "kv", 8, staged=True)
+universe.put(tier, region, universe.keys)
+os.kill({server}, signal.SIGSTOP)
+job = tier.get(universe.keys, range(8), 0.1)
+tier.wait([job], 5)
+before = time.monotonic()
+assert tier.close(0.2) is False
+assert time.monotonic() - before < 5
+"""
+        for choice in {"", "1"} if "compiled" in AVAILABLE else {"1"}:
+            done = subprocess.run(
+                [sys.executable, "-W", "error", "-c", script],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(Path(__file__).parents[2]),
+                    "KVOFFLOAD_PURE_PYTHON": choice,
+                },
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            os.kill(server, signal.SIGCONT)
+            assert done.returncode == 0, done.stderr
+
+
+def test_regions_that_are_not_aligned_are_staged(
+    tmp_path: Path, tier_twin: Twin, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = FileTier(tmp_path, 20 * BLOCK_BYTES, namespace=NAMESPACE, twin=tier_twin)
+    tier.attach(Region(memoryview(bytearray(4 * BLOCK_BYTES + 64))[3:], BLOCK_BYTES))
+    assert not tier.direct
+    assert "not aligned" in caplog.text
+    tier.close()

@@ -1,0 +1,435 @@
+"""The parts of tiers: regions, namespaces, seals, breakers, buffers, metrics, URLs."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload.tiers import (
+    FileTier,
+    MemoryTier,
+    Namespace,
+    Region,
+    open_tier,
+    stored_key,
+    weights_identity,
+)
+from kvoffload.tiers.breaker import FAILURES, Breaker
+from kvoffload.tiers.metrics import METRICS, SECONDS_BUCKETS, TierMetrics
+from kvoffload.tiers.opening import parse_size
+from kvoffload.tiers.seal import SEAL_BYTES, Seal, seed_of, stored_keys
+from kvoffload.tiers.staging import Staging
+
+
+class TestRegion:
+    def test_blocks_of_one_piece(self) -> None:
+        memory = bytearray(1000)
+        region = Region(memory, 300)
+        assert (region.num_blocks, region.block_bytes, region.nbytes) == (3, 300, 1000)
+        region.write(1, b"x" * 300)
+        assert memory[300:600] == b"x" * 300
+        assert region.read(1) == b"x" * 300
+        assert not any(region.read(0) + region.read(2))
+        assert repr(region) == "Region(3 blocks of 300 bytes)"
+
+    def test_blocks_in_parts(self) -> None:
+        """Layer by layer, as engines keep them: block i is a piece of every layer."""
+        memory = np.arange(4 * 8 * 10, dtype=np.uint8).reshape(4, 8, 10)  # layers, blocks, bytes
+        region = Region.of_parts(memory, [(layer * 80, 10, 10) for layer in range(4)])
+        assert (region.num_blocks, region.block_bytes) == (8, 40)
+        assert region.read(3) == memory[:, 3].tobytes()
+        region.write(3, bytes(40))
+        assert not memory[:, 3].any()
+        assert memory[:, 2].any()
+
+    def test_allocated_memory_is_aligned(self) -> None:
+        region = Region.allocate(3, 4096)
+        assert region.aligned
+        assert not any(region.read(2))
+        assert not Region.allocate(3, 4095).aligned
+        assert not Region(memoryview(bytearray(10_000))[1:], 4096).aligned
+
+    @pytest.mark.parametrize(
+        ("make", "error", "message"),
+        [
+            (lambda: Region(b"read-only", 3), ValueError, "buffer must be writable"),
+            (lambda: Region(bytearray(10), 0), ValueError, "block_bytes must be >= 1, got 0"),
+            (lambda: Region(bytearray(10), True), TypeError, "must be an integer, got True"),
+            (lambda: Region(bytearray(10), 11), ValueError, "1 or more blocks, got 10 bytes"),
+            (lambda: Region(5, 11), TypeError, "memoryview"),
+            (
+                lambda: Region(np.zeros((4, 4), np.uint8)[:, ::2], 2),
+                ValueError,
+                "buffer must be C-contiguous",
+            ),
+            (lambda: Region.allocate(0, 4096), ValueError, "num_blocks must be >= 1, got 0"),
+            (lambda: Region.allocate(1, 2**32), ValueError, "block_bytes must be <= 4294967295"),
+            (lambda: Region.of_parts(bytearray(10), []), ValueError, "parts must not be empty"),
+            (
+                lambda: Region.of_parts(bytearray(10), [(0, 2, 3)]),
+                ValueError,
+                r"parts\[0\] stride must be >= 3, got 2",
+            ),
+            (
+                lambda: Region.of_parts(bytearray(10), [(0, 5, 3), (2, 5, 2)]),
+                ValueError,
+                r"parts\[0\] and parts\[1\] must not overlap",
+            ),
+            (
+                lambda: Region.of_parts(bytearray(40), [(0, 10, 3), (5, 9, 2)]),
+                ValueError,
+                r"parts\[0\] and parts\[1\] must not overlap",
+            ),
+            (
+                lambda: Region.of_parts(bytearray(10), [(-1, 5, 3)]),
+                ValueError,
+                r"parts\[0\] offset must be >= 0, got -1",
+            ),
+            (
+                lambda: Region.of_parts(bytearray(10), [(0, 5, 5)], 3),
+                ValueError,
+                "buffer must hold 3 or more blocks, got 10 bytes, 2 blocks",
+            ),
+            (lambda: Region(bytearray(8), 4).read(2), ValueError, "block_id must be <= 1, got 2"),
+            (
+                lambda: Region(bytearray(8), 4).write(0, b"abc"),
+                ValueError,
+                "data must have 4 bytes, got 3",
+            ),
+        ],
+    )
+    def test_what_is_wrong_is_refused(self, make, error, message) -> None:
+        with pytest.raises(error, match=message):
+            make()
+
+    def test_interleaved_parts_are_no_overlap(self) -> None:
+        region = Region.of_parts(bytearray(100), [(0, 10, 3), (3, 10, 4), (7, 10, 3)])
+        assert (region.num_blocks, region.block_bytes) == (10, 10)
+        assert Region.of_parts(bytearray(100), [(0, 10, 3), (5, 10, 2)]).num_blocks == 10
+
+    @given(
+        st.lists(
+            st.tuples(st.integers(0, 30), st.integers(1, 20), st.integers(1, 8)),
+            min_size=1,
+            max_size=4,
+        ),
+        st.integers(1, 4),
+    )
+    def test_overlaps_are_found_exactly(self, parts, num_blocks) -> None:
+        seen: set[int] = set()
+        overlap = False
+        for offset, stride, nbytes in parts:
+            for block in range(num_blocks):
+                piece = range(offset + block * stride, offset + block * stride + nbytes)
+                overlap |= not seen.isdisjoint(piece)
+                seen.update(piece)
+        expectation = (
+            pytest.raises(ValueError, match=r"overlap|stride")
+            if overlap
+            else contextlib.nullcontext()
+        )
+        with expectation:
+            Region.of_parts(bytearray(200), parts, num_blocks)
+
+
+class TestNamespace:
+    FULL = Namespace(
+        model="model",
+        block_bytes=4096,
+        engine="vllm 0.33.0",
+        weights=[["a.safetensors", 10, 1]],
+        kv_dtype="bfloat16",
+        layout="HND",
+        groups=[{"tokens": 16, "layers": ["0", "1"]}],
+        hash_algorithm="sha256",
+        hash_seed=0,
+        tokens_per_hash=16,
+        tokens_per_block=256,
+        parallel={"tp": 2, "rank": 0},
+        salt="a",
+    )
+
+    def test_every_field_counts(self) -> None:
+        other = {
+            "block_bytes": 8192,
+            "tokens_per_hash": 32,
+            "tokens_per_block": 512,
+            "hash_seed": 1,
+        }
+        fields = [field for field in dataclasses.fields(Namespace) if field.init]
+        assert len(fields) == 13
+        found = {self.FULL.fingerprint}
+        for field in fields:
+            changed = {field.name: other.get(field.name, "other")}
+            found.add(dataclasses.replace(self.FULL, **changed).fingerprint)
+        assert len(found) == 1 + len(fields)
+
+    def test_the_fingerprint_is_that_of_the_canonical_json(self) -> None:
+        text = self.FULL.json
+        assert self.FULL.fingerprint == blake2b(text.encode(), digest_size=16).digest()
+        fields = json.loads(text)
+        assert fields["format"] == 1
+        assert list(fields) == sorted(fields)
+        assert ": " not in text
+        assert text.isascii()
+
+    def test_equal_fields_are_one_namespace(self) -> None:
+        same = dataclasses.replace(self.FULL, groups=({"layers": ("0", "1"), "tokens": 16},))
+        assert same.fingerprint == self.FULL.fingerprint
+        assert hash(same) == hash(self.FULL)
+
+    @pytest.mark.parametrize(
+        ("fields", "error", "message"),
+        [
+            ({"block_bytes": 0}, ValueError, "block_bytes must be >= 1, got 0"),
+            ({"weights": object()}, TypeError, "weights must hold text, numbers"),
+            ({"groups": [{1: 2}]}, TypeError, r"groups\[0\] must have text as keys, got 1"),
+            ({"hash_seed": float("nan")}, ValueError, "hash_seed must be finite, got nan"),
+            ({"salt": b"bytes"}, TypeError, "salt must hold text"),
+        ],
+    )
+    def test_what_json_cannot_hold_is_refused(self, fields, error, message) -> None:
+        with pytest.raises(error, match=message):
+            dataclasses.replace(self.FULL, **fields)
+
+    def test_nesting_is_bounded(self) -> None:
+        nested: list = []
+        for _ in range(100_000):
+            nested = [nested]
+        with pytest.raises(ValueError, match="nested more than 8 deep"):
+            Namespace("m", 4096, weights=nested)
+
+    def test_weights_are_known_by_their_files(self, tmp_path: Path) -> None:
+        assert weights_identity("org/model", "abc") == "org/model@abc"
+        assert weights_identity("org/model") == "org/model"
+        assert weights_identity(tmp_path) == str(tmp_path)
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "a.safetensors").write_bytes(b"12345")
+        (tmp_path / "notes.txt").write_text("not part of it")
+        before = weights_identity(tmp_path)
+        assert [row[:2] for row in before] == [["a.safetensors", 5], ["config.json", 2]]
+        os.utime(tmp_path / "a.safetensors", ns=(1, 1))
+        assert weights_identity(tmp_path) != before
+        Namespace("m", 4096, weights=before)
+
+
+class TestSeal:
+    def test_the_layout_is_as_documented(self) -> None:
+        packed = Seal(b"key", 4096, 0x1122334455667788).pack(epoch=7)
+        assert len(packed) == SEAL_BYTES
+        assert packed[:8] == b"KV\x01\x03\x00\x10\x00\x00"
+        assert packed[8:48] == b"key".ljust(40, b"\0")
+        assert packed[48:56] == bytes.fromhex("8877665544332211")
+
+    @pytest.mark.parametrize("length", [1, 31, 32, 36, 39, 40, 41])
+    def test_what_is_packed_is_unpacked(self, length: int) -> None:
+        key = stored_key(b"\xfe" * length)
+        seal = Seal(key, 12_345, 2**64 - 1)
+        assert Seal.unpack(seal.pack(3), 3) == seal
+        assert Seal.unpack(seal.pack(3), 4) is None
+
+    def test_every_flipped_bit_is_seen(self) -> None:
+        packed = Seal(b"key", 4096, 99).pack(5)
+        for bit in range(8 * SEAL_BYTES):
+            damaged = bytearray(packed)
+            damaged[bit // 8] ^= 1 << bit % 8
+            assert Seal.unpack(bytes(damaged), 5) is None, bit
+
+    def test_no_other_bytes_are_a_seal(self, seed: int) -> None:
+        chance = random.Random(seed)
+        for length in [*range(70), 64, 64]:
+            assert Seal.unpack(chance.randbytes(length), 0) is None
+        assert Seal.unpack(bytes(64), 0) is None
+
+    def test_keys_are_stored_as_they_are_or_digested(self) -> None:
+        for length in range(1, 41):
+            assert stored_key(b"k" * length) == b"k" * length
+        for key in (b"", b"k" * 41, b"k" * 1000):
+            stored = stored_key(key)
+            assert stored[:32] == blake2b(key, digest_size=32).digest()
+            assert len(stored) == 41  # no key that is stored as it is can be the same
+        keys = [b"a", b"b"]
+        assert stored_keys(keys) is keys
+        assert stored_keys(iter(keys)) == keys
+        assert stored_keys([b"a", b""]) == [b"a", stored_key(b"")]
+
+    def test_the_sum_depends_on_bytes_key_and_namespace(self) -> None:
+        base = Seal.of(b"f" * 16, b"key", b"block").sum
+        assert Seal.of(b"f" * 16, b"key", b"block").sum == base
+        assert Seal.of(b"f" * 16, b"key", b"Block").sum != base
+        assert Seal.of(b"f" * 16, b"kex", b"block").sum != base
+        assert Seal.of(b"e" * 16, b"key", b"block").sum != base
+        assert seed_of(b"f", b"key") == seed_of(b"f", b"key")
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestBreaker:
+    def test_five_failures_in_a_row_open_it(self) -> None:
+        breaker = Breaker(Clock())
+        for _ in range(3):
+            for _ in range(FAILURES - 1):
+                assert breaker.allow()
+                breaker.fail()
+            breaker.succeed()
+        assert breaker.closed
+        for _ in range(FAILURES):
+            assert breaker.allow()
+            breaker.fail()
+        assert not breaker.allow()
+        assert (breaker.state, breaker.closed) == ("open", False)
+
+    def test_probes_come_after_1_s_and_twice_as_late_to_60_s(self) -> None:
+        clock = Clock()
+        breaker = Breaker(clock)
+        for _ in range(FAILURES):
+            breaker.fail()
+        pauses = []
+        for _ in range(9):
+            opened = clock.now
+            while not breaker.would_allow():
+                clock.now += 0.5
+            pauses.append(clock.now - opened)
+            assert breaker.allow()
+            assert not breaker.allow(), "one probe at a time"
+            assert breaker.state == "probing"
+            breaker.fail()
+        assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+        clock.now += 60
+        assert breaker.allow()
+        breaker.succeed()
+        assert breaker.state == "closed"
+        for _ in range(FAILURES):
+            breaker.fail()
+        clock.now += 1
+        assert breaker.would_allow(), "after a success it starts at 1 s again"
+
+    def test_a_probe_that_was_none_is_taken_back(self) -> None:
+        clock = Clock()
+        breaker = Breaker(clock)
+        breaker.trip()
+        assert not breaker.allow()
+        clock.now += 1
+        assert breaker.allow()
+        breaker.withdraw()
+        assert breaker.allow()
+
+    def test_eight_corrupt_of_64_stop_it_until_it_is_reset(self) -> None:
+        clock = Clock()
+        breaker = Breaker(clock)
+        for _ in range(20):  # 7 of any 64
+            breaker.count_corrupt(7, 57)
+        assert breaker.closed
+        breaker.count_corrupt(1, 0)
+        assert breaker.state == "stopped"
+        clock.now += 1000
+        breaker.succeed()
+        assert not breaker.allow()
+        breaker.reset()
+        assert breaker.allow()
+
+
+class TestStaging:
+    def test_puts_leave_half_for_gets(self) -> None:
+        staging = Staging(8 * 4096, 4000)
+        assert staging.num_buffers == 8
+        taken = staging.take(8, put=True)
+        assert len(taken) == 4
+        assert staging.take(1, put=True) == []
+        others = staging.take(8, put=False)
+        assert len(others) == 4
+        assert sorted(taken + others) == list(range(8))
+        assert staging.nbytes_held == 8 * 4096
+        staging.give_back(taken, put=True)
+        assert staging.available(put=True) == 4
+        assert len(staging.view(0)) == 4000
+
+    def test_there_are_two_at_least(self) -> None:
+        assert Staging(0, 10 * 4096).num_buffers == 2
+
+
+class TestMetrics:
+    def test_every_metric_has_its_samples(self) -> None:
+        metrics = TierMetrics()
+        metrics.blocks["put", 0] = 3
+        metrics.nbytes["put"] = 100
+        metrics.evicted["corrupt"] = 1
+        metrics.observe("get", 0.003)
+        metrics.observe("get", 100.0)
+        gauges = {metric.name: 1 for metric in METRICS if metric.kind == "gauge"}
+        del gauges["breaker"]
+        samples = list(metrics.samples(gauges, {"get": 0, "put": 1}))
+        assert {sample.metric for sample in samples} == set(METRICS)
+        for sample in samples:
+            assert tuple(sample.labels) == sample.metric.labels
+        (times,) = [
+            s.value for s in samples if s.labels == {"op": "get"} and s.metric[0] == "seconds"
+        ]
+        counts, total = times
+        assert (sum(counts), counts[-1], total) == (2, 1, 100.003)
+        assert len(counts) == len(SECONDS_BUCKETS) + 1
+
+
+class TestOpening:
+    NAMESPACE = Namespace("model", 4096)
+
+    def test_a_slab(self, tmp_path: Path) -> None:
+        url = f"slab:{tmp_path}/kv?capacity=1MiB&policy=slru%3Fprotected%3D0.3&staged=yes&name=nvme"
+        with open_tier(url, self.NAMESPACE) as tier:
+            assert isinstance(tier, FileTier)
+            assert tier.folder.parent == tmp_path / "kv"
+            assert (tier.name, tier.capacity_bytes, tier.num_slots) == ("nvme", 2**20, 256)
+
+    def test_memory(self) -> None:
+        with open_tier("memory:?capacity=40960", self.NAMESPACE) as tier:
+            assert isinstance(tier, MemoryTier)
+            assert tier.capacity_bytes == 40_960
+
+    @pytest.mark.parametrize(
+        ("url", "message"),
+        [
+            ("", "url must start with one of memory, slab"),
+            ("/nvme/kv", "url must start with one of memory, slab"),
+            ("tape:/dev/st0", "url must start with one of memory, slab"),
+            ("slab:?capacity=1MB", "a slab must have a folder"),
+            ("slab:/nonexistent", "option capacity must be given"),
+            ("slab:/nonexistent?capacity=lots", "option capacity must be bytes"),
+            ("slab:/nonexistent?capacity=1MB&speed=2", "option 'speed' must be one of capacity"),
+            ("slab:/nonexistent?capacity=1MB&capacity=2MB", "option 'capacity' must be given once"),
+            ("slab:/nonexistent?capacity", "options must read option=value"),
+            ("slab:/nonexistent?capacity=1MB&threads=two", "option threads must be a whole number"),
+            ("slab:/nonexistent?capacity=1MB&staged=maybe", "option staged must be true or false"),
+            ("slab:/nonexistent?capacity=1MB&ack=never", "ack must be 'copied' or 'stored'"),
+            ("slab:/nonexistent?capacity=4095", "capacity_bytes must be >= 4096, got 4095"),
+            ("slab:/nonexistent?capacity=1MB&policy=best", "cache_policy must be one of"),
+            ("memory:/there?capacity=1MB", "memory must have no place"),
+        ],
+    )
+    def test_what_is_wrong_is_refused(self, url: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            open_tier(url, self.NAMESPACE)
+        assert not Path("/nonexistent").exists()
+
+    def test_sizes(self) -> None:
+        assert parse_size("4096") == 4096
+        assert parse_size("2TB") == 2 * 10**12
+        assert parse_size("1.5 GiB") == 3 * 2**29
+        for wrong in ("", "-1", "1e9", "5 parsecs", "NaN", "1.2.3", "9" * 30):
+            with pytest.raises(ValueError, match="must be bytes"):
+                parse_size(wrong)

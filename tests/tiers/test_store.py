@@ -1,0 +1,485 @@
+"""Host memory with tiers behind it: every byte verified, whatever the tiers do."""
+
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.tiers import (
+    Fetched,
+    FileTier,
+    MemoryTier,
+    Namespace,
+    Region,
+    State,
+    TieredStore,
+    TierEvent,
+)
+from kvoffload.tiers.testing import PATIENCE_S, FaultyTier, block_bytes_of
+
+from .attack import rounds
+
+BLOCK = 4096
+NAMESPACE = Namespace("store", BLOCK)
+KEYS = [b"key-%02d" % number for number in range(64)]
+DATA = {key: block_bytes_of(key, BLOCK) for key in KEYS}
+HOST = 8
+SHORT_S = 0.05
+
+
+class Engine:
+    """What an engine does with a store: write what it computed, verify what it gets."""
+
+    def __init__(self, store: TieredStore) -> None:
+        self.store = store
+        self.region = store.region
+
+    def compute(self, keys: list[bytes], success: bool = True) -> list[bytes]:
+        output = self.store.prepare_store(keys)
+        assert output is not None
+        for key, block_id in zip(
+            output.block_hashes_to_store, output.store_spec.block_ids.tolist(), strict=True
+        ):
+            self.region.write(block_id, DATA[key] if success else b"garbage!" * (BLOCK // 8))
+        self.store.complete_store(output.block_hashes_to_store, success)
+        return output.block_hashes_evicted
+
+    def wait(self, job: int) -> Fetched:
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            for ended in self.store.step():
+                if ended.job == job:
+                    return ended
+            self.store.wait(0.5)
+        raise AssertionError(f"fetch {job} has not ended")
+
+    def fetch(self, keys: list[bytes], deadline_s: float | None = None) -> int:
+        """Fetch, verify what came, release it; return how many came."""
+        ended = self.wait(self.store.fetch(keys, deadline_s))
+        self.verify(keys, ended)
+        self.store.complete_load(keys[: ended.num_blocks])
+        return ended.num_blocks
+
+    def verify(self, keys: list[bytes], ended: Fetched) -> None:
+        assert len(ended.block_ids) == ended.num_blocks
+        for key, block_id in zip(keys, ended.block_ids.tolist(), strict=False):
+            assert self.region.read(block_id) == DATA[key], key
+
+    def quiet(self) -> None:
+        """Wait until no tier does anything."""
+        until = time.monotonic() + PATIENCE_S
+        while self.store.busy or any(tier._records for tier in self.store.tiers):
+            self.store.wait(0.01)
+            self.store.step()
+            assert time.monotonic() < until
+        stats = self.store.manager.stats()
+        assert (stats["pinned"], stats["pending"]) == (0, 0)
+
+
+def make(tiers: list, write: str = "through", spare: int = 0, **options) -> Engine:
+    region = Region.allocate(HOST + spare, BLOCK)
+    manager = CPUOffloadingManager(16, HOST, "lru")
+    return Engine(TieredStore(region, manager, tiers, write, **options))
+
+
+def memory(blocks: int = 64, name: str = "memory") -> MemoryTier:
+    return MemoryTier(blocks * BLOCK, namespace=NAMESPACE, name=name, enable_events=True)
+
+
+def faulty(blocks: int = 64, **options) -> FaultyTier:
+    return FaultyTier(blocks * BLOCK, namespace=NAMESPACE, **options)
+
+
+class TestThrough:
+    def test_blocks_that_left_come_back(self) -> None:
+        tiers = [memory(), memory()]
+        engine = make(tiers)
+        engine.compute(KEYS[:8])
+        assert engine.store.lookup(KEYS) == (8, 8)
+        engine.quiet()
+        engine.compute(KEYS[8:16])
+        engine.quiet()
+        assert engine.store.lookup(KEYS[:16]) == (0, 16)
+        assert engine.store.lookup(KEYS) == (0, 16)
+        assert engine.fetch(KEYS[:8]) == 8
+        assert engine.store.lookup(KEYS) == (8, 16)
+        assert engine.store.stats()["fetched_blocks"] == 8
+        assert engine.store.stats()["written_blocks"] == 32
+        assert all(tier.lookup(KEYS[:16]).all() for tier in tiers)
+        engine.quiet()
+        engine.store.close()
+
+    def test_blocks_are_pinned_until_every_tier_has_them(self) -> None:
+        slow = faulty(ack="stored")
+        engine = make([memory(), slow])
+        slow.hang()
+        engine.compute(KEYS[:8])
+        until = time.monotonic() + PATIENCE_S
+        while engine.store.stats()["written_blocks"] < 8 and time.monotonic() < until:
+            engine.store.wait(0.1)
+            engine.store.step()
+        assert engine.store.manager.stats()["pinned"] == 8
+        assert engine.store.prepare_store(KEYS[8:10]) is None
+        slow.resume()
+        engine.quiet()
+        assert engine.compute(KEYS[8:10]) == KEYS[:2]
+        engine.quiet()
+        engine.store.close()
+
+    def test_a_store_that_failed_goes_nowhere(self) -> None:
+        tier = memory()
+        engine = make([tier])
+        engine.compute(KEYS[:4], success=False)
+        assert engine.store.lookup(KEYS[:4]) == (0, 0)
+        engine.quiet()
+        assert not tier.lookup(KEYS[:4]).any()
+        engine.store.close()
+
+    def test_a_slab_makes_the_next_start_warm(self, tmp_path: Path) -> None:
+        def start() -> Engine:
+            tier = FileTier(tmp_path, 64 * BLOCK, namespace=NAMESPACE)
+            return make([tier])
+
+        engine = start()
+        for first in range(0, 24, 8):
+            engine.compute(KEYS[first : first + 8])
+            engine.quiet()
+        assert engine.store.close()
+        engine = start()
+        assert engine.store.lookup(KEYS) == (0, 24)
+        assert engine.fetch(KEYS[16:24]) == 8
+        assert engine.fetch(KEYS) == 8, "host memory has room for no more"
+        engine.quiet()
+        engine.store.close()
+
+
+class TestDemote:
+    def test_what_leaves_is_saved_first(self) -> None:
+        tier = memory()
+        engine = make([tier], "demote", spare=4)
+        engine.compute(KEYS[:8])
+        assert not tier.lookup(KEYS[:8]).any(), "nothing is written before it has to be"
+        assert engine.compute(KEYS[8:12]) == KEYS[:4]
+        engine.quiet()
+        assert tier.lookup(KEYS[:12]).tolist() == [1] * 4 + [0] * 8
+        assert engine.store.stats()["demoted_blocks"] == 4
+        assert engine.store.stats()["free_buffers"] == 4
+        assert engine.store.lookup(KEYS[:12]) == (0, 12)
+        assert engine.fetch(KEYS[:4]) == 4
+        engine.quiet()
+        engine.store.close()
+
+    def test_without_a_buffer_it_is_dropped_and_counted(self) -> None:
+        slow = faulty(ack="stored")
+        engine = make([slow], "demote", spare=3)
+        slow.hang()
+        engine.compute(KEYS[:8])
+        engine.compute(KEYS[8:13])
+        assert engine.store.stats()["demote_dropped_blocks"] == 2
+        assert engine.store.stats()["free_buffers"] == 0
+        slow.resume()
+        engine.quiet()
+        assert engine.store.stats()["demoted_blocks"] == 3
+        assert engine.store.stats()["free_buffers"] == 3
+        assert sum(engine.fetch([key]) for key in KEYS[:5]) == 3
+        engine.quiet()
+        engine.store.close()
+
+    def test_a_tier_that_does_not_take_it_leaves_it_to_the_next(self) -> None:
+        bad, good = faulty(ack="stored"), memory()
+        engine = make([bad, good], "demote", spare=8)
+        engine.compute(KEYS[:8])
+        bad.fail("put", 2)
+        engine.compute(KEYS[8:12])
+        engine.quiet()
+        assert bad.lookup(KEYS[:4]).sum() == 2
+        assert good.lookup(KEYS[:4]).sum() == 2
+        bad.fail("put", 100)
+        good.max_queued_bytes = 0
+        engine.compute(KEYS[12:16])
+        engine.quiet()
+        assert engine.store.stats()["demote_dropped_blocks"] == 4
+        assert engine.store.stats()["free_buffers"] == 8
+        engine.store.close()
+
+    def test_bytes_of_a_failed_store_are_nobodys(self) -> None:
+        """A block whose store failed keeps its slot's bytes; they are never saved under its key."""
+        tier = memory()
+        engine = make([tier], "demote", spare=8)
+        engine.compute(KEYS[:2], success=False)
+        engine.compute([KEYS[40]])  # takes one of the slots
+        engine.compute(KEYS[:2])
+        engine.compute(KEYS[8:14])
+        engine.quiet()
+        engine.compute(KEYS[16:24])
+        engine.quiet()
+        for key in KEYS[:2]:
+            assert engine.fetch([key]) == 1
+        engine.quiet()
+        engine.store.close()
+
+    def test_what_a_tier_has_is_not_saved_again(self) -> None:
+        tier = memory()
+        engine = make([tier], "demote", spare=8)
+        engine.compute(KEYS[:8])
+        engine.compute(KEYS[8:16])
+        engine.quiet()
+        assert engine.fetch(KEYS[:8]) == 8
+        engine.quiet()
+        moved = tier.stats()["put_bytes"]
+        engine.compute(KEYS[16:24])  # KEYS[:8] leave once more
+        engine.quiet()
+        assert tier.stats()["put_bytes"] == moved
+        engine.store.close()
+
+
+class TestFetch:
+    def prepared(self, *tiers, **options) -> Engine:
+        """Return an engine whose tiers have 16 blocks, of which host memory has the last 8."""
+        engine = make([*tiers], **options)
+        engine.compute(KEYS[:8])
+        engine.quiet()
+        engine.compute(KEYS[8:16])
+        engine.quiet()
+        return engine
+
+    def test_a_corrupt_block_is_asked_of_the_next_tier(self) -> None:
+        first, second = faulty(), memory()
+        engine = self.prepared(first, second)
+        first.flip(KEYS[2])
+        first.flip(KEYS[5])
+        assert engine.fetch(KEYS[:8]) == 8
+        engine.quiet()
+        assert first.stats()["get_corrupt"] == 2
+        assert second.stats()["get_ok"] == 2
+        assert first.lookup(KEYS[:8]).all(), "promoted: the first tier has them again"
+        assert engine.store.stats()["promoted_blocks"] == 2
+        engine.store.close()
+
+    def test_a_hung_tier_leaves_time_for_the_next(self) -> None:
+        first, second = faulty(), memory()
+        engine = self.prepared(first, second)
+        first.hang()
+        assert engine.fetch(KEYS[:8], 0.5) == 8
+        assert first.stats()["get_timeout"] == 8
+        first.resume()
+        engine.quiet()
+        engine.store.close()
+
+    def test_the_worst_is_a_shorter_prefix(self) -> None:
+        first, second = faulty(), faulty()
+        engine = self.prepared(first, second)
+        for tier in (first, second):
+            tier.flip(KEYS[3])
+        assert engine.fetch(KEYS[:8]) == 3
+        assert engine.store.stats()["fetch_failed_blocks"] == 1
+        assert engine.store.lookup(KEYS[:8]) == (3, 3)
+        for tier in (first, second):
+            tier.hang()
+        assert engine.fetch(KEYS[8:16], SHORT_S) == 0
+        for tier in (first, second):
+            tier.resume()
+        engine.quiet()
+        assert engine.fetch(KEYS[8:16]) == 8
+        engine.quiet()
+        engine.store.close()
+
+    def test_blocks_stay_pinned_until_they_are_released(self) -> None:
+        engine = self.prepared(memory())
+        ended = engine.wait(engine.store.fetch(KEYS[:4] + KEYS[12:14]))
+        assert ended.num_blocks == 6
+        assert engine.store.manager.stats()["pinned"] == 6
+        assert engine.store.prepare_store(KEYS[20:24]) is None
+        engine.verify(KEYS[:4] + KEYS[12:14], ended)
+        engine.store.complete_load(KEYS[:4] + KEYS[12:14])
+        engine.quiet()
+        engine.compute(KEYS[20:24])
+        engine.quiet()
+        engine.store.close()
+
+    def test_two_fetches_of_one_prefix_share_what_is_on_its_way(self) -> None:
+        tier = faulty()
+        engine = self.prepared(tier)
+        tier.hang()
+        jobs = [engine.store.fetch(KEYS[:6]), engine.store.fetch(KEYS[:4] + KEYS[30:32])]
+        assert engine.store.lookup(KEYS[:6]) == (0, 6)
+        tier.resume()
+        ends: dict[int, Fetched] = {}
+        while len(ends) < 2:
+            engine.store.wait(0.1)
+            ends.update({ended.job: ended for ended in engine.store.step()})
+        assert [ends[job].num_blocks for job in jobs] == [6, 4]
+        assert tier.stats()["get_ok"] == 6
+        engine.store.complete_load(KEYS[:6])
+        engine.store.complete_load(KEYS[:4])
+        engine.quiet()
+        engine.store.close()
+
+    def test_a_key_may_occur_twice(self) -> None:
+        engine = self.prepared(memory())
+        assert engine.fetch([KEYS[0], KEYS[1], KEYS[0], KEYS[15], KEYS[15]]) == 5
+        engine.quiet()
+        engine.store.close()
+
+    def test_nothing_to_fetch_ends_at_the_next_step(self) -> None:
+        engine = self.prepared(memory())
+        assert engine.fetch([]) == 0
+        assert engine.fetch(KEYS[8:12]) == 4
+        assert engine.fetch([b"unknown", *KEYS]) == 0
+        engine.store.close()
+
+    def test_what_the_engine_is_storing_ends_a_prefix(self) -> None:
+        engine = self.prepared(memory())
+        output = engine.store.prepare_store([KEYS[20]])
+        assert output is not None
+        assert engine.store.lookup([KEYS[20], KEYS[8]]) == (0, 0)
+        assert engine.fetch([KEYS[9], KEYS[20], KEYS[10]]) == 1
+        engine.store.complete_store([KEYS[20]], success=False)
+        engine.quiet()
+        engine.store.close()
+
+    def test_late_blocks_serve_the_next(self) -> None:
+        """A fetch whose time is over ends; what its tier gives later is in host memory."""
+        tier = faulty()
+        engine = self.prepared(tier)
+        tier.hang()
+        job = engine.store.fetch(KEYS[:4], 1000.0)
+        engine.store._fetches[job].deadline = 0.0  # its time is over, the tier's is not
+        assert engine.wait(job).num_blocks == 0
+        tier.resume()
+        engine.quiet()
+        assert engine.store.lookup(KEYS[:4]) == (4, 4)
+        engine.store.close()
+
+    def test_events_of_tiers_are_their_own(self) -> None:
+        tier = memory(12)
+        engine = self.prepared(tier)
+        assert TierEvent(KEYS[:4], removed=True, reason="evicted") in list(tier.take_events())
+        engine.store.close()
+
+    def test_forget(self) -> None:
+        tiers = [memory(), faulty()]
+        engine = self.prepared(*tiers)
+        job = engine.store.fetch(KEYS[:4])
+        assert engine.store.forget() is True
+        assert [ended.num_blocks for ended in engine.store.step() if ended.job == job] == [0]
+        assert engine.store.lookup(KEYS) == (0, 0)
+        assert all((tier.lookup(KEYS) == State.MISS).all() for tier in tiers)
+        engine.compute(KEYS[:4])
+        engine.quiet()
+        tiers[1].hang()
+        engine.compute(KEYS[4:6])
+        assert engine.store.forget(SHORT_S) in {True, False}
+        tiers[1].resume()
+        engine.store.close()
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("change", "error", "message"),
+        [
+            ({"write": "back"}, ValueError, "write must be 'through' or 'demote', got 'back'"),
+            ({"manager": object()}, TypeError, "manager must be a manager"),
+            ({"region": Region.allocate(7, BLOCK)}, ValueError, "8 or more blocks, got 7"),
+            ({"write": "demote"}, ValueError, "9 or more blocks, got 8"),
+        ],
+    )
+    def test_what_is_wrong_is_refused(self, change, error, message) -> None:
+        arguments = {
+            "region": Region.allocate(HOST, BLOCK),
+            "manager": CPUOffloadingManager(16, HOST),
+            "tiers": [],
+            "write": "through",
+            **change,
+        }
+        with pytest.raises(error, match=message):
+            TieredStore(**arguments)
+
+    def test_a_manager_must_be_empty(self) -> None:
+        manager = CPUOffloadingManager(16, HOST)
+        manager.prepare_store([b"k"])
+        with pytest.raises(ValueError, match="manager must be empty, got 1 blocks"):
+            TieredStore(Region.allocate(HOST, BLOCK), manager, [])
+
+    def test_hashes_are_checked_whole(self) -> None:
+        engine = make([memory()])
+        for call in (engine.store.lookup, engine.store.fetch, engine.store.touch):
+            with pytest.raises(TypeError, match=r"hashes\[1\] must be bytes, got str"):
+                call([b"k", "text"])
+        with pytest.raises(ValueError, match="deadline_s must be > 0"):
+            engine.store.fetch([b"k"], 0)
+        assert not engine.store.busy
+        engine.store.close()
+
+    def test_without_tiers_it_is_a_manager(self) -> None:
+        engine = make([])
+        engine.compute(KEYS[:8])
+        assert engine.fetch(KEYS) == 8
+        assert engine.store.lookup(KEYS) == (8, 8)
+        spec = engine.store.prepare_load(KEYS[:2])
+        assert len(spec.block_ids) == 2
+        engine.store.complete_load(KEYS[:2])
+        engine.quiet()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("write", ["through", "demote"])
+def test_random_requests_while_tiers_fail(write: str, tmp_path: Path, seed: int) -> None:
+    """Requests of shared prefixes, while tiers fail, hang, lose and flip. Stated: 4,000."""
+    chance = random.Random(seed)
+    server = faulty(24, threads=6)
+    disk = FileTier(tmp_path, 32 * BLOCK, namespace=NAMESPACE, policy="arc", threads=3)
+    near = memory(6, "near")
+    engine = make([near, disk, server], write, spare=6)
+    store = engine.store
+    loaded = computed = 0
+    for _ in range(rounds(4000)):
+        trouble = chance.random()
+        if trouble < 0.02:
+            server.hang()
+        elif trouble < 0.10:
+            server.resume()
+        elif trouble < 0.13:
+            server.fail(chance.choice(["put", "get"]), chance.randrange(4))
+        elif trouble < 0.16:
+            kept = [key for key in KEYS if server.state(key)]
+            if kept:
+                server.flip(chance.choice(kept), chance.randrange(BLOCK * 8))
+        elif trouble < 0.18:
+            with (disk.folder / "blocks.dat").open("r+b") as file:
+                file.seek(chance.randrange(32) * BLOCK)
+                file.write(chance.randbytes(5))
+        elif trouble < 0.19:
+            near.forget()
+        elif trouble < 0.25:
+            for tier in store.tiers:
+                tier.health(reset=True)
+        start = chance.randrange(8) * 8
+        prefix = KEYS[start : start + chance.randrange(1, 7)]
+        store.touch(prefix)
+        ready, reachable = store.lookup(prefix)
+        assert ready <= reachable
+        ended = engine.wait(store.fetch(prefix, chance.choice([None, SHORT_S])))
+        engine.verify(prefix, ended)
+        loaded += ended.num_blocks
+        output = store.prepare_store(prefix)
+        store.complete_load(prefix[: ended.num_blocks])
+        if output is None:
+            continue
+        for key, block_id in zip(
+            output.block_hashes_to_store, output.store_spec.block_ids.tolist(), strict=True
+        ):
+            store.region.write(block_id, DATA[key])
+        computed += len(output.block_hashes_to_store)
+        store.complete_store(output.block_hashes_to_store, chance.random() < 0.95)
+        store.step()
+    server.resume()
+    engine.quiet()
+    assert loaded
+    assert np.sum([tier.stats()["get_ok"] for tier in store.tiers])
+    assert store.stats()["free_buffers"] == 6
+    print(f"attack: {loaded} blocks loaded, every byte verified; {computed} computed")
+    store.close()

@@ -1,0 +1,499 @@
+"""Tiers in trouble, and what they keep to: ownership, deadlines, breakers, bounds."""
+
+import errno
+import gc
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from kvoffload import CachePolicy
+from kvoffload.tiers import MemoryTier, Namespace, Region, State, Status, TierEvent, _io_py
+from kvoffload.tiers.pool import Entry
+from kvoffload.tiers.testing import PATIENCE_S, FaultyTier, run
+from kvoffload.tiers.twins import Twin
+
+BLOCK = 4096
+KEYS = [b"key-%02d" % number for number in range(64)]
+SHORT_S = 0.03
+
+
+@pytest.fixture
+def faulty(namespace: Namespace) -> Iterator[tuple[FaultyTier, Region]]:
+    """Give a tier with room for 32 blocks, 4 threads, and 16 buffers."""
+    tier = FaultyTier(32 * BLOCK, namespace=namespace, staging_bytes=16 * BLOCK, enable_events=True)
+    region = Region.allocate(72, BLOCK)
+    tier.attach(region)
+    for block_id, key in enumerate(KEYS):
+        region.write(block_id, key.ljust(BLOCK))
+    yield tier, region
+    tier.resume()
+    tier.close(PATIENCE_S)
+
+
+def settle(tier: MemoryTier) -> None:
+    """Wait until no thread works on anything."""
+    while tier._records:
+        tier._pool.wait(0.01)
+        tier._collect(tier._pool)
+
+
+def store(tier: MemoryTier, keys: list[bytes]) -> None:
+    """Put keys from the blocks that hold them, and wait until they can be read."""
+    assert not run(tier, tier.put(keys, [KEYS.index(key) for key in keys])).status.any()
+    settle(tier)
+
+
+class TestHangs:
+    def test_a_get_ends_and_the_memory_is_the_callers_again(self, faulty) -> None:
+        tier, region = faulty
+        store(tier, KEYS[:8])
+        tier.hang()
+        done = run(tier, tier.get(KEYS[:8], range(40, 48), SHORT_S))
+        assert set(done.status.tolist()) == {Status.TIMEOUT}
+        assert done.nbytes == 0
+        region.array[:] = 7
+        tier.resume()
+        settle(tier)
+        assert (region.array == 7).all(), "a late call has written to memory that was given back"
+        assert set(run(tier, tier.get(KEYS[:8], range(8))).status.tolist()) == {Status.OK}
+        assert region.read(3) == KEYS[3].ljust(BLOCK)
+
+    def test_a_put_is_acknowledged_when_it_is_copied(self, faulty) -> None:
+        tier, region = faulty
+        tier.hang()
+        done = run(tier, tier.put(KEYS[:8], range(8)))
+        assert set(done.status.tolist()) == {Status.OK}
+        assert (tier.lookup(KEYS[:8]) == State.MISS).all(), "it cannot be read yet"
+        assert list(tier.take_events()) == []
+        region.array[:] = 7  # the caller's again; the copy is what is stored
+        tier.resume()
+        settle(tier)
+        assert (tier.lookup(KEYS[:8]) == State.HIT).all()
+        assert list(tier.take_events()) == [TierEvent(KEYS[:8], removed=False)]
+        run(tier, tier.get(KEYS[:8], range(8)))
+        assert region.read(5) == KEYS[5].ljust(BLOCK)
+
+    def test_a_put_that_waits_to_be_stored_ends_at_its_deadline(self, namespace) -> None:
+        tier = FaultyTier(32 * BLOCK, namespace=namespace, ack="stored")
+        region = Region.allocate(64, BLOCK)
+        tier.attach(region)
+        tier.hang()
+        done = run(tier, tier.put(KEYS[:8], range(8), SHORT_S))
+        assert set(done.status.tolist()) == {Status.TIMEOUT}
+        tier.resume()
+        settle(tier)
+        assert (tier.lookup(KEYS[:8]) == State.HIT).all(), "late, it was stored after all"
+        tier.close()
+
+    def test_buffers_are_bounded(self, faulty) -> None:
+        """Half of them are for puts: the others of a put wait for its deadline."""
+        tier, _ = faulty
+        tier.hang()
+        done = run(tier, tier.put(KEYS[:12], range(12), SHORT_S))
+        assert done.status.tolist() == [Status.OK] * 8 + [Status.TIMEOUT] * 4
+        assert tier.stats()["staging_bytes"] == 8 * BLOCK
+        tier.resume()
+        settle(tier)
+        assert tier.lookup(KEYS[:12]).tolist() == [State.HIT] * 8 + [State.MISS] * 4
+        assert tier.stats()["staging_bytes"] == 0
+        assert tier.stats()["blocks"] == 8
+
+    def test_when_every_thread_hangs_calls_are_answered_at_once(self, faulty) -> None:
+        tier, _ = faulty
+        store(tier, KEYS[:16])
+        tier.hang()
+        for first in range(4):  # one thread each; the breaker would open after five
+            run(tier, tier.get(KEYS[first : first + 1], [0], SHORT_S))
+        assert tier.health().late_jobs == 4
+        done = run(tier, tier.get(KEYS[8:9], [0], 1000.0))
+        assert done.status.tolist() == [Status.UNAVAILABLE]
+
+    def test_a_deadline_cuts_what_no_thread_has_taken(self, faulty) -> None:
+        """Some blocks of a job are done, some are late, some were never taken."""
+        tier, region = faulty
+        store(tier, KEYS[:16])
+        region.array[:] = 7
+        tier.hang()
+        job = tier.get(KEYS[:16], range(16), SHORT_S)
+        done = run(tier, job)
+        assert set(done.status.tolist()) == {Status.TIMEOUT}
+        tier.resume()
+        settle(tier)
+        assert (region.array == 7).all()
+
+    def test_the_breaker_opens_answers_at_once_and_closes(self, faulty) -> None:
+        tier, _ = faulty
+        now = [0.0]
+        tier._reads._clock = lambda: now[0]
+        store(tier, KEYS[:16])
+        tier.fail("get", 5)
+        for key in KEYS[:5]:
+            assert run(tier, tier.get([key], [0])).status.tolist() == [Status.FAILED]
+        assert tier.health().reads == "open"
+        assert tier.health().writes == "closed"
+        assert not tier.health().ok
+        done = run(tier, tier.get([*KEYS[8:10], b"absent"], [0, 1, 2]))
+        assert done.status.tolist() == [Status.UNAVAILABLE, Status.UNAVAILABLE, Status.MISS]
+        assert tier.state(KEYS[8]) == State.MISS, "to an engine it is a miss"
+        now[0] = 1.0
+        assert tier.state(KEYS[8]) == State.HIT, "or nobody would ask again"
+        tier.fail("get", 1)
+        assert run(tier, tier.get(KEYS[8:9], [0])).status.tolist() == [Status.FAILED]
+        now[0] = 2.5
+        assert tier.state(KEYS[9]) == State.MISS
+        now[0] = 3.0
+        # what needs no I/O is no probe
+        assert run(tier, tier.get([b"absent"], [0])).status.tolist() == [Status.MISS]
+        assert run(tier, tier.get(KEYS[9:10], [0])).status.tolist() == [Status.OK]
+        assert tier.health().ok
+
+    def test_close_says_that_something_hangs(self, faulty) -> None:
+        tier, region = faulty
+        store(tier, KEYS[:16])
+        tier.hang()
+        jobs = [tier.get(KEYS[:8], range(8), 1000.0), tier.put(KEYS[32:36], range(4), 1000.0)]
+        assert tier.close(0.05) is False
+        ends = {done.job: done.status.tolist() for done in tier.poll()}
+        assert set(ends[jobs[0]]) <= {Status.UNAVAILABLE, Status.TIMEOUT}
+        region.array[:] = 7
+        tier.resume()
+        for thread in tier._pool._threads:
+            thread.join(PATIENCE_S)
+        assert (region.array == 7).all()
+
+
+class TestErrors:
+    def test_what_the_medium_lost_is_dropped(self, faulty) -> None:
+        tier, _ = faulty
+        store(tier, KEYS[:16])
+        list(tier.take_events())
+        tier.flip(KEYS[3], bit=12_345)
+        tier.fail("get", 1)
+        done = run(tier, tier.get([KEYS[5]], [0]))
+        assert done.status.tolist() == [Status.FAILED]
+        done = run(tier, tier.get(KEYS[2:5], [0, 1, 2]))
+        assert done.status.tolist() == [Status.OK, Status.CORRUPT, Status.OK]
+        assert list(tier.take_events()) == [
+            TierEvent([KEYS[5]], removed=True, reason="failed"),
+            TierEvent([KEYS[3]], removed=True, reason="corrupt"),
+        ]
+        assert tier.stats()["blocks"] == 14
+        store(tier, KEYS[:16])
+        assert tier.stats()["blocks"] == 16
+
+    @pytest.mark.parametrize(
+        ("number", "status"), [(errno.ENOSPC, Status.FULL), (errno.EIO, Status.FAILED)]
+    )
+    def test_a_put_that_fails_leaves_no_trace(self, faulty, number: int, status: Status) -> None:
+        tier, _ = faulty
+        tier._pool._ack_copied = False
+        tier.fail("put", 3, number)
+        done = run(tier, tier.put(KEYS[:4], range(4)))
+        assert sorted(done.status.tolist()) == sorted([Status.OK] + [status] * 3)
+        settle(tier)
+        assert tier.stats()["blocks"] == 1
+        store(tier, KEYS[:4])
+        assert tier.stats()["blocks"] == 4
+
+    def test_a_put_that_fails_after_it_was_acknowledged_is_counted(self, faulty) -> None:
+        tier, _ = faulty
+        tier.hang()
+        assert not run(tier, tier.put(KEYS[:4], range(4))).status.any()
+        tier.fail("put", 2)
+        tier.resume()
+        settle(tier)
+        stats = tier.stats()
+        assert stats["blocks"] == 2
+        assert (stats["put_ok"], stats["store_ok"], stats["store_failed"]) == (4, 2, 2)
+
+    def test_a_policy_that_fails_changes_nothing(self, namespace, tier_twin: Twin) -> None:
+        class Failing(CachePolicy):
+            """Plain first in, first out, until it is told to fail."""
+
+            failing = False
+
+            def __init__(self, cache_capacity: int) -> None:
+                super().__init__(cache_capacity)
+                self.blocks: dict = {}
+
+            def get(self, block_hash):
+                return self.blocks.get(block_hash)
+
+            def insert(self, block_hash, status):
+                self.blocks[block_hash] = status
+
+            def remove(self, block_hash):
+                del self.blocks[block_hash]
+
+            def touch(self, hashes):
+                pass
+
+            def evict(self, n, protected):
+                if Failing.failing:
+                    raise ZeroDivisionError
+                idle = [
+                    (key, status)
+                    for key, status in self.blocks.items()
+                    if status.ref_cnt == 0 and key not in protected
+                ]
+                for key, _ in idle[:n]:
+                    del self.blocks[key]
+                return idle[:n] if len(idle) >= n else None
+
+            def __len__(self):
+                return len(self.blocks)
+
+        tier = MemoryTier(8 * BLOCK, Failing, namespace=namespace, twin=tier_twin)
+        region = Region.allocate(64, BLOCK)
+        tier.attach(region)
+        for block_id, key in enumerate(KEYS):
+            region.write(block_id, key.ljust(BLOCK))
+        store(tier, KEYS[:8])
+        tier.discard(KEYS[:2])
+        before = tier.stats()
+        Failing.failing = True
+        with pytest.raises(ZeroDivisionError):
+            tier.put(KEYS[:10], range(10))
+        assert tier.stats() == {**before}
+        Failing.failing = False
+        done = run(tier, tier.put([*KEYS[:2], *KEYS[8:10]], [0, 1, 8, 9]))
+        assert not done.status.any()
+        assert tier.stats()["blocks"] == 8
+        tier.close()
+
+
+class TestBounds:
+    def test_the_queue_is_bounded(self, namespace) -> None:
+        tier = FaultyTier(64 * BLOCK, namespace=namespace, ack="stored")
+        tier.max_queued_bytes = 6 * BLOCK
+        region = Region.allocate(64, BLOCK)
+        tier.attach(region)
+        tier.hang()
+        first = tier.put(KEYS[:4], range(4))
+        second = tier.put([KEYS[0], *KEYS[4:9], KEYS[4]], range(7))
+        third = tier.put(KEYS[9:10], [0])
+        tier.resume()
+        assert tier.wait([first, second, third], PATIENCE_S)
+        ends = {done.job: done.status.tolist() for done in tier.poll()}
+        assert ends[first] == [Status.OK] * 4
+        assert ends[second] == [Status.OK] * 3 + [Status.FULL] * 3 + [Status.OK]
+        assert ends[third] == [Status.FULL]
+        done = run(tier, tier.get(KEYS[:9], range(9)))
+        assert done.status.tolist() == [Status.OK] * 6 + [Status.MISS] * 3
+        tier.max_queued_bytes = 2 * BLOCK
+        done = run(tier, tier.get(KEYS[:4], range(4)))
+        assert done.status.tolist() == [Status.OK] * 2 + [Status.FULL] * 2
+        tier.close()
+
+    def test_a_policy_may_decline(self, namespace, tier_twin: Twin) -> None:
+        """Hit density does not give blocks that are asked for away for blocks that are not."""
+        tier = MemoryTier(8 * BLOCK, "hit-density", namespace=namespace, twin=tier_twin)
+        region = Region.allocate(64, BLOCK)
+        tier.attach(region)
+        statuses = []
+        for number in range(800):
+            once = [b"once %d" % number, b"and its tail %d" % number]
+            again = KEYS[number % 3 * 2 : number % 3 * 2 + 2]
+            for keys in (once, again):
+                tier.touch(keys)
+                statuses += run(tier, tier.put(keys, [0, 1])).status.tolist()
+                tier.touch(keys)
+        assert set(statuses) == {Status.OK, Status.DECLINED}
+        assert tier.stats()["put_declined"] == statuses.count(Status.DECLINED)
+        assert (tier.lookup(KEYS[:6]) == State.HIT).all()
+        tier.close()
+
+    def test_pinned_blocks_leave_no_room(self, faulty) -> None:
+        tier, _ = faulty
+        store(tier, KEYS[:32])
+        tier.hang()
+        tier.get(KEYS[:30], range(30))
+        done = run(tier, tier.put(KEYS[32:40], range(32, 40)))
+        assert done.status.tolist().count(Status.FULL) == 6
+        tier.resume()
+        settle(tier)
+        tier.poll()
+        assert tier.stats()["blocks"] == 32
+
+    def test_deadlines_by_default(self, namespace, tier_twin: Twin) -> None:
+        """1 s and 50 MB/s."""
+        seen: list[float] = []
+
+        class Spy(_io_py.Pool):
+            def submit(self, *arguments, timeout_s: float, epoch: int) -> None:
+                seen.append(timeout_s)
+                super().submit(*arguments, timeout_s=timeout_s, epoch=epoch)
+
+        twin = Twin(
+            tier_twin.manager, Spy, _io_py.FileStore, _io_py.MemoryStore, _io_py.valid_records
+        )
+        tier = MemoryTier(64 * BLOCK, namespace=namespace, twin=twin)
+        tier.attach(Region.allocate(64, BLOCK))
+        run(tier, tier.put(KEYS[:50], range(50)))
+        run(tier, tier.put(KEYS[50:51], [0], 2))
+        run(tier, tier.get(KEYS[:1], [0], np.float32(0.5)))
+        run(tier, tier.get(KEYS[:1], [0], float("inf")))
+        assert seen == [1 + 50 * BLOCK / 50e6, 2.0, 0.5, 86_400.0]
+        tier.close()
+
+
+class TestRemoval:
+    def test_a_block_dropped_and_wanted_again_while_it_is_stored(self, faulty) -> None:
+        tier, _ = faulty
+        tier.hang()
+        jobs = [tier.put(KEYS[:4], range(4))]
+        tier.discard(KEYS[:4])
+        jobs.append(tier.put(KEYS[:2], range(2)))  # wanted after all: their store goes on
+        tier.resume()
+        assert tier.wait(jobs, PATIENCE_S)
+        tier.poll()
+        settle(tier)
+        assert tier.lookup(KEYS[:4]).tolist() == [State.HIT] * 2 + [State.MISS] * 2
+        assert list(tier.take_events()) == [TierEvent(KEYS[:2], removed=False)]
+        assert tier.stats()["blocks"] == 2
+
+    def test_a_block_dropped_while_it_is_stored_again(self, faulty) -> None:
+        tier, _ = faulty
+        store(tier, KEYS[:4])
+        tier.discard(KEYS[:4])
+        tier.hang()
+        job = tier.put(KEYS[:4], range(4))
+        tier.discard(KEYS[:3])
+        again = tier.put(KEYS[:2], range(2))
+        tier.resume()
+        assert tier.wait([job, again], PATIENCE_S)
+        tier.poll()
+        settle(tier)
+        assert tier.lookup(KEYS[:4]).tolist() == [1, 1, 0, 1]
+        store(tier, KEYS[:4])
+        assert tier.stats()["blocks"] == 4
+
+    def test_dropped_blocks_give_their_slots_to_others_in_the_policys_order(self, faulty) -> None:
+        tier, _ = faulty
+        store(tier, KEYS[:32])
+        list(tier.take_events())
+        tier.discard(KEYS[:8])
+        store(tier, KEYS[32:40])  # the least recent leave: the dropped ones
+        assert tier.stats()["blocks"] == 32
+        assert [(event.removed, event.reason) for event in tier.take_events()] == [
+            (True, "discarded"),
+            (False, ""),
+        ]
+        assert tier.lookup(KEYS[:40]).tolist() == [0] * 8 + [1] * 32
+
+    def test_slots_of_before_a_forget_are_not_written_while_a_thread_uses_them(
+        self, faulty
+    ) -> None:
+        tier, region = faulty
+        store(tier, KEYS[:16])
+        tier.hang()
+        jobs = [tier.get(KEYS[:8], range(64, 72)), tier.put(KEYS[16:24], range(16, 24))]
+        assert tier.forget() is True
+        statuses = run_all(tier, tier.put(KEYS[24:56], range(24, 56), 1000.0), tier)
+        assert statuses.count(Status.FULL) == 16, "8 are read from, 8 are written to"
+        tier.resume()
+        assert tier.wait(jobs, PATIENCE_S)
+        settle(tier)
+        tier.poll()
+        assert not tier._busy
+        assert tier.lookup(KEYS[:24]).sum() == 0
+        store(tier, [key for key in KEYS[24:56] if not tier.state(key)])
+        assert tier.lookup(KEYS[24:56]).sum() == 32
+        region.array[:] = 0
+        run(tier, tier.get(KEYS[24:56], range(24, 56)))
+        assert all(
+            region.read(block_id) == KEYS[block_id].ljust(BLOCK) for block_id in range(24, 56)
+        )
+
+
+def run_all(tier: FaultyTier, job: int, _: object) -> list[int]:
+    """Return the statuses of a put that a hung tier may hold up; then let it go on."""
+    threading.Timer(0.05, tier.resume).start()
+    assert tier.wait([job], PATIENCE_S)
+    (statuses,) = [done.status.tolist() for done in tier.poll() if done.job == job]
+    return statuses
+
+
+class TestLives:
+    def test_a_tier_that_nobody_closed_ends_its_threads(self, namespace, tier_twin: Twin) -> None:
+        gc.collect()
+        before = set(threading.enumerate())
+        for _ in range(5):
+            tier = MemoryTier(8 * BLOCK, namespace=namespace, twin=tier_twin)
+            region = Region.allocate(64, BLOCK)
+            tier.attach(region)
+            tier.put(KEYS[:8], range(8))
+            del tier, region
+            gc.collect()
+        assert set(threading.enumerate()) <= before
+
+    def test_a_constructor_that_fails_leaves_nothing(self, namespace, tier_twin: Twin) -> None:
+        before = set(threading.enumerate())
+        with pytest.raises(ValueError, match="cache_policy must be one of"):
+            MemoryTier(8 * BLOCK, "no such policy", namespace=namespace, twin=tier_twin)
+        with pytest.raises(ValueError, match="capacity_bytes must be >= 4096, got 100"):
+            MemoryTier(100, namespace=namespace, twin=tier_twin)
+        with pytest.raises(ValueError, match="memory must have blocks of 4096 bytes, got 8192"):
+            MemoryTier(2**20, namespace=namespace, memory=Region.allocate(2, 8192), twin=tier_twin)
+        assert set(threading.enumerate()) <= before
+
+    def test_own_memory_is_used(self, namespace, tier_twin: Twin) -> None:
+        memory = Region.allocate(16, BLOCK)
+        tier = MemoryTier(2**30, namespace=namespace, memory=memory, twin=tier_twin)
+        assert tier.capacity_bytes == 16 * BLOCK
+        region = Region.allocate(64, BLOCK)
+        tier.attach(region)
+        region.write(0, b"there".ljust(BLOCK))
+        run(tier, tier.put([b"k"], [0]))
+        assert sum(memory.read(block).startswith(b"there") for block in range(16)) == 1
+        tier.close()
+
+
+def test_entries_of_both_pools_are_the_same(namespace: Namespace, twins, seed: int) -> None:
+    """Direct and staged, the two implementations report the same of the same jobs."""
+    from kvoffload._core import io
+
+    results = []
+    for module in (_io_py, io):
+        region, memory = Region.allocate(32, BLOCK), Region.allocate(32, BLOCK)
+        region.array[:] = np.random.default_rng(seed).integers(0, 256, region.nbytes, np.uint8)
+        sums = np.zeros(32, np.uint64)
+        pool = module.Pool(region, module.MemoryStore(memory, b"f" * 16, sums), 3)
+        rng = np.random.default_rng(seed)
+        news = []
+        for job in range(60):
+            count = int(rng.integers(1, 20))
+            slots, ids = rng.permutation(32)[:count], rng.permutation(32)[:count]
+            keys = [b"k%d" % slot for slot in slots]
+            pool.submit(job, int(rng.integers(2)), keys, slots, ids, timeout_s=60, epoch=0)
+            while True:
+                entries = pool.poll()
+                if entries:
+                    break
+                pool.wait(1)
+            news += [(entry[0], entry[1], entry[2].tolist()) for entry in map(Entry._make, entries)]
+        assert pool.close(60)
+        results.append((news, sums.tolist(), memory.array.tobytes(), region.array.tobytes()))
+    assert results[0] == results[1]
+
+
+def test_names_and_texts_of_both_pools_are_the_same(twins: tuple[ModuleType, ...]) -> None:
+    from kvoffload._core import io
+
+    for name in io.__all__:
+        if name == "xxh3_64":
+            continue
+        python, compiled = getattr(_io_py, name), getattr(io, name)
+        if name != "Pool" and isinstance(python, type):
+            assert compiled.__doc__ == python.__doc__, name
+            continue
+        if not isinstance(python, type):
+            assert compiled.__doc__ == python.__doc__, name
+            continue
+        methods = [method for method in vars(python) if not method.startswith("_")]
+        assert methods == [method for method in vars(compiled) if not method.startswith("_")]
+        for method in methods:
+            assert getattr(compiled, method).__doc__ == getattr(python, method).__doc__, method
