@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
             code = _invoke(arguments)
             sys.stdout.flush()
             return code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):  # Ctrl-C, also at a question, or its answer
         return INTERRUPTED
     except EndedBySignal as end:
         return BY_SIGNAL + int(end.args[0])

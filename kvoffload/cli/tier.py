@@ -48,7 +48,7 @@ def info(path: str, *, as_json: bool) -> None:
         Column(title, [*cells], numeric=title not in {"model", "in use by"})
         for title, cells in zip(titles, zip(*rows, strict=True), strict=True)
     ]
-    print_tables(path, [_names(found)], [[column] for column in columns])
+    print_tables([path], [_names(found)], [[column] for column in columns])
 
 
 @tier.command()
@@ -80,7 +80,7 @@ def verify(ctx: click.Context, path: str, *, as_json: bool, quiet: bool) -> None
             Column("sound", [f"{verdict.sound:,}" for verdict in verdicts]),
             Column("corrupt", [f"{len(verdict.corrupt):,}" for verdict in verdicts]),
         ]
-        print_tables(path, [_names(found)], [[column] for column in columns])
+        print_tables([path], [_names(found)], [[column] for column in columns])
     ctx.exit(1 if any(verdict.corrupt for verdict in verdicts) else 0)
 
 

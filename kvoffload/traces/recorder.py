@@ -185,16 +185,20 @@ def _recorded(
     def recorded(hashes: Iterable[bytes]) -> int:
         if not log.recording:
             return lookup(hashes)
-        if type(hashes) is not list:
-            if isinstance(hashes, bytes | bytearray | memoryview | str):
-                return lookup(hashes)  # a hash for a batch: which says so
-            try:
-                iterator = iter(hashes)
-            except TypeError:
-                return lookup(hashes)  # which says what is wrong with it
-            hashes = list(iterator)
-        found = lookup(hashes)
-        log.add(hashes)
+        if type(hashes) is list:
+            found = lookup(hashes)
+            log.add(hashes)
+            return found
+        if isinstance(hashes, bytes | bytearray | memoryview | str):
+            return lookup(hashes)  # a hash for a batch: which says so
+        try:
+            iterator = iter(hashes)
+        except TypeError:
+            return lookup(hashes)  # which says what is wrong with it
+        batch = list(iterator)
+        # of what is neither a list nor a tuple, each hash is checked
+        found = lookup(batch if isinstance(hashes, list | tuple) else iter(batch))
+        log.add(batch)
         return found
 
     return recorded

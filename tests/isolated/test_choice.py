@@ -100,8 +100,9 @@ def test_every_value_where_the_compiled_twins_are_absent(value: str | None) -> N
 
 
 def twin_modules() -> list[str]:
-    """Return the compiled modules that the choice imports; a recorder's parts follow the choice."""
-    return [name for name in extension_modules() if not name.startswith("kvoffload.traces.")]
+    """Return the compiled modules that the choice imports; recorders and tiers follow it."""
+    followers = ("kvoffload.traces.", "kvoffload._core.io")
+    return [name for name in extension_modules() if not name.startswith(followers)]
 
 
 @pytest.mark.parametrize("name", twin_modules() or ["none"])
