@@ -13,12 +13,14 @@ Cost
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Final, NoReturn
 
 import numpy as np
 
 from kvoffload._checks import as_batch, check_block_size, check_num_blocks, check_status
 from kvoffload.errors import backend_in_use, backend_not_initialised, cannot_pickle
+from kvoffload.policies._undo_py import Undo, drop
 from kvoffload.types import BlockHash, BlockStatus, CPULoadStoreSpec
 
 from .base import Backend
@@ -91,8 +93,11 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
             raise ValueError(
                 f"hashes must not outnumber the {num_free} free blocks, got {len(batch)}"
             )
-        statuses = self._allocate(batch)
-        self._lent.update(status.block_id for status in statuses)
+        with Undo() as undo:
+            statuses = self._allocate(batch, undo)
+            block_ids = [status.block_id for status in statuses]
+            undo.append((self._lent.difference_update, block_ids))
+            self._lent.update(block_ids)
         return statuses
 
     def free(self, block: BlockStatus) -> None:
@@ -101,8 +106,11 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         block_id = check_status(block).block_id
         if block_id not in self._lent:
             raise ValueError(f"block must have a slot that allocate_blocks gave, got {block_id}")
-        self._lent.remove(block_id)
-        self._freed[block_id] = None
+        with Undo() as undo:
+            undo.append((drop, self._freed, [block_id]))
+            self._freed[block_id] = None
+            undo.instead(self._lent.discard, block_id)
+            self._lent.discard(block_id)
 
     def get_load_store_spec(
         self,
@@ -118,33 +126,46 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
     def _num_free(self) -> int:
         return self._num_blocks - self._num_fresh + len(self._freed)
 
-    def _allocate(self, batch: list[BlockHash]) -> list[BlockStatus]:
+    def _allocate(self, batch: list[BlockHash], undo: Undo) -> list[BlockStatus]:
         num_fresh = min(len(batch), self._num_blocks - self._num_fresh)
-        statuses = [_pooled_status(self._num_fresh + i) for i in range(num_fresh)]
+        fresh = range(self._num_fresh, self._num_fresh + num_fresh)
+        reused = list(islice(reversed(self._freed), len(batch) - num_fresh))
+        statuses = [_pooled_status(slot) for slot in (*fresh, *reused)]
+        undo.append((setattr, self, "_num_fresh", self._num_fresh))
+        undo.append((self._push, reused))
         self._num_fresh += num_fresh
-        num_reused = len(batch) - num_fresh
-        statuses.extend(_pooled_status(self._freed.popitem()[0]) for _ in range(num_reused))
+        for slot in reused:
+            del self._freed[slot]
         return statuses
 
-    def _free(self, status: BlockStatus) -> None:
-        self._freed[slot_of(status)] = None
+    def _push(self, slots: list[int]) -> None:
+        """Put slots back onto the stack, which gave them in this order."""
+        for slot in reversed(slots):
+            self._freed.pop(slot, None)
+            self._freed[slot] = None
+
+    def _free(self, statuses: Iterable[BlockStatus], undo: Undo) -> None:
+        freed = dict.fromkeys(_slots_of(statuses))
+        undo.append((drop, self._freed, freed))
+        self._freed.update(freed)
 
     def _load_store_spec(
         self,
         batch: list[BlockHash],  # noqa: ARG002
         statuses: list[BlockStatus],
     ) -> CPULoadStoreSpec:
-        return _spec([slot_of(status) for status in statuses])
+        return _spec(_slots_of(statuses))
 
-    def _release_all(self, statuses: Iterable[BlockStatus]) -> None:
+    def _release_all(self, statuses: Iterable[BlockStatus], undo: Undo) -> None:
         """Take back all slots of one manager: from id 0 again if nobody else holds any."""
         statuses = list(statuses)
         if self._num_fresh - len(self._freed) == len(statuses):
+            undo.append((setattr, self, "_num_fresh", self._num_fresh))
+            undo.append((setattr, self, "_freed", self._freed))
             self._num_fresh = 0
-            self._freed.clear()
+            self._freed = {}
         else:
-            for status in statuses:
-                self._free(status)
+            self._free(statuses, undo)
 
     def _check(self) -> None:
         if not 0 <= self._num_fresh <= self._num_blocks:
@@ -166,6 +187,10 @@ def _pooled_status(slot: int) -> BlockStatus:
     status = BlockStatus(slot)
     vars(status)[_SLOT] = slot
     return status
+
+
+def _slots_of(statuses: Iterable[BlockStatus]) -> list[int]:
+    return [vars(status)[_SLOT] for status in statuses]
 
 
 def slot_of(status: BlockStatus) -> int:

@@ -5,7 +5,8 @@ Structure
     nowhere else. Parts of a user are driven through the adapters of ``_user_parts``.
 Invariants
     Every resident block owns one slot of the backend, and every slot that this manager was given
-    belongs to one resident block.
+    belongs to one resident block. A call that is interrupted, at whichever line, leaves the state
+    before it, or, where it drops blocks only, the state after it (see ``_undo_py``).
 Cost
     O(1) a block, and the victim search of the policy.
 """
@@ -13,7 +14,8 @@ Cost
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -34,6 +36,7 @@ from kvoffload.errors import (
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
 from kvoffload.policies._twin_py import PythonPolicy, block_table
+from kvoffload.policies._undo_py import Undo
 from kvoffload.policies.base import CachePolicy
 from kvoffload.types import (
     BlockHash,
@@ -147,87 +150,98 @@ class Manager(OffloadingManager[Spec_co]):
         """Pin every block for reading and say where they lie."""
         find = self._find
         batch = as_batch(hashes)
-        pinned: list[BlockStatus] = []
-        try:
-            for block_hash in batch:
-                status = find(block_hash)
-                if status is None:
-                    raise block_not_found("prepare_load", block_hash)
-                ref_cnt = status.ref_cnt
-                if ref_cnt < 0:
-                    raise block_not_ready("prepare_load", block_hash)
-                if ref_cnt == MAX_REF_CNT:
-                    raise ref_count_overflow("prepare_load", block_hash)
-                status.ref_cnt = ref_cnt + 1
-                pinned.append(status)
-            spec = self._backend._load_store_spec(batch, pinned)
-        except BaseException:
-            for status in pinned:
-                status.ref_cnt -= 1
-            raise
-        self._counters["loaded_blocks"] += len(pinned)
+        pinned: list[tuple[BlockStatus, int]] = []
+        with Undo() as undo:
+            self._keep_counters(undo)
+            undo.append((_put_ref_cnts, pinned))
+            try:
+                for block_hash in batch:
+                    status = find(block_hash)
+                    if status is None:
+                        raise block_not_found("prepare_load", block_hash)
+                    ref_cnt = status.ref_cnt
+                    if ref_cnt < 0:
+                        raise block_not_ready("prepare_load", block_hash)
+                    if ref_cnt == MAX_REF_CNT:
+                        raise ref_count_overflow("prepare_load", block_hash)
+                    pinned.append((status, ref_cnt))
+                    status.ref_cnt = ref_cnt + 1
+            except OffloadError:
+                # Within the block, where an interrupt does no harm.
+                _put_ref_cnts(pinned)
+                raise
+            spec = self._backend._load_store_spec(batch, [status for status, _ in pinned])
+            self._counters["loaded_blocks"] += len(pinned)
         return spec
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
         """Release one pin for each occurrence of each block."""
         find = self._find
-        released: list[BlockStatus] = []
-        try:
-            for block_hash in as_batch(hashes):
-                status = find(block_hash)
-                if status is None:
-                    raise block_not_found("complete_load", block_hash)
-                ref_cnt = status.ref_cnt
-                if ref_cnt <= 0:
-                    raise block_not_pinned("complete_load", block_hash)
-                status.ref_cnt = ref_cnt - 1
-                released.append(status)
-        except OffloadError:
-            for status in released:
-                status.ref_cnt += 1
-            raise
+        batch = as_batch(hashes)
+        released: list[tuple[BlockStatus, int]] = []
+        with Undo() as undo:
+            undo.append((_put_ref_cnts, released))
+            try:
+                for block_hash in batch:
+                    status = find(block_hash)
+                    if status is None:
+                        raise block_not_found("complete_load", block_hash)
+                    ref_cnt = status.ref_cnt
+                    if ref_cnt <= 0:
+                        raise block_not_pinned("complete_load", block_hash)
+                    released.append((status, ref_cnt))
+                    status.ref_cnt = ref_cnt - 1
+            except OffloadError:
+                _put_ref_cnts(released)
+                raise
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the blocks that are not resident, and make them pending."""
         resident = self._policy._resident
         distinct = dict.fromkeys(as_batch(hashes))
         missing = [block_hash for block_hash in distinct if block_hash not in resident]
-        counters = self._counters
         if not missing:
             return PrepareStoreOutput([], self._backend._load_store_spec([], []), [])
-        try:
-            room = self._policy._make_room(missing, self._backend._num_free(), distinct.keys())
-        except EvictionFaultError as fault:
-            self._release(fault.victims)
-            raise fault.error from None
-        if room is None:
-            counters["refused_stores"] += 1
-            return None
-        num_admitted, victims = room
-        to_store = missing[:num_admitted]
-        evicted = self._release(victims)
-        spec = self._place(to_store)
-        counters["stored_blocks"] += num_admitted
-        counters["not_admitted"] += len(missing) - num_admitted
-        return PrepareStoreOutput(to_store, spec, evicted)
+        with Undo() as undo:
+            self._keep_counters(undo)
+            try:
+                room = self._policy._make_room(
+                    missing, self._backend._num_free(), distinct.keys(), undo
+                )
+            except EvictionFaultError as fault:
+                self._release(fault.victims, undo)
+                undo.clear()  # what a user's policy has let go stays away
+                raise fault.error from None
+            if room is None:
+                self._counters["refused_stores"] += 1
+                return None
+            num_admitted, victims = room
+            to_store = missing[:num_admitted]
+            evicted = self._release(victims, undo)
+            spec = self._place(to_store, undo)
+            self._counters["stored_blocks"] += num_admitted
+            self._counters["not_admitted"] += len(missing) - num_admitted
+            return PrepareStoreOutput(to_store, spec, evicted)
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
         """Make pending blocks readable, or drop them."""
         find = self._find
         success = check_bool("success", success)
-        stored: list[BlockHash] = []
-        for block_hash in as_batch(hashes):
-            status = find(block_hash)
-            if status is None or status.ref_cnt >= 0:
-                continue
+        batch = as_batch(hashes)
+        pending: list[BlockHash] = []
+        with Undo() as undo:
+            undo.append((self._make_pending, pending))
+            for block_hash in batch:
+                status = find(block_hash)
+                if status is not None and status.ref_cnt < 0:
+                    pending.append(block_hash)
+                    if success:
+                        status.ref_cnt = 0
             if success:
-                status.ref_cnt = 0
-                stored.append(block_hash)
-            else:
-                self._policy._remove(block_hash)
-                self._counters["failed_blocks"] += 1
-                self._backend._free(status)
-        self._emit(stored, removed=False)
+                self._emit(pending, undo, removed=False)
+            elif pending:
+                self._keep_counters(undo)
+                self._fail(dict.fromkeys(pending), undo)
 
     def take_events(self) -> Iterator[OffloadingEvent]:
         """Return the events since the last call, oldest first."""
@@ -240,55 +254,81 @@ class Manager(OffloadingManager[Spec_co]):
     def reset_cache(self) -> None:
         """Drop everything, ghosts and adaptive state included, without events."""
         statuses = list(self._policy._in_eviction_order())
+        empty = self._policy._clear
         if self._rebuild is not None:
-            owner, former, policy = self._owner(), self._policy_object, self._rebuild()
-            ownership.take(policy, owner)
-            self._policy_object = policy
-            self._policy = UserPolicy(policy)
-            self._find = self._policy._resident.get
-            if former is not policy:
-                ownership.release(former, owner)
+            empty = partial(self._begin_anew, self._rebuild)
+        with Undo() as undo:
+            self._leave(partial(self._backend._release_all, statuses), empty, undo)
+
+    # -- parts of the above ------------------------------------------------------------------
+
+    def _make_pending(self, hashes: Iterable[BlockHash]) -> None:
+        for block_hash in hashes:
+            self._policy._resident[block_hash].ref_cnt = -1
+
+    def _fail(self, pending: Collection[BlockHash], undo: Undo) -> None:
+        """Drop blocks that were not stored."""
+        self._counters["failed_blocks"] += len(pending)
+        statuses = [self._policy._resident[block_hash] for block_hash in pending]
+        free = partial(self._backend._free, statuses)
+        self._leave(free, partial(self._policy._drop, pending), undo)
+
+    def _leave(
+        self, free: Callable[[Undo], None], drop: Callable[[Undo], None], undo: Undo
+    ) -> None:
+        """Free slots, and drop the blocks from the policy."""
+        if type(self._backend_object) is not CPUBackend:
+            # What a user's code has heard of cannot be taken back: it comes last.
+            drop(undo)
+            free(undo)
         else:
-            self._policy._clear()
-        self._backend._release_all(statuses)
+            free(undo)
+            drop(undo)
 
-    # -- parts of prepare_store --------------------------------------------------------------
+    def _begin_anew(self, rebuild: Callable[[], CachePolicy], undo: Undo) -> None:
+        """Build the user's policy anew, which cannot be cleared."""
+        owner, former, policy = self._owner(), self._policy_object, rebuild()
+        adapter = UserPolicy(policy)
+        if policy is not former:
+            undo.append((ownership.release, policy, owner))
+            undo.append((ownership.take, former, owner))
+        ownership.take(policy, owner)
+        parts = {"_policy_object": policy, "_policy": adapter, "_find": adapter._resident.get}
+        undo.append((vars(self).update, {name: vars(self)[name] for name in parts}))
+        vars(self).update(parts)
+        if policy is not former:
+            ownership.release(former, owner)
 
-    def _release(self, victims: list[tuple[BlockHash, BlockStatus]]) -> list[BlockHash]:
+    def _release(self, victims: list[tuple[BlockHash, BlockStatus]], undo: Undo) -> list[BlockHash]:
         """Free the slots of victims, count them, emit their event; return their hashes."""
+        if not victims:
+            return []
         evicted = [block_hash for block_hash, _ in victims]
         self._counters["evicted_blocks"] += len(evicted)
-        self._emit(evicted, removed=True)
-        free = self._backend._free
-        for _, status in victims:
-            free(status)
+        self._emit(evicted, undo, removed=True)
+        self._backend._free([status for _, status in victims], undo)
+        if isinstance(self._policy, UserPolicy):
+            undo.clear()  # what a user's policy has let go stays away
         return evicted
 
-    def _place(self, to_store: list[BlockHash]) -> Spec_co:
-        """Give each hash a slot and make it pending; on failure free the slots again."""
-        backend, policy = self._backend, self._policy
+    def _place(self, to_store: list[BlockHash], undo: Undo) -> Spec_co:
+        """Give each hash a slot and make it pending."""
         if not to_store:
-            return backend._load_store_spec([], [])
-        statuses = backend._allocate(to_store)
-        num_inserted = 0
-        try:
-            spec = backend._load_store_spec(to_store, statuses)
-            for block_hash, status in zip(to_store, statuses, strict=True):
-                policy._insert(block_hash, status)
-                num_inserted += 1
-        except BaseException:
-            for block_hash in to_store[:num_inserted]:
-                policy._remove(block_hash)
-            for status in statuses:
-                backend._free(status)
-            raise
+            return self._backend._load_store_spec([], [])
+        statuses = self._backend._allocate(to_store, undo)
+        spec = self._backend._load_store_spec(to_store, statuses)
+        self._policy._insert(dict(zip(to_store, statuses, strict=True)), undo)
         return spec
 
-    def _emit(self, block_hashes: list[BlockHash], *, removed: bool) -> None:
-        if self._events is not None and block_hashes:
-            self._events.append(
-                OffloadingEvent(list(block_hashes), self.block_size, self.medium, removed)
-            )
+    def _keep_counters(self, undo: Undo) -> None:
+        undo.append((self._counters.update, dict(self._counters)))
+
+    def _emit(self, block_hashes: list[BlockHash], undo: Undo, *, removed: bool) -> None:
+        events = self._events
+        if events is not None and block_hashes:
+            event = OffloadingEvent(list(block_hashes), self.block_size, self.medium, removed)
+            undo.append((events.__delitem__, slice(len(events), None)))
+            events.append(event)
 
     # -- what can be seen --------------------------------------------------------------------
 
@@ -361,6 +401,12 @@ class Manager(OffloadingManager[Spec_co]):
         block_ids = [status.block_id for status in self._policy._resident.values()]
         if len(set(block_ids)) != len(block_ids):
             raise AssertionError("every resident block owns a slot of its own")
+
+
+def _put_ref_cnts(kept: list[tuple[BlockStatus, int]]) -> None:
+    """Give statuses back the ``ref_cnt`` that they had first."""
+    for status, ref_cnt in reversed(kept):
+        status.ref_cnt = ref_cnt
 
 
 def _trusted_policy(policy: CachePolicy) -> PythonPolicy | UserPolicy:

@@ -13,13 +13,14 @@ Invariants
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Generic
 
 from kvoffload.backends._cpu_py import keep_slot
 from kvoffload.backends.base import Backend
 from kvoffload.errors import BackendError, PolicyError, describe, describe_hash
+from kvoffload.policies._undo_py import Undo
 from kvoffload.policies.base import CachePolicy
 from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
@@ -54,20 +55,18 @@ class UserPolicy:
         num_ghosts = getattr(self.policy, "num_ghosts", 0)
         return num_ghosts if isinstance(num_ghosts, int) else 0
 
-    @contextmanager
-    def _restoring(self) -> Iterator[None]:
-        """Run code of the user's; where it raises, give the policy back what it dropped."""
-        try:
-            yield
-        except BaseException:
-            self._restore()
-            raise
-
     def _touch(self, batch: list[BlockHash]) -> None:
-        with self._restoring():
+        with Undo() as undo:
+            # Where its code raises, give the policy back what it dropped.
+            undo.append((self._restore,))
             self.policy.touch(list(batch))
 
-    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+        for block_hash, status in blocks.items():
+            undo.append((self._withdraw, block_hash))
+            self._make_resident(block_hash, status)
+
+    def _make_resident(self, block_hash: BlockHash, status: BlockStatus) -> None:
         try:
             self.policy.insert(block_hash, status)
             live = self.policy.get(block_hash)
@@ -79,27 +78,43 @@ class UserPolicy:
             keep_slot(live, status)
         except BaseException:
             # It may have been inserted all the same: then nobody would ever remove it.
-            with suppress(Exception):
-                self.policy.remove(block_hash)
+            self._withdraw(block_hash)
             raise
         self._resident[block_hash] = live
 
-    def _remove(self, block_hash: BlockHash) -> None:
-        with self._restoring():
+    def _withdraw(self, block_hash: BlockHash) -> None:
+        """Drop a block whose store does not come about, if the policy has it."""
+        self._resident.pop(block_hash, None)
+        with suppress(Exception):
             self.policy.remove(block_hash)
-        del self._resident[block_hash]
+
+    def _drop(self, hashes: Collection[BlockHash], undo: Undo) -> None:
+        undo.append((self._restore,))
+        for block_hash in hashes:
+            self.policy.remove(block_hash)
+        undo.instead(self._forget, hashes)
+        self._forget(hashes)
+
+    def _forget(self, hashes: Iterable[BlockHash]) -> None:
+        for block_hash in hashes:
+            self._resident.pop(block_hash, None)
+
+    def _take_in(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
+        """Give the policy back victims that do not leave after all."""
+        self._resident.update(blocks)
+        self._restore()
 
     def _make_room(
-        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash], undo: Undo
     ) -> tuple[int, _Victims] | None:
         name = type(self.policy).__name__
-        with self._restoring():
-            room = self.policy.make_room(list(hashes), num_free, frozenset(protected))
-            if room is None:
-                self._check_nothing_dropped(name)
-                return None
-            count, victims = _unpack(name, room)
-        left: _Victims = []
+        left: dict[BlockHash, BlockStatus] = {}
+        undo.append((self._take_in, left))
+        room = self.policy.make_room(list(hashes), num_free, frozenset(protected))
+        if room is None:
+            self._check_nothing_dropped(name)
+            return None
+        count, victims = _unpack(name, room)
         fault = None
         for block_hash, _ in victims:
             is_hash = type(block_hash) is bytes
@@ -112,8 +127,8 @@ class UserPolicy:
                     f"got {describe_hash(block_hash)}"
                 )
             else:
+                left[block_hash] = own
                 del self._resident[block_hash]
-                left.append((block_hash, own))
         if fault is None:
             shortfall = max(0, count - num_free)
             if not 0 <= count <= len(hashes):
@@ -122,8 +137,8 @@ class UserPolicy:
                 fault = f"must evict exactly {shortfall} blocks, got {len(left)}"
         if fault is not None:
             self._restore()
-            raise EvictionFaultError(left, PolicyError(f"{name} {fault}"))
-        return count, left
+            raise EvictionFaultError(list(left.items()), PolicyError(f"{name} {fault}"))
+        return count, list(left.items())
 
     def _check_nothing_dropped(self, name: str) -> None:
         """Verify that a policy that refuses a store has let nothing go, if it counts its blocks."""
@@ -140,11 +155,12 @@ class UserPolicy:
             # Its fault is on the way to the caller; what its code raises here must not hide that.
             with suppress(Exception):
                 if self.policy.get(block_hash) is None:
-                    self._insert(block_hash, own)
+                    self._make_resident(block_hash, own)
 
-    def _clear(self) -> None:
-        with self._restoring():
-            self.policy.clear()
+    def _clear(self, undo: Undo) -> None:
+        undo.append((self._restore,))
+        self.policy.clear()
+        undo.instead(self._resident.clear)
         self._resident.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
@@ -200,11 +216,12 @@ class UserBackend(Generic[Spec_co]):
             )
         return count
 
-    def _allocate(self, batch: list[BlockHash]) -> list[BlockStatus]:
+    def _allocate(self, batch: list[BlockHash], undo: Undo) -> list[BlockStatus]:
         given: Any = self.backend.allocate_blocks(list(batch))
         statuses: list[Any] = list(given) if isinstance(given, Iterable) else []
         fault = self._fault(len(batch), statuses)
         if fault is None:
+            undo.append((self._give_up, statuses))
             self._owned.update(map(id, statuses))
             return statuses
         handed_out = {id(s): s for s in statuses if isinstance(s, BlockStatus)}
@@ -226,16 +243,33 @@ class UserBackend(Generic[Spec_co]):
             return "a new status object for each hash, got the same one twice"
         return None
 
-    def _free(self, status: BlockStatus) -> None:
-        self._owned.discard(id(status))
-        self.backend.free(status)
+    def _free(self, statuses: Iterable[BlockStatus], undo: Undo) -> None:
+        # From here on the user's code knows: what was done stays.
+        undo.clear()
+        error: Exception | None = None
+        for status in statuses:
+            self._owned.discard(id(status))
+            try:
+                self.backend.free(status)
+            except Exception as raised:  # noqa: BLE001 - the other slots would be lost
+                error = error or raised
+        if error is not None:
+            raise error
+
+    def _give_up(self, statuses: Iterable[BlockStatus]) -> None:
+        """Free blocks whose store does not come about, each once."""
+        for status in statuses:
+            if id(status) in self._owned:
+                self._owned.discard(id(status))
+                # An error is on the way to the caller; one that is raised here must not hide it.
+                with suppress(Exception):
+                    self.backend.free(status)
 
     def _load_store_spec(self, batch: list[BlockHash], statuses: list[BlockStatus]) -> Spec_co:
         return self.backend.get_load_store_spec(list(batch), list(statuses))
 
-    def _release_all(self, statuses: Iterable[BlockStatus]) -> None:
-        for status in list(statuses):
-            self._free(status)
+    def _release_all(self, statuses: Iterable[BlockStatus], undo: Undo) -> None:
+        self._free(list(statuses), undo)
 
     def _check(self) -> None:
         """Know nothing of a user's backend that could be verified."""

@@ -33,12 +33,13 @@ Cost
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._arc_lists_py import ARCLists, Victims
 from ._twin_py import evictable, require
+from ._undo_py import Undo, drop
 
 
 class ARCClassicCachePolicy(ARCLists):
@@ -56,15 +57,22 @@ class ARCClassicCachePolicy(ARCLists):
 
     __slots__ = ()
 
-    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-        if self._adapt(block_hash):
-            self._b1.pop(block_hash, None)
-            self._b2.pop(block_hash, None)
-            self._t2[block_hash] = status
-        else:
-            self._t1[block_hash] = status
-        self._resident[block_hash] = status
-        self._trim_ghosts()
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+        undo.append((setattr, self, "_target", self._target))
+        for mapping in (self._t1, self._t2, self._resident):
+            undo.append((drop, mapping, blocks))
+        for ghosts in (self._b1, self._b2):
+            undo.returning(ghosts, blocks)
+            undo.oldest(ghosts, len(blocks))  # who may have to go: one for each block
+        for block_hash, status in blocks.items():
+            if self._adapt(block_hash):
+                self._b1.pop(block_hash, None)
+                self._b2.pop(block_hash, None)
+                self._t2[block_hash] = status
+            else:
+                self._t1[block_hash] = status
+            self._resident[block_hash] = status
+            self._trim_ghosts()
 
     def _touch(self, batch: list[BlockHash]) -> None:
         t1, t2 = self._t1, self._t2
@@ -81,25 +89,26 @@ class ARCClassicCachePolicy(ARCLists):
                 later_is_in_t2 = True
             elif self._adapt(block_hash):
                 ghosts = self._b1 if block_hash in self._b1 else self._b2
-                ghosts[block_hash] = True
-                ghosts.move_to_end(block_hash)
+                self._renew_ghost(ghosts, block_hash, counted=True)
 
     def _adapt(self, block_hash: BlockHash) -> bool:
         """Move the target for a ghost that returns, once; tell whether it is a ghost."""
-        counted = self._b1.get(block_hash)
-        if counted is not None:
+        ghost = self._b1.get(block_hash)
+        if ghost is not None:
+            _, counted = ghost
             if not counted:
                 self._raise_target()
             return True
-        counted = self._b2.get(block_hash)
-        if counted is not None:
+        ghost = self._b2.get(block_hash)
+        if ghost is not None:
+            _, counted = ghost
             if not counted:
                 self._lower_target()
             return True
         return False
 
     def _evict(
-        self, n: int, protected: Collection[BlockHash]
+        self, n: int, protected: Collection[BlockHash], undo: Undo
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
         from_t1 = evictable(self._t1, protected)
         from_t2 = evictable(self._t2, protected)
@@ -123,7 +132,7 @@ class ARCClassicCachePolicy(ARCLists):
             # The block that takes its place enters T1.
             t1_size += not seen_once
             victims.append((*victim, seen_once))
-        self._make_ghosts(victims)
+        self._make_ghosts(victims, undo)
         self._trim_ghosts()
         return [(block_hash, status) for block_hash, status, _ in victims]
 

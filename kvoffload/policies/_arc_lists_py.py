@@ -2,8 +2,8 @@
 
 Structure
     T1, blocks seen once; T2, blocks seen again; B1 and B2, the ghosts of each; all least recent
-    first. ``target_t1_size`` is the paper's p. A ghost carries whether its return was counted,
-    where a policy asks for that.
+    first. ``target_t1_size`` is the paper's p. A ghost carries a number that rises in its list, and
+    whether its return was counted, where a policy asks for that.
 Invariants
     A hash is in one of the four lists at most; ``_resident`` is the union of T1 and T2;
     ``0 <= target_t1_size <= cache_capacity``.
@@ -16,17 +16,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import chain
+from itertools import chain, count
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._twin_py import PythonPolicy, require
+from ._undo_py import Undo, drop
 from ._views import BlocksView, GhostsView
 
 Ring = OrderedDict[BlockHash, BlockStatus]
-#: Ghost -> whether the target has adapted to its return already.
-Ghosts = OrderedDict[BlockHash, bool]
+#: Ghost -> its number, and whether the target has adapted to its return already.
+Ghosts = OrderedDict[BlockHash, tuple[int, bool]]
 #: A victim, its status, and whether it leaves T1.
 Victims = list[tuple[BlockHash, BlockStatus, bool]]
 
@@ -37,7 +38,7 @@ T1, T2, B1, B2 = range(4)
 class ARCLists(PythonPolicy):
     """Hold T1, T2, B1 and B2, and the size that T1 should have."""
 
-    __slots__ = ("_b1", "_b2", "_t1", "_t2", "_target")
+    __slots__ = ("_b1", "_b2", "_numbers", "_t1", "_t2", "_target")
 
     def __init__(self, cache_capacity: int) -> None:
         capacity = check_cache_capacity(cache_capacity)
@@ -46,6 +47,7 @@ class ARCLists(PythonPolicy):
         self._t2: Ring = OrderedDict()
         self._b1: Ghosts = OrderedDict()
         self._b2: Ghosts = OrderedDict()
+        self._numbers = count()
         self._target = 0.0
         super().__init__(capacity)
 
@@ -96,20 +98,29 @@ class ARCLists(PythonPolicy):
         step = max(1.0, len(self._b1) / len(self._b2))
         self._target = max(self._target - step, 0.0)
 
-    def _remove(self, block_hash: BlockHash) -> None:
-        del self._resident[block_hash]
-        ring = self._t1 if block_hash in self._t1 else self._t2
-        del ring[block_hash]
+    def _remove(self, hashes: Iterable[BlockHash]) -> None:
+        for mapping in (self._t1, self._t2, self._resident):
+            drop(mapping, hashes)
 
-    def _make_ghosts(self, victims: Victims) -> None:
+    def _renew_ghost(self, ghosts: Ghosts, block_hash: BlockHash, *, counted: bool) -> None:
+        """Make a hash the most recent ghost of a list."""
+        ghosts[block_hash] = next(self._numbers), counted
+        ghosts.move_to_end(block_hash)
+
+    def _make_ghosts(self, victims: Victims, undo: Undo) -> None:
         """Let victims go: each becomes the most recent ghost of its list."""
-        for block_hash, _, leaves_t1 in victims:
-            ring, ghosts = (self._t1, self._b1) if leaves_t1 else (self._t2, self._b2)
-            del ring[block_hash]
-            del self._resident[block_hash]
-            ghosts[block_hash] = False
+        for ring, ghosts, is_t1 in ((self._t1, self._b1, True), (self._t2, self._b2, False)):
+            leaving = {block: status for block, status, leaves_t1 in victims if leaves_t1 is is_t1}
+            undo.leaving(ring, leaving)
+            undo.append((self._resident.update, leaving))
+            undo.oldest(ghosts, len(victims))  # who may have to go
+            undo.append((drop, ghosts, leaving))
+            for block_hash in leaving:
+                del ring[block_hash]
+                del self._resident[block_hash]
+                ghosts[block_hash] = next(self._numbers), False
 
-    def _clear(self) -> None:
+    def _empty(self) -> None:
         for blocks in (self._resident, self._t1, self._t2):
             blocks.clear()
         for ghosts in (self._b1, self._b2):
@@ -128,4 +139,7 @@ class ARCLists(PythonPolicy):
             for block_hash, status in ring.items():
                 require(self._resident.get(block_hash) is status, "T1 and T2 hold live statuses")
         require(len(self._resident) == len(self._t1) + len(self._t2), "resident is T1 and T2")
+        for ghosts in (self._b1, self._b2):
+            numbers = [number for number, _ in ghosts.values()]
+            require(numbers == sorted(set(numbers)), "the numbers of ghosts rise in their list")
         require(0 <= self._target <= self._cache_capacity, "the target is within the capacity")

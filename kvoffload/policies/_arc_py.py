@@ -18,12 +18,13 @@ Cost
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._arc_lists_py import ARCLists, Victims
 from ._twin_py import evictable, require
+from ._undo_py import Undo, drop
 
 
 class ARCCachePolicy(ARCLists):
@@ -41,11 +42,12 @@ class ARCCachePolicy(ARCLists):
 
     __slots__ = ()
 
-    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-        self._b1.pop(block_hash, None)
-        self._b2.pop(block_hash, None)
-        self._t1[block_hash] = status
-        self._resident[block_hash] = status
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+        for mapping in (self._t1, self._resident):
+            undo.append((drop, mapping, blocks))
+            mapping.update(blocks)
+        for ghosts in (self._b1, self._b2):
+            drop(ghosts, undo.returning(ghosts, blocks))
 
     def _touch(self, batch: list[BlockHash]) -> None:
         t1, t2, b1, b2 = self._t1, self._t2, self._b1, self._b2
@@ -60,13 +62,13 @@ class ARCCachePolicy(ARCLists):
                 t2.move_to_end(block_hash)
             elif block_hash in b1:
                 self._raise_target()
-                b1.move_to_end(block_hash)
+                self._renew_ghost(b1, block_hash, counted=True)
             elif block_hash in b2:
                 self._lower_target()
-                b2.move_to_end(block_hash)
+                self._renew_ghost(b2, block_hash, counted=True)
 
     def _evict(
-        self, n: int, protected: Collection[BlockHash]
+        self, n: int, protected: Collection[BlockHash], undo: Undo
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
         from_t1 = evictable(self._t1, protected)
         from_t2 = evictable(self._t2, protected)
@@ -89,7 +91,7 @@ class ARCCachePolicy(ARCLists):
                 return None
             t1_size -= seen_once
             victims.append((*victim, seen_once))
-        self._make_ghosts(victims)
+        self._make_ghosts(victims, undo)
         if victims:
             for ghosts in (self._b1, self._b2):
                 while len(ghosts) > self._cache_capacity:

@@ -8,36 +8,36 @@ Rule
     linked once: while it has no block before it and none behind it. So the links never form a
     circle, whatever batches are touched.
 Invariants
-    ``num_behind`` of a block is the number of blocks linked to it. A link names the block before
-    and that block's number; numbers are given once, so a link to a block that has left, or has come
-    back, names none. A block that outlived the one before it, because it was in use, has none
-    before it; its depth stays. ``waiting`` holds blocks that a scan need not look at: each has a
-    block behind it.
+    A link has the blocks behind, and names the block before and that block's number; numbers are
+    given once, so a link to a block that has left, or has come back, names none. A block that
+    outlived the one before it, because it was in use, has none before it; its depth stays.
+    ``waiting`` holds blocks that a scan need not look at: each has a block behind it.
 Cost
     O(1) a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import count, pairwise
 
 from kvoffload.types import BlockHash
 
 from ._twin_py import require
+from ._undo_py import Undo, drop
 
 
 class _Link:
     """Say where a block stands in its chain."""
 
-    __slots__ = ("before", "before_number", "depth", "num_behind", "number")
+    __slots__ = ("before", "before_number", "behind", "depth", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number  # of the block, from 1
         self.before: BlockHash | None = None
         self.before_number = 0  # of that block, when it was linked
         self.depth = 0  # blocks before this one when it was linked
-        self.num_behind = 0  # blocks linked to this one
+        self.behind: set[BlockHash] = set()  # blocks linked to this one
 
 
 class Chains:
@@ -52,9 +52,11 @@ class Chains:
         # may move or unmark by the policy. A block that is missing is only looked at again.
         self.waiting: set[BlockHash] = set()
 
-    def insert(self, block_hash: BlockHash) -> None:
-        """Take in a block that is linked to none."""
-        self._links[block_hash] = _Link(next(self._numbers))
+    def insert(self, hashes: Collection[BlockHash], undo: Undo) -> None:
+        """Take in blocks that are linked to none."""
+        undo.append((drop, self._links, hashes))
+        for block_hash in hashes:
+            self._links[block_hash] = _Link(next(self._numbers))
 
     def before(self, block_hash: BlockHash) -> BlockHash | None:
         """Return the block before, None if there is none any more."""
@@ -70,23 +72,34 @@ class Chains:
             before, link = self._links.get(before_hash), self._links.get(block_hash)
             if before is None or link is None or before is link:
                 continue
-            if link.num_behind == 0 and self.before(block_hash) is None:
+            if not link.behind and self.before(block_hash) is None:
                 link.before, link.before_number = before_hash, before.number
                 link.depth = before.depth + 1
-                before.num_behind += 1
+                before.behind.add(block_hash)
 
-    def remove(self, block_hash: BlockHash) -> None:
-        """Forget a block that leaves."""
-        before = self.before(block_hash)
-        self.waiting.discard(block_hash)
-        if before is not None:
-            self.waiting.discard(before)
-            self._links[before].num_behind -= 1
-        del self._links[block_hash]
+    def keep(self, hashes: Iterable[BlockHash], undo: Undo) -> None:
+        """Keep the links of blocks that are about to leave."""
+        kept = {block_hash: self._links[block_hash] for block_hash in hashes}
+        undo.append((self._links.update, kept))
+        for block_hash, link in kept.items():
+            if link.before is not None:
+                before = self.before(block_hash)
+                if before is not None:
+                    undo.append((self._links[before].behind.add, block_hash))
+
+    def remove(self, hashes: Iterable[BlockHash]) -> None:
+        """Forget those of the blocks that are known."""
+        for block_hash in hashes:
+            before = self.before(block_hash) if block_hash in self._links else None
+            if before is not None:
+                self.waiting.discard(before)
+                self._links[before].behind.discard(block_hash)
+            self.waiting.discard(block_hash)
+            self._links.pop(block_hash, None)
 
     def num_behind(self, block_hash: BlockHash) -> int:
         """Return how many resident blocks stand right behind this one."""
-        return self._links[block_hash].num_behind
+        return len(self._links[block_hash].behind)
 
     def depth(self, block_hash: BlockHash) -> int:
         """Return how many blocks stood before this one when it was linked."""
@@ -100,14 +113,14 @@ class Chains:
     def check(self, resident: Collection[BlockHash]) -> None:
         """Verify the invariants; raise AssertionError with the broken one."""
         require(self._links.keys() == set(resident), "every resident block is in the chains")
-        counted = dict.fromkeys(self._links, 0)
+        behind: dict[BlockHash, set[BlockHash]] = {block_hash: set() for block_hash in self._links}
         for block_hash, link in self._links.items():
             before = self.before(block_hash)
             if before is not None:
                 require(self._links[before].depth < link.depth, "depth rises behind")
-                counted[before] += 1
+                behind[before].add(block_hash)
         require(
-            all(counted[block] == link.num_behind for block, link in self._links.items()),
-            "the blocks behind are counted",
+            all(behind[block_hash] == link.behind for block_hash, link in self._links.items()),
+            "the blocks behind are known",
         )
         require(all(map(self.num_behind, self.waiting)), "what waits has a block behind it")

@@ -25,6 +25,7 @@ from bisect import bisect_left
 from itertools import pairwise
 
 from ._twin_py import require
+from ._undo_py import Undo
 
 NUM_GAPS = 7
 NUM_CLASSES = 1 + 2 * NUM_GAPS
@@ -97,10 +98,7 @@ class Densities:
 
     def __init__(self, cache_capacity: int) -> None:
         self._capacity = cache_capacity
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything: the density is that of LRU, half of it for class 0."""
+        # Before anything is known, the density is that of LRU, half of it for class 0.
         self.table = [
             [(1.0 if reuse_class else _NEVER_REUSED) / max(1, start) for start in BIN_START[:-1]]
             for reuse_class in range(NUM_CLASSES)
@@ -114,21 +112,30 @@ class Densities:
         self._epoch_touches = 0
         self._mean_length = 0.0
 
-    def start(self, reuse_class: int, request: int) -> None:
+    def start(self, reuse_class: int, request: int, undo: Undo | None = None) -> None:
         """Count a use at `request`, of a block that is of `reuse_class` from now on."""
-        self._living_at(request)[reuse_class] += 1
+        living = self._living_at(request)
+        if undo is not None:
+            undo.append((living.__setitem__, reuse_class, living[reuse_class]))
+        living[reuse_class] += 1
 
-    def end(self, reuse_class: int, request: int) -> None:
+    def end(self, reuse_class: int, request: int, undo: Undo | None = None) -> None:
         """Count that the age which started at `request` goes on no longer."""
-        self._living_at(request)[reuse_class] -= 1
+        living = self._living_at(request)
+        if undo is not None:
+            undo.append((living.__setitem__, reuse_class, living[reuse_class]))
+        living[reuse_class] -= 1
 
     def count_reuse(self, reuse_class: int, age: int) -> None:
         """Count an age that ended in a use."""
         self._reused[reuse_class][age_bin(age)] += 1.0
 
-    def count_drop(self, reuse_class: int, age: int) -> None:
+    def count_drop(self, reuse_class: int, age: int, undo: Undo | None = None) -> None:
         """Count an age that ended unknown: the block was forgotten."""
-        self._dropped[reuse_class][age_bin(age)] += 1.0
+        dropped, number = self._dropped[reuse_class], age_bin(age)
+        if undo is not None:
+            undo.append((dropped.__setitem__, number, dropped[number]))
+        dropped[number] += 1.0
 
     def end_request(self, length: int, request: int) -> None:
         """Count a request of `length` blocks; at the end of an epoch, compute the table anew."""

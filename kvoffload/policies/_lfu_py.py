@@ -28,7 +28,7 @@ Cost
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
 from kvoffload._checks import check_cache_capacity
@@ -36,6 +36,7 @@ from kvoffload.types import BlockHash, BlockStatus
 
 from ._touch_pairs_py import TouchPairs
 from ._twin_py import PythonPolicy, evictable, require
+from ._undo_py import Undo, drop
 
 MOST_COUNTED = 15
 NUM_RINGS = MOST_COUNTED + 1
@@ -74,10 +75,14 @@ class LFUCachePolicy(PythonPolicy):
         """The least priority that a block can have."""
         return self._age
 
-    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-        self._resident[block_hash] = status
-        self._counts[block_hash] = 1
-        self._place(block_hash)
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+        ring = self._rings[(self._age + 1) % NUM_RINGS]
+        for mapping in (self._resident, self._counts, self._priorities, ring):
+            undo.append((drop, mapping, blocks))
+        self._resident.update(blocks)
+        for block_hash in blocks:
+            self._counts[block_hash] = 1
+            self._place(block_hash)
 
     def _place(self, block_hash: BlockHash) -> None:
         """Put a resident block that is in no ring at the most recent end of the ring of its K."""
@@ -89,10 +94,12 @@ class LFUCachePolicy(PythonPolicy):
         """Take a block out of its ring."""
         del self._rings[self._priorities.pop(block_hash) % NUM_RINGS][block_hash]
 
-    def _remove(self, block_hash: BlockHash) -> None:
-        self._take_out(block_hash)
-        del self._counts[block_hash]
-        del self._resident[block_hash]
+    def _remove(self, hashes: Iterable[BlockHash]) -> None:
+        for block_hash in hashes:
+            priority = self._priorities.get(block_hash, 0)
+            self._rings[priority % NUM_RINGS].pop(block_hash, None)
+            for mapping in (self._counts, self._resident, self._priorities):
+                mapping.pop(block_hash, None)
 
     def _touch(self, batch: list[BlockHash]) -> None:
         is_access = not self._touches.repeats(batch)
@@ -105,31 +112,34 @@ class LFUCachePolicy(PythonPolicy):
                 self._place(block_hash)
 
     def _evict(
-        self, n: int, protected: Collection[BlockHash]
+        self, n: int, protected: Collection[BlockHash], undo: Undo
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        victims = list(islice(self._by_priority(protected), n))
+        # Least K first, then least recent first.
+        victims: dict[BlockHash, BlockStatus] = {}
+        for ring in self._rings_by_priority():
+            if len(victims) == n:
+                break
+            leaving = dict(islice(evictable(ring, protected), n - len(victims)))
+            undo.leaving(ring, leaving)
+            victims.update(leaving)
         if len(victims) < n:
             return None
         if victims:
-            last_priority = self._priorities[victims[-1][0]]
-            for block_hash, _ in victims:
-                self._remove(block_hash)
+            last_priority = self._priorities[next(reversed(victims))]
+            undo.append((setattr, self, "_age", self._age))
+            undo.append((self._resident.update, victims))
+            for mapping in (self._counts, self._priorities):
+                undo.append((mapping.update, {block: mapping[block] for block in victims}))
+            self._remove(victims)
             while self._age < last_priority and not self._rings[self._age % NUM_RINGS]:
                 self._age += 1
-        return victims
-
-    def _by_priority(
-        self, protected: Collection[BlockHash]
-    ) -> Iterator[tuple[BlockHash, BlockStatus]]:
-        """Yield the blocks that may leave, least K first, then least recent first."""
-        for ring in self._rings_by_priority():
-            yield from evictable(ring, protected)
+        return list(victims.items())
 
     def _rings_by_priority(self) -> Iterator[OrderedDict[BlockHash, BlockStatus]]:
         for priority in range(self._age, self._age + NUM_RINGS):
             yield self._rings[priority % NUM_RINGS]
 
-    def _clear(self) -> None:
+    def _empty(self) -> None:
         self._age = 0
         self._resident.clear()
         self._counts.clear()

@@ -17,6 +17,7 @@ from itertools import islice
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._twin_py import PythonPolicy, evictable
+from ._undo_py import Undo, drop
 from ._views import BlocksView
 
 
@@ -43,11 +44,12 @@ class LRUCachePolicy(PythonPolicy):
     def _ring(self, number: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
         return self._resident
 
-    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-        self._resident[block_hash] = status
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+        undo.append((drop, self._resident, blocks))
+        self._resident.update(blocks)
 
-    def _remove(self, block_hash: BlockHash) -> None:
-        del self._resident[block_hash]
+    def _remove(self, hashes: Iterable[BlockHash]) -> None:
+        drop(self._resident, hashes)
 
     def _touch(self, batch: list[BlockHash]) -> None:
         blocks = self._resident
@@ -56,16 +58,16 @@ class LRUCachePolicy(PythonPolicy):
                 blocks.move_to_end(block_hash)
 
     def _evict(
-        self, n: int, protected: Collection[BlockHash]
+        self, n: int, protected: Collection[BlockHash], undo: Undo
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        victims = list(islice(evictable(self._resident, protected), n))
+        victims = dict(islice(evictable(self._resident, protected), n))
         if len(victims) < n:
             return None
-        for block_hash, _ in victims:
-            del self._resident[block_hash]
-        return victims
+        undo.leaving(self._resident, victims)
+        self._remove(victims)
+        return list(victims.items())
 
-    def _clear(self) -> None:
+    def _empty(self) -> None:
         self._resident.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import chain
+from itertools import chain, count
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
@@ -43,6 +43,7 @@ from ._chains_py import Chains
 from ._queue_policy_py import QueueSearch
 from ._touch_pairs_py import TouchPairs
 from ._twin_py import PythonPolicy, require
+from ._undo_py import Undo, drop
 from ._views import BlocksView, GhostsView
 
 _Queue = OrderedDict[BlockHash, BlockStatus]
@@ -68,7 +69,16 @@ class S3FIFOCachePolicy(PythonPolicy):
     Yang, Zhang, Qiu, Yue & Rashmi, "FIFO Queues Are All You Need for Cache Eviction", SOSP 2023.
     """
 
-    __slots__ = ("_chains", "_counts", "_ghosts", "_main", "_small", "_small_size", "_touches")
+    __slots__ = (
+        "_chains",
+        "_counts",
+        "_ghosts",
+        "_main",
+        "_numbers",
+        "_small",
+        "_small_size",
+        "_touches",
+    )
 
     def __init__(self, cache_capacity: int, *, small: float = 0.1) -> None:
         capacity = check_cache_capacity(cache_capacity)
@@ -77,7 +87,9 @@ class S3FIFOCachePolicy(PythonPolicy):
         self._small_size = int(share * capacity)
         self._small: _Queue = OrderedDict()
         self._main: _Queue = OrderedDict()
-        self._ghosts: OrderedDict[BlockHash, None] = OrderedDict()
+        # Ghost -> a number that rises.
+        self._ghosts: OrderedDict[BlockHash, int] = OrderedDict()
+        self._numbers = count(1)
         self._counts: dict[BlockHash, int] = {}
         self._touches = TouchPairs()
         self._chains = Chains()
@@ -114,20 +126,21 @@ class S3FIFOCachePolicy(PythonPolicy):
     def _ring(self, number: int) -> Collection[BlockHash]:
         return (self._small, self._main, self._ghosts)[number]
 
-    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-        returned = block_hash in self._ghosts
-        if returned:
-            del self._ghosts[block_hash]
-        (self._main if returned else self._small)[block_hash] = status
-        self._resident[block_hash] = status
-        self._counts[block_hash] = 0
-        self._chains.insert(block_hash)
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+        for mapping in (self._small, self._main, self._resident, self._counts):
+            undo.append((drop, mapping, blocks))
+        returning = undo.returning(self._ghosts, blocks)
+        for block_hash, status in blocks.items():
+            (self._main if block_hash in returning else self._small)[block_hash] = status
+            self._resident[block_hash] = status
+            self._counts[block_hash] = 0
+        drop(self._ghosts, returning)
+        self._chains.insert(blocks, undo)
 
-    def _remove(self, block_hash: BlockHash) -> None:
-        del self._queue_of(block_hash)[block_hash]
-        del self._resident[block_hash]
-        del self._counts[block_hash]
-        self._chains.remove(block_hash)
+    def _remove(self, hashes: Iterable[BlockHash]) -> None:
+        for mapping in (self._small, self._main, self._resident, self._counts):
+            drop(mapping, hashes)
+        self._chains.remove(hashes)
 
     def _queue_of(self, block_hash: BlockHash) -> _Queue:
         return self._small if block_hash in self._small else self._main
@@ -145,7 +158,7 @@ class S3FIFOCachePolicy(PythonPolicy):
                 self._chains.waiting.discard(block_hash)
                 self._counts[block_hash] = min(self._counts[block_hash] + 1, MOST_COUNTED)
 
-    def _evict(self, n: int, protected: Collection[BlockHash]) -> _Victims | None:
+    def _evict(self, n: int, protected: Collection[BlockHash], undo: Undo) -> _Victims | None:
         search = _Search(self, protected)
         if not search.can_find(n):
             return None
@@ -166,18 +179,41 @@ class S3FIFOCachePolicy(PythonPolicy):
             if not found and not any_promoted:
                 small, main = search.small.blocks(self._small), search.main.blocks(self._main)
                 search.take_deepest(n, chain(small, main))
-        for block_hash, moved_count in search.moved.items():
-            self._main[block_hash] = self._queue_of(block_hash).pop(block_hash)
-            self._counts[block_hash] = moved_count
-        for block_hash in search.victims:
-            if block_hash in self._small:
-                self._ghosts[block_hash] = None
-            self._remove(block_hash)
-        while len(self._ghosts) > self._cache_capacity - self._small_size:
-            self._ghosts.popitem(last=False)
+        if search.moved:
+            self._move(search.moved, undo)
+        self._let_go(search.victims, undo)
         return list(search.victims.items())
 
-    def _clear(self) -> None:
+    def _move(self, moved: Mapping[BlockHash, int], undo: Undo) -> None:
+        """Give blocks new counts, at the newest end of main."""
+        undo.append((self._counts.update, {block: self._counts[block] for block in moved}))
+        for queue in (self._small, self._main):
+            undo.leaving(queue, {block: queue[block] for block in moved if block in queue})
+        undo.append((drop, self._main, moved))
+        for block_hash, moved_count in moved.items():
+            self._main[block_hash] = self._queue_of(block_hash).pop(block_hash)
+            self._counts[block_hash] = moved_count
+
+    def _let_go(self, victims: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+        """Let victims go; those of small are ghosts, as many as main is meant to hold."""
+        self._chains.keep(victims, undo)
+        undo.append((self._resident.update, victims))
+        undo.append((self._counts.update, {block: self._counts[block] for block in victims}))
+        from_small, from_main = (
+            {block: status for block, status in victims.items() if block in queue}
+            for queue in (self._small, self._main)
+        )
+        undo.leaving(self._small, from_small)
+        undo.leaving(self._main, from_main)
+        undo.oldest(self._ghosts, len(from_small))  # who may have to go
+        undo.append((drop, self._ghosts, from_small))
+        self._remove(victims)
+        for block_hash in from_small:
+            self._ghosts[block_hash] = next(self._numbers)
+        while len(self._ghosts) > self._cache_capacity - self._small_size:
+            self._ghosts.popitem(last=False)
+
+    def _empty(self) -> None:
         for blocks in (self._resident, self._small, self._main):
             blocks.clear()
         self._ghosts.clear()

@@ -34,6 +34,7 @@ from kvoffload.types import BlockHash, BlockStatus
 from ._chains_py import Chains
 from ._queue_policy_py import QueueSearch
 from ._twin_py import PythonPolicy, require
+from ._undo_py import Undo, drop
 from ._views import BlocksView
 
 _Victims = list[tuple[BlockHash, BlockStatus]]
@@ -78,17 +79,17 @@ class SieveCachePolicy(PythonPolicy):
     def _ring(self, number: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
         return ChainMap(self._ahead, self._passed)  # which goes through the last first
 
-    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-        self._resident[block_hash] = status
-        self._ahead[block_hash] = status
-        self._chains.insert(block_hash)
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+        for mapping in (self._ahead, self._resident):
+            undo.append((drop, mapping, blocks))
+            mapping.update(blocks)
+        self._chains.insert(blocks, undo)
 
-    def _remove(self, block_hash: BlockHash) -> None:
-        del self._resident[block_hash]
-        queue = self._ahead if block_hash in self._ahead else self._passed
-        del queue[block_hash]
-        self._visited.discard(block_hash)
-        self._chains.remove(block_hash)
+    def _remove(self, hashes: Iterable[BlockHash]) -> None:
+        for mapping in (self._passed, self._ahead, self._resident):
+            drop(mapping, hashes)
+        self._visited.difference_update(hashes)
+        self._chains.remove(hashes)
 
     def _touch(self, batch: list[BlockHash]) -> None:
         self._chains.link(batch)
@@ -101,21 +102,21 @@ class SieveCachePolicy(PythonPolicy):
                 self._visited.add(block_hash)
             else:
                 queue = self._ahead if block_hash in self._ahead else self._passed
-                del queue[block_hash]
-                self._ahead[block_hash] = status
+                self._ahead[block_hash] = queue.pop(block_hash)
 
-    def _evict(self, n: int, protected: Collection[BlockHash]) -> _Victims | None:
+    def _evict(self, n: int, protected: Collection[BlockHash], undo: Undo) -> _Victims | None:
         search = QueueSearch(self._resident, self._chains, protected)
         if not search.can_find(n):
             return None
         unmarked: set[BlockHash] = set()
+        # What is found to wait without its mark waits no longer if it gets that back.
+        undo.append((self._chains.waiting.difference_update, unmarked))
         lap, is_whole, has_changed = search.idle(self._ahead), not self._passed, False
-        laps = 0
-        last = None  # the last block that the hand has passed
+        last, has_lapped = None, False  # the last block that the hand has passed
         while len(search.victims) < n:
             block_hash = next(lap, None)
             if block_hash is None:
-                laps, last = laps + 1, None
+                last, has_lapped = None, True
                 if is_whole and not has_changed:
                     search.take_deepest(n, chain(self._passed, self._ahead))
                     break
@@ -133,27 +134,37 @@ class SieveCachePolicy(PythonPolicy):
             else:
                 search.choose(block_hash)
                 has_changed = True
+        victims = search.victims
+        undo.append((self._visited.update, unmarked))
         self._visited -= unmarked
-        if laps:
-            self._begin_lap()
-        self._pass(last)
-        for block_hash in search.victims:
-            self._remove(block_hash)
-        return list(search.victims.items())
+        self._chains.keep(victims, undo)
+        undo.append((self._resident.update, victims))
+        if has_lapped:
+            self._begin_lap(undo)
+        self._pass(last, undo)
+        self._remove(victims)
+        return list(victims.items())
 
-    def _begin_lap(self) -> None:
+    def _begin_lap(self, undo: Undo) -> None:
         """Put the hand before the oldest block."""
-        self._passed.update(self._ahead)
-        self._ahead, self._passed = self._passed, OrderedDict()
+        undo.append((setattr, self, "_ahead", self._ahead))
+        undo.append((setattr, self, "_passed", self._passed))
+        self._ahead = OrderedDict(chain(self._passed.items(), self._ahead.items()))
+        self._passed = OrderedDict()
 
-    def _pass(self, last: BlockHash | None) -> None:
+    def _pass(self, last: BlockHash | None, undo: Undo) -> None:
         """Let the hand pass what lies ahead, up to a block; nothing, if it is None."""
-        block_hash = None
-        while block_hash != last:
-            block_hash, status = self._ahead.popitem(last=False)
-            self._passed[block_hash] = status
+        passing: dict[BlockHash, BlockStatus] = {}
+        for block_hash, status in self._ahead.items() if last is not None else ():
+            passing[block_hash] = status
+            if block_hash == last:
+                break
+        undo.oldest(self._ahead, len(passing))
+        undo.append((drop, self._passed, passing))
+        for block_hash in passing:
+            self._passed[block_hash] = self._ahead.pop(block_hash)
 
-    def _clear(self) -> None:
+    def _empty(self) -> None:
         for blocks in (self._resident, self._passed, self._ahead, self._visited, self._chains):
             blocks.clear()
 

@@ -34,6 +34,7 @@ from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
 from ._twin_py import PythonPolicy, evictable, require
+from ._undo_py import Undo, drop
 from ._views import BlocksView
 
 _Segment = OrderedDict[BlockHash, BlockStatus]
@@ -89,14 +90,14 @@ class SLRUCachePolicy(PythonPolicy):
     def _ring(self, number: int) -> Collection[BlockHash]:
         return (self._probation, self._protected)[number]
 
-    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-        self._probation[block_hash] = status
-        self._resident[block_hash] = status
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+        for mapping in (self._probation, self._resident):
+            undo.append((drop, mapping, blocks))
+            mapping.update(blocks)
 
-    def _remove(self, block_hash: BlockHash) -> None:
-        del self._resident[block_hash]
-        segment = self._probation if block_hash in self._probation else self._protected
-        del segment[block_hash]
+    def _remove(self, hashes: Iterable[BlockHash]) -> None:
+        for mapping in (self._probation, self._protected, self._resident):
+            drop(mapping, hashes)
 
     def _touch(self, batch: list[BlockHash]) -> None:
         probation, protected = self._probation, self._protected
@@ -122,19 +123,21 @@ class SLRUCachePolicy(PythonPolicy):
                 self._probation[block_hash] = status
 
     def _evict(
-        self, n: int, protected: Collection[BlockHash]
+        self, n: int, protected: Collection[BlockHash], undo: Undo
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        may_leave = chain(
-            evictable(self._probation, protected), evictable(self._protected, protected)
-        )
-        victims = list(islice(may_leave, n))
+        from_probation = dict(islice(evictable(self._probation, protected), n))
+        num_lacking = n - len(from_probation)
+        from_protected = dict(islice(evictable(self._protected, protected), num_lacking))
+        victims = {**from_probation, **from_protected}
         if len(victims) < n:
             return None
-        for block_hash, _ in victims:
-            self._remove(block_hash)
-        return victims
+        undo.leaving(self._probation, from_probation)
+        undo.leaving(self._protected, from_protected)
+        undo.append((self._resident.update, victims))
+        self._remove(victims)
+        return list(victims.items())
 
-    def _clear(self) -> None:
+    def _empty(self) -> None:
         for blocks in (self._resident, self._probation, self._protected):
             blocks.clear()
 

@@ -3,9 +3,12 @@
 Invariants
     ``_resident`` maps the hash of every resident block to its live status, and is the object that
     the manager skeleton looks hashes up in; it is emptied, never replaced.
+    A call that is interrupted leaves the state before it, or, where it drops blocks only, the state
+    after it; `touch` alone may end in between (see ``_undo_py``).
 Trusted protocol
     Methods with a leading underscore take what is already checked: a list of hashes that are
-    ``bytes``, ``protected`` as a set. The Python manager skeleton calls these.
+    ``bytes``, ``protected`` as a set. The Python manager skeleton calls these. It passes all blocks
+    of a call together, where the compiled one passes them one by one, and its `Undo`.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from kvoffload.types import BLOCK_DTYPE, BlockHash, BlockStatus
 
 from . import registry
 from ._ownership import owner_of
+from ._undo_py import Undo
 from .base import CachePolicy, Room
 
 #: Who leaves, in eviction order.
@@ -97,7 +101,8 @@ class PythonPolicy(CachePolicy):
         self._require_free("insert")
         if key in self._resident:
             raise block_already_resident("insert", key)
-        self._insert(key, live)
+        with Undo() as undo:
+            self._insert({key: live}, undo)
 
     def remove(self, block_hash: bytes) -> None:
         """Drop a resident block without remembering it."""
@@ -106,7 +111,8 @@ class PythonPolicy(CachePolicy):
         self._require_free("remove")
         if key not in self._resident:
             raise block_not_found("remove", key)
-        self._remove(key)
+        with Undo() as undo:
+            self._drop([key], undo)
 
     def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last hash first."""
@@ -123,7 +129,8 @@ class PythonPolicy(CachePolicy):
         n = check_int("n", n, 0)
         guarded = set(as_batch(protected, "protected"))
         self._require_free("evict")
-        return self._evict(n, guarded)
+        with Undo() as undo:
+            return self._evict(n, guarded, undo)
 
     def make_room(
         self, hashes: Sequence[bytes], num_free: int, protected: Collection[bytes]
@@ -139,7 +146,8 @@ class PythonPolicy(CachePolicy):
         """Drop every block, ghost and adaptive state."""
         self._require_ready()
         self._require_free("clear")
-        self._clear()
+        with Undo() as undo:
+            self._clear(undo)
 
     def __len__(self) -> int:
         """Return the number of resident blocks."""
@@ -180,12 +188,17 @@ class PythonPolicy(CachePolicy):
         return 0
 
     @abstractmethod
-    def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-        """Make an absent block resident, keeping the status object itself."""
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+        """Make absent blocks resident, in order, keeping the status objects themselves."""
+
+    def _drop(self, hashes: Collection[BlockHash], undo: Undo) -> None:
+        """Drop resident blocks."""
+        undo.instead(self._remove, hashes)
+        self._remove(hashes)
 
     @abstractmethod
-    def _remove(self, block_hash: BlockHash) -> None:
-        """Drop a resident block."""
+    def _remove(self, hashes: Iterable[BlockHash]) -> None:
+        """Drop those of the blocks that are resident, or what is left of them."""
 
     @abstractmethod
     def _touch(self, batch: list[BlockHash]) -> None:
@@ -193,26 +206,31 @@ class PythonPolicy(CachePolicy):
 
     @abstractmethod
     def _evict(
-        self, n: int, protected: Collection[BlockHash]
+        self, n: int, protected: Collection[BlockHash], undo: Undo
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
         """Evict `n` idle blocks or none."""
 
-    @abstractmethod
-    def _clear(self) -> None:
+    def _clear(self, undo: Undo) -> None:
         """Forget everything."""
+        undo.instead(self._empty)
+        self._empty()
+
+    @abstractmethod
+    def _empty(self) -> None:
+        """Forget everything, or what is left of it."""
 
     @abstractmethod
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
         """Yield every resident status in the order in which a reset frees them."""
 
     def _make_room(
-        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash], undo: Undo
     ) -> tuple[int, Victims] | None:
         """Decide how many of `hashes` to store, and evict for them."""
         shortfall = len(hashes) - num_free
         if shortfall <= 0:
             return len(hashes), []
-        victims = self._evict(shortfall, protected)
+        victims = self._evict(shortfall, protected, undo)
         return None if victims is None else (len(hashes), victims)
 
     def _check(self) -> None:

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from kvoffload import BlockNotFoundError, BlockNotPinnedError, OffloadError, _python
+from kvoffload.policies._undo_py import Undo
 from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, once, slots, store
 from tests.contract.conftest import Build
 from tests.contract.test_arc import arc, fill, idle, victims, with_ghosts, with_target
@@ -179,7 +180,7 @@ def test_departure_arc_evicts_many_blocks_in_one_scan() -> None:
     policy = fill(arc(_python, size), blocks[: size // 2], blocks[size // 2 :])
     for pinned in blocks[:50]:
         policy.get(pinned).ref_cnt = 1
-    assert len(policy._evict(size - 50, Counting())) == size - 50
+    assert len(policy._evict(size - 50, Counting(), Undo())) == size - 50
     assert looked_at == size - 50
 
 

@@ -1,0 +1,325 @@
+"""An interrupt at any line of the Python twin leaves the state before the call, or the one after.
+
+A trace function raises at one line event after the other, as the interpreter would raise
+KeyboardInterrupt for Ctrl-C. `lookup` and `touch` may end in between.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import kvoffload
+from kvoffload import BlockStatus, OffloadError, _python
+from kvoffload.policies import registry
+from tests.blocks import A, B, C, D, E, F, G, H, block_hashes
+from tests.conftest import read_budget
+from tests.observation import observe
+from tests.parts import ListPolicy
+from tests.policies.steps import idle, pinned, request
+
+PACKAGE = str(Path(kvoffload.__file__).parent)
+NEW = block_hashes(*range(100, 108))
+
+
+class Interrupts:
+    """Raise at the event of that number, in the lines of the package; never, if it is None."""
+
+    def __init__(self, number: int | None, error: type[BaseException], event: str) -> None:
+        self.number = number
+        self.error = error
+        self.event = event
+        self.places: list[tuple[CodeType, int]] = []  # of the events so far
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes = self.event == "opcode"
+        if event == self.event:
+            if len(self.places) == self.number:
+                sys.settrace(None)
+                raise self.error
+            where = frame.f_lasti if self.event == "opcode" else frame.f_lineno
+            self.places.append((frame.f_code, where))
+        return self
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        former = sys.gettrace()
+        sys.settrace(self)
+        try:
+            yield
+        finally:
+            sys.settrace(former)
+
+    def worth_trying(self) -> list[int]:
+        """Return the events by number: where a line is run often, the first, second and last."""
+        visits: dict[tuple[CodeType, int], list[int]] = {}
+        for number, place in enumerate(self.places):
+            visits.setdefault(place, []).append(number)
+        return sorted({n for numbers in visits.values() for n in (*numbers[:2], numbers[-1])})
+
+
+def state_of(thing: Any) -> Any:
+    """Return all that a manager, a policy or a pool consists of, as values that compare."""
+    if isinstance(thing, BlockStatus):
+        return thing.ref_cnt, thing.block_id
+    if isinstance(thing, OrderedDict | list | tuple | deque):
+        items = thing.items() if isinstance(thing, OrderedDict) else thing
+        return [state_of(item) for item in items]
+    if isinstance(thing, dict):
+        return sorted((repr(key), state_of(value)) for key, value in thing.items())
+    if isinstance(thing, set):
+        return sorted(thing)
+    if type(thing).__module__.startswith("kvoffload"):
+        slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+        fields = {name: getattr(thing, name) for name in slots if name not in UNSEEN}
+        fields.update(getattr(thing, "__dict__", {}))
+        return sorted(
+            (name, state_of(value)) for name, value in fields.items() if name not in UNSEEN
+        )
+    return thing if isinstance(thing, int | float | str | bytes | None) else type(thing).__name__
+
+
+# How many numbers were drawn is nobody's business, nor is what a scan remembers of its last look.
+UNSEEN = {"__weakref__", "_numbers", "waiting", "number", "before_number", "_find", "_owner"}
+
+
+def managed(name: str, events: bool = True) -> Any:
+    """Return a manager with blocks of every kind, ghosts, and chains that wait for their ends."""
+    manager = _python.CPUOffloadingManager(16, 12, name, events)
+    for batch in ([A, B, C], [D, E], [A, B, C, F], NEW[:4], [A, D], [G, H], NEW[4:6], [A, B, C, F]):
+        request(manager, batch)
+    list(manager.take_events())
+    resident = [block for block in (A, B, C, D, E, F, G, H, *NEW) if block in manager]
+    manager.prepare_load([resident[0], resident[-1], resident[-1]])
+    manager.touch([block for block in (A, B, D, G, *NEW) if block not in manager])
+    return manager
+
+
+def storing(name: str) -> Any:
+    """Return such a manager in which stores are under way."""
+    manager = managed(name)
+    for batch in (NEW[6:], [b"one more"]):
+        manager.touch(batch)
+        manager.prepare_store(batch)
+    return manager
+
+
+def alone(name: str) -> Any:
+    """Return a policy with blocks of every kind and ghosts."""
+    policy = _python.policy_class(name)(8)
+    for block_id, block in enumerate((A, B, C, D, E)):
+        policy.insert(block, idle(block_id))
+    for batch in ([A, B, C], [D, E], [A, B], [C], [A, B, C]):
+        policy.touch(batch)
+    policy.evict(2, ())
+    policy.insert(F, pinned(5))
+    policy.insert(G, idle(6))
+    policy.insert(H, idle(7))
+    policy.touch([G, H])
+    policy.touch([A, B, C, D, E])
+    return policy
+
+
+def pool(name: str) -> Any:
+    """Return a pool of which slots were given out and taken back."""
+    backend = _python.CPUBackend(16, 6)
+    for status in backend.allocate_blocks([A, B, C, D])[2:]:
+        backend.free(status)
+    return backend
+
+
+def sharing(name: str) -> Any:
+    """Return a manager over a pool of which somebody else holds a slot."""
+    backend = _python.CPUBackend(16, 12)
+    manager = _python.ARCOffloadingManager(backend, True)
+    for batch in ([A, B, C], [D, E]):
+        request(manager, batch)
+        backend.allocate_blocks([b"of somebody else"])
+    manager.prepare_store([F])
+    return manager
+
+
+def absent(thing: Any, n: int) -> list[bytes]:
+    """Return blocks that may be inserted: former ones first, of which some are ghosts."""
+    policy = thing.policy if hasattr(thing, "policy") else thing
+    return [block for block in (A, B, C, D, E, G, *NEW) if policy.get(block) is None][:n]
+
+
+def ready(manager: Any) -> list[bytes]:
+    """Return the blocks that may be loaded."""
+    statuses = {block: manager.policy.get(block) for block in (A, B, C, D, E, F, G, H, *NEW)}
+    return [block for block, status in statuses.items() if status and status.ref_cnt >= 0]
+
+
+Arguments = tuple[Any, ...]
+CALLS: dict[str, tuple[Callable[[str], Any], str, Callable[[Any], Arguments]]] = {
+    "a store": (managed, "prepare_store", lambda m: ([ready(m)[0], *absent(m, 3)],)),
+    "a store of many": (managed, "prepare_store", lambda m: ([*absent(m, 7), NEW[7]],)),
+    "a refused store": (managed, "prepare_store", lambda m: (block_hashes(*range(200, 220)),)),
+    "a store of nothing": (managed, "prepare_store", lambda m: (ready(m)[:2],)),
+    "completion": (storing, "complete_store", lambda m: ([*NEW[6:], NEW[6], A, b"one more"],)),
+    "failure": (storing, "complete_store", lambda m: ([*NEW[6:], A], False)),
+    "a load": (managed, "prepare_load", lambda m: ([*ready(m)[:3], ready(m)[0]],)),
+    "the end of a load": (
+        managed,
+        "complete_load",
+        lambda m: ([ready(m)[-1], ready(m)[0], ready(m)[-1]],),
+    ),
+    "a load of a block that is not there": (
+        managed,
+        "prepare_load",
+        lambda m: ([*ready(m)[:2], NEW[7]],),
+    ),
+    "the end of a load that was not": (
+        managed,
+        "complete_load",
+        lambda m: ([ready(m)[-1], ready(m)[0], ready(m)[1]],),
+    ),
+    "events": (storing, "take_events", lambda m: ()),
+    "a reset": (storing, "reset_cache", lambda m: ()),
+    "a reset over a shared pool": (sharing, "reset_cache", lambda m: ()),
+    "insert": (alone, "insert", lambda p: (absent(p, 1)[0], idle(9))),
+    "remove": (alone, "remove", lambda p: (G,)),
+    "evict": (alone, "evict", lambda p: (3, [G])),
+    "evict too many": (alone, "evict", lambda p: (7, ())),
+    "make_room": (alone, "make_room", lambda p: (absent(p, 3), 1, [G])),
+    "clear": (alone, "clear", lambda p: ()),
+    "allocation": (pool, "allocate_blocks", lambda b: ([A, B, C],)),
+    "free": (pool, "free", lambda b: (BlockStatus(1),)),
+}
+
+
+def prepared(call: str, name: str) -> tuple[Any, Callable[[], Any]]:
+    """Return a new thing, and the call to make on it."""
+    build, method, arguments = CALLS[call]
+    thing = build(name)
+    return thing, partial(getattr(thing, method), *arguments(thing))
+
+
+def interrupted_at_each(
+    call: str, name: str, error: type[BaseException], event: str, step: int
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number of an event, and a thing whose call was interrupted there."""
+    _, make_call = prepared(call, name)
+    watch = Interrupts(None, error, event)
+    with suppress(OffloadError), watch.armed():
+        make_call()
+    for number in watch.worth_trying()[::step]:
+        thing, make_call = prepared(call, name)
+        with pytest.raises(error), Interrupts(number, error, event).armed():
+            make_call()
+        yield number, thing
+
+
+def go_on(thing: Any) -> list[Any]:
+    """Make further calls, verify the invariants, and return what came of them."""
+    outcomes: list[Any] = []
+    thing._check()
+    if isinstance(thing, _python.CPUBackend):
+        slots = [status.block_id for status in thing.allocate_blocks([A])]
+        return [slots, observe(thing)]
+    if not hasattr(thing, "prepare_store"):
+        for batch in ([B], [H, G], [F]):
+            thing.touch(batch)
+            outcomes.append([block for block, _ in thing.evict(1, batch) or ()])
+        thing._check()
+        return [*outcomes, observe(thing)]
+    for batch in ([A, B, C], NEW[2:5], [b"1", b"2"], [D, E, b"3"], [b"4"] * 2, [b"5", b"6", b"7"]):
+        thing.touch(batch)
+        output = thing.prepare_store(batch)
+        thing._check()
+        if output is not None:
+            outcomes.append((output.block_hashes_evicted, output.store_spec.block_ids.tolist()))
+            thing.complete_store(batch, len(outcomes) % 3 > 0)
+    thing._check()
+    return [*outcomes, observe(thing)]
+
+
+def states_around(call: str, name: str) -> tuple[Any, Any]:
+    """Return the state before and after a call, and what both lead to."""
+    states = []
+    for is_made in (False, True):
+        thing, make_call = prepared(call, name)
+        if is_made:
+            with suppress(OffloadError):
+                make_call()
+        states.append((state_of(thing), go_on(thing)))
+    return states[0], states[1]
+
+
+def check_all_or_nothing(
+    call: str, name: str, error: type[BaseException], event: str, step: int = 1
+) -> None:
+    """Interrupt a call everywhere, and compare with the state before and after, now and later."""
+    states = states_around(call, name)
+    often = max(1, round(10 / read_budget()))
+    num_tried = 0
+    for number, thing in interrupted_at_each(call, name, error, event, step):
+        num_tried += 1
+        state = state_of(thing)
+        assert state in (states[0][0], states[1][0]), f"interrupted at {event} {number}"
+        if num_tried % often == 0:
+            # Nothing is left behind that shows later.
+            later = states[state != states[0][0]][1]
+            assert go_on(thing) == later, f"interrupted at {event} {number}"
+    assert num_tried >= 4
+
+
+CASES = [
+    (call, name)
+    for call, (build, _, _) in CALLS.items()
+    for name in (registry.names() if build not in (pool, sharing) else ["no policy"])
+]
+
+
+@pytest.mark.parametrize(("call", "name"), CASES)
+def test_an_interrupt_at_any_line_leaves_the_state_before_or_after(call: str, name: str) -> None:
+    check_all_or_nothing(call, name, KeyboardInterrupt, "line")
+
+
+@pytest.mark.parametrize("call", ["a store", "failure", "evict", "a reset"])
+@pytest.mark.parametrize("name", registry.names())
+def test_an_interrupt_between_any_two_instructions(name: str, call: str) -> None:
+    """Signals are answered between instructions, in the middle of lines, too."""
+    step = max(1, round(7 / read_budget()))
+    check_all_or_nothing(call, name, KeyboardInterrupt, "opcode", step)
+
+
+@pytest.mark.parametrize("call", ["a store", "completion", "failure", "a load", "a reset"])
+def test_an_interrupt_loses_no_slot_over_the_policy_of_a_user(call: str) -> None:
+    _, method, arguments = CALLS[call]
+
+    def prepare() -> tuple[Any, Callable[[], Any]]:
+        manager = _python.CPUOffloadingManager(16, 12, ListPolicy, True)
+        for batch in ([A, B, C], [D, E], NEW[:4]):
+            request(manager, batch)
+        if call in ("completion", "failure"):
+            manager.prepare_store([*NEW[6:], b"one more"])
+        else:
+            request(manager, [F, G, H])
+        return manager, partial(getattr(manager, method), *arguments(manager))
+
+    _, make_call = prepare()
+    watch = Interrupts(None, KeyboardInterrupt, "line")
+    with watch.armed():
+        make_call()
+    for number in watch.worth_trying():
+        manager, make_call = prepare()
+        interrupts = Interrupts(number, KeyboardInterrupt, "line")
+        with pytest.raises(KeyboardInterrupt), interrupts.armed():
+            make_call()
+        manager._check()
+        stats = manager.stats()
+        assert stats["resident"] + stats["free"] == 12, f"interrupted at {number}"
+        assert len(manager.policy) == stats["resident"], f"interrupted at {number}"
+        go_on(manager)
