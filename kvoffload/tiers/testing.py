@@ -312,6 +312,9 @@ class TierConformance(ABC):
         keys = [bytes(length) for length in lengths] + [b"\xff" * length for length in lengths[1:]]
         with self.opened() as (tier, region):
             self.store(tier, region, keys)
+            run(tier, tier.query(keys))
+            _require((tier.lookup(keys) == State.HIT).all(), "all must be HIT")
+            _require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
             _equal(self.load(tier, region, keys), [Status.OK] * len(keys), "statuses")
             other = [key + b"\0" for key in keys if len(key) not in {0, 1, 31, 32, 39, 40, 41}]
             _require((tier.lookup(other) != State.HIT).all(), "a longer key is another key")

@@ -10,26 +10,26 @@ from tests.isolated.scripts import run_script
 
 BLOCK_BYTES, BLOCKS = 2**20, 32
 
-SCRIPT = """
+SCRIPT = f"""
     import os, sys
     os.dup2(1, 2)
     from kvoffload.tiers import FileTier, Namespace, Region
     from kvoffload.tiers.testing import FaultyTier
 
     kind, folder = sys.argv[1:]
-    namespace = Namespace("exit", {block_bytes})
-    region = Region.allocate({blocks}, {block_bytes})
+    namespace = Namespace("exit", {BLOCK_BYTES})
+    region = Region.allocate({BLOCKS}, {BLOCK_BYTES})
     if kind == "slab":
-        tier = FileTier(folder, {blocks} * {block_bytes}, namespace=namespace)
+        tier = FileTier(folder, {BLOCKS} * {BLOCK_BYTES}, namespace=namespace)
     else:
-        tier = FaultyTier({blocks} * {block_bytes}, namespace=namespace)
+        tier = FaultyTier({BLOCKS} * {BLOCK_BYTES}, namespace=namespace)
     tier.attach(region)
     if kind == "hung":
         tier.hang()
-    for block_id in range({blocks}):
-        region.write(block_id, bytes([block_id]) * {block_bytes})
-    tier.put([b"%d" % block_id for block_id in range({blocks})], range({blocks}))
-""".format(blocks=BLOCKS, block_bytes=BLOCK_BYTES)
+    for block_id in range({BLOCKS}):
+        region.write(block_id, bytes([block_id]) * {BLOCK_BYTES})
+    tier.put([b"%d" % block_id for block_id in range({BLOCKS})], range({BLOCKS}))
+"""
 
 
 @pytest.mark.parametrize("implementation", AVAILABLE)
