@@ -546,7 +546,8 @@ class Bench:
         except ImportError:
             return
         data = memoryview(np.random.default_rng(0).bytes(64 * MIB))
-        for name, nbytes in (("4 KiB", 4 * KIB), ("160 KiB", 160 * KIB), ("1 MiB", MIB)):
+        sizes = {"4 KiB": 4 * KIB, "160 KiB": 160 * KIB, "1 MiB": MIB, "64 MiB": 64 * MIB}
+        for name, nbytes in sizes.items():
             pieces = [data[at : at + nbytes] for at in range(0, 16 * MIB, nbytes)]
             times = interleave(
                 {
