@@ -34,6 +34,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(collections|ctypes|os|np|npt|numpy|pathlib|typing)(\..*)?"),
     ("py:.*", r"Any|Callable|Collection|Iterable|Iterator|KeysView|Literal|Mapping|Sequence"),
     ("py:.*", r"ABC|abc\.ABC|NDArray|Path|Structure|ImportError"),
+    ("py:class", r"kvoffload\.tiers\.pool\.Pool"),  # of the two implementations, not of users
 ]
 
 
