@@ -6,7 +6,8 @@ vLLM, which ``.ci/vllm-env`` makes, and a folder on the disk in question, with a
     $(.ci/vllm-env) setup.py build_ext --inplace
     $(.ci/vllm-env) asv_benchmarks/tiers.py [--quick] [--rows PATTERN] [--folder FOLDER]
 
-Without vLLM only the rows that do not name ``fs`` are printed.
+Without vLLM only the rows that do not name ``fs`` are printed, and those of the sums of bytes only
+where the ``xxhash`` package is.
 
 A *put* is the time from the submission of a job of new blocks to its end, a *get* likewise. The
 sides have the same bytes in the same memory and write to the same file system, past the page cache;
@@ -536,6 +537,35 @@ class Bench:
             fs.close()
         self.clear()
 
+    def sums(self) -> Iterator[Row]:
+        """Compare XXH3-64 with the ``xxhash`` package, in one thread."""
+        try:
+            import xxhash
+
+            from kvoffload._core.io import xxh3_64
+        except ImportError:
+            return
+        data = memoryview(np.random.default_rng(0).bytes(64 * MIB))
+        sizes = {"4 KiB": 4 * KIB, "160 KiB": 160 * KIB, "1 MiB": MIB, "64 MiB": 64 * MIB}
+        for name, nbytes in sizes.items():
+            pieces = [data[at : at + nbytes] for at in range(0, 16 * MIB, nbytes)]
+            times = interleave(
+                {
+                    "ours": lambda _, pieces=pieces: [xxh3_64(piece, 1) for piece in pieces],
+                    "package": lambda _, pieces=pieces: [
+                        xxhash.xxh3_64_intdigest(piece, 1) for piece in pieces
+                    ],
+                },
+                10 * self.rounds,
+            )
+            ratio = times["package"] / times["ours"]
+            yield Row(f"XXH3-64 of {name}, xxhash / ours", ratio, 0.5)
+            yield Row(
+                f"XXH3-64 of {name}, ours",
+                sum(map(len, pieces)) / times["ours"] / 1e9,
+                unit="GB/s",
+            )
+
     def clear(self) -> None:
         """Remove the files of a group."""
         for path in self.folder.iterdir():
@@ -577,15 +607,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few rounds")
     parser.add_argument("--rows", default="", help="only groups whose name matches this pattern")
+    parser.add_argument(
+        "--switch-interval",
+        type=float,
+        default=sys.getswitchinterval(),
+        help="seconds after which a busy thread gives the interpreter's lock away",
+    )
     parser.add_argument("--folder", help="where to write; by default a temporary folder")
     chosen = parser.parse_args()
+    sys.setswitchinterval(chosen.switch_interval)
     if FileSystemTierManager is None:
         print("no vLLM: rows against its fs tier are left out", file=sys.stderr)
     elif not fs_io._HAS_FSIO_C:
         print("note: fs runs without its C extension", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="kvoffload-tiers-", dir=chosen.folder) as folder:
         bench = Bench(Path(folder), 5 if chosen.quick else 21)
-        groups = ("transfers", "busy", "memory", "restart", "open", "lookups")
+        groups = ("transfers", "busy", "memory", "restart", "open", "lookups", "sums")
         for name in groups:
             if not re.search(chosen.rows, name):
                 continue

@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 __all__ = ["FileStore", "MemoryStore", "Pool", "valid_records", "xxh3_64"]
 
@@ -11,11 +12,11 @@ def valid_records(
 ) -> tuple[npt.NDArray[np.int64], list[bytes], npt.NDArray[np.uint64], int]: ...
 
 class MemoryStore:
-    def __init__(self, region: Any, fingerprint: bytes, sums: npt.NDArray[np.uint64]) -> None: ...
+    def __new__(cls, region: Any, fingerprint: bytes, sums: npt.NDArray[np.uint64]) -> Self: ...
 
 class FileStore:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         data_fd: int,
         table_fd: int,
         *,
@@ -26,17 +27,17 @@ class FileStore:
         fingerprint: bytes,
         sums: npt.NDArray[np.uint64],
         written: npt.NDArray[np.uint8],
-    ) -> None: ...
+    ) -> Self: ...
 
 class Pool:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         region: Any,
         store: FileStore | MemoryStore,
         threads: int,
         staging_bytes: int = 0,
         ack_copied: bool = True,
-    ) -> None: ...
+    ) -> Self: ...
     def submit(
         self,
         job: int,

@@ -8,8 +8,6 @@ The interpreter's lock is given up only to wait, to end, and for long sums: besi
 takes 5 ms to come back, and the pool's own lock is never held for more than a few microseconds.
 """
 
-import os
-
 import numpy as np
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -18,6 +16,7 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
+from posix.unistd cimport getpid
 
 __all__ = ["FileStore", "MemoryStore", "Pool", "valid_records", "xxh3_64"]
 
@@ -184,7 +183,7 @@ cdef class Pool:
         else:
             raise TypeError(f"store must be a FileStore or MemoryStore, got {store!r}")
         self.kept = (region, store)
-        self.pid = os.getpid()
+        self.pid = getpid()
         fill_region(&described, region)
         with nogil:
             self.pool = kvo_pool_new(&described, &self.store, number, staging, copied)
@@ -193,13 +192,16 @@ cdef class Pool:
             raise MemoryError("no memory, or no thread, for a pool")
 
     def __dealloc__(self):
-        if self.pool == NULL or self.pid != os.getpid():
+        # No name of a module: at the interpreter's exit there may be none any more.
+        if self.pool == NULL or self.pid != getpid():
             return  # in a forked child the threads' state is anyone's guess
         if not self.ended:
             with nogil:
                 self.ended = kvo_pool_close(self.pool, 0)
         if self.ended:
             kvo_pool_free(self.pool)
+        else:
+            Py_INCREF(self.kept)  # a thread that comes back later uses it
 
     def submit(self, job, op, list keys, slots, ids, *, timeout_s, epoch):
         """Take a job."""

@@ -10,15 +10,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Self
 
 from kvoffload.errors import OffloadError
 
 from .region import Region
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "BlockIDs",
@@ -34,7 +36,6 @@ __all__ = [
     "TierSpaceError",
 ]
 
-SomeTier = TypeVar("SomeTier", bound="Tier")
 Operation = Literal["query", "put", "get"]
 BlockIDs = Sequence[int] | npt.NDArray[np.integer]
 

@@ -15,6 +15,8 @@ Cost
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -31,6 +33,11 @@ from .seal import MAX_KEY_BYTES, stored_key, stored_keys
 from .twins import Twin, chosen
 
 __all__ = ["IndexedTier"]
+
+log = logging.getLogger("kvoffload.tiers")
+
+CORRUPT_LOG_S = 60.0
+"""Corrupt blocks are logged at most so often."""
 
 OK, MISS, FULL = np.int8(Status.OK), np.int8(Status.MISS), np.int8(Status.FULL)
 HIT, ABSENT = int(State.HIT), int(State.MISS)
@@ -93,6 +100,8 @@ class IndexedTier(PooledTier):
         self._hidden: dict[bytes, _Hidden] = {}
         self._num_dropped = 0  # keys in `_hidden` that are dead, doomed or unwanted
         self._num_restored = 0  # keys in `_hidden` that are stored again
+        self._place = "it"  # what a log names
+        self._log_corrupt_at = -math.inf
         self._busy: Counter[int] = Counter()  # slots that threads use for jobs of before a forget
 
     # -- for the tiers that build on it ------------------------------------------------------
@@ -369,6 +378,14 @@ class IndexedTier(PooledTier):
             self._cleared(self._slots_of(there))
             if reason is not None:
                 self._emit(there, removed=True, reason=reason)
+        if there and reason == "corrupt" and time.monotonic() >= self._log_corrupt_at:
+            self._log_corrupt_at = time.monotonic() + CORRUPT_LOG_S
+            log.warning(
+                "tier %r dropped corrupt blocks; %s had %d so far",
+                self.name,
+                self._place,
+                self._metrics.evicted["corrupt"],
+            )
 
     def _slots_of(self, keys: list[bytes]) -> list[int]:
         """Return the slots of keys that are ready in the index."""

@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import time
@@ -37,6 +38,8 @@ QUERY_DEADLINE_S = 0.1
 TRANSFER_DEADLINE_S = 1.0
 TRANSFER_BYTES_PER_S = 50_000_000
 LONGEST_DEADLINE_S = 86_400.0
+EXIT_S = 1.0
+"""Seconds that jobs under way have, of all tiers together, when the interpreter ends."""
 MAX_QUEUED_BYTES = 8 * 2**30
 """Bytes of blocks of jobs that have not ended, beyond which blocks are `Status.FULL`."""
 
@@ -488,11 +491,21 @@ def _seconds(name: str, value: Any, *, at_least_zero: bool) -> float:
     return min(float(value), LONGEST_DEADLINE_S)
 
 
-# -- forked children -----------------------------------------------------------------------------
+# -- the end of the process, and forked children -------------------------------------------------
 
 _OPEN: weakref.WeakSet[PooledTier] = weakref.WeakSet()
 _KEPT: list[PooledTier] = []
 """Tiers with a call that has not returned: their memory may still be written to."""
+
+
+def _close_at_exit() -> None:
+    """Close the tiers that nobody closed, while their threads can still be waited for."""
+    until = time.monotonic() + EXIT_S
+    for tier in list(_OPEN):
+        tier.close(max(0.0, until - time.monotonic()))
+
+
+atexit.register(_close_at_exit)
 
 
 def _after_fork_in_child() -> None:

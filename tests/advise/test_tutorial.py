@@ -46,6 +46,21 @@ def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
     assert words(capsys.readouterr().out) == words(shown)
 
 
+@pytest.mark.skipif(not TRACE.exists(), reason=f"{TRACE} is not there")
+def test_the_size_of_a_disk_is_what_is_printed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = (ROOT / "docs/how-to/tiers.md").read_text(encoding="utf-8")
+    command = "--memory 1TiB --device-memory 512GiB\n"
+    shown = text.partition(command)[2].partition("\n...\n")[0]
+    model = model_shape("llama-3.1-70b")
+    setup = Setup(2**40, 512, model.bytes_per_token(), full_blocks=True, device_memory=2**39)
+    advice = advise(Selection(Trace(TRACE), full_block_tokens=512), setup)
+    print_advice(Subject("conversation_trace.jsonl", advice, model, "bfloat16", ""))
+    printed = words(capsys.readouterr().out)
+    assert len(words(shown)) > 100
+    assert printed[: len(words(shown))] == words(shown)
+
+
 @pytest.mark.parametrize("name", model_names())
 def test_the_table_of_models_is_right(name):
     text = (ROOT / "docs/how-to/advise.md").read_text(encoding="utf-8")

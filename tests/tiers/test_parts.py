@@ -24,9 +24,11 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.breaker import FAILURES, Breaker
 from kvoffload.tiers.metrics import METRICS, SECONDS_BUCKETS, TierMetrics
-from kvoffload.tiers.opening import parse_size
+from kvoffload.tiers.opening import ENTRY_POINTS, parse_size
 from kvoffload.tiers.seal import SEAL_BYTES, Seal, seed_of, stored_keys
 from kvoffload.tiers.staging import Staging
+from tests.conftest import AVAILABLE
+from tests.isolated.scripts import run_script
 
 
 class TestRegion:
@@ -426,6 +428,23 @@ class TestOpening:
             open_tier(url, self.NAMESPACE)
         assert not Path("/nonexistent").exists()
 
+    def test_a_tier_of_an_installed_package(self, tmp_path: Path, monkeypatch) -> None:
+        """What pip leaves of a package is a folder with its entry points."""
+        folder = tmp_path / "tape_tier-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tape-tier\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\ntape = tape_tier:open_tape\n")
+        (tmp_path / "tape_tier.py").write_text(
+            "from kvoffload.tiers import MemoryTier\n"
+            "def open_tape(place, namespace, **options):\n"
+            "    return MemoryTier(int(options['length']), namespace=namespace, name=place)\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        with open_tier("tape:/dev/st0?length=8192", self.NAMESPACE) as tier:
+            assert (tier.name, tier.capacity_bytes) == ("/dev/st0", 8192)
+        with pytest.raises(ValueError, match="must start with one of memory, slab, tape"):
+            open_tier("drum:", self.NAMESPACE)
+
     def test_sizes(self) -> None:
         assert parse_size("4096") == 4096
         assert parse_size("2TB") == 2 * 10**12
@@ -433,3 +452,27 @@ class TestOpening:
         for wrong in ("", "-1", "1e9", "5 parsecs", "NaN", "1.2.3", "9" * 30):
             with pytest.raises(ValueError, match="must be bytes"):
                 parse_size(wrong)
+
+
+@pytest.mark.skipif("compiled" not in AVAILABLE, reason="the Python twins need xxhash")
+def test_numpy_is_all_that_is_needed() -> None:
+    script = """
+        import sys
+        for name in ("typing_extensions", "xxhash", "hypothesis", "pytest"):
+            sys.modules[name] = None
+        import kvoffload.tiers, kvoffload.tiers.testing
+    """
+    run_script(script, environment={"KVOFFLOAD_PURE_PYTHON": "0"})
+
+
+def test_without_the_extensions_a_missing_xxhash_is_named() -> None:
+    script = """
+        import sys
+        sys.modules["xxhash"] = None
+        try:
+            import kvoffload.tiers
+        except ImportError as error:
+            print(error)
+    """
+    printed = run_script(script, environment={"KVOFFLOAD_PURE_PYTHON": "1"})
+    assert "pip install 'kvoffload[tiers]'" in printed

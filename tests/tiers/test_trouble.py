@@ -341,6 +341,20 @@ class TestBounds:
 
 
 class TestRemoval:
+    def test_corrupt_blocks_are_dropped_counted_and_logged_once_a_minute(
+        self, faulty, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        tier, _ = faulty
+        store(tier, KEYS[:8])
+        for count, key in enumerate(KEYS[:3], start=1):
+            if count == 3:
+                tier._log_corrupt_at -= 60.0  # a minute later
+            tier.flip(key)
+            assert run(tier, tier.get([key], [0])).status.tolist() == [Status.CORRUPT]
+            assert tier.state(key) == State.MISS
+            assert tier.stats()["removed_corrupt"] == count
+        assert [record.args[2] for record in caplog.records] == [1, 3]
+
     def test_a_block_dropped_and_wanted_again_while_it_is_stored(self, faulty) -> None:
         tier, _ = faulty
         tier.hang()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,6 @@ STAMP_WRITES = 64
 """Pieces of stamps that are written at once at most."""
 FORGET_S = 1.0
 """Seconds that `FileTier.forget` waits for the medium."""
-CORRUPT_LOG_S = 60.0
 
 
 class FileTier(IndexedTier):
@@ -155,6 +153,7 @@ class FileTier(IndexedTier):
         )
         self._files = SlabFiles(Path(path), namespace, num_slots)
         self.folder = self._files.folder
+        self._place = str(self.folder)
         self._written = np.zeros(num_slots, np.uint8)
         self._stamps = self._files.stamps
         self._stamp_clock = 0
@@ -162,7 +161,6 @@ class FileTier(IndexedTier):
         self._stamps_written = time.monotonic()
         self._stamp_writes = 0  # under way
         self._forgetting: dict[int, int] = {}  # chore -> status, of epochs being written
-        self._corrupt_logged = -CORRUPT_LOG_S
         try:
             self.num_restored = self._restore()
         except BaseException:
@@ -308,17 +306,6 @@ class FileTier(IndexedTier):
         if epoch.status != Status.OK:
             log.error("tier %r may remember after a loss of power", self.name)
         return epoch.status == Status.OK
-
-    def _kill(self, keys: Iterable[bytes], reason: str | None = None) -> None:
-        if reason == "corrupt" and time.monotonic() - self._corrupt_logged >= CORRUPT_LOG_S:
-            self._corrupt_logged = time.monotonic()
-            log.warning(
-                "tier %r dropped corrupt blocks; %s has %d so far",
-                self.name,
-                self.folder,
-                self._metrics.evicted["corrupt"] + len(list(keys)),
-            )
-        super()._kill(keys, reason)
 
     # -- the end -----------------------------------------------------------------------------
 
