@@ -12,8 +12,8 @@ from hashlib import sha256
 from importlib.resources import files
 
 from kvoffload import IMPLEMENTATION, __version__
+from kvoffload._extras import require
 from kvoffload.policies import registry
-from kvoffload.traces._extras import require
 from kvoffload.traces.outputs import open_output
 
 from .advice import Advice

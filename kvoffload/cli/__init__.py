@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    from kvoffload.traces._extras import MissingExtraError, require
+    from kvoffload._extras import MissingExtraError, require
 
     try:
         for module in ("click", "rich", "msgspec"):

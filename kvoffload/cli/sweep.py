@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import click
 
 from kvoffload import CPUOffloadingManager, __version__
+from kvoffload._extras import require
 from kvoffload.policies import registry
 from kvoffload.replay import CEILINGS, DecodedTrace
 from kvoffload.replay.simulate import Counts
 from kvoffload.replay.sweep import Cell, ResultsFile, run
 from kvoffload.traces import Request, Survey
-from kvoffload.traces._extras import require
 
 from ._options import (
     Capacity,

@@ -5,20 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvoffload import IMPLEMENTATION
+from kvoffload._extras import require
 
 __all__ = ["xxh3_64"]
-
-
-def _from_package() -> Any:
-    try:
-        from xxhash import xxh3_64_intdigest
-    except ImportError as error:
-        raise ImportError(
-            "kvoffload.tiers needs xxhash where the extensions are not built: "
-            "pip install 'kvoffload[tiers]'",
-            name="xxhash",
-        ) from error
-    return xxh3_64_intdigest
 
 
 if TYPE_CHECKING:
@@ -28,6 +17,6 @@ if TYPE_CHECKING:
         ...
 
 elif IMPLEMENTATION == "python":
-    xxh3_64 = _from_package()
+    xxh3_64 = require("xxhash", "kvoffload.tiers without the extensions", "tiers").xxh3_64_intdigest
 else:
     from kvoffload._core.io import xxh3_64

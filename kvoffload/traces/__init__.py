@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ._extras import MissingExtraError
+from kvoffload._extras import MissingExtraError
+
 from .errors import TraceError
 from .reader import Trace
 from .recorder import TraceRecorder

@@ -16,7 +16,8 @@ import zlib
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from ._extras import require
+from kvoffload._extras import require
+
 from .errors import TraceError, printable
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload import IMPLEMENTATION
+from kvoffload._extras import require
 from kvoffload.errors import describe
 
-from ._extras import require
 from .errors import printable
 from .lines import RECORDING, START_BYTES, zstd_module
 from .outputs import own_descriptor

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ._extras import require
+from kvoffload._extras import require
+
 from .lines import zstd_module
 from .outputs import open_output
 from .request import Request

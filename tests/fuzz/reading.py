@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvoffload._extras import require
 from kvoffload.advise.grid import part_seconds
 from kvoffload.replay import DecodedTrace
 from kvoffload.traces import Request, Survey, Trace, TraceError, write_trace
-from kvoffload.traces._extras import require
 from kvoffload.traces.formats import FORMS
 from kvoffload.traces.lines import zstd_module
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
+from kvoffload._extras import require
 from kvoffload.errors import describe
-from kvoffload.traces._extras import require
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_TOKENS, Request
 

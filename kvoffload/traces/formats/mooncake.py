@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from kvoffload._extras import require
 from kvoffload.errors import describe
-from kvoffload.traces._extras import require
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
 
