@@ -15,7 +15,7 @@ if not PACKAGE.is_dir():
 
 # A room may import from the rooms of the lines above its own, and from itself.
 ROOMS = [
-    {"types", "errors"},
+    {"types", "errors", "_extras"},
     {"_checks"},
     {"_core"},
     {"policies"},
