@@ -15,7 +15,7 @@ if not PACKAGE.is_dir():
 
 # A room may import from the rooms of the lines above its own, and from itself.
 ROOMS = [
-    {"types", "errors", "_extras"},
+    {"types", "errors"},
     {"_checks"},
     {"_core"},
     {"policies"},
@@ -23,7 +23,7 @@ ROOMS = [
     {"managers"},
     {"_python", "_compiled"},
     {"_impl"},
-    {"__init__"},
+    {"__init__", "_extras"},
     {"tiers"},
     {"traces"},
     {"replay"},
