@@ -1,4 +1,4 @@
-"""Which extensions are built, with which directives, under which switches; nothing else.
+"""Which extensions are built, with which directives, under which switches; and README for an index.
 
 Environment variables, read at build time:
 
@@ -22,6 +22,7 @@ The last four change the generated code: give each of them a checkout of its own
 """
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -33,6 +34,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
 ROOT = Path(__file__).parent
+SOURCE = "https://github.com/kvoffload/kvoffload/blob/main"
+RAW = "https://raw.githubusercontent.com/kvoffload/kvoffload/main"
 CHOICE = os.environ.get("KVOFFLOAD_PURE_PYTHON", "")
 DEBUG = os.environ.get("KVOFFLOAD_DEBUG", "") not in ("", "0")
 SANITIZE = os.environ.get("KVOFFLOAD_SANITIZE", "")
@@ -138,8 +141,20 @@ class BuildExtensions(build_ext):
             )
 
 
+def readme() -> str:
+    """Give README with links and images that work outside the repository, too."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^]]*\]\()(?=docs/)", rf"\1{RAW}/", text)
+    return re.sub(r"(\]\()(?!https?:|#)", rf"\1{SOURCE}/", text)
+
+
 if reason := reason_for_pure_python():
     print(f"kvoffload: the package is pure Python: {reason}", file=sys.stderr)
 
 # Without ext_modules the wheel is tagged py3-none-any.
-setup(ext_modules=[] if reason else extensions(), cmdclass={"build_ext": BuildExtensions})
+setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    ext_modules=[] if reason else extensions(),
+    cmdclass={"build_ext": BuildExtensions},
+)
