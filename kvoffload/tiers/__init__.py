@@ -11,6 +11,7 @@ from .base import (
     TierInUseError,
     TierSpaceError,
 )
+from .directory import DirectoryTier
 from .memory import MemoryTier
 from .namespace import Namespace, weights_identity
 from .opening import open_tier
@@ -20,6 +21,7 @@ from .slab import FileTier
 from .store import Fetched, TieredStore
 
 __all__ = [
+    "DirectoryTier",
     "Done",
     "Fetched",
     "FileTier",

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 from kvoffload.errors import describe
 
 from .base import Tier
+from .directory import DirectoryTier
 from .memory import MemoryTier
 from .namespace import Namespace
 from .slab import FileTier
@@ -75,6 +76,14 @@ _SLAB: dict[str, tuple[str, Callable[[str], Any]]] = {
     "staging": ("staging_bytes", parse_size),
     "ack": ("ack", str),
 }
+_REMOTE: dict[str, tuple[str, Callable[[str], Any]]] = {
+    name: option for name, option in _SLAB.items() if name not in ("capacity", "policy", "staged")
+}
+_DIRECTORY: dict[str, tuple[str, Callable[[str], Any]]] = {
+    **_REMOTE,
+    "capacity": _COMMON["capacity"],
+    "sweep": ("sweep_s", _number),
+}
 
 
 def _read(
@@ -89,7 +98,7 @@ def _read(
             arguments[keyword] = read(text)
         except ValueError as error:
             raise ValueError(f"option {option} {error}") from None
-    if "capacity_bytes" not in arguments:
+    if "capacity" in known and "capacity_bytes" not in arguments:
         raise ValueError("option capacity must be given, as capacity=2TB")
     return arguments
 
@@ -106,7 +115,17 @@ def _open_memory(place: str, namespace: Namespace, **options: str) -> Tier:
     return MemoryTier(namespace=namespace, **_read(options, _COMMON))
 
 
-_KINDS: dict[str, Callable[..., Tier]] = {"slab": _open_slab, "memory": _open_memory}
+def _open_directory(place: str, namespace: Namespace, **options: str) -> Tier:
+    if not place:
+        raise ValueError("a directory must be given, as dir:/mnt/kv")
+    return DirectoryTier(place, namespace=namespace, **_read(options, _DIRECTORY))
+
+
+_KINDS: dict[str, Callable[..., Tier]] = {
+    "dir": _open_directory,
+    "memory": _open_memory,
+    "slab": _open_slab,
+}
 
 
 def open_tier(url: str, namespace: Namespace) -> Tier:
@@ -115,10 +134,12 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     Parameters
     ----------
     url : str
-        ``kind:place?option=value&option=value``. Built in are ``slab:FOLDER`` and ``memory:``, with
-        the options ``capacity`` (a size, needed), ``policy``, ``threads``, ``queue`` (a size),
-        ``name``, ``events``, and for a slab ``staged``, ``staging`` (a size) and ``ack``: the
-        arguments of `FileTier` and `MemoryTier`. Values are percent-decoded; the place is not.
+        ``kind:place?option=value&option=value``. Built in are ``slab:FOLDER``, ``memory:`` and
+        ``dir:FOLDER``. All have the options ``threads``, ``queue`` (a size), ``name`` and
+        ``events``; a slab and memory ``policy``; all three ``capacity`` (a size, needed); all but
+        memory ``staging`` (a size) and ``ack``; a slab ``staged``, a directory ``sweep`` (seconds).
+        They are the arguments of `FileTier`, `MemoryTier` and `DirectoryTier`. Values are
+        percent-decoded; the place is not.
     namespace : Namespace
         What the bytes mean.
 
