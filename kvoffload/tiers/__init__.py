@@ -14,7 +14,9 @@ from .base import (
 from .directory import DirectoryTier
 from .memory import MemoryTier
 from .namespace import Namespace, weights_identity
+from .objects import ObjectTier
 from .opening import open_tier
+from .redis import RedisTier
 from .region import Region
 from .seal import stored_key
 from .slab import FileTier
@@ -28,6 +30,8 @@ __all__ = [
     "Health",
     "MemoryTier",
     "Namespace",
+    "ObjectTier",
+    "RedisTier",
     "Region",
     "State",
     "Status",

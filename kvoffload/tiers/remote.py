@@ -34,7 +34,7 @@ from .namespace import Namespace
 from .pool import Pool
 from .pooled import MAX_QUEUED_BYTES, QUERY_DEADLINE_S, PooledTier, Record, check_deadline
 from .region import Region
-from .remote_pool import DROP, FORGET, TOUCH, RemotePool, RemoteStore, pack_keys
+from .remote_pool import DROP, FORGET, MEET, TOUCH, RemotePool, RemoteStore, pack_keys
 from .seal import MAX_KEY_BYTES, stored_key, stored_keys
 from .staging import STAGING_BYTES
 
@@ -204,6 +204,11 @@ class RemoteTier(PooledTier):
         return RemotePool(
             region, self._store, self._num_threads, self._staging_bytes, self._ack_copied
         )
+
+    def attach(self, region: Region) -> None:
+        """Name the host memory that jobs move blocks from and to."""
+        super().attach(region)
+        self._chore(("meet", []), MEET, b"")  # the first job need not wait for what it learns
 
     @property
     def _epoch(self) -> int:
@@ -497,7 +502,7 @@ class RemoteTier(PooledTier):
             keys.status = status
         elif kind == "touch":
             self._touches -= 1
-        else:
+        elif kind == "drop":
             self._dropping.subtract(keys)
             self._dropping = +self._dropping
             if status != Status.OK:

@@ -43,6 +43,7 @@ from .seal import SEAL_BYTES, Seal
 __all__ = [
     "DROP",
     "FORGET",
+    "MEET",
     "QUERY",
     "TOUCH",
     "OtherEpochError",
@@ -55,10 +56,12 @@ log = logging.getLogger("kvoffload.tiers")
 
 QUERY = 2
 """Kind of job beside `READ` and `WRITE`: is a block there?"""
-DROP, TOUCH, FORGET = 0, 1, 2
-"""Kinds of chores: remove blocks, mark them as used, write the epoch."""
+DROP, TOUCH, FORGET, MEET = 0, 1, 2, 3
+"""Kinds of chores: remove blocks, mark them as used, write the epoch, read it at the start."""
 CHORE_S = 1.0
 """Seconds that a chore has."""
+EPOCH_S = 2.0
+"""Seconds that reading or writing the epoch has: a job may end meanwhile, the next one has it."""
 LEAST_S = 0.005
 """Seconds that a call has at least."""
 LOG_S = 60.0
@@ -236,7 +239,9 @@ class RemoteStore(Store):
         seen, unsaved = self._seen, self._unsaved
         if seen.epoch and not unsaved and now - self._read_at <= self.epoch_s:
             return seen
+        deadline = self._call.deadline
         with self._medium_lock:  # or an older epoch could be written after a newer one
+            self.begin(max(deadline, now + EPOCH_S))
             with self._epoch_lock:
                 seen, unsaved = self._seen, self._unsaved
             if unsaved:
@@ -248,6 +253,7 @@ class RemoteStore(Store):
             elif not seen.epoch or now - self._read_at > self.epoch_s:
                 self._adopt(seen, self._load_epoch(new_epoch()))
                 self._read_at = now
+            self.begin(deadline)
             return self._seen
 
     def _adopt(self, seen: _Seen, found: int | None) -> None:
