@@ -204,7 +204,9 @@ class DirectoryStore(RemoteStore):
         try:
             fd = os.open(temporary, _NEW_FLAGS, 0o600)
         except FileNotFoundError:
-            Path(path).parent.mkdir(0o700, parents=True, exist_ok=True)
+            folder = Path(path).parent
+            folder.parent.mkdir(0o700, exist_ok=True)
+            folder.mkdir(0o700, exist_ok=True)
             fd = os.open(temporary, _NEW_FLAGS, 0o600)
         try:
             try:

@@ -240,6 +240,6 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
             opener = plugins[kind].load()
         else:
             known = ", ".join(sorted({*_KINDS, *plugins.names}))
-            shown = describe(url if "@" not in url and "?" not in url else f"{kind}:...")
+            shown = "text with an @" if "@" in url else describe(url.partition("?")[0])
             raise ValueError(f"url must start with one of {known} and a colon, got {shown}")
     return opener(place, namespace, **options)

@@ -125,3 +125,24 @@ def patient(kind: type[SomeTier]) -> type[SomeTier]:
             return super().query(keys, deadline_s)
 
     return Patient
+
+
+def make_bucket(server: Server) -> None:
+    """Make the bucket ``blocks``, as any client does."""
+    from urllib.request import Request, urlopen
+
+    request = Request(f"http://127.0.0.1:{server.port}/blocks", method="PUT")
+    urlopen(request, timeout=30).close()
+
+
+def s3_options(server: Server, secret: str = "testing") -> dict:
+    """Return what opens a bucket of this server."""
+    return {
+        "config": {
+            "endpoint": f"http://127.0.0.1:{server.port}",
+            "region": "us-east-1",
+            "access_key_id": "testing",
+            "secret_access_key": secret,
+        },
+        "client_options": {"allow_http": True},
+    }

@@ -7,7 +7,7 @@ import pytest
 
 from kvoffload.tiers import Namespace, Tier
 from kvoffload.tiers.testing import TierConformance
-from tests.tiers.servers import Server, patient, s3_server
+from tests.tiers.servers import Server, make_bucket, patient, s3_options, s3_server
 
 pytest.importorskip("obstore", reason="the tier needs the objects extra")
 
@@ -22,27 +22,6 @@ def s3() -> Iterator[Server]:
     with s3_server() as server:
         make_bucket(server)
         yield server
-
-
-def make_bucket(server: Server) -> None:
-    """Make the bucket ``blocks``, as any client does."""
-    from urllib.request import Request, urlopen
-
-    request = Request(f"http://127.0.0.1:{server.port}/blocks", method="PUT")
-    urlopen(request, timeout=30).close()
-
-
-def s3_options(server: Server, secret: str = "testing") -> dict:
-    """Return what opens a bucket of this server."""
-    return {
-        "config": {
-            "endpoint": f"http://127.0.0.1:{server.port}",
-            "region": "us-east-1",
-            "access_key_id": "testing",
-            "secret_access_key": secret,
-        },
-        "client_options": {"allow_http": True},
-    }
 
 
 class TestObjectTier(TierConformance):
