@@ -185,6 +185,7 @@ class TestHangs:
         store(tier, 16)
         world.server.hang()
         for op in ("get", "query"):
+            settle(tier)  # while every thread waits for the server, calls are UNAVAILABLE at once
             tier._verdicts.clear()
             tier.health(reset=True)
             started = time.monotonic()
