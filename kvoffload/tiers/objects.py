@@ -115,6 +115,9 @@ class ObjectStore(RemoteStore):
     ) -> None:
         """Make a request for each block; a block whose request fails gets what that means."""
 
+        if not run:
+            return
+
         async def all_of_them() -> None:
             tasks = [asyncio.ensure_future(request(block)) for block in run]
             try:
