@@ -114,7 +114,6 @@ class ObjectStore(RemoteStore):
         self, run: Sequence[Block], request: Callable[[Block], Coroutine[Any, Any, None]]
     ) -> None:
         """Make a request for each block; a block whose request fails gets what that means."""
-
         if not run:
             return
 
