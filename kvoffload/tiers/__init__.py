@@ -11,21 +11,27 @@ from .base import (
     TierInUseError,
     TierSpaceError,
 )
+from .directory import DirectoryTier
 from .memory import MemoryTier
 from .namespace import Namespace, weights_identity
+from .objects import ObjectTier
 from .opening import open_tier
+from .redis import RedisTier
 from .region import Region
 from .seal import stored_key
 from .slab import FileTier
 from .store import Fetched, TieredStore
 
 __all__ = [
+    "DirectoryTier",
     "Done",
     "Fetched",
     "FileTier",
     "Health",
     "MemoryTier",
     "Namespace",
+    "ObjectTier",
+    "RedisTier",
     "Region",
     "State",
     "Status",

@@ -17,8 +17,11 @@ from urllib.parse import parse_qsl
 from kvoffload.errors import describe
 
 from .base import Tier
+from .directory import DirectoryTier
 from .memory import MemoryTier
 from .namespace import Namespace
+from .objects import ObjectTier
+from .redis import RedisTier
 from .slab import FileTier
 
 __all__ = ["ENTRY_POINTS", "open_tier", "parse_size"]
@@ -75,6 +78,27 @@ _SLAB: dict[str, tuple[str, Callable[[str], Any]]] = {
     "staging": ("staging_bytes", parse_size),
     "ack": ("ack", str),
 }
+_REMOTE: dict[str, tuple[str, Callable[[str], Any]]] = {
+    name: option for name, option in _SLAB.items() if name not in ("capacity", "policy", "staged")
+}
+_DIRECTORY: dict[str, tuple[str, Callable[[str], Any]]] = {
+    **_REMOTE,
+    "capacity": _COMMON["capacity"],
+    "sweep": ("sweep_s", _number),
+}
+
+_REDIS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    **_REMOTE,
+    "prefix": ("prefix", str),
+    "cluster": ("cluster", _flag),
+    "ca": ("ssl_ca_certs", str),
+}
+_OBJECTS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    **_REMOTE,
+    "endpoint": ("endpoint", str),
+    "region": ("region", str),
+    "http": ("allow_http", _flag),
+}
 
 
 def _read(
@@ -89,7 +113,7 @@ def _read(
             arguments[keyword] = read(text)
         except ValueError as error:
             raise ValueError(f"option {option} {error}") from None
-    if "capacity_bytes" not in arguments:
+    if "capacity" in known and "capacity_bytes" not in arguments:
         raise ValueError("option capacity must be given, as capacity=2TB")
     return arguments
 
@@ -106,7 +130,53 @@ def _open_memory(place: str, namespace: Namespace, **options: str) -> Tier:
     return MemoryTier(namespace=namespace, **_read(options, _COMMON))
 
 
-_KINDS: dict[str, Callable[..., Tier]] = {"slab": _open_slab, "memory": _open_memory}
+def _open_directory(place: str, namespace: Namespace, **options: str) -> Tier:
+    if not place:
+        raise ValueError("a directory must be given, as dir:/mnt/kv")
+    return DirectoryTier(place, namespace=namespace, **_read(options, _DIRECTORY))
+
+
+def _take(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Take some arguments out of the others."""
+    return {name: arguments.pop(name) for name in names if name in arguments}
+
+
+def _open_redis(scheme: str) -> Callable[..., Tier]:
+    def opener(place: str, namespace: Namespace, **options: str) -> Tier:
+        arguments = _read(options, _REDIS)
+        more = _take(arguments, "ssl_ca_certs")
+        url = f"{scheme}:{place}"
+        return RedisTier(url, namespace=namespace, connection_options=more, **arguments)
+
+    return opener
+
+
+def _open_objects(scheme: str) -> Callable[..., Tier]:
+    def opener(place: str, namespace: Namespace, **options: str) -> Tier:
+        arguments = _read(options, _OBJECTS)
+        config = _take(arguments, "endpoint", "region")
+        client = _take(arguments, "allow_http")
+        return ObjectTier(
+            f"{scheme}:{place}",
+            namespace=namespace,
+            config=config,
+            client_options=client,
+            **arguments,
+        )
+
+    return opener
+
+
+_KINDS: dict[str, Callable[..., Tier]] = {
+    "az": _open_objects("az"),
+    "dir": _open_directory,
+    "gs": _open_objects("gs"),
+    "memory": _open_memory,
+    "redis": _open_redis("redis"),
+    "rediss": _open_redis("rediss"),
+    "s3": _open_objects("s3"),
+    "slab": _open_slab,
+}
 
 
 def open_tier(url: str, namespace: Namespace) -> Tier:
@@ -115,10 +185,15 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     Parameters
     ----------
     url : str
-        ``kind:place?option=value&option=value``. Built in are ``slab:FOLDER`` and ``memory:``, with
-        the options ``capacity`` (a size, needed), ``policy``, ``threads``, ``queue`` (a size),
-        ``name``, ``events``, and for a slab ``staged``, ``staging`` (a size) and ``ack``: the
-        arguments of `FileTier` and `MemoryTier`. Values are percent-decoded; the place is not.
+        ``kind:place?option=value&option=value``. Built in are ``slab:FOLDER``, ``memory:``,
+        ``dir:FOLDER``, ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` (the same
+        with TLS), ``s3://bucket/prefix``, ``gs://…`` and ``az://…``. All have the options
+        ``threads``, ``queue`` (a size), ``name`` and ``events``; all but memory ``staging`` (a
+        size) and ``ack``; a slab, memory and a directory ``capacity`` (a size, needed); a slab and
+        memory ``policy``; a slab ``staged``; a directory ``sweep`` (seconds); Redis ``prefix``,
+        ``cluster`` and ``ca`` (a file of certificates); object stores ``endpoint``, ``region`` and
+        ``http`` (allow it). They are the arguments of the tiers' classes. Values are
+        percent-decoded; the place is not. Credentials of object stores come from the environment.
     namespace : Namespace
         What the bytes mean.
 
@@ -133,6 +208,8 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
         If the text is wrong; the message names the option.
     TierError
         If the tier cannot be opened.
+    ImportError
+        If a package is missing that the kind needs; the message names the extra.
 
     Examples
     --------
@@ -148,11 +225,13 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
-        raise ValueError(f"options must read option=value, got {describe(query)}") from None
+        raise ValueError("options must read option=value, with & between") from None
+    if "@" in query:  # or a part of a password would be shown as an option
+        raise ValueError("options must have %40 for @; so must a password, and %3F for ?")
     options: dict[str, str] = {}
     for option, text in pairs:
         if option in options:
-            raise ValueError(f"option {option!r} must be given once, got {describe(url)}")
+            raise ValueError(f"option {option!r} must be given once")
         options[option] = text
     opener = _KINDS.get(kind) if colon else None
     if opener is None:
@@ -161,5 +240,6 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
             opener = plugins[kind].load()
         else:
             known = ", ".join(sorted({*_KINDS, *plugins.names}))
-            raise ValueError(f"url must start with one of {known} and a colon, got {describe(url)}")
+            shown = "text with an @" if "@" in url else describe(url.partition("?")[0])
+            raise ValueError(f"url must start with one of {known} and a colon, got {shown}")
     return opener(place, namespace, **options)

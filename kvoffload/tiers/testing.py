@@ -318,6 +318,9 @@ class TierConformance(ABC):
             _equal(self.load(tier, region, keys), [Status.OK] * len(keys), "statuses")
             other = [key + b"\0" for key in keys if len(key) not in {0, 1, 31, 32, 39, 40, 41}]
             _require((tier.lookup(other) != State.HIT).all(), "a longer key is another key")
+            run(tier, tier.query(keys))
+            _require((tier.lookup(keys) == State.HIT).all(), "all must be HIT")
+            _require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
 
     def test_a_key_may_be_given_twice(self) -> None:
         with self.opened() as (tier, region):

@@ -406,9 +406,9 @@ class TestOpening:
     @pytest.mark.parametrize(
         ("url", "message"),
         [
-            ("", "url must start with one of memory, slab"),
-            ("/nvme/kv", "url must start with one of memory, slab"),
-            ("tape:/dev/st0", "url must start with one of memory, slab"),
+            ("", "url must start with one of az, dir, gs, memory"),
+            ("/nvme/kv", "url must start with one of az, dir, gs, memory"),
+            ("tape:/dev/st0", "url must start with one of az, dir, gs, memory"),
             ("slab:?capacity=1MB", "a slab must have a folder"),
             ("slab:/nonexistent", "option capacity must be given"),
             ("slab:/nonexistent?capacity=lots", "option capacity must be bytes"),

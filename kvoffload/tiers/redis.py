@@ -1,0 +1,496 @@
+"""Redis, Valkey and what speaks their protocol: blocks as values of one server or cluster.
+
+Below a prefix and the namespace's fingerprint lie ``…:namespace`` (its JSON), ``…:epoch`` (16 hex
+digits), and for each block ``…:<epoch>:<stored key>``: its bytes and its seal.
+
+Structure
+    Reads and writes are pipelines of eight blocks at most, each with a look at the epoch; what is
+    there is asked by one call of a script for 1,024 keys, on a cluster by a pipeline. Blocks are
+    stored with ``SET NX``. The server decides what it keeps.
+Invariants
+    Every call ends by its deadline: each read and write of the socket is given what is left of it,
+    so that a server that sends byte by byte gains nothing. No reply may be longer than what was
+    asked for: the rest is not read, and the connection is closed. No retry is made, none is hidden.
+Cost
+    A put copies nothing: the client sends the buffer. A get makes one copy more than the bytes'
+    way through the client's buffers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvoffload.errors import describe
+
+from ._io_py import Block
+from .base import Status
+from .namespace import Namespace
+from .pooled import MAX_QUEUED_BYTES
+from .remote import RemoteTier
+from .remote_pool import MAX_NAMESPACE_BYTES, OtherEpochError, RemoteStore
+from .staging import STAGING_BYTES
+
+__all__ = ["RedisTier"]
+
+SLACK_BYTES = 2**16
+"""Bytes of replies beyond the blocks: of a handshake, of errors, of numbers."""
+CLUSTER_BYTES = 2**22
+"""The same on a cluster, which is asked for its commands and its slots."""
+READ_BYTES = 2**18
+"""Bytes that are read from a socket at once."""
+TOUCH_S = 60.0
+
+# 1,024 keys in one call cost a fifth of as many in a pipeline.
+FIND = """
+local found = {}
+for i = 2, #KEYS do found[i - 1] = redis.call('EXISTS', KEYS[i]) end
+return {redis.call('GET', KEYS[1]), table.concat(found)}
+"""
+
+
+def _client_package() -> Any:
+    try:
+        import redis
+    except ImportError as error:
+        raise ImportError(
+            "RedisTier needs redis: pip install 'kvoffload[redis]'", name="redis"
+        ) from error
+    return redis
+
+
+class _BoundedSocket:
+    """A socket whose calls end by the deadline of its thread's call, and read no more than that."""
+
+    def __init__(self, sock: Any, store: RedisStore) -> None:
+        self._sock = sock
+        self._store = store
+        self._timeout: float | None = None
+
+    def settimeout(self, timeout: float | None) -> None:
+        self._timeout = timeout
+
+    def gettimeout(self) -> float | None:
+        return self._timeout
+
+    def _limit(self) -> None:
+        left = self._store.seconds_left()
+        self._sock.settimeout(left if self._timeout is None else min(left, self._timeout))
+
+    def recv(self, size: int, *flags: int) -> bytes:
+        self._limit()
+        data: bytes = self._sock.recv(size, *flags)
+        self._store.count_received(len(data))
+        return data
+
+    def sendall(self, data: bytes) -> None:
+        self._limit()
+        self._sock.sendall(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def _bounded(connection_class: Any, store: RedisStore) -> Any:
+    """Return a class of connections whose sockets are bounded."""
+
+    class BoundedConnection(connection_class):  # type: ignore[misc]
+        def _connect(self) -> Any:
+            self.socket_connect_timeout = self.socket_timeout = store.seconds_left()
+            return _BoundedSocket(super()._connect(), store)
+
+    return BoundedConnection
+
+
+class RedisStore(RemoteStore):
+    """Blocks as values of a server.
+
+    Parameters
+    ----------
+    name : str
+        The tier's label, for logs.
+    namespace : Namespace
+        What the bytes mean.
+    settings : dict
+        What ``redis.connection.parse_url`` made of an address, and more of its kind.
+    prefix : str
+        What all names begin with.
+    cluster : bool
+        Whether the server is one of a cluster.
+    connections : int
+        Number of connections.
+    """
+
+    epoch_s = math.inf  # every call looks at it
+
+    def __init__(
+        self,
+        name: str,
+        namespace: Namespace,
+        settings: dict[str, Any],
+        *,
+        prefix: str,
+        cluster: bool,
+        connections: int,
+    ) -> None:
+        super().__init__(name, namespace)
+        self._redis = _client_package()
+        self._prefix = f"{prefix}:{self.fingerprint.hex()}:".encode()
+        self._epoch_name = self._prefix + b"epoch"
+        self._namespace_name = self._prefix + b"namespace"
+        self._cluster = cluster
+        self._settings = settings
+        self._connections = connections
+        self._client: Any = None if cluster else self._make_client()
+        self._is_asked = False  # whether the server evicts
+
+    def _make_client(self) -> Any:
+        redis = self._redis
+        connection = redis.connection
+        settings = dict(self._settings)
+        kind = settings.pop("connection_class", redis.Connection)
+        encoder = connection.Encoder("utf-8", "strict", False)
+        ours = {
+            "connection_class": _bounded(kind, self),
+            # The parsers in C take memory for a reply before it has come, and no memoryview.
+            "parser_class": connection._RESP2Parser,
+            "command_packer": connection.PythonRespSerializer(6000, encoder.encode),
+        }
+        settings.update(
+            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+            max_connections=self._connections,
+            socket_read_size=READ_BYTES,
+            protocol=2,
+        )
+        if not self._cluster:
+            return redis.Redis(connection_pool=redis.ConnectionPool(**{**settings, **ours}))
+
+        class BoundedPool(redis.ConnectionPool):  # type: ignore[misc,name-defined]
+            def __init__(self, **settings: Any) -> None:
+                super().__init__(**{**settings, **ours})
+
+        settings.pop("db", None)  # a cluster has one
+        settings.pop("retry")
+        host, port = settings.pop("host", "localhost"), settings.pop("port", 6379)
+        is_safe = issubclass(kind, connection.SSLConnection)
+        return redis.cluster.RedisCluster(
+            url=f"{'rediss' if is_safe else 'redis'}://{host}:{port}",
+            connection_pool_class=BoundedPool,
+            require_full_coverage=False,
+            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+            **settings,
+        )
+
+    def count_received(self, nbytes: int) -> None:
+        """Take note of bytes from the server.
+
+        Raises
+        ------
+        ConnectionAbortedError
+            If they are more than the present call asked for.
+        """
+        call: Any = self._call
+        call.budget = getattr(call, "budget", SLACK_BYTES) - nbytes
+        if call.budget < 0:
+            raise ConnectionAbortedError("a reply is longer than what was asked for")
+
+    def _pipeline(self, most_bytes: int) -> Any:
+        """Return a pipeline whose replies may have so many bytes."""
+        call: Any = self._call
+        call.budget = most_bytes + (CLUSTER_BYTES if self._cluster else SLACK_BYTES)
+        if self._client is None:  # a cluster is asked when its client is made
+            self._client = self._make_client()
+        return self._client.pipeline(transaction=False)
+
+    def _name(self, key: bytes, epoch: int) -> bytes:
+        return b"%b%016x:%b" % (self._prefix, epoch, key)
+
+    # -- epochs ------------------------------------------------------------------------------
+
+    def _load_epoch(self, candidate: int) -> int:
+        pipeline = self._pipeline(MAX_NAMESPACE_BYTES)
+        pipeline.set(self._epoch_name, b"%016x" % candidate, nx=True)
+        pipeline.getrange(self._epoch_name, 0, 16)
+        pipeline.set(self._namespace_name, self.namespace.json.encode("ascii"), nx=True)
+        pipeline.getrange(self._namespace_name, 0, MAX_NAMESPACE_BYTES)
+        made, epoch, _, json = pipeline.execute(raise_on_error=False)
+        for reply in (epoch, json):
+            if isinstance(reply, Exception):
+                raise reply
+        if json:
+            self._compare(json)
+        if not epoch and isinstance(made, Exception):
+            raise made
+        found = _epoch(epoch)
+        if found is None:  # nonsense
+            self._save_epoch(candidate)
+            found = candidate
+        self._look_at_limits()
+        return found
+
+    def _save_epoch(self, epoch: int) -> None:
+        pipeline = self._pipeline(0)
+        pipeline.set(self._epoch_name, b"%016x" % epoch)
+        pipeline.execute()
+
+    def _same_epoch(self, reply: Any, epoch: int) -> None:
+        """Refuse the replies of a call that went by another epoch than the server's.
+
+        Raises
+        ------
+        OtherEpochError
+            If it did.
+        """
+        if isinstance(reply, Exception):
+            raise reply
+        found = _epoch(reply)
+        if found != epoch:
+            raise OtherEpochError(found)
+
+    def _look_at_limits(self) -> None:
+        """Warn, once, of a server that refuses blocks instead of evicting some."""
+        if self._is_asked or self._cluster:
+            return
+        self._is_asked = True
+        try:
+            pipeline = self._pipeline(SLACK_BYTES)
+            pipeline.info("memory")
+            (memory,) = pipeline.execute()
+        except self._redis.ResponseError:  # it may not be asked
+            return
+        if not isinstance(memory, Mapping):
+            return
+        policy = str(memory.get("maxmemory_policy", ""))
+        if not memory.get("maxmemory"):
+            self.say("has a server without maxmemory: it grows until its machine has no memory")
+        elif not policy.startswith("allkeys-"):
+            self.say("has a server whose maxmemory-policy evicts no blocks: it will be full")
+
+    # -- blocks ------------------------------------------------------------------------------
+
+    def _find(self, run: Sequence[Block], epoch: int) -> None:
+        names = [self._name(block.key, epoch) for block in run]
+        found: Sequence[int]
+        if self._cluster:
+            found = self._find_one_by_one(names, epoch)
+        else:
+            pipeline = self._pipeline(len(names))
+            pipeline.eval(FIND, 1 + len(names), self._epoch_name, *names)
+            (reply,) = pipeline.execute(raise_on_error=False)
+            if isinstance(reply, self._redis.exceptions.NoPermissionError):
+                found = self._find_one_by_one(names, epoch)
+            elif isinstance(reply, Exception):
+                raise reply
+            else:
+                self._same_epoch(reply[0], epoch)
+                found = [digit == 0x31 for digit in reply[1]]
+        for block, is_there in zip(run, found, strict=True):
+            block.status = Status.OK if is_there else Status.MISS
+
+    def _find_one_by_one(self, names: Sequence[bytes], epoch: int) -> list[int]:
+        pipeline = self._pipeline(16 * len(names))
+        pipeline.get(self._epoch_name)
+        for name in names:
+            pipeline.exists(name)
+        found, *replies = pipeline.execute()
+        self._same_epoch(found, epoch)
+        return list(replies)
+
+    def _fetch(self, run: Sequence[Block], epoch: int) -> None:
+        pipeline = self._pipeline(len(run) * (self.block_bytes + 64))
+        pipeline.get(self._epoch_name)
+        for block in run:  # a byte more than a block has shows that a value is longer
+            pipeline.getrange(self._name(block.key, epoch), 0, self.block_bytes)
+        found, *replies = pipeline.execute(raise_on_error=False)
+        self._same_epoch(found, epoch)
+        for block, reply in zip(run, replies, strict=True):
+            if isinstance(reply, bytes):
+                if reply:
+                    self._check(block, memoryview(reply), epoch)
+                else:
+                    block.status = Status.MISS
+            elif isinstance(reply, self._redis.ResponseError) and _says(reply, "WRONGTYPE"):
+                block.status = Status.CORRUPT
+            else:
+                raise reply if isinstance(reply, Exception) else TypeError
+
+    def _store(self, run: Sequence[Block], epoch: int) -> None:
+        pipeline = self._pipeline(64 * len(run))
+        pipeline.get(self._epoch_name)
+        for block in run:
+            pipeline.set(self._name(block.key, epoch), block.views[0], nx=True)
+        found, *replies = pipeline.execute(raise_on_error=False)
+        self._same_epoch(found, epoch)
+        for block, reply in zip(run, replies, strict=True):
+            # None: it is there
+            is_error = isinstance(reply, Exception)
+            block.status = self._meaning(reply) if is_error else Status.OK
+
+    def _drop(self, keys: Sequence[bytes], epoch: int) -> None:
+        pipeline = self._pipeline(16 * len(keys))
+        for key in keys:
+            pipeline.unlink(self._name(key, epoch))
+        pipeline.execute()
+
+    def _touch(self, keys: Sequence[bytes], epoch: int) -> None:
+        pipeline = self._pipeline(16 * len(keys))
+        for key in keys:
+            pipeline.touch(self._name(key, epoch))
+        pipeline.execute()
+
+    def _status_of(self, error: Exception) -> Status:
+        errors = self._redis.exceptions
+        if isinstance(error, errors.TimeoutError | TimeoutError):
+            return Status.TIMEOUT
+        if isinstance(error, errors.OutOfMemoryError) or _says(error, "OOM"):
+            return Status.FULL
+        if isinstance(error, errors.ReadOnlyError | errors.NoPermissionError):
+            return Status.UNAVAILABLE
+        if isinstance(error, errors.ConnectionError | errors.RedisClusterException | OSError):
+            # A name that is not found, refused, reset, loading, wrong credentials, TLS.
+            is_late = time.monotonic() >= self._call.deadline
+            return Status.TIMEOUT if is_late else Status.UNAVAILABLE
+        return Status.FAILED
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            self._client.close()
+            if not self._cluster:
+                self._client.connection_pool.disconnect()
+
+
+def _epoch(reply: Any) -> int | None:
+    try:
+        return int(reply, 16) if isinstance(reply, bytes) and len(reply) == 16 else None
+    except ValueError:
+        return None
+
+
+def _says(error: Exception, word: str) -> bool:
+    """Tell whether an error of the server begins with a word."""
+    return str(error).startswith(word)
+
+
+class RedisTier(RemoteTier):
+    """A tier on a Redis or Valkey server, or on a cluster of them.
+
+    Parameters
+    ----------
+    url : str
+        ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` for TLS, or
+        ``unix://path``; as ``redis.from_url`` takes it.
+    threads : int
+        Number of connections, each with a thread.
+    namespace : Namespace
+        What the bytes mean; its ``block_bytes`` is the size of a block, 512 MB at most.
+    prefix : str
+        What the names of all values begin with.
+    cluster : bool
+        Whether the server belongs to a cluster, which then is found by it.
+    connection_options : mapping, optional
+        More arguments of ``redis.Connection``, such as ``password``, ``credential_provider`` or
+        ``ssl_ca_certs``.
+    staging_bytes, ack, name, enable_events, max_queued_bytes
+        As of `FileTier`; this tier is always staged.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong.
+    ImportError
+        If the package ``redis`` is missing.
+
+    Notes
+    -----
+    Nothing is asked of the server before the first job: one that is down is no error.
+
+    The server evicts. It should have ``maxmemory`` and a ``maxmemory-policy`` that begins with
+    ``allkeys-``: otherwise a warning is logged, once. `forget` holds for all tiers of the namespace
+    at their next call; what was forgotten stays on the server until it evicts it.
+    """
+
+    touch_s = TOUCH_S
+
+    def __init__(
+        self,
+        url: str,
+        threads: int = 4,
+        *,
+        namespace: Namespace,
+        prefix: str = "kvoffload",
+        cluster: bool = False,
+        connection_options: Mapping[str, Any] | None = None,
+        staging_bytes: int = STAGING_BYTES,
+        ack: str = "copied",
+        name: str = "redis",
+        enable_events: bool = False,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+    ) -> None:
+        self._settings = {**_parse(url), **(connection_options or {})}
+        if not isinstance(prefix, str) or not prefix:  # type: ignore[redundant-expr]
+            raise ValueError(f"prefix must be text, got {describe(prefix)}")
+        self._prefix = prefix
+        self._cluster = bool(cluster)
+        super().__init__(
+            namespace,
+            None,
+            threads=threads,
+            staging_bytes=staging_bytes,
+            ack=ack,
+            name=name,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+        )
+        self._place = _public(url)
+        del self._settings  # the client has them
+        self._open()
+
+    def _make_store(self) -> RedisStore:
+        return RedisStore(
+            self.name,
+            self.namespace,
+            self._settings,
+            prefix=self._prefix,
+            cluster=self._cluster,
+            connections=self._num_threads,
+        )
+
+    @property
+    def place(self) -> str:
+        """The server's address, without user and password."""
+        return self._place
+
+
+def _parse(url: Any) -> dict[str, Any]:
+    """Return what an address says, as arguments of a connection.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is none; the message does not show it.
+    """
+    if not isinstance(url, str):
+        raise TypeError(f"url must be text, got {type(url).__name__}")
+    redis = _client_package()
+    try:
+        found: dict[str, Any] = redis.connection.parse_url(url)
+    except ValueError:
+        # What it says may be part of a password.
+        raise ValueError(
+            "url must read redis://host, rediss://host or unix://path; characters of a password "
+            "that have a meaning in addresses must be percent-encoded"
+        ) from None
+    return found
+
+
+def _public(url: str) -> str:
+    """Return an address without user, password and options."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{host}{port}{parts.path}"

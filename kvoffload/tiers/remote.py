@@ -1,0 +1,550 @@
+"""What tiers past this machine have in common: verdicts instead of an index.
+
+Nobody here knows what a shared directory or a server holds; others write to it and remove from it.
+What was found out is a *verdict*, believed for some time: that a block is there for `HIT_S`, that
+it is not for `MISS_S`. For the rest `state` says UNKNOWN, and `query` asks.
+
+Invariants
+    A key is in `_storing` from a put to its settling, and in `_dropping` while a chore that removes
+    it has not been done: such keys are MISS without I/O. Writes wait for chores, so that a block
+    that is dropped and stored again stays.
+Cost
+    `state` is one look into a dict. A job costs what its store costs; a server that does not answer
+    costs one deadline, and then nothing until the breaker lets a probe through.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import abstractmethod
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload._checks import check_int
+from kvoffload.errors import describe
+
+from .base import BlockIDs, State, Status
+from .namespace import Namespace
+from .pool import Pool
+from .pooled import MAX_QUEUED_BYTES, QUERY_DEADLINE_S, PooledTier, Record, check_deadline
+from .region import Region
+from .remote_pool import DROP, FORGET, MEET, TOUCH, RemotePool, RemoteStore, pack_keys
+from .seal import MAX_KEY_BYTES, stored_key, stored_keys
+from .staging import STAGING_BYTES
+
+__all__ = ["RemoteTier", "Verdicts"]
+
+log = logging.getLogger("kvoffload.tiers")
+
+OK, MISS, FULL = np.int8(Status.OK), np.int8(Status.MISS), np.int8(Status.FULL)
+HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
+
+HIT_S = 30.0
+"""Seconds for which a block that was there is believed to be there."""
+MISS_S = 1.0
+MAX_VERDICTS = 100_000
+KEYS_PER_CHORE = 1024
+FORGET_S = 1.0
+"""Seconds that `RemoteTier.forget` waits for the medium."""
+RETRY_DROPS_S = 1.0
+CORRUPT_LOG_S = 60.0
+_ANSWERED = (Status.OK, Status.CORRUPT, Status.MISS)
+
+
+class Verdicts:
+    """What is believed of keys, for some time.
+
+    Parameters
+    ----------
+    limit : int
+        Keys that are remembered at most; the oldest verdict leaves first.
+    clock : callable
+        Seconds that only grow.
+
+    Notes
+    -----
+    Thread-safety: callers serialise. Complexity: O(1) per key.
+    """
+
+    __slots__ = ("_clock", "_limit", "_until")
+
+    def __init__(
+        self, limit: int = MAX_VERDICTS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limit = limit
+        self._clock = clock
+        # Until when; below zero: until when it is believed to be absent.
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+
+    def state(self, key: bytes) -> int:
+        """Return what is believed of a key, a `State`."""
+        until = self._until.get(key)
+        if until is None:
+            return UNKNOWN
+        if until > 0:
+            return HIT if self._clock() < until else UNKNOWN
+        return ABSENT if self._clock() < -until else UNKNOWN
+
+    def there(
+        self, keys: Iterable[bytes], seconds: float = HIT_S, asked_at: float = math.inf
+    ) -> None:
+        """Believe that keys are there, unless one was found absent after `asked_at`."""
+        until = self._clock() + seconds
+        for key in keys:
+            if not -self._until.get(key, 0.0) - MISS_S > asked_at:
+                self._believe(key, until)
+
+    def absent(self, keys: Iterable[bytes], asked_at: float = math.inf) -> None:
+        """Believe that keys are not there, unless one was found there after `asked_at`."""
+        until = self._clock() + MISS_S
+        for key in keys:
+            if not self._until.get(key, 0.0) - HIT_S > asked_at:
+                self._believe(key, -until)
+
+    def _believe(self, key: bytes, until: float) -> None:
+        known = self._until
+        known[key] = until
+        known.move_to_end(key)
+        if len(known) > self._limit:
+            known.popitem(last=False)
+
+    def clear(self) -> None:
+        """Believe nothing."""
+        self._until.clear()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+
+class RemoteTier(PooledTier):
+    """A tier on a medium that other processes share, and that may not answer.
+
+    It is staged: a call that does not return holds none of the region's memory.
+
+    Parameters
+    ----------
+    namespace : Namespace
+        What the bytes mean; its ``block_bytes`` is the size of a block.
+    capacity_bytes : int or None
+        Bytes of blocks that are kept at most, where the tier decides it.
+    threads : int
+        Number of threads that call, >= 1. Two of them never write, if there are more than two.
+    staging_bytes : int
+        Bytes of the tier's own buffers.
+    ack : str
+        When a put ends: ``"copied"`` (to a buffer) or ``"stored"``.
+    name : str
+        Label in metrics, events and logs.
+    enable_events : bool
+        Whether `take_events` has something to give.
+    max_queued_bytes : int
+        Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
+    """
+
+    touch_s: float | None = None
+    """Seconds for which a block that was touched is not touched again; None: touches do nothing."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        capacity_bytes: int | None,
+        *,
+        threads: int,
+        staging_bytes: int = STAGING_BYTES,
+        ack: str = "copied",
+        name: str,
+        enable_events: bool = False,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+    ) -> None:
+        if not isinstance(namespace, Namespace):
+            raise TypeError(f"namespace must be a Namespace, got {describe(namespace)}")
+        self._num_threads = check_int("threads", threads, 1, 1024)
+        self._staging_bytes = check_int("staging_bytes", staging_bytes, 0)
+        if ack not in ("copied", "stored"):
+            raise ValueError(f"ack must be 'copied' or 'stored', got {describe(ack)}")
+        self._ack_copied = ack == "copied"
+        super().__init__(
+            name,
+            capacity_bytes,
+            namespace.block_bytes,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+        )
+        self.namespace = namespace
+        self._verdicts = Verdicts()
+        self._touched = Verdicts()
+        self._storing: dict[bytes, bool] = {}  # False: it was dropped meanwhile
+        self._dropping: Counter[bytes] = Counter()
+        self._undropped: dict[bytes, None] = {}  # keys whose removal failed
+        self._drops_failed_at = 0.0
+        self._touches = 0  # chores that touch and have not been done
+        self._adopted = 0  # epochs of others that `_verdicts` is up to date with
+        self._corrupt_logged = -CORRUPT_LOG_S
+        self._store = self._make_store()
+
+    @abstractmethod
+    def _make_store(self) -> RemoteStore:
+        """Return the medium; nothing is asked of it yet."""
+
+    @property
+    def place(self) -> str:
+        """Where the blocks are, without credentials."""
+        return ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.place!r}, name={self.name!r})"
+
+    def _make_pool(self, region: Region) -> Pool:
+        return RemotePool(
+            region, self._store, self._num_threads, self._staging_bytes, self._ack_copied
+        )
+
+    def attach(self, region: Region) -> None:
+        """Name the host memory that jobs move blocks from and to."""
+        super().attach(region)
+        self._chore(("meet", []), MEET, b"")  # the first job need not wait for what it learns
+
+    @property
+    def _epoch(self) -> int:
+        return self._generation  # which epoch that is, the store knows
+
+    def _queries(self) -> RemotePool:
+        pool: Any = self._pool_or_raise()
+        return pool  # type: ignore[no-any-return]
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def _known(self, key: bytes) -> int:
+        """Return what is known about a stored key, a `State`."""
+        if key in self._dropping or key in self._undropped or key in self._storing:
+            return ABSENT
+        return self._verdicts.state(key)
+
+    def state(self, key: bytes) -> int:
+        """Return what is known about one key, a `State`."""
+        if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES:
+            key = stored_key(key)
+        if self._closed:
+            self._refuse_closed()
+        return self._state_of(key)
+
+    def _state_of(self, key: bytes) -> int:
+        """Return and count what is known about a stored key."""
+        reads = self._reads
+        state = self._known(key) if reads.closed or reads.would_allow() else ABSENT
+        metrics = self._metrics
+        if state == HIT:
+            metrics.hits += 1
+        elif state == ABSENT:
+            metrics.misses += 1
+        else:
+            metrics.unknown += 1
+        return state
+
+    def lookup(self, keys: Iterable[bytes]) -> npt.NDArray[np.int8]:
+        """Return what is known about each key, a `State` each."""
+        self._refuse_closed()
+        return np.array([self._state_of(key) for key in stored_keys(keys)], np.int8)
+
+    def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
+        """Find out about keys; what is known is not asked for again."""
+        started = time.monotonic()
+        pool = self._queries()
+        timeout_s = check_deadline(deadline_s) or QUERY_DEADLINE_S
+        stored = stored_keys(keys)
+        job = self._new_job()
+        states = np.array([self._known(key) for key in stored], np.int8)
+        status = np.where(states == HIT, OK, MISS)
+        places = np.flatnonzero(states == UNKNOWN)
+        if not len(places):
+            return self._finish_at_once(job, "query", started, status)
+        if not self._reads.allow():
+            status[places] = Status.UNAVAILABLE
+            return self._finish_at_once(job, "query", started, status)
+        asked = [stored[place] for place in places.tolist()]
+        record = Record(
+            job, "query", started, status, places, asked, places, self._generation
+        )  # slots: none
+        try:
+            pool.query(job, asked, timeout_s)
+        except BaseException:
+            self._reads.withdraw()
+            raise
+        self._records[job] = record
+        self._moving.add(job)
+        return job
+
+    # -- put and get -------------------------------------------------------------------------
+
+    def put(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
+        """Store the block ``ids[i]`` of the region under ``keys[i]``."""
+        started = time.monotonic()
+        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=False)
+        job = self._new_job()
+        status = np.zeros(len(stored), np.int8)
+        first: dict[bytes, int] = {}
+        for place, key in enumerate(stored):
+            if key in self._storing:
+                self._storing[key] = True  # it is wanted again, if it was dropped meanwhile
+            elif key not in first and self._known(key) != HIT:
+                first[key] = place
+        if not first:
+            return self._finish_at_once(job, "put", started, status)
+        if not self._writes.allow():
+            _mark(status, stored, first, Status.UNAVAILABLE)
+            return self._finish_at_once(job, "put", started, status)
+        wanted = list(first)
+        room = self._room()
+        _mark(status, stored, wanted[room:], Status.FULL)
+        wanted = wanted[:room]
+        if not wanted:
+            self._writes.withdraw()
+            return self._finish_at_once(job, "put", started, status)
+        places = np.array([first[key] for key in wanted], np.int64)
+        record = Record(job, "put", started, status, places, wanted, places, self._generation)
+        try:
+            self._submit(record, checked[places], timeout_s)
+        except BaseException:
+            self._writes.withdraw()
+            raise
+        self._storing.update(dict.fromkeys(wanted, True))
+        for key in wanted:
+            self._undropped.pop(key, None)
+        return job
+
+    def get(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
+        """Load ``keys[i]`` into the block ``ids[i]`` of the region."""
+        started = time.monotonic()
+        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=True)
+        job = self._new_job()
+        status = np.full(len(stored), MISS)
+        hidden = self._dropping or self._undropped
+        places = np.array(
+            [
+                place
+                for place, key in enumerate(stored)
+                if not hidden or not (key in self._dropping or key in self._undropped)
+            ],
+            np.int64,
+        )
+        if len(places) and not self._reads.allow():
+            status[places] = Status.UNAVAILABLE
+            return self._finish_at_once(job, "get", started, status)
+        room = self._room()
+        if len(places) > room:
+            status[places[room:]] = FULL
+            places = places[:room]
+            if not len(places):
+                self._reads.withdraw()
+        if not len(places):
+            return self._finish_at_once(job, "get", started, status)
+        wanted = [stored[place] for place in places.tolist()]
+        record = Record(job, "get", started, status, places, wanted, places, self._generation)
+        try:
+            self._submit(record, checked[places], timeout_s)
+        except BaseException:
+            self._reads.withdraw()
+            raise
+        return job
+
+    # -- what became of it -------------------------------------------------------------------
+
+    def _ended(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+        if not any(counts[status] for status in _ANSWERED) and counts[Status.TIMEOUT]:
+            record.failed = True
+            self._breaker(record).trip()  # a server that hangs costs one deadline, not five
+        if record.op != "query":
+            super()._ended(record, statuses, counts)
+            return
+        self._moving.discard(record.job)
+        if record.generation != self._generation:
+            statuses = np.where(statuses == OK, MISS, statuses)
+        record.status[record.places] = statuses
+        self._finish(record.job, "query", record.started, record.status)
+
+    def _count(self, record: Record, counts: list[int]) -> None:
+        answered = any(counts[status] for status in _ANSWERED)
+        if not answered and counts[Status.TIMEOUT] and not record.failed:
+            record.failed = True
+            self._breaker(record).trip()
+        if record.op != "query":
+            super()._count(record, counts)
+        elif answered:
+            self._reads.succeed()
+        elif not record.failed:
+            self._reads.fail()
+
+    def _breaker(self, record: Record) -> Any:
+        return self._writes if record.op == "put" else self._reads
+
+    def _settled(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+        if record.generation != self._generation:
+            return
+        if record.op == "put":
+            self._put_ended(record.keys, (statuses == OK).tolist())
+            return
+        keys = record.keys
+        if counts[Status.OK] == len(keys):
+            self._verdicts.there(keys, asked_at=record.started)
+            return
+        found: dict[int, list[bytes]] = {}
+        for key, status in zip(keys, statuses.tolist(), strict=True):
+            found.setdefault(status, []).append(key)
+        self._verdicts.there(found.get(Status.OK, ()), asked_at=record.started)
+        self._verdicts.absent(found.get(Status.MISS, ()), asked_at=record.started)
+        corrupt = found.get(Status.CORRUPT)
+        if corrupt:
+            self._remove(corrupt, "corrupt")
+            if time.monotonic() - self._corrupt_logged >= CORRUPT_LOG_S:
+                self._corrupt_logged = time.monotonic()
+                log.warning(
+                    "tier %r dropped corrupt blocks, %d so far",
+                    self.name,
+                    self._metrics.evicted["corrupt"],
+                )
+
+    def _put_ended(self, keys: list[bytes], are_ok: list[bool]) -> None:
+        stored, unwanted = [], []
+        for key, is_ok in zip(keys, are_ok, strict=True):
+            if not self._storing.pop(key):
+                unwanted.append(key)
+            elif is_ok:
+                stored.append(key)
+        self._verdicts.there(stored)
+        if stored:
+            self._emit(stored, removed=False)
+        if unwanted:
+            self._remove(unwanted)
+
+    # -- recency, removal --------------------------------------------------------------------
+
+    def _remove(self, keys: list[bytes], reason: str | None = None) -> None:
+        """Have blocks removed; until then they are hidden."""
+        keys = list(dict.fromkeys(keys))
+        self._verdicts.absent(keys)
+        if reason is not None:
+            self._emit(keys, removed=True, reason=reason)
+        if self._pool is None:
+            self._undropped.update(dict.fromkeys(keys))
+            return
+        for start in range(0, len(keys), KEYS_PER_CHORE):
+            part = keys[start : start + KEYS_PER_CHORE]
+            self._dropping.update(part)
+            self._chore(("drop", part), DROP, pack_keys(part))
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Mark blocks as recently used, last key first."""
+        self._refuse_closed()
+        stored = stored_keys(keys)
+        if self.touch_s is None or self._pool is None or self._touches:
+            return
+        there = [
+            key
+            for key in reversed(stored)
+            if self._known(key) == HIT and self._touched.state(key) != HIT
+        ][:KEYS_PER_CHORE]
+        if there and self._writes.closed:
+            self._touched.there(there, self.touch_s)
+            self._touches += 1
+            self._chore(("touch", there), TOUCH, pack_keys(there))
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Drop blocks; unknown keys are no error."""
+        self._refuse_closed()
+        gone = []
+        for key in stored_keys(keys):
+            if key in self._storing:
+                self._storing[key] = False
+            else:
+                gone.append(key)
+        if gone:
+            self._remove(gone, "discarded")
+
+    def forget(self) -> bool:
+        """Drop everything, for every process; a new epoch gives blocks other names and seals."""
+        self._refuse_closed()
+        self._generation += 1
+        self._store.forget()
+        self._storing.clear()  # the puts under way belong to what is forgotten
+        self._forgotten()
+        if self._pool is None:
+            return False
+        pool = self._pool_or_raise()
+        order = _Forget()
+        self._chore(("forget", order), FORGET, b"")
+        until = time.monotonic() + FORGET_S
+        while order.status is None and time.monotonic() < until:
+            self._collect(pool)
+            if order.status is None:
+                pool.wait(max(0.0, until - time.monotonic()))
+        if self._done:
+            pool.notify()
+        if order.status != Status.OK:
+            log.error("tier %r could not tell its medium to forget; it will try again", self.name)
+            return False
+        return True
+
+    def _forgotten(self) -> None:
+        self._verdicts.clear()
+        self._touched.clear()
+        self._undropped.clear()
+        self._emit([], removed=True, reason="forgotten")
+
+    def _chore_done(self, what: Any, status: int) -> None:
+        kind, keys = what
+        if kind == "forget":
+            keys.status = status
+        elif kind == "touch":
+            self._touches -= 1
+        elif kind == "drop":
+            self._dropping.subtract(keys)
+            self._dropping = +self._dropping
+            if status != Status.OK:
+                self._drops_failed_at = time.monotonic()
+                left = MAX_VERDICTS - len(self._undropped)
+                again = [key for key in keys if key not in self._storing][:left]
+                self._undropped.update(dict.fromkeys(again))
+
+    def _collect(self, pool: Pool) -> None:
+        super()._collect(pool)
+        if self._adopted != self._store.adopted:  # another process forgot
+            self._adopted = self._store.adopted
+            self._forgotten()
+        if (
+            self._undropped
+            and not self._closed
+            and self._writes.closed
+            and time.monotonic() - self._drops_failed_at >= RETRY_DROPS_S
+        ):
+            keys, self._undropped = list(self._undropped), {}
+            self._drops_failed_at = time.monotonic()
+            self._remove(keys)
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def _give_back(self) -> None:
+        self._store.close()
+
+    def _sizes(self) -> dict[str, int]:
+        return {"verdicts": len(self._verdicts)}
+
+
+class _Forget:
+    """An epoch that is being written."""
+
+    status: int | None = None
+
+
+def _mark(
+    status: npt.NDArray[np.int8], stored: list[bytes], keys: Iterable[bytes], value: Status
+) -> None:
+    """Set the status of every occurrence of some keys."""
+    chosen = set(keys)
+    if chosen:
+        status[[key in chosen for key in stored]] = value

@@ -1,0 +1,159 @@
+"""Eight processes on one directory, one Redis server and one bucket: no wrong byte, nothing twice.
+
+They write and read the same keys at once, drop some, and some of them are killed. Half of them
+serve another model, whose bytes under the same keys are others.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region, Status, Tier
+from kvoffload.tiers.remote import RemoteTier
+from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of
+from tests.tiers.attack import kill, report, rounds, start
+from tests.tiers.servers import make_bucket, redis_server, s3_options, s3_server
+
+BLOCK = 8192
+NAMESPACES = (Namespace("one model", BLOCK), Namespace("another model", BLOCK))
+KEYS = [b"key-%032d" % number for number in range(48)]
+PROCESSES = 8
+
+
+def data(key: bytes, model: int) -> bytes:
+    return block_bytes_of(key + b"%d" % model, BLOCK)
+
+
+def attached(tier: Tier) -> Region:
+    region = Region.allocate(len(KEYS), BLOCK)
+    tier.attach(region)
+    return region
+
+
+def finish(tier: RemoteTier, job: int) -> list[int]:
+    assert tier.wait([job], PATIENCE_S)
+    (done,) = (end for end in tier.poll() if end.job == job)
+    return done.status.tolist()
+
+
+def check(tier: RemoteTier, region: Region, places: list[int], model: int) -> int:
+    """Get keys and compare every byte; return how many were there."""
+    region.array[:] = 0xA5
+    keys = [KEYS[place] for place in places]
+    statuses = finish(tier, tier.get(keys, places, PATIENCE_S))
+    for place, status in zip(places, statuses, strict=True):
+        assert status in (Status.OK, Status.MISS), Status(status)
+        if status == Status.OK:
+            assert region.read(place) == data(KEYS[place], model), "WRONG BYTES"
+    return statuses.count(Status.OK)
+
+
+def churn(opener: Callable[[Namespace], RemoteTier], number: int, times: int) -> None:
+    """Put and get, over and over; end with an error at the first wrong byte."""
+    model, chance = number % 2, random.Random(number)
+    tier = opener(NAMESPACES[model])
+    region = attached(tier)
+    for _ in range(times):
+        places = chance.sample(range(len(KEYS)), 12)
+        for place in places:
+            region.write(place, data(KEYS[place], model))
+        statuses = finish(tier, tier.put([KEYS[place] for place in places], places, PATIENCE_S))
+        assert set(statuses) == {Status.OK}, statuses
+        tier._verdicts.clear()  # ask the medium, whatever was found out before
+        check(tier, region, chance.sample(range(len(KEYS)), 12), model)
+        if chance.random() < 0.1:
+            tier.discard([KEYS[chance.randrange(len(KEYS))]])
+    assert tier.stats()["get_corrupt"] == 0
+    assert tier.close(PATIENCE_S)
+
+
+def attack(opener: Callable[[Namespace], RemoteTier], times: int) -> None:
+    lives = [times] * (PROCESSES - 2) + [10**9] * 2  # those that are killed: one of each model
+    children = [
+        start(lambda number=number, life=life: churn(opener, number, life))
+        for number, life in enumerate(lives)
+    ]
+    time.sleep(0.5)
+    for child in children[-2:]:
+        kill(child)
+    for child in children[:-2]:
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0, "a process met a wrong byte or an error"
+    found = []
+    for model, namespace in enumerate(NAMESPACES):
+        tier = opener(namespace)
+        region = attached(tier)
+        found.append(check(tier, region, list(range(len(KEYS))), model))
+        assert tier.close(PATIENCE_S)
+    report(f"{PROCESSES} processes, two killed, {times} rounds each: {found} blocks, all right")
+    assert min(found) > 0
+
+
+@pytest.mark.attack
+def test_one_directory(tmp_path: Path) -> None:
+    attack(
+        lambda namespace: DirectoryTier(tmp_path, 2**30, 4, namespace=namespace, ack="stored"),
+        rounds(2000),
+    )
+    for namespace in NAMESPACES:
+        folder = tmp_path / namespace.fingerprint.hex()
+        names = [path.name for path in folder.rglob("*.kv")]
+        assert len(names) == len(set(names)) <= len(KEYS)
+
+
+@pytest.mark.attack
+def test_one_directory_that_is_swept_meanwhile(tmp_path: Path) -> None:
+    """Room for half of the blocks, and sweeps all the time."""
+    attack(
+        lambda namespace: DirectoryTier(
+            tmp_path, 24 * BLOCK, 4, namespace=namespace, ack="stored", sweep_s=0.01
+        ),
+        rounds(1000),
+    )
+
+
+@pytest.mark.attack
+def test_one_redis_server() -> None:
+    pytest.importorskip("redis", reason="the tier needs the redis extra")
+    from redis import Redis
+
+    with redis_server("--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru") as server:
+        attack(
+            lambda namespace: RedisTier(
+                f"redis://127.0.0.1:{server.port}", 2, namespace=namespace, ack="stored"
+            ),
+            rounds(2000),
+        )
+        with Redis(port=server.port) as client:
+            assert client.dbsize() <= 2 * (len(KEYS) + 2), "each block once, and two names more"
+
+
+@pytest.mark.attack
+def test_one_redis_server_that_evicts() -> None:
+    """Room for few of the blocks."""
+    pytest.importorskip("redis", reason="the tier needs the redis extra")
+    with redis_server("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru") as server:
+        attack(
+            lambda namespace: RedisTier(
+                f"redis://127.0.0.1:{server.port}", 2, namespace=namespace, ack="stored"
+            ),
+            rounds(500),
+        )
+
+
+@pytest.mark.attack
+def test_one_bucket() -> None:
+    """On moto's server, which stands in for S3."""
+    pytest.importorskip("obstore", reason="the tier needs the objects extra")
+    with s3_server() as server:
+        make_bucket(server)
+        attack(
+            lambda namespace: ObjectTier(
+                "s3://blocks/kv", 2, namespace=namespace, ack="stored", **s3_options(server)
+            ),
+            rounds(60),
+        )

@@ -1,0 +1,688 @@
+"""Servers that are killed, stopped, slow, empty, full, strict or hostile; what tiers make of it.
+
+No byte is ever wrong; a job ends by its deadline; a server that does not answer costs one deadline
+and is found again; the region's memory is never held by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvoffload.tiers import (
+    DirectoryTier,
+    Namespace,
+    ObjectTier,
+    RedisTier,
+    Region,
+    State,
+    Status,
+    Tier,
+    open_tier,
+)
+from kvoffload.tiers.breaker import LONGEST_PAUSE_S
+from kvoffload.tiers.remote import RemoteTier
+from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of, run
+from tests.tiers.servers import Server, free_port, make_bucket, redis_server, s3_options, s3_server
+
+pytest.importorskip("redis", reason="the tiers need the redis extra")
+pytest.importorskip("obstore", reason="the tiers need the objects extra")
+
+BLOCK = 16_384
+NAMESPACE = Namespace("chaos", BLOCK)
+KEYS = [b"key-%02d" % number for number in range(64)]
+GRACE_S = 0.5
+"""What a job may take beyond its deadline in a test: other tests run beside it. The contract's
+50 ms are measured where nothing else runs."""
+
+
+def open_redis(server: Server, **options) -> RedisTier:
+    return RedisTier(f"redis://127.0.0.1:{server.port}", **{"namespace": NAMESPACE, **options})
+
+
+def open_objects(server: Server, **options) -> ObjectTier:
+    return ObjectTier("s3://blocks/kv", **{"namespace": NAMESPACE, **s3_options(server), **options})
+
+
+class World:
+    """A server and how a tier on it is opened."""
+
+    def __init__(self, server: Server, opener: Callable[..., RemoteTier], prepare=None) -> None:
+        self.server = server
+        self.opener = opener
+        self.prepare = prepare or (lambda _: None)
+
+    def start(self) -> None:
+        self.server.start()
+        self.prepare(self.server)
+
+    def open(self, **options) -> tuple[RemoteTier, Region]:
+        tier = self.opener(self.server, **options)
+        return tier, attached(tier)
+
+
+def attached(tier: Tier) -> Region:
+    """Give a tier a region, and the first 64 blocks of it the bytes of the keys."""
+    region = Region.allocate(128, BLOCK)
+    tier.attach(region)
+    for block_id, key in enumerate(KEYS):
+        region.write(block_id, block_bytes_of(key, BLOCK))
+    return region
+
+
+@pytest.fixture(params=["redis", "s3"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Give a server that runs."""
+    if request.param == "redis":
+        made = World(redis_server("--maxmemory", "64mb"), open_redis)
+    else:
+        made = World(s3_server(), open_objects, make_bucket)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.server.close()
+
+
+def settle(tier: RemoteTier) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while (tier._records or tier._chores) and time.monotonic() < until:
+        tier.wait([], 0)
+        time.sleep(0.001)
+
+
+def store(tier: RemoteTier, count: int) -> None:
+    done = run(tier, tier.put(KEYS[:count], range(count), PATIENCE_S))
+    assert not done.status.any(), done.status
+    settle(tier)
+    tier.poll()
+    assert tier.stats()["store_ok"] >= count, tier.stats()
+
+
+def check(tier: Tier, region: Region, count: int, deadline_s: float = PATIENCE_S) -> list[int]:
+    """Get keys behind the first 64 blocks; compare every byte of what is OK."""
+    region.array[64 * BLOCK :] = 0xA5
+    done = run(tier, tier.get(KEYS[:count], range(64, 64 + count), deadline_s))
+    for place, status in enumerate(done.status.tolist()):
+        if status == Status.OK:
+            assert region.read(64 + place) == block_bytes_of(KEYS[place], BLOCK), "WRONG BYTES"
+    return done.status.tolist()
+
+
+def let_probe(tier: RemoteTier) -> None:
+    """Let the time pass that a breaker waits for."""
+    for breaker in (tier._reads, tier._writes):
+        breaker._clock = lambda: time.monotonic() + LONGEST_PAUSE_S
+
+
+class TestDeath:
+    def test_a_server_that_is_killed_is_found_again(self, world: World) -> None:
+        tier, region = world.open(threads=2)
+        store(tier, 16)
+        assert set(check(tier, region, 16)) == {Status.OK}
+        world.server.kill()
+        tier._verdicts.clear()
+        ends = [run(tier, tier.query(KEYS[:8], 5.0)) for _ in range(8)]
+        assert not {Status.OK, Status.MISS} & {s for end in ends for s in end.status.tolist()}
+        assert tier.health().reads == "open"
+        started = time.monotonic()
+        for _ in range(100):
+            assert run(tier, tier.get(KEYS[:8], range(64, 72))).status.min() == Status.UNAVAILABLE
+        assert (time.monotonic() - started) / 100 < 0.02, "an open breaker answers at once"
+        assert (tier.lookup(KEYS) == State.MISS).all(), "to an engine they are misses"
+        world.start()  # empty: both servers keep everything in memory
+        let_probe(tier)
+        done = run(tier, tier.query(KEYS[:16], PATIENCE_S))
+        assert set(done.status.tolist()) == {Status.MISS}
+        assert tier.health().reads == "closed"
+        store(tier, 16)
+        assert set(check(tier, region, 16)) == {Status.OK}
+        assert tier.close(PATIENCE_S)
+
+    def test_a_server_that_comes_back_empty_serves_nothing_old(self, world: World) -> None:
+        tier, region = world.open(threads=2, enable_events=True)
+        store(tier, 16)
+        world.server.kill()
+        world.start()
+        let_probe(tier)
+        tier._store._read_at = -np.inf  # as after its seconds
+        statuses = check(tier, region, 16)
+        assert Status.OK not in statuses
+        assert Status.CORRUPT not in statuses
+        let_probe(tier)
+        assert set(check(tier, region, 16)) == {Status.MISS}
+        tier._verdicts.clear()
+        store(tier, 16)
+        assert set(check(tier, region, 16)) == {Status.OK}
+        tier.close()
+
+    def test_a_tier_opens_although_no_server_is_there(self, world: World) -> None:
+        world.server.kill()
+        tier, region = world.open()
+        assert Status.OK not in check(tier, region, 4, 5.0)
+        assert tier.forget() is False
+        world.start()
+        let_probe(tier)
+        store(tier, 4)
+        assert set(check(tier, region, 4)) == {Status.OK}
+        assert tier.close(PATIENCE_S)
+
+
+class TestHangs:
+    def test_a_server_that_hangs_costs_one_deadline(self, world: World) -> None:
+        tier, region = world.open(threads=2)
+        store(tier, 16)
+        world.server.hang()
+        for op in ("get", "query"):
+            settle(tier)  # while every thread waits for the server, calls are UNAVAILABLE at once
+            tier._verdicts.clear()
+            tier.health(reset=True)
+            started = time.monotonic()
+            if op == "get":
+                done = run(tier, tier.get(KEYS[:16], range(64, 80), 0.2))
+            else:
+                done = run(tier, tier.query(KEYS[:16], 0.2))
+            assert time.monotonic() - started < 0.2 + GRACE_S
+            assert set(done.status.tolist()) <= {Status.TIMEOUT, Status.UNAVAILABLE}
+            assert tier.health().reads == "open", "one deadline is enough"
+        started = time.monotonic()
+        for _ in range(100):
+            run(tier, tier.query(KEYS[16:20], 0.2))
+        assert (time.monotonic() - started) / 100 < 0.02
+        region.array[64 * BLOCK :] = 7
+        world.server.resume()
+        settle(tier)
+        assert (region.array[64 * BLOCK :] == 7).all(), "a late answer wrote to the region"
+        let_probe(tier)
+        assert set(check(tier, region, 16)) == {Status.OK}
+        assert tier.health().reads == "closed"
+        assert tier.close(PATIENCE_S)
+
+    def test_host_memory_is_not_pinned_by_a_server_that_hangs(self, world: World) -> None:
+        tier, region = world.open(threads=2)
+        store(tier, 1)
+        world.server.hang()
+        started = time.monotonic()
+        done = run(tier, tier.put(KEYS[1:33], range(1, 33), 0.3))
+        assert time.monotonic() - started < 0.3 + GRACE_S
+        assert not done.status.any(), "it was copied, and the region is the caller's again"
+        region.array[BLOCK : 33 * BLOCK] = 7
+        assert run(tier, tier.put(KEYS[33:34], [33], 0.2)).status[0] in {
+            Status.OK,
+            Status.UNAVAILABLE,
+        }
+        until = time.monotonic() + PATIENCE_S
+        while tier.stats()["staging_bytes"] and time.monotonic() < until:
+            tier.wait([], 0)
+            time.sleep(0.01)
+        assert tier.stats()["staging_bytes"] == 0, "what cannot be written is given up"
+        settle(tier)
+        assert tier.health().writes == "open"
+        world.server.resume()
+        let_probe(tier)
+        tier._verdicts.clear()
+        assert not {Status.CORRUPT} & set(check(tier, region, 33))
+        assert tier.close(PATIENCE_S)
+
+    def test_close_and_forget_return(self, world: World) -> None:
+        tier, _ = world.open(threads=2)
+        store(tier, 4)
+        world.server.hang()
+        started = time.monotonic()
+        assert tier.forget() is False
+        tier.put(KEYS[:4], range(4), 0.2)
+        tier.get(KEYS[:4], range(64, 68), 0.2)
+        tier.close(1.0)
+        assert time.monotonic() - started < 2.0 + 5 * GRACE_S
+        world.server.resume()
+
+    def test_what_is_forgotten_while_a_server_hangs_is_forgotten(self, world: World) -> None:
+        tier, region = world.open(threads=2)
+        store(tier, 8)
+        world.server.hang()
+        assert tier.forget() is False
+        world.server.resume()
+        let_probe(tier)
+        assert set(check(tier, region, 8)) <= {Status.MISS}
+        settle(tier)
+        other, memory = world.open()  # the server knows by now
+        assert set(check(other, memory, 8)) == {Status.MISS}
+        tier.close()
+        other.close()
+
+
+class Proxy:
+    """A way to a server that delays, cuts and makes things up."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.delay_s = 0.0
+        self.reply: bytes | None = None
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self.target))
+            self._sockets += [client, server]
+            for source, sink, is_reply in ((client, server, False), (server, client, True)):
+                thread = threading.Thread(
+                    target=self._pass, args=(source, sink, is_reply), daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+
+    def _pass(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
+        try:
+            while data := source.recv(65_536):
+                if is_reply and self.delay_s:
+                    time.sleep(self.delay_s)
+                if is_reply and self.reply is not None:
+                    sink.sendall(self.reply)
+                    while True:  # and on without an end
+                        sink.sendall(bytes(2**20))
+                sink.sendall(data)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        for sock in (self._listener, *self._sockets):  # or accept() would go on waiting
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def proxied() -> Iterator[tuple[Server, Proxy]]:
+    with redis_server("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as server:
+        proxy = Proxy(server.port)
+        yield server, proxy
+        proxy.close()
+
+
+class TestRedisInTrouble:
+    def test_a_slow_server_is_used_by_those_who_wait(self, proxied) -> None:
+        _, proxy = proxied
+        tier = RedisTier(f"redis://127.0.0.1:{proxy.port}", namespace=NAMESPACE)
+        region = attached(tier)
+        store(tier, 16)
+        proxy.delay_s = 0.3
+        done = run(tier, tier.get(KEYS[:8], range(64, 72), 0.1))
+        assert set(done.status.tolist()) == {Status.TIMEOUT}
+        settle(tier)
+        let_probe(tier)
+        assert set(check(tier, region, 8)) == {Status.OK}
+        assert tier.health().reads == "closed"
+        tier.close()
+
+    @pytest.mark.parametrize(
+        "reply",
+        [
+            b"$9999999999\r\n",
+            b"*2147483647\r\n",
+            b"*1\r\n" * 100_000,
+            b"+" + b"x" * 2**20,
+            b"-ERR secret " + b"y" * 200 + b"\r\n",
+            b"\0" * 2**16,
+            b":5\r\n" * 1000,
+        ],
+        ids=["long", "many", "deep", "endless", "error", "zeros", "numbers"],
+    )
+    def test_a_hostile_server_takes_no_memory_and_gives_no_byte(
+        self, proxied, reply: bytes, caplog
+    ) -> None:
+        _, proxy = proxied
+        tier = RedisTier(f"redis://u:secret@127.0.0.1:{proxy.port}", namespace=NAMESPACE)
+        region = attached(tier)
+        proxy.reply = reply
+        before = _resident()
+        with caplog.at_level(logging.DEBUG):
+            statuses = check(tier, region, 8, 1.0)
+            assert not {Status.OK, Status.FULL} & set(statuses)
+            done = run(tier, tier.query(KEYS[:8], 0.5))
+        assert Status.OK not in done.status.tolist()
+        assert _resident() - before < 64 * 2**20
+        assert "secret" not in caplog.text
+        tier.close(1.0)
+
+    def test_values_of_strangers_are_corrupt_and_dropped(self, proxied) -> None:
+        from redis import Redis
+
+        server, _ = proxied
+        tier, region = World(server, open_redis).open(threads=2)
+        store(tier, 8)
+        prefix = tier._store._prefix
+        with Redis(port=server.port) as client:
+            names = [tier._store._name(key, tier._store.epoch) for key in KEYS[:8]]
+            values = [client.get(name) for name in names]
+            client.set(names[0], b"short")
+            client.set(names[1], bytes(10 * BLOCK))
+            client.set(names[2], values[3])  # another key's
+            client.delete(names[4])
+            client.lpush(names[4], b"a list")
+            flipped = bytearray(values[5])
+            flipped[777] ^= 4
+            client.set(names[5], bytes(flipped))
+            assert all(name.startswith(prefix) for name in names)
+            corrupt = {0, 1, 2, 4, 5}
+            statuses = check(tier, region, 8)
+            assert {i for i, s in enumerate(statuses) if s == Status.CORRUPT} == corrupt
+            assert all(statuses[i] == Status.OK for i in (3, 6, 7)), "neighbours are unhurt"
+            settle(tier)
+            assert not client.exists(*[names[i] for i in corrupt])
+        assert tier.stats()["removed_corrupt"] == 5
+        store(tier, 8)
+        assert set(check(tier, region, 8)) == {Status.OK}
+        tier.close()
+
+    def test_a_server_out_of_memory_is_full(self, caplog) -> None:
+        with redis_server("--maxmemory", "4mb", "--maxmemory-policy", "noeviction") as server:
+            tier, _ = World(server, open_redis).open(ack="stored", threads=2)
+            statuses = []
+            with caplog.at_level(logging.WARNING):
+                for start in range(0, 64, 8):
+                    for copy in range(4):
+                        keys = [b"%d-" % copy + key for key in KEYS[start : start + 8]]
+                        done = run(tier, tier.put(keys, range(8), PATIENCE_S))
+                        statuses += done.status.tolist()
+            assert Status.FULL in statuses
+            assert set(statuses) <= {Status.OK, Status.FULL, Status.UNAVAILABLE}
+            assert tier.health().writes == "open"
+            assert tier.health().reads == "closed"
+            assert "evicts no blocks" in caplog.text
+            tier.close()
+
+    def test_a_server_that_evicts_gives_misses(self) -> None:
+        with redis_server("--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru") as server:
+            tier, region = World(server, open_redis).open(ack="stored", threads=2)
+            for copy in range(6):
+                keys = [b"%d-" % copy + key for key in KEYS]
+                run(tier, tier.put(keys, range(64), PATIENCE_S))
+            run(tier, tier.put(KEYS, range(64), PATIENCE_S))
+            tier._verdicts.clear()
+            statuses = check(tier, region, 64)
+            assert set(statuses) <= {Status.OK, Status.MISS}
+            assert Status.OK in statuses
+            old = [b"0-" + key for key in KEYS]
+            done = run(tier, tier.get(old, range(64, 128), PATIENCE_S))
+            assert Status.MISS in done.status.tolist()
+            tier.close()
+
+    def test_two_keep_their_namespaces_apart(self, proxied) -> None:
+        server, _ = proxied
+        other = Namespace("another model", BLOCK)
+        one, memory = World(server, open_redis).open()
+        two, more = World(server, open_redis).open(namespace=other)
+        store(one, 8)
+        assert set(check(two, more, 8)) == {Status.MISS}
+        store(two, 8)
+        assert two.forget() is True
+        assert set(check(two, more, 8)) == {Status.MISS}
+        assert set(check(one, memory, 8)) == {Status.OK}
+        one.close()
+        two.close()
+
+    def test_one_forgets_for_all(self, proxied) -> None:
+        server, _ = proxied
+        one, memory = World(server, open_redis).open()
+        two, more = World(server, open_redis).open(enable_events=True)
+        store(one, 8)
+        assert set(check(two, more, 8)) == {Status.OK}
+        assert one.forget() is True
+        assert set(check(two, more, 8)) == {Status.MISS}
+        assert "forgotten" in {event.reason for event in two.take_events()}
+        store(two, 8)
+        assert set(check(one, memory, 8)) == {Status.OK}
+        one.close()
+        two.close()
+
+
+class TestCredentials:
+    SECRET = "s3cr3t-passw0rd"
+
+    def everything_shown(self, tier: RemoteTier, caplog) -> str:
+        samples = "".join(f"{s.metric.name}{s.labels}{s.value}" for s in tier.samples())
+        shown = f"{tier!r}{tier}{tier.place}{tier.stats()}{tier.health()}{samples}"
+        return shown + caplog.text + tier.namespace.json + repr(vars(tier))
+
+    @pytest.mark.parametrize("password", [None, "wr0ng-s3cr3t-passw0rd"])
+    def test_wrong_ones_are_refused_and_never_shown(self, caplog, password) -> None:
+        with redis_server("--requirepass", self.SECRET) as server:
+            user = f":{password}@" if password else ""
+            url = f"redis://{user}127.0.0.1:{server.port}/0"
+            with caplog.at_level(logging.DEBUG):
+                tier = open_tier(url, NAMESPACE)
+                region = attached(tier)
+                assert set(check(tier, region, 4, 5.0)) == {Status.UNAVAILABLE}
+                assert "UNAVAILABLE" in caplog.text
+                assert self.SECRET not in self.everything_shown(tier, caplog)
+            tier.close()
+
+    def test_right_ones_are_never_shown(self, caplog) -> None:
+        with redis_server("--requirepass", self.SECRET) as server:
+            url = f"redis://default:{self.SECRET}@127.0.0.1:{server.port}/0?name=kv"
+            with caplog.at_level(logging.DEBUG):
+                tier = open_tier(url, NAMESPACE)
+                region = attached(tier)
+                store(tier, 4)
+                assert set(check(tier, region, 4)) == {Status.OK}
+                server.kill()
+                check(tier, region, 4, 1.0)
+                assert self.SECRET not in self.everything_shown(tier, caplog)
+                assert tier.place == f"redis://127.0.0.1:{server.port}/0"
+            tier.close()
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "reddis://user:{}@host",
+            "redis://user:{}/x@host:port",
+            "redis://:{}@host:99999999",
+            "redis://user:p?{}@host",
+            "redis://user:{}@host?nonsense",
+            "redis://user:{}@host?name=a&name=b",
+            "redis://user:{}@host?{}@=1",
+            "s3://user:{}@bucket/kv",
+            "s3://bucket/kv?secret_access_key={}&secret_access_key=x",
+            "{}@host",
+        ],
+    )
+    def test_errors_do_not_show_them(self, url: str) -> None:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            open_tier(url.replace("{}", self.SECRET), NAMESPACE)
+        assert self.SECRET not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+    def test_those_of_a_bucket_are_never_shown(self, caplog) -> None:
+        with s3_server() as server:
+            make_bucket(server)
+            with caplog.at_level(logging.DEBUG):
+                tier, region = World(server, open_objects).open(**s3_options(server, self.SECRET))
+                store(tier, 4)
+                server.kill()
+                check(tier, region, 4, 1.0)
+                assert self.SECRET not in self.everything_shown(tier, caplog)
+            tier.close()
+
+    def test_a_bucket_that_is_not_there_is_unavailable(self) -> None:
+        with s3_server() as server:
+            tier, region = World(server, open_objects).open()
+            assert set(check(tier, region, 4)) <= {Status.UNAVAILABLE, Status.MISS}
+            done = run(tier, tier.query(KEYS[:4], PATIENCE_S))
+            assert Status.OK not in done.status.tolist()
+            tier.close()
+
+
+class TestTLS:
+    def test_a_server_without_it_is_refused(self, caplog) -> None:
+        with redis_server() as server:
+            tier = RedisTier(f"rediss://127.0.0.1:{server.port}", namespace=NAMESPACE)
+            region = attached(tier)
+            assert not {Status.OK, Status.MISS} & set(check(tier, region, 4, 5.0))
+            tier.close()
+
+    def test_a_certificate_is_checked(self, tmp_path: Path) -> None:
+        if shutil.which("openssl") is None:
+            pytest.skip("openssl is not installed")
+        key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+                *("-keyout", key, "-out", certificate, "-subj", "/CN=localhost"),
+                *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        port = free_port()
+        tls = ("--tls-port", str(port), "--tls-cert-file", str(certificate))
+        more = ("--tls-key-file", str(key), "--tls-auth-clients", "no")
+        with redis_server(*tls, *more):
+            strict = RedisTier(f"rediss://127.0.0.1:{port}", namespace=NAMESPACE)
+            region = attached(strict)
+            assert not {Status.OK, Status.MISS} & set(check(strict, region, 4, 5.0))
+            strict.close()
+            trusting = open_tier(f"rediss://127.0.0.1:{port}?ca={certificate}", NAMESPACE)
+            attached(trusting)
+            assert (
+                run(trusting, trusting.query(KEYS[:4], 10.0)).status.tolist() == [Status.MISS] * 4
+            )
+            trusting.close()
+
+
+class TestDirectoryInTrouble:
+    @pytest.fixture
+    def opened(self, tmp_path: Path) -> Iterator[tuple[DirectoryTier, Region]]:
+        tier, region = World(None, _open_directory(tmp_path / "kv")).open()
+        yield tier, region
+        tier.close()
+
+    def test_files_of_strangers_are_corrupt_and_dropped(self, opened) -> None:
+        tier, region = opened
+        store(tier, 12)
+        paths = [Path(tier._files._path(key, tier._files.epoch)) for key in KEYS[:12]]
+        paths[0].write_bytes(b"short")
+        paths[1].write_bytes(b"")
+        paths[2].write_bytes(bytes(100 * BLOCK))
+        paths[3].write_bytes(paths[4].read_bytes())
+        paths[5].unlink()
+        paths[5].symlink_to("/etc/passwd")
+        paths[6].unlink()
+        os.mkfifo(paths[6])
+        flipped = bytearray(paths[7].read_bytes())
+        flipped[BLOCK + 9] ^= 1  # in the seal
+        paths[7].write_bytes(flipped)
+        os.truncate(paths[8], BLOCK)
+        corrupt = {0, 1, 2, 3, 5, 6, 7, 8}
+        statuses = check(tier, region, 12)
+        assert {i for i, s in enumerate(statuses) if s == Status.CORRUPT} == corrupt
+        assert all(statuses[i] == Status.OK for i in (4, 9, 10, 11))
+        settle(tier)
+        assert not any(paths[i].exists() or paths[i].is_symlink() for i in corrupt)
+        store(tier, 12)
+        tier.health(reset=True)
+        assert set(check(tier, region, 12)) == {Status.OK}
+
+    def test_files_can_be_read_by_their_owner_only(self, opened) -> None:
+        tier, _ = opened
+        store(tier, 2)
+        for path in [tier.folder, *tier.folder.rglob("*")]:
+            assert path.stat().st_mode & 0o077 == 0, path
+
+    def test_the_sweeper_removes_what_is_old_forgotten_or_left_behind(self, tmp_path) -> None:
+        tier, _ = World(None, _open_directory(tmp_path, 16 * BLOCK)).open()
+        store(tier, 12)
+        old = tier.folder / f"{tier._files.epoch:016x}"
+        assert tier.forget() is True
+        store(tier, 16)
+        folder = tier.folder / f"{tier._files.epoch:016x}"
+        left = next(folder.iterdir()) / "x.0000000000000001.tmp"
+        left.write_bytes(b"half")
+        fresh = left.with_name("y.tmp")
+        fresh.write_bytes(b"half")
+        for path, age_s in ((left, 7200), *((p, 100) for p in _blocks(folder))):
+            os.utime(path, (time.time() - age_s,) * 2)
+        run(tier, tier.put(KEYS[16:24], range(16, 24)))
+        settle(tier)
+        while tier.sweep() is None:
+            pass
+        tier.poll()
+        assert not old.exists()
+        assert not left.exists()
+        assert fresh.exists()
+        kept = {bytes.fromhex(path.stem) for path in _blocks(folder)}
+        assert len(kept) <= 16
+        assert set(KEYS[16:24]) <= kept, "the oldest leave first"
+        tier.close()
+
+    def test_a_full_or_missing_directory_is_no_exception(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("no directory")
+        tier, region = World(None, _open_directory(tmp_path / "file")).open(ack="stored")
+        done = run(tier, tier.put(KEYS[:4], range(4)))
+        assert Status.OK not in done.status.tolist()
+        assert Status.OK not in check(tier, region, 4)
+        tier.close()
+
+    def test_a_directory_that_hangs_costs_one_deadline(self, tmp_path: Path) -> None:
+        from tests.tiers.attack import fuse_mounted
+
+        if shutil.which("fuse2fs") is None or not Path("/dev/fuse").exists():
+            pytest.skip("fuse2fs is not installed, or there is no /dev/fuse")
+        image = tmp_path / "image"
+        with image.open("wb") as file:
+            file.truncate(64 * 2**20)
+        subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
+        with fuse_mounted(image, tmp_path / "mounted") as (folder, server):
+            tier, region = World(None, _open_directory(folder / "kv")).open()
+            store(tier, 8)
+            tier._store.epoch_s = np.inf
+            os.kill(server, 19)
+            started = time.monotonic()
+            done = run(tier, tier.get(KEYS[:8], range(64, 72), 0.2))
+            assert time.monotonic() - started < 0.2 + GRACE_S
+            assert set(done.status.tolist()) == {Status.TIMEOUT}
+            assert tier.health().reads == "open"
+            assert run(tier, tier.get(KEYS[:8], range(64, 72))).status[0] == Status.UNAVAILABLE
+            region.array[64 * BLOCK :] = 7
+            os.kill(server, 18)
+            settle(tier)
+            assert (region.array[64 * BLOCK :] == 7).all()
+            let_probe(tier)
+            assert set(check(tier, region, 8)) == {Status.OK}
+            tier.close()
+
+
+def _open_directory(path: Path, capacity_bytes: int = 2**30) -> Callable[..., DirectoryTier]:
+    def opener(_: None, **options) -> DirectoryTier:
+        return DirectoryTier(path, capacity_bytes, **{"namespace": NAMESPACE, **options})
+
+    return opener
+
+
+def _blocks(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.kv"))
+
+
+def _resident() -> int:
+    """Return the bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,151 @@
+"""The parts of remote tiers: verdicts, addresses, missing packages, the namespace's file."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvoffload.tiers import DirectoryTier, Namespace, Region, State, Status, open_tier
+from kvoffload.tiers.remote import HIT_S, MISS_S, Verdicts
+from kvoffload.tiers.testing import run
+
+NAMESPACE = Namespace("model", 4096)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestVerdicts:
+    def test_they_end(self) -> None:
+        clock = Clock()
+        verdicts = Verdicts(clock=clock)
+        verdicts.there([b"a"])
+        verdicts.absent([b"b"])
+        assert [verdicts.state(key) for key in (b"a", b"b", b"c")] == [
+            State.HIT,
+            State.MISS,
+            State.UNKNOWN,
+        ]
+        clock.now += MISS_S
+        assert verdicts.state(b"b") == State.UNKNOWN
+        clock.now += HIT_S - MISS_S
+        assert verdicts.state(b"a") == State.UNKNOWN
+
+    def test_they_are_bounded(self) -> None:
+        verdicts = Verdicts(limit=10)
+        keys = [b"%d" % number for number in range(100)]
+        verdicts.there(keys)
+        assert len(verdicts) == 10
+        assert [verdicts.state(key) for key in keys[-10:]] == [State.HIT] * 10
+
+    def test_an_answer_does_not_overrule_what_was_learned_since_the_question(self) -> None:
+        clock = Clock()
+        verdicts = Verdicts(clock=clock)
+        asked_at = clock.now
+        clock.now += 0.5
+        verdicts.there([b"stored"])
+        verdicts.absent([b"dropped"])
+        verdicts.absent([b"stored"], asked_at=asked_at)
+        verdicts.there([b"dropped"], asked_at=asked_at)
+        assert verdicts.state(b"stored") == State.HIT
+        assert verdicts.state(b"dropped") == State.MISS
+        clock.now += 0.1
+        verdicts.absent([b"stored"], asked_at=clock.now)
+        assert verdicts.state(b"stored") == State.MISS
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("dir:?capacity=1MB", "a directory must be given"),
+        ("dir:/nonexistent", "option capacity must be given"),
+        ("dir:/nonexistent?capacity=1MB&policy=lru", "option 'policy' must be one of"),
+        ("dir:/nonexistent?capacity=1MB&sweep=0", "sweep_s must be a number > 0"),
+        ("dir:/nonexistent?capacity=4095", "capacity_bytes must be >= 4096, got 4095"),
+        ("redis:host", "url must read redis://host"),
+        ("redis://host?capacity=1MB", "option 'capacity' must be one of"),
+        ("redis://host?ack=never", "ack must be 'copied' or 'stored'"),
+        ("redis://host?threads=0", "threads must be >= 1"),
+        ("s3:bucket", "name a bucket"),
+        ("s3://bucket/kv?threads=x", "option threads must be a whole number"),
+    ],
+)
+def test_what_is_wrong_is_refused(url: str, message: str) -> None:
+    pytest.importorskip("redis", reason="the tier needs the redis extra")
+    pytest.importorskip("obstore", reason="the tier needs the objects extra")
+    with pytest.raises(ValueError, match=message):
+        open_tier(url, NAMESPACE)
+
+
+@pytest.mark.parametrize(
+    ("package", "url", "extra"),
+    [
+        ("redis", "redis://127.0.0.1:1", "kvoffload[redis]"),
+        ("obstore", "s3://bucket/kv", "kvoffload[objects]"),
+    ],
+)
+def test_a_missing_package_is_named(package: str, url: str, extra: str) -> None:
+    program = f"""
+import sys
+sys.modules[{package!r}] = None
+from kvoffload.tiers import Namespace, open_tier
+try:
+    open_tier({url!r}, Namespace("model", 4096))
+except ImportError as error:
+    assert {extra!r} in str(error) and error.name == {package!r}, error
+else:
+    raise SystemExit("no error")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_namespace_of_another_is_refused(tmp_path: Path, caplog) -> None:
+    with DirectoryTier(tmp_path, 2**20, namespace=NAMESPACE) as tier:
+        region = Region.allocate(4, 4096)
+        tier.attach(region)
+        run(tier, tier.query([b"k"], 60))
+        (tier.folder / "namespace.json").write_text('{"model":"another"}')
+        tier._store._read_at = -1e9  # as after its second
+        done = run(tier, tier.query([b"other"], 60))
+        assert done.status.tolist() == [Status.FAILED]
+        assert "belongs to another namespace" in caplog.text
+
+
+def test_a_chain_is_probed_in_two_rounds() -> None:
+    """Of 4,096 keys of which the first 2,500 are there, at most 128 are asked for."""
+    obstore = pytest.importorskip("obstore", reason="the tier needs the objects extra")
+    import time
+
+    from kvoffload.tiers._io_py import Block
+    from kvoffload.tiers.objects import ObjectStore
+
+    store = ObjectStore("objects", NAMESPACE, obstore.store.MemoryStore())
+    store.begin(time.monotonic() + 60)
+    keys = [b"%d" % number for number in range(4096)]
+    epoch = store._load_epoch(5)
+    for there in (0, 1, 63, 2500, 4095, 4096):
+        for key in keys[:there]:
+            obstore.put(store._bucket, store._path(key, epoch), b"x", use_multipart=False)
+        calls = itertools.count()
+        each = store._each
+
+        def counting(run, request, each=each, calls=calls):
+            for _ in run:
+                next(calls)
+            each(run, request)
+
+        store._each = counting
+        run_of_blocks = [Block(key, 0, 0, place) for place, key in enumerate(keys)]
+        store._find(run_of_blocks, epoch)
+        store._each = each
+        assert [block.status for block in run_of_blocks] == (
+            [Status.OK] * there + [Status.MISS] * (4096 - there)
+        )
+        assert next(calls) <= 130
+    store.close()
