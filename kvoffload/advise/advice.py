@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvoffload.policies import registry
 from kvoffload.replay import DecodedTrace, device_hits, infinite_hits
@@ -39,15 +38,17 @@ class Setup:
     memory : int
         Host memory for KV blocks, bytes.
     block_tokens : int
-        Tokens a block.
+        Tokens per block.
     token_bytes : int
-        Bytes of KV cache a token.
+        Bytes of KV cache per token.
     device_memory : int
         Memory of the accelerator's own prefix cache, bytes; 0 for none in front.
     full_blocks : bool
         Whether every block holds `block_tokens` tokens of its prompt, as far as the trace tells.
     policies : tuple of str
-        Policy strings to compare.
+        Policy strings to compare, none of them a ceiling.
+    others : tuple of int
+        Memories to compare it with, bytes; by default those of `SIZES`.
     """
 
     memory: int
@@ -56,14 +57,17 @@ class Setup:
     device_memory: int = 0
     full_blocks: bool = False
     policies: tuple[str, ...] = registry.names()
+    others: tuple[int, ...] = ()
 
     @property
     def block_bytes(self) -> int:
-        """Bytes a block."""
+        """Bytes per block."""
         return self.block_tokens * self.token_bytes
 
     def memories(self) -> list[int]:
-        """Return the memories that are compared, bytes."""
+        """Return the memories that are compared, bytes, rising."""
+        if self.others:
+            return sorted({self.memory, *self.others})
         return [int(self.memory * size) for size in SIZES]
 
     @property
@@ -74,7 +78,7 @@ class Setup:
     @property
     def replays(self) -> int:
         """How many replays it takes, the ceilings counted as one each."""
-        return (len(self.policies) + 1) * len(SIZES)
+        return (len(self.policies) + 1) * len(self.memories())
 
     def capacity(self, memory: int) -> int:
         """Return how many blocks fit into `memory` bytes."""
@@ -168,22 +172,25 @@ class Advice:
     unbounded: float
     objections: list[str]
 
-    ASKED: ClassVar[int] = SIZES.index(1.0)
+    @property
+    def asked(self) -> int:
+        """Place in `memories` of the one that was asked for."""
+        return self.memories.index(self.setup.memory)
 
     @property
     def policy(self) -> str | None:
         """The recommended policy; None if the trace does not suffice."""
-        return None if self.objections else self.choices[self.ASKED].policy
+        return None if self.objections else self.choices[self.asked].policy
 
-    def cell(self, policy: str, place: int = ASKED) -> Cell:
+    def cell(self, policy: str, place: int | None = None) -> Cell:
         """Return what a policy does in the memory that was asked for, or at another place."""
-        return self.cells[policy, place]
+        return self.cells[policy, self.asked if place is None else place]
 
     def ceiling_tokens(self) -> tuple[int, int]:
         """Return the tokens that the best possible cache, and one without bounds, would save."""
         best, unbounded = (
             round(ratio * self.facts.asked) * self.setup.block_tokens
-            for ratio in (self.ceilings[self.ASKED], self.unbounded)
+            for ratio in (self.ceilings[self.asked], self.unbounded)
         )
         return best, unbounded
 
@@ -196,7 +203,7 @@ def advise(
     requests: Iterable[Request],
     setup: Setup,
     *,
-    processes: int = 1,
+    jobs: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> Advice:
     """Replay a trace through the policies in several memories and say what follows.
@@ -207,8 +214,8 @@ def advise(
         The trace; it is passed over once.
     setup : Setup
         What is to be advised on; the smallest memory must hold a block.
-    processes : int
-        How many to divide the replays among.
+    jobs : int
+        Number of processes that share the replays.
     progress : callable, optional
         Called with the number of replays done, of the `setup.replays` that it takes.
 
@@ -230,8 +237,8 @@ def advise(
         trace,
         setup.policies,
         distinct,
-        on_device=on_device,
-        processes=processes,
+        device_blocks=setup.device_blocks,
+        jobs=jobs,
         progress=None if progress is None else lambda done: progress(spared + done),
     )
     seconds = part_seconds(noted.times)
@@ -260,7 +267,7 @@ def advise(
         choices=choices,
         ceilings=[grid.belady[capacity] / asked for capacity in used],
         unbounded=unbounded,
-        objections=_objections(facts, unbounded, grid, used[Advice.ASKED], setup),
+        objections=_objections(facts, unbounded, grid, used[memories.index(setup.memory)], setup),
     )
 
 
@@ -325,6 +332,6 @@ def _objections(facts: Facts, ideal: float, grid: Grid, capacity: int, setup: Se
             "the trace is too short for this memory: in the first half of its requests nothing is "
             f"evicted from {bytes_text(setup.memory)}, so the policies cannot be told apart. All "
             f"of its {unique:,} distinct blocks take {bytes_text(unique * setup.block_bytes)}; "
-            "record for longer, or ask for less --memory"
+            "record for longer, or ask for less --capacity"
         )
     return found

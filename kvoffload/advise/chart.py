@@ -128,13 +128,13 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
     without = f"without bounds a cache would hit {percent_text(advice.unbounded)}"
     lines += [
         Line(
-            "without bounds",
+            "infinite",
             "ceiling",
             1,
             points([advice.unbounded] * len(memories), [without] * len(memories)),
             0.0,
         ),
-        Line("best possible", "ceiling", 0, points(advice.ceilings, best), 0.0),
+        Line("belady", "ceiling", 0, points(advice.ceilings, best), 0.0),
     ]
     return Chart(
         width,
@@ -145,7 +145,7 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
         bottom,
         [Tick(x(place), text) for place, text in enumerate(memories)],
         [Tick(y(n * step), f"{n * step * 100:g} %") for n in range(count + 1)],
-        x(advice.ASKED),
+        x(advice.asked),
         _with_labels(lines, top, bottom, label_height),
     )
 

@@ -75,7 +75,7 @@ def report_html(subject: Subject) -> str:
     environment.filters["unbroken"] = unbroken
     template = environment.from_string(_page("report.html.jinja"))
     setup = advice.setup
-    capacity = advice.capacities[advice.ASKED]
+    capacity = advice.capacities[advice.asked]
     return template.render(
         subject=subject,
         policy=policy,
@@ -127,8 +127,8 @@ def _rows(subject: Subject) -> list[dict[str, object]]:
         )
     best, unbounded = advice.ceiling_tokens()
     for name, ratios, tokens in (
-        ("best possible", advice.ceilings, best),
-        ("without bounds", [advice.unbounded] * len(advice.memories), unbounded),
+        ("belady", advice.ceilings, best),
+        ("infinite", [advice.unbounded] * len(advice.memories), unbounded),
     ):
         cells = [*map(percent_text, ratios), count_text(tokens), "", "", ""]
         rows.append({"name": name, "chosen": False, "cells": cells})
@@ -138,8 +138,8 @@ def _rows(subject: Subject) -> list[dict[str, object]]:
 def _meanings(advice: Advice) -> list[tuple[str, str]]:
     """Return what each row of the table is, for a reader who does not know the names."""
     found = [(p, registry.parse(p).entry.summary) for p in advice.ranking()]
-    found.append(("best possible", "Belady's choice with bypass, which knows the future"))
-    found.append(("without bounds", "a cache that keeps everything"))
+    found.append(("belady", "Belady's choice with bypass, which knows the future"))
+    found.append(("infinite", "a cache that keeps everything"))
     return found
 
 

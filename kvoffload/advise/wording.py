@@ -74,7 +74,7 @@ def noise_text() -> str:
 
 
 def _reason(advice: Advice, policy: str) -> str:
-    choice = advice.choices[advice.ASKED]
+    choice = advice.choices[advice.asked]
     within = choice.within_noise()
     if policy != choice.best:
         return (
@@ -102,7 +102,7 @@ def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
         cell = advice.cell(name)
         return (cell.stored_per_hit or 0.0) * cell.hit_ratio
 
-    least = min(advice.choices[advice.ASKED].within_noise(), key=stored)
+    least = min(advice.choices[advice.asked].within_noise(), key=stored)
     if least == policy or stored(least) > FEW_STORES * stored(policy):
         return []
     share = percent_text(stored(least) / stored(policy))
@@ -116,24 +116,34 @@ def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
 
 
 def _more_memory(advice: Advice, policy: str) -> str:
-    asked = advice.ASKED
-    half, now, double = (advice.cell(policy, place) for place in (asked - 1, asked, asked + 1))
-    gain = double.hit_ratio - now.hit_ratio
-    loss = now.hit_ratio - half.hit_ratio
-    next_memory = bytes_text(advice.memories[asked + 1])
-    half_memory = bytes_text(advice.memories[asked - 1])
-    if gain < LITTLE:
-        text = f"Doubling it to {next_memory} buys hardly anything ({points(gain)})"
-    else:
-        tokens = count_text(double.saved_tokens - now.saved_tokens)
-        text = (
-            f"Doubling it to {next_memory} buys {points(gain)}, to "
-            f"{percent_text(double.hit_ratio)}: {tokens} prefill tokens more over the trace"
-        )
-    if loss < LITTLE:
-        text += f"; {half_memory} would do, at a loss of {points(loss)}."
-    else:
-        text += f"; with {half_memory} it would lose {points(loss)}."
+    asked = advice.asked
+    now = advice.cell(policy, asked)
+    texts = []
+    if asked + 1 < len(advice.memories):
+        more = advice.cell(policy, asked + 1)
+        gain = more.hit_ratio - now.hit_ratio
+        next_memory = bytes_text(advice.memories[asked + 1])
+        if advice.memories[asked + 1] == 2 * advice.memories[asked]:
+            next_memory = f"doubling it to {next_memory}"
+        if gain < LITTLE:
+            texts.append(f"{next_memory} buys hardly anything ({points(gain)})")
+        else:
+            tokens = count_text(more.saved_tokens - now.saved_tokens)
+            texts.append(
+                f"{next_memory} buys {points(gain)}, to {percent_text(more.hit_ratio)}: {tokens} "
+                "prefill tokens more over the trace"
+            )
+    if asked > 0:
+        loss = now.hit_ratio - advice.cell(policy, asked - 1).hit_ratio
+        less_memory = bytes_text(advice.memories[asked - 1])
+        if loss < LITTLE:
+            texts.append(f"{less_memory} would do, at a loss of {points(loss)}")
+        else:
+            texts.append(f"with {less_memory} it would lose {points(loss)}")
+    if not texts:
+        return "No other memory was compared."
+    text = "; ".join(texts) + "."
+    text = text[0].upper() + text[1:]
     others: dict[str, list[str]] = {}
     for memory, choice in zip(advice.memories, advice.choices, strict=True):
         if choice.policy != policy:
@@ -145,7 +155,7 @@ def _more_memory(advice: Advice, policy: str) -> str:
 
 
 def _ceiling(advice: Advice, policy: str) -> str:
-    ceiling = advice.ceilings[advice.ASKED]
+    ceiling = advice.ceilings[advice.asked]
     reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
     text = (
         f"With {bytes_text(advice.setup.memory)} no policy can hit more than "

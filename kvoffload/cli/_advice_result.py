@@ -45,7 +45,7 @@ def as_object(subject: Subject) -> dict[str, object]:
         "configuration": None
         if policy is None
         else {
-            "python": python_text(policy, advice.capacities[advice.ASKED], setup.block_tokens),
+            "python": python_text(policy, advice.capacities[advice.asked], setup.block_tokens),
             "vllm": vllm_arguments(policy, setup.memory, setup.block_tokens),
         },
         "unbounded_hit_ratio": advice.unbounded,
@@ -86,7 +86,7 @@ def print_advice(subject: Subject) -> None:
     for remark in subject.remarks():
         print_prose(remark)
     click.echo("\nPython:\n")
-    capacity = advice.capacities[advice.ASKED]
+    capacity = advice.capacities[advice.asked]
     click.echo(textwrap.indent(python_text(policy, capacity, setup.block_tokens), "    "))
     click.echo("\nvLLM, --kv-transfer-config:\n")
     click.echo(textwrap.indent(vllm_text(policy, setup.memory, setup.block_tokens), "    "))
@@ -124,6 +124,6 @@ def _table(subject: Subject) -> None:
     ]
     print_tables(
         title,
-        [Column("policy", [*names, "best possible", "without bounds"], numeric=False)],
+        [Column("policy", [*names, "belady", "infinite"], numeric=False)],
         [hit_ratios, rest],
     )

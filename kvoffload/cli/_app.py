@@ -12,6 +12,7 @@ from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.traces import MissingExtraError, TraceError
 from kvoffload.traces.errors import printable
 
+from ._options import present_name
 from ._signals import EndedBySignal, ending_by_signals
 from .advise import advise
 from .convert import convert
@@ -30,7 +31,10 @@ COMPLETION = "_KVOFFLOAD_COMPLETE"  # by which a shell asks click for completion
 
 @click.group(
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": present_name,
+    },
 )
 @click.version_option(__version__, message=f"%(prog)s %(version)s ({IMPLEMENTATION})")
 @click.pass_context

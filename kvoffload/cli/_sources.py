@@ -37,9 +37,9 @@ class Source:
     trace: Trace | None = None
 
     @property
-    def form(self) -> str | None:
+    def format(self) -> str | None:
         """Form of the trace, None if it is generated."""
-        return None if self.trace is None else self.trace.form
+        return None if self.trace is None else self.trace.format
 
     @property
     def block_tokens(self) -> int | None:
@@ -54,13 +54,13 @@ class Source:
 
 @contextlib.contextmanager
 def open_source(
-    path: str, *, form: str | None, skip_bad: bool, limit: int | None
+    path: str, *, format: str | None, skip_bad: bool, limit: int | None
 ) -> Iterator[Source]:
     """Give the first requests of a trace, for as many iterations as one likes.
 
     What can be read but once, standard input or a named pipe, is kept in a temporary file.
     """
-    trace = Trace(path, form=form, skip_bad=skip_bad)
+    trace = Trace(path, format=format, skip_bad=skip_bad)
     requests = Selection(trace, limit=limit)
     if path != STDIN and not _is_pipe(path):
         yield Source(path, requests, trace)

@@ -12,13 +12,27 @@ from kvoffload.advise import advise as advise_on
 from kvoffload.advise.models import DTYPE_BYTES
 from kvoffload.advise.report import require_report, write_report
 from kvoffload.advise.subject import Subject
-from kvoffload.replay import Selection
+from kvoffload.policies import registry
+from kvoffload.replay import CEILINGS, Selection
 from kvoffload.traces import Survey
 from kvoffload.traces.errors import printable
 from kvoffload.traces.lines import STDIN
 
 from ._advice_result import as_object, print_advice
-from ._options import MAX_BLOCKS, json_option, read_size, reading_options, value_of
+from ._options import (
+    MAX_BLOCKS,
+    Capacity,
+    device_memory_option,
+    jobs_option,
+    json_option,
+    policy_option,
+    read_capacity,
+    read_size,
+    reading_options,
+    usable_cores,
+    value_of,
+    values_of,
+)
 from ._output import check_outputs
 from ._sources import BlockSize, open_source
 from ._terminal import note, print_json, progress_bar
@@ -27,12 +41,17 @@ from ._terminal import note, print_json, progress_bar
 @click.command()
 @click.argument("trace")
 @click.option(
-    "--memory",
+    "--capacity",
+    "capacities",
     required=True,
+    multiple=True,
     metavar="SIZE",
-    callback=value_of(read_size),
-    help="Host memory for KV blocks, such as 512GiB; half, twice and four times it are compared.",
+    callback=values_of(read_capacity),
+    help="Host memory for KV blocks: a size (512GiB), blocks, or a share of the unique blocks "
+    "(5%). Half, twice and four times it are compared; of several, as a comma list or repeated, "
+    "the first is advised on and the others are compared.",
 )
+@policy_option(",".join(registry.names()))
 @click.option(
     "--model",
     metavar="MODEL",
@@ -43,7 +62,7 @@ from ._terminal import note, print_json, progress_bar
     "--kv-bytes-per-token",
     metavar="SIZE",
     callback=value_of(read_size),
-    help="Bytes of KV cache a token, for a model that is not in the list.",
+    help="Bytes of KV cache per token, for a model that is not in the list.",
 )
 @click.option(
     "--kv-cache-dtype",
@@ -58,41 +77,31 @@ from ._terminal import note, print_json, progress_bar
 @click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
-    help="Tokens a block; inferred where one size fits all requests.",
+    help="Tokens per block; inferred where one size fits all requests.",
 )
-@click.option(
-    "--device-memory",
-    metavar="SIZE",
-    callback=value_of(read_size),
-    help="Memory of the accelerator's own prefix cache, which is asked first; none by default.",
-)
+@device_memory_option
 @click.option(
     "--report",
     metavar="FILE",
     help="Write the advice as one HTML page that needs no other file.",
 )
-@click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="How many processes share the replays.",
-)
+@jobs_option
 @reading_options
 @json_option
 def advise(
     trace: str,
     *,
-    memory: int,
+    capacities: tuple[Capacity, ...],
+    policies: tuple[str, ...],
     model: ModelShape | None,
     kv_bytes_per_token: int | None,
     kv_cache_dtype: str | None,
     tensor_parallel: int | None,
     block_tokens: int | None,
-    device_memory: int | None,
+    device_memory: Capacity | None,
     report: str | None,
-    processes: int,
-    form: str | None,
+    jobs: int | None,
+    format: str | None,
     limit: int | None,
     skip_bad: bool,
     as_json: bool,
@@ -100,19 +109,21 @@ def advise(
 ) -> None:
     """Say which policy to take, and what more memory would buy.
 
-    TRACE is a file in any of the forms, plain or compressed with gzip or zstandard; - is standard
+    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard; - is standard
     input. It is replayed through every policy, in the memory given, in half of it, twice and four
-    times it. The simplest policy within noise of the best is recommended, as configuration that
-    can be pasted, unless the trace is too short or has no reuse.
+    times it, or in each that is given. The simplest policy within noise of the best is
+    recommended, as configuration that can be pasted, unless the trace is too short or has no reuse.
     """
     token_bytes = _token_bytes(model, kv_bytes_per_token, kv_cache_dtype, tensor_parallel)
     check_outputs(trace, {"--report": report})
     if report is not None:
         require_report()
-    with open_source(trace, form=form, skip_bad=skip_bad, limit=limit) as source:
+    sizes_asked = [*capacities, *([device_memory] if device_memory else [])]
+    needs_unique = any(asked.percent is not None for asked in sizes_asked)
+    with open_source(trace, format=format, skip_bad=skip_bad, limit=limit) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(
-                source.requests, unique=False, block_tokens=block_tokens, progress=progress
+                source.requests, unique=needs_unique, block_tokens=block_tokens, progress=progress
             )
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
@@ -121,11 +132,18 @@ def advise(
         if block_tokens is None:
             raise click.UsageError(f"--block-tokens is needed: {_why_no_block_size(survey)}")
         full = survey.block_lengths.fits(block_tokens)
-        setup = Setup(memory, block_tokens, token_bytes, device_memory or 0, full)
-        _check(setup)
+        setup = _setup(
+            capacities,
+            device_memory,
+            survey.unique_blocks,
+            block_tokens=block_tokens,
+            token_bytes=token_bytes,
+            full_blocks=full,
+            policies=tuple(policy for policy in policies if policy not in CEILINGS),
+        )
         requests = Selection(source.requests, full_block_tokens=block_tokens if full else None)
         with progress_bar("replaying", setup.replays, quiet=quiet, unit="replays") as progress:
-            advice = advise_on(requests, setup, processes=processes, progress=progress)
+            advice = advise_on(requests, setup, jobs=jobs or usable_cores(), progress=progress)
         dtype = kv_cache_dtype or "bfloat16"
         command = _command(
             trace,
@@ -134,7 +152,7 @@ def advise(
             dtype,
             tensor_parallel,
             report=report,
-            form=form,
+            format=format,
             limit=limit,
             skip_bad=skip_bad,
         )
@@ -190,14 +208,17 @@ def _command(
     tensor_parallel: int | None,
     *,
     report: str | None,
-    form: str | None,
+    format: str | None,
     limit: int | None,
     skip_bad: bool,
 ) -> str:
     """Return the command that writes the same page, every choice that it rests on written out."""
     is_like_an_option = trace.startswith("-") and trace != STDIN
     words = ["kvoffload", "advise", *[trace] * (not is_like_an_option)]
-    words += ["--memory", _exact(setup.memory)]
+    given = [setup.memory, *(size for size in setup.others if size != setup.memory)]
+    words += ["--capacity", ",".join(map(_exact, given))]
+    if setup.policies != registry.names():
+        words += ["--policy", ",".join(setup.policies)]
     if model is None:
         words += ["--kv-bytes-per-token", str(setup.token_bytes)]
     else:
@@ -206,7 +227,7 @@ def _command(
         words += ["--tensor-parallel", str(tensor_parallel)] if tensor_parallel else []
     words += ["--device-memory", _exact(setup.device_memory)] if setup.device_memory else []
     words += ["--block-tokens", str(setup.block_tokens)]
-    words += ["--format", form] if form else []
+    words += ["--format", format] if format else []
     words += ["--limit", str(limit)] if limit else []
     words += ["--skip-bad"] if skip_bad else []
     words += ["--report", report] if report else []
@@ -232,13 +253,48 @@ def _exact(size: int) -> str:
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB")):
         if size % 2**power == 0:
             return f"{size >> power}{unit}"
-    return str(size)
+    return f"{size}B"
 
 
-def _check(setup: Setup) -> None:
-    capacities = [setup.capacity(memory) for memory in setup.memories()]
-    if capacities[0] < 1 or capacities[-1] > MAX_BLOCKS:
+def _setup(
+    capacities: tuple[Capacity, ...],
+    device_memory: Capacity | None,
+    unique_blocks: int | None,
+    *,
+    block_tokens: int,
+    token_bytes: int,
+    full_blocks: bool,
+    policies: tuple[str, ...],
+) -> Setup:
+    """Turn what was asked into bytes.
+
+    Raises
+    ------
+    click.UsageError
+        If a size comes to no block, or to more than a manager can have, or if there is no policy.
+    """
+    if not policies:
+        raise click.UsageError("--policy must name a policy, got ceilings only")
+    block_bytes = block_tokens * token_bytes
+
+    def size(asked: Capacity, option: str, least: int) -> int:
+        blocks = asked.resolve(block_bytes, unique_blocks, option, least)
+        return blocks * block_bytes if asked.size is None else asked.size
+
+    memories = [size(asked, "--capacity", 1) for asked in capacities]
+    setup = Setup(
+        memory=memories[0],
+        block_tokens=block_tokens,
+        token_bytes=token_bytes,
+        device_memory=0 if device_memory is None else size(device_memory, "--device-memory", 0),
+        full_blocks=full_blocks,
+        policies=tuple(dict.fromkeys(policies)),
+        others=tuple(memories[1:]),
+    )
+    least, most = min(setup.memories()), max(setup.memories())
+    if setup.capacity(least) < 1 or setup.capacity(most) > MAX_BLOCKS:
         raise click.UsageError(
-            f"--memory must be 2 ... {MAX_BLOCKS // 4} blocks of {setup.block_bytes:,} bytes, "
+            f"--capacity must be 2 ... {MAX_BLOCKS // 4} blocks of {block_bytes:,} bytes, "
             f"got {setup.memory:,} bytes"
         )
+    return setup

@@ -1,4 +1,4 @@
-"""``kvoffload convert``: a trace in another form, in the Mooncake form."""
+"""``kvoffload convert``: a trace in another format, in the Mooncake format."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def convert(
     trace: str,
     *,
     output: str,
-    form: str | None,
+    format: str | None,
     limit: int | None,
     skip_bad: bool,
     quiet: bool,
 ) -> None:
-    """Write a trace in the Mooncake form.
+    """Write a trace in the Mooncake format.
 
-    TRACE is in the Mooncake form itself, LMCache's lookup-hash log, the form of the Bailian traces
-    or plain text with a request's hexadecimal hashes on each line.
+    TRACE is in the Mooncake format itself, LMCache's lookup-hash log, the format of the Bailian
+    traces or plain text with a request's hexadecimal hashes on each line.
     """
     check_output_option(trace, output)
-    source = Trace(trace, form=form, skip_bad=skip_bad)
+    source = Trace(trace, format=format, skip_bad=skip_bad)
     write_output(Selection(source, limit=limit), output)
     if source.bad_lines:
         note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
-    if source.form == "lmcache" and source.block_tokens is not None:
+    if source.format == "lmcache" and source.block_tokens is not None:
         note(
             f"blocks of {source.block_tokens:,} tokens, full ones only: "
             f"replay it with --block-tokens {source.block_tokens}",

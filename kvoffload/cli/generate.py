@@ -28,7 +28,7 @@ from ._output import check_output_option, output_option, write_output
 )
 @output_option
 def generate(requests: int, seed: int, block_tokens: int, output: str) -> None:
-    """Write a generated workload as a trace in the Mooncake form.
+    """Write a generated workload as a trace in the Mooncake format.
 
     Chats over shared system prompts, agents that resend a growing context and one-shot requests,
     with Poisson arrivals. A seed gives the same trace on every machine.

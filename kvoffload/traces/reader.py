@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from .errors import BadLineError, TraceError
-from .formats import FORMS, Parser, recognise
+from .formats import FORMATS, Parser, recognise
 from .lines import MAX_LINE_BYTES, STDIN, Lines
 from .request import Request
 
@@ -23,11 +23,11 @@ class Trace:
     ----------
     path : str or os.PathLike
         The file; ``-`` is standard input.
-    form : str, optional
-        The form of the trace: ``"mooncake"``, ``"lmcache"``, ``"bailian"`` or ``"hex"``; by default
-        the one that its first good line is in.
+    format : str, optional
+        ``"mooncake"``, ``"lmcache"``, ``"bailian"`` or ``"hex"``; by default the one that its
+        first good line is in.
     skip_bad : bool
-        Pass over the lines that break the form's rules, and count them in `bad_lines`. Where a
+        Pass over the lines that break the format's rules, and count them in `bad_lines`. Where a
         compressed file is cut off, what was readable counts, and the cut as one bad line.
     max_line_bytes : int
         Longest line that is accepted, bytes.
@@ -38,15 +38,15 @@ class Trace:
         What messages call the trace.
     bad_lines : int
         Bad lines passed over by the iteration begun last.
-    form : str or None
-        The form that was given, or that the iteration begun last recognised.
+    format : str or None
+        The format that was given, or that the iteration begun last recognised.
     block_tokens : int or None
         Tokens a block, where the trace itself says so, as the iteration begun last knows it.
 
     Raises
     ------
     ValueError
-        If there is no form of that name.
+        If there is no format of that name.
     TraceError
         From iteration: the file cannot be opened or read, a line breaks a rule (without
         `skip_bad`), or the trace holds no request.
@@ -60,7 +60,7 @@ class Trace:
         self,
         path: str | os.PathLike[str],
         *,
-        form: str | None = None,
+        format: str | None = None,
         skip_bad: bool = False,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
@@ -68,26 +68,26 @@ class Trace:
         self.name = "<stdin>" if self.path == STDIN else self.path
         self.skip_bad = skip_bad
         self.bad_lines = 0
-        self.form = form
+        self.format = format
         self.block_tokens: int | None = None
-        self._given_form = form
+        self._given_format = format
         self._max_line_bytes = max_line_bytes
-        if form is not None and form not in FORMS:
-            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+        if format is not None and format not in FORMATS:
+            raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
 
     def __iter__(self) -> Iterator[Request]:
         self.bad_lines = 0
         self.block_tokens = None
-        self.form = self._given_form
-        parse: Parser = FORMS[self.form or next(iter(FORMS))].new_parser()
+        self.format = self._given_format
+        parse: Parser = FORMATS[self.format or next(iter(FORMATS))].new_parser()
         requests = 0
         with Lines(self.path, self._max_line_bytes) as lines:
             while True:
                 try:
                     line = next(lines)
-                    if requests == 0 and self._given_form is None:
-                        form = recognise(line)
-                        self.form, parse = form.name, form.new_parser()
+                    if requests == 0 and self._given_format is None:
+                        recognised = recognise(line)
+                        self.format, parse = recognised.name, recognised.new_parser()
                     request = parse(line)
                 except StopIteration:
                     break

@@ -35,7 +35,7 @@ def words(text):
 def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     text = (ROOT / "docs/tutorial/from-trace-to-configuration.md").read_text(encoding="utf-8")
-    command = "$ kvoffload advise conversation_trace.jsonl --model llama-3.1-70b --memory 1TiB\n"
+    command = "$ kvoffload advise conversation_trace.jsonl --model llama-3.1-70b --capacity 1TiB\n"
     shown = text.partition(command)[2].partition("\n```\n")[0]
     rows = re.findall(r"^([a-z0-9-]+)(?: \*)? +\d+\.\d %", shown, re.MULTILINE)
     model = model_shape("llama-3.1-70b")

@@ -1,4 +1,4 @@
-"""What a form of trace is, and what the forms share."""
+"""What a format of trace is, and what the formats share."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Parser(Protocol):
         Raises
         ------
         BadLineError
-            If it breaks a rule of the form.
+            If it breaks a rule of the format.
         """
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A form of trace.
+class Format:
+    """A format of trace.
 
     Attributes
     ----------

@@ -14,13 +14,13 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
-from .base import MAX_SECONDS, Form, field, hexadecimal_id, integer, json_object, number
+from .base import MAX_SECONDS, Format, field, hexadecimal_id, integer, json_object, number
 
 MAX_NAMESPACE = 64  # bytes of a model's name that are taken as they are
 
 
 class LMCacheParser:
-    """Parse lines in this form; time counts from the first line, and never below it."""
+    """Parse lines in this format; time counts from the first line, and never below it."""
 
     def __init__(self) -> None:
         self.block_tokens: int | None = None
@@ -55,4 +55,6 @@ class LMCacheParser:
         return Request(round(since * 1000), length, 0, hash_ids)
 
 
-LMCACHE = Form("lmcache", "JSON Lines with chunk_hashes, LMCache's lookup-hash log", LMCacheParser)
+LMCACHE = Format(
+    "lmcache", "JSON Lines with chunk_hashes, LMCache's lookup-hash log", LMCacheParser
+)
