@@ -6,6 +6,9 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from kvoffload.policies import registry
 from kvoffload.replay import DecodedTrace, device_hits, infinite_hits
 from kvoffload.traces import Request
@@ -14,10 +17,23 @@ from .choice import Choice, choose
 from .grid import PARTS, Grid, Outcome, part_seconds, replay_grid
 from .units import bytes_text, percent_text
 
-__all__ = ["LEAST_REQUESTS", "LEAST_REUSE", "SIZES", "Advice", "Cell", "Setup", "advise"]
+__all__ = [
+    "LEAST_REQUESTS",
+    "LEAST_REUSE",
+    "SIZES",
+    "VLLM_DEFAULT",
+    "Advice",
+    "Cell",
+    "RecordedTrace",
+    "Setup",
+    "advise",
+]
 
 SIZES = (0.5, 1.0, 2.0, 4.0)
 """The memories that are compared, as multiples of the one asked for."""
+
+VLLM_DEFAULT = "lru"
+"""The policy that vLLM takes where none is named."""
 
 LEAST_REQUESTS = 200
 """Requests that a trace must have for a recommendation: twenty a part."""
@@ -78,7 +94,12 @@ class Setup:
     @property
     def replays(self) -> int:
         """How many replays it takes, the ceilings counted as one each."""
-        return (len(self.policies) + 1) * len(self.memories())
+        return (len(self.replayed) + 1) * len(self.memories())
+
+    @property
+    def replayed(self) -> tuple[str, ...]:
+        """The policies to compare, and vLLM's default to compare them with."""
+        return tuple(dict.fromkeys((*self.policies, VLLM_DEFAULT)))
 
     def capacity(self, memory: int) -> int:
         """Return how many blocks fit into `memory` bytes."""
@@ -95,6 +116,8 @@ class Cell:
         Share of the blocks asked for that are hits.
     saved_tokens : int
         Tokens, over the trace, that need no prefill: those of the blocks that are hits.
+    stored : int
+        Blocks stored.
     stored_per_hit : float or None
         Blocks stored for each that is hit; None without a hit.
     store_rate, load_rate : float or None
@@ -105,6 +128,7 @@ class Cell:
 
     hit_ratio: float
     saved_tokens: int
+    stored: int
     stored_per_hit: float | None
     store_rate: float | None
     load_rate: float | None
@@ -186,6 +210,11 @@ class Advice:
         """Return what a policy does in the memory that was asked for, or at another place."""
         return self.cells[policy, self.asked if place is None else place]
 
+    @property
+    def vllm_default(self) -> Cell:
+        """What vLLM's default does in the memory that was asked for."""
+        return self.cell(VLLM_DEFAULT)
+
     def ceiling_tokens(self) -> tuple[int, int]:
         """Return the tokens that the best possible cache, and one without bounds, would save."""
         best, unbounded = (
@@ -200,7 +229,7 @@ class Advice:
 
 
 def advise(
-    requests: Iterable[Request],
+    requests: Iterable[Request] | RecordedTrace,
     setup: Setup,
     *,
     jobs: int = 1,
@@ -210,7 +239,7 @@ def advise(
 
     Parameters
     ----------
-    requests : iterable of Request
+    requests : iterable of Request or RecordedTrace
         The trace; it is passed over once.
     setup : Setup
         What is to be advised on; the smallest memory must hold a block.
@@ -226,33 +255,33 @@ def advise(
     """
     memories = setup.memories()
     capacities = [setup.capacity(memory) for memory in memories]
-    noted = _Noted(requests)
-    trace = DecodedTrace.of(noted)
+    recorded = requests if isinstance(requests, RecordedTrace) else RecordedTrace.of(requests)
+    trace = recorded.trace
     on_device = device_hits(trace, setup.device_blocks)
     # in a cache that holds all blocks nothing is evicted, however large it is
     used = [max(1, min(capacity, trace.unique_blocks)) for capacity in capacities]
     distinct = sorted(set(used), reverse=True)
-    spared = setup.replays - (len(setup.policies) + 1) * len(distinct)
+    spared = setup.replays - (len(setup.replayed) + 1) * len(distinct)
     grid = replay_grid(
         trace,
-        setup.policies,
+        setup.replayed,
         distinct,
         device_blocks=setup.device_blocks,
         jobs=jobs,
         progress=None if progress is None else lambda done: progress(spared + done),
     )
-    seconds = part_seconds(noted.times)
+    seconds = part_seconds(recorded.times)
     facts = Facts(
         requests=trace.num_requests,
         seconds=sum(seconds),
-        input_tokens=noted.tokens,
+        input_tokens=recorded.tokens,
         blocks=trace.num_blocks,
         unique_blocks=trace.unique_blocks,
         asked=trace.num_blocks - int(on_device.sum()),
     )
     cells = {
         (policy, place): _cell(grid.outcomes[policy, capacity], setup, seconds)
-        for policy in setup.policies
+        for policy in setup.replayed
         for place, capacity in enumerate(used)
     }
     choices = [choose([grid.outcomes[p, capacity] for p in setup.policies]) for capacity in used]
@@ -271,19 +300,39 @@ def advise(
     )
 
 
-class _Noted:
-    """Pass requests on; note when each came, milliseconds, and how many tokens all have."""
+@dataclass(frozen=True, slots=True)
+class RecordedTrace:
+    """A trace decoded once, with what advice needs beside its blocks.
 
-    def __init__(self, requests: Iterable[Request]) -> None:
-        self._requests = requests
-        self.times = array("d")
-        self.tokens = 0
+    Attributes
+    ----------
+    trace : DecodedTrace
+        The blocks of its requests.
+    times : (requests,) float64
+        When each came, milliseconds.
+    tokens : int
+        Prompt tokens of all requests; 0 if the lengths are not known.
+    """
 
-    def __iter__(self) -> Iterator[Request]:
-        for request in self._requests:
-            self.times.append(request.timestamp)
-            self.tokens += request.input_length
-            yield request
+    trace: DecodedTrace
+    times: npt.NDArray[np.float64]
+    tokens: int
+
+    @classmethod
+    def of(cls, requests: Iterable[Request]) -> RecordedTrace:
+        """Pass over a trace once."""
+        times = array("d")
+        tokens = 0
+
+        def noted() -> Iterator[Request]:
+            nonlocal tokens
+            for request in requests:
+                times.append(request.timestamp)
+                tokens += request.input_length
+                yield request
+
+        trace = DecodedTrace.of(noted())
+        return cls(trace, np.frombuffer(times, dtype=np.float64), tokens)
 
 
 def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
@@ -298,6 +347,7 @@ def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
     return Cell(
         hit_ratio=outcome.hit_ratio,
         saved_tokens=outcome.hits * setup.block_tokens,
+        stored=outcome.stored,
         stored_per_hit=outcome.stored / outcome.hits if outcome.hits else None,
         store_rate=outcome.stored * setup.block_bytes / span if has_times else None,
         load_rate=outcome.hits * setup.block_bytes / span if has_times else None,

@@ -18,8 +18,10 @@ from .advise import advise
 from .convert import convert
 from .generate import generate
 from .info import info
+from .policies import policies
 from .replay import replay
 from .sweep import sweep
+from .workload import workload
 
 DATA_ERROR = 1
 USAGE_ERROR = 2
@@ -45,7 +47,7 @@ def root(ctx: click.Context) -> None:
         ctx.exit(USAGE_ERROR)
 
 
-for command in (replay, sweep, advise, info, generate, convert):
+for command in (replay, sweep, advise, policies, info, generate, convert, workload):
     root.add_command(command)
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from kvoffload.replay.policies import read_policy_or_ceiling
+from kvoffload.replay import CEILINGS
+from kvoffload.replay.policies import is_own
+from kvoffload.replay.policies import read_policy as parse_policy
 from kvoffload.traces.formats import FORMATS
 
 MAX_BLOCKS = 2**31 - 1
@@ -140,6 +144,11 @@ def read_size(text: str) -> int:
     return size
 
 
+def examples(*commands: str) -> str:
+    """Return the end of a help text: commands that a reader can type, as they stand."""
+    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
+
+
 def value_of(read: Callable[[str], Any]) -> Callable[..., Any]:
     """Return a click callback that reads an option's text."""
 
@@ -164,6 +173,9 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
     return callback
 
 
+traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
+
+
 def reading_options(function: CommandFunction) -> CommandFunction:
     """Add the options of every command that reads a trace."""
     for option in (
@@ -178,6 +190,11 @@ def reading_options(function: CommandFunction) -> CommandFunction:
             type=click.Choice(list(FORMATS)),
             help="Format of the trace; recognised if not given.",
         ),
+        click.option(
+            "--model-name",
+            metavar="NAME",
+            help="Only the requests to this model, of a log that names it (lmcache).",
+        ),
     ):
         function = option(function)
     return function
@@ -190,6 +207,18 @@ def device_memory_blocks(
     if asked is None:
         return 0
     return asked.resolve(block_bytes, unique_blocks, "--device-memory", least=0)
+
+
+def read_policy(text: str) -> str:
+    """Read a policy; a class of the user's may lie in the present folder, after all else."""
+    if is_own(text) and "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    return parse_policy(text)
+
+
+def read_policy_or_ceiling(text: str) -> str:
+    """Read a policy, or the name of a ceiling."""
+    return text if text in CEILINGS else read_policy(text)
 
 
 def policy_option(default: str) -> Callable[[CommandFunction], CommandFunction]:
@@ -235,7 +264,7 @@ block_bytes_option = click.option(
     "--block-bytes",
     metavar="BYTES",
     callback=value_of(read_size),
-    help="Bytes of a block, for sizes in bytes.",
+    help="Bytes of a block, for sizes in bytes; known where LMCache's log says them.",
 )
 
 jobs_option = click.option(

@@ -5,22 +5,28 @@ from __future__ import annotations
 import click
 
 from kvoffload.replay import Selection
-from kvoffload.traces import Trace
+from kvoffload.traces import MergedTrace
 
-from ._options import reading_options
+from ._options import examples, reading_options, traces_argument
 from ._output import check_output_option, output_option, write_output
+from ._sources import named_files
 from ._terminal import note
 
 
-@click.command()
-@click.argument("trace")
+@click.command(
+    epilog=examples(
+        "kvoffload convert lookup_hashes/ --output trace.jsonl.zst",
+    )
+)
+@traces_argument
 @output_option
 @reading_options
 def convert(
-    trace: str,
+    traces: tuple[str, ...],
     *,
     output: str,
     format: str | None,
+    model_name: str | None,
     limit: int | None,
     skip_bad: bool,
     quiet: bool,
@@ -28,10 +34,13 @@ def convert(
     """Write a trace in the Mooncake format.
 
     TRACE is in the Mooncake format itself, LMCache's lookup-hash log, the format of the Bailian
-    traces or plain text with a request's hexadecimal hashes on each line.
+    traces or plain text with a request's hexadecimal hashes on each line; several files, folders
+    or patterns are merged by time.
     """
-    check_output_option(trace, output)
-    source = Trace(trace, format=format, skip_bad=skip_bad)
+    check_output_option(traces, output)
+    source = MergedTrace(
+        named_files(traces), format=format, skip_bad=skip_bad, model_name=model_name
+    )
     write_output(Selection(source, limit=limit), output)
     if source.bad_lines:
         note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)

@@ -7,20 +7,26 @@ import click
 from kvoffload.advise.units import percent_text
 from kvoffload.traces import Survey
 
-from ._options import json_option, reading_options
+from ._options import examples, json_option, reading_options, traces_argument
 from ._output import check_outputs
 from ._sources import Source, open_source
 from ._terminal import Column, note, print_json, print_tables, progress_bar
 
 
-@click.command()
-@click.argument("trace")
+@click.command(
+    epilog=examples(
+        "kvoffload info trace.jsonl",
+        "kvoffload info lookup_hashes/ --model-name Qwen/Qwen3-8B --json",
+    )
+)
+@traces_argument
 @reading_options
 @json_option
 def info(
-    trace: str,
+    traces: tuple[str, ...],
     *,
     format: str | None,
+    model_name: str | None,
     limit: int | None,
     skip_bad: bool,
     as_json: bool,
@@ -28,11 +34,13 @@ def info(
 ) -> None:
     """Say what a trace holds: requests, blocks, how often they come again.
 
-    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard; - is standard
-    input.
+    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
+    them or a pattern; several are merged by time. - is standard input.
     """
-    check_outputs(trace)
-    with open_source(trace, format=format, skip_bad=skip_bad, limit=limit) as source:
+    check_outputs(traces)
+    with open_source(
+        traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+    ) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(source.requests, progress=progress)
         if as_json:

@@ -30,6 +30,7 @@ from ._options import (
     check_sizes,
     device_memory_blocks,
     device_memory_option,
+    examples,
     json_option,
     policy_option,
     reading_options,
@@ -42,8 +43,14 @@ from ._terminal import note, print_json, progress_bar
 GENERATED_REQUESTS = 5_000
 
 
-@click.command()
-@click.argument("trace", required=False)
+@click.command(
+    epilog=examples(
+        "kvoffload replay",
+        "kvoffload replay trace.jsonl.gz --policy lru,arc,belady --capacity 5%",
+        "kvoffload replay trace.jsonl --policy mymodule:MyPolicy",
+    )
+)
+@click.argument("traces", metavar="[TRACE]...", nargs=-1)
 @policy_option("lru,arc")
 @capacity_option("1%,5%,20%")
 @block_bytes_option
@@ -62,7 +69,7 @@ GENERATED_REQUESTS = 5_000
 @reading_options
 @json_option
 def replay(
-    trace: str | None,
+    traces: tuple[str, ...],
     *,
     policies: tuple[str, ...],
     capacities: tuple[Capacity, ...],
@@ -72,6 +79,7 @@ def replay(
     full_blocks: bool,
     seed: int | None,
     format: str | None,
+    model_name: str | None,
     limit: int | None,
     skip_bad: bool,
     as_json: bool,
@@ -79,16 +87,18 @@ def replay(
 ) -> None:
     """Replay a trace through the cache managers and compare the policies.
 
-    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard; - is standard
-    input. Without it, a generated workload is replayed.
+    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
+    them or a pattern; several are merged by time. - is standard input. Without
+    it, a generated workload is replayed.
 
     Times are those of the manager's calls alone, all calls of a request together; percentiles are
     within 1/64 of the exact ones.
     """
-    _check_options_of_a_workload(trace, seed=seed, format=format, skip_bad=skip_bad)
-    check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
-    check_outputs(trace)
-    with _open(trace, format=format, seed=seed, skip_bad=skip_bad, limit=limit) as source:
+    _check_options_of_a_workload(traces, seed, format, model_name, skip_bad=skip_bad)
+    check_outputs(traces)
+    with _open(
+        traces, seed, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+    ) as source:
         sizes_asked = [*capacities, *([device_memory] if device_memory else [])]
         needs_unique = any(asked.percent is not None for asked in sizes_asked)
         with progress_bar("reading", limit, quiet=quiet) as progress:
@@ -100,6 +110,8 @@ def replay(
             )
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+        block_bytes = block_bytes or source.block_bytes
+        check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
         block_size = BlockSize.of(source, survey, block_tokens)
         block_tokens = block_size.tokens
         requests = source.requests
@@ -153,21 +165,37 @@ def replay(
 
 
 def _check_options_of_a_workload(
-    trace: str | None, *, seed: int | None, format: str | None, skip_bad: bool
+    traces: tuple[str, ...],
+    seed: int | None,
+    format: str | None,
+    model_name: str | None,
+    *,
+    skip_bad: bool,
 ) -> None:
     """Refuse the options that would have no effect on what is replayed."""
-    if trace is not None and seed is not None:
-        raise click.UsageError(f"--seed must go without TRACE, got {seed} with {trace!r}")
-    if trace is None and (format is not None or skip_bad):
-        option = "--skip-bad" if format is None else "--format"
-        raise click.UsageError(f"{option} must go with TRACE, got it without")
+    if traces:
+        if seed is not None:
+            raise click.UsageError(f"--seed must go without TRACE, got {seed} with {traces[0]!r}")
+        return
+    options = {"--format": format, "--model-name": model_name, "--skip-bad": skip_bad or None}
+    for option, value in options.items():
+        if value is not None:
+            raise click.UsageError(f"{option} must go with TRACE, got it without")
 
 
 def _open(
-    trace: str | None, *, format: str | None, seed: int | None, skip_bad: bool, limit: int | None
+    traces: tuple[str, ...],
+    seed: int | None,
+    *,
+    format: str | None,
+    model_name: str | None,
+    skip_bad: bool,
+    limit: int | None,
 ) -> AbstractContextManager[Source]:
-    if trace is not None:
-        return open_source(trace, format=format, skip_bad=skip_bad, limit=limit)
+    if traces:
+        return open_source(
+            traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+        )
     workload = Workload(limit or GENERATED_REQUESTS, seed=seed or 0)
     return nullcontext(Source(workload.name, workload))
 

@@ -28,10 +28,12 @@ from ._options import (
     check_sizes,
     device_memory_blocks,
     device_memory_option,
+    examples,
     jobs_option,
     json_option,
     policy_option,
     reading_options,
+    traces_argument,
     usable_cores,
     value_of,
 )
@@ -51,8 +53,13 @@ def read_picture(text: str) -> str:
     return text
 
 
-@click.command()
-@click.argument("trace")
+@click.command(
+    epilog=examples(
+        "kvoffload sweep trace.jsonl --block-bytes 160MiB --plot hits.svg",
+        "kvoffload sweep 'logs/*.jsonl' --policy lru,belady --capacity 1%,5%",
+    )
+)
+@traces_argument
 @policy_option(ALL_POLICIES)
 @capacity_option("0.5%,1%,2%,5%,10%,20%,40%")
 @block_bytes_option
@@ -87,7 +94,7 @@ def read_picture(text: str) -> str:
 @reading_options
 @json_option
 def sweep(
-    trace: str,
+    traces: tuple[str, ...],
     *,
     policies: tuple[str, ...],
     capacities: tuple[Capacity, ...],
@@ -100,6 +107,7 @@ def sweep(
     results: str | None,
     plot: str | None,
     format: str | None,
+    model_name: str | None,
     limit: int | None,
     skip_bad: bool,
     as_csv: bool,
@@ -108,25 +116,29 @@ def sweep(
 ) -> None:
     """Compare policies over a range of capacities, all cells of the grid in parallel.
 
-    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard; - is standard
-    input. It is decoded once and held in memory, 12 bytes per block.
+    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
+    them or a pattern; several are merged by time. - is standard input. It is
+    decoded once and held in memory, 12 bytes per block.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other, got both")
-    check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
     if block_tokens is not None and not full_blocks:
         raise click.UsageError(
             f"--block-tokens must go with --full-blocks, got {block_tokens} without it"
         )
-    check_outputs(trace, {"--plot": plot, "--results": results}, append=("--results",))
+    check_outputs(traces, {"--plot": plot, "--results": results}, append=("--results",))
     if plot is not None:
         require("matplotlib", "--plot", "plot")
-    with open_source(trace, format=format, skip_bad=skip_bad, limit=limit) as source:
+    with open_source(
+        traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+    ) as source:
         requests = _full(source, block_tokens, quiet=quiet) if full_blocks else source.requests
         with progress_bar("reading", limit, quiet=quiet) as progress:
             decoded = DecodedTrace.of(requests, progress)
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+    block_bytes = block_bytes or source.block_bytes
+    check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
     sizes = {asked.text: asked.resolve(block_bytes, decoded.unique_blocks) for asked in capacities}
     device_blocks = device_memory_blocks(device_memory, block_bytes, decoded.unique_blocks)
     cells = [

@@ -7,9 +7,11 @@ from .grid import Cell, GridWork, run_grid
 from .offline import CEILINGS, belady, infinite_hits
 from .protocol import Served, serve
 from .results import ResultsFile
+from .reuse import stack_distances
 from .selection import Selection
-from .simulate import Counts, simulate, simulate_in_parts
+from .simulate import Counts, simulate, simulate_in_parts, simulate_requests
 from .statistics import DurationHistogram, ReplayResult
+from .tiers import TierCounts, simulate_tiers
 
 __all__ = [
     "CEILINGS",
@@ -23,6 +25,7 @@ __all__ = [
     "ResultsFile",
     "Selection",
     "Served",
+    "TierCounts",
     "belady",
     "device_hits",
     "infinite_hits",
@@ -31,4 +34,7 @@ __all__ = [
     "serve",
     "simulate",
     "simulate_in_parts",
+    "simulate_requests",
+    "simulate_tiers",
+    "stack_distances",
 ]

@@ -17,7 +17,7 @@ from kvoffload.policies import registry
 
 from .offline import BELADY, CEILINGS, INFINITE
 
-__all__ = ["is_own", "new_manager", "read_policy", "read_policy_or_ceiling", "summary"]
+__all__ = ["is_own", "new_manager", "read_policy", "summary"]
 
 _CEILING_SUMMARIES = {
     BELADY: "Belady's choice with bypass, which knows the future: no policy can hit more",
@@ -43,11 +43,6 @@ def read_policy(text: str) -> str:
     _own_class(text)
     _own_options(text)
     return text
-
-
-def read_policy_or_ceiling(text: str) -> str:
-    """Do the same, and take the name of a ceiling too."""
-    return text if text in CEILINGS else read_policy(text)
 
 
 def summary(policy: str) -> str:

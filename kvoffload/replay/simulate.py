@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,6 +143,37 @@ def simulate_in_parts(
         found.append(Counts(end - start, blocks, asked, *counted))
         before = after
     return found
+
+
+def simulate_requests(
+    trace: DecodedTrace,
+    keys: list[BlockHash],
+    policy: str,
+    capacity: int,
+    *,
+    device_hits: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Replay a decoded trace and return the blocks hit of each request; stores end at once.
+
+    Parameters
+    ----------
+    trace, keys, policy, capacity, device_hits
+        As `simulate` has them; `policy` is no ceiling.
+
+    Returns
+    -------
+    (requests,) int64
+    """
+    manager = new_manager(policy, capacity)
+    key_of = keys.__getitem__
+
+    def hits() -> Iterator[int]:
+        for row, on_device in zip(trace.rows(), device_hits.tolist(), strict=True):
+            served = serve(manager, list(map(key_of, row)), on_device)
+            manager.complete_store(served.to_store)
+            yield served.hits
+
+    return np.fromiter(hits(), dtype=np.int64, count=trace.num_requests)
 
 
 def _ceiling(

@@ -83,7 +83,7 @@ def test_the_recommendation_names_its_policy_and_its_reasons(advice):
     assert headline(advice).startswith(f"Take {advice.policy}: with 200 MiB it hits ")
     titles = [finding.title for finding in findings(advice)]
     assert titles[0] == "Reason"
-    assert {"More memory", "Ceiling", "Saved", "Traffic"} <= set(titles)
+    assert {"More memory", "Ceiling", "Traffic"} <= set(titles)
 
 
 def test_without_times_there_are_no_rates():

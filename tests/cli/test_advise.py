@@ -120,10 +120,13 @@ def test_standard_input_and_processes(kvoffload):
             ["--capacity", "many"],
             "'--capacity': must be blocks (4096), a share of",
         ),
-        (["--capacity", "1GiB"], "exactly one of --model and --kv-bytes-per-token must be given"),
+        (
+            ["--capacity", "1GiB"],
+            "one of --model and --kv-bytes-per-token must be given: the",
+        ),
         (
             ["--capacity", "1GiB", "--model", "qwen3-8b", "--kv-bytes-per-token", "5"],
-            "exactly one of --model and --kv-bytes-per-token must be given",
+            "at most one of --model and --kv-bytes-per-token must be given",
         ),
         (
             ["--capacity", "1GiB", "--model", "qwen"],
@@ -171,7 +174,7 @@ def test_a_trace_that_fits_no_block_size_needs_one(kvoffload, tmp_path):
     assert done.code == 2
     assert done.error == (
         "--block-tokens is needed: no block size fits all requests; "
-        "they have 3 tokens a block on average"
+        "they have 3 tokens per block on average"
     )
 
 

@@ -38,12 +38,12 @@ GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
         (["absent", "--seed", "0"], "--seed must go without TRACE, got 0 with 'absent'"),
         (["--format", "hex"], "--format must go with TRACE, got it without"),
         (["--skip-bad"], "--skip-bad must go with TRACE, got it without"),
-        (["\x1b[31m", "\x9b31mb"], "Got unexpected extra argument (\\x9b31mb)"),
         (["--a\x1b[31m"], "No such option '--a\\x1b[31m'."),
         (["--policy", "lru?x=1"], "policy 'lru' has no option 'x'"),
         (["--policy", ""], "got ''"),
         (["--nothing"], "No such option '--nothing'."),
-        (["a", "b"], "Got unexpected extra argument (b)"),
+        (["-", "b"], "TRACE must be - alone, got 2 of them"),
+        (["--model-name", "m"], "--model-name must go with TRACE, got it without"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )  # fmt: skip
@@ -102,15 +102,17 @@ def test_bad_data(kvoffload, tmp_path, command, data, rule):
 @pytest.mark.parametrize("command", [["replay", "--capacity=5"], ["info"]], ids=["replay", "info"])
 def test_what_cannot_be_opened(kvoffload, tmp_path, command):
     done = kvoffload(*command, tmp_path)
-    assert (done.code, done.error) == (1, f"{tmp_path}: must be a readable file: Is a directory")
+    assert done.code == 1
+    assert done.error.startswith(f"{tmp_path}: a folder must hold a file that ends in .jsonl, ")
     done = kvoffload(*command, tmp_path / "no\nne")
     assert done.code == 1
     assert done.error.endswith("no\\nne: must be a readable file: No such file or directory")
 
 
 def test_an_error_is_told_without_a_traceback_by_the_process(tmp_path):
-    done = run_process("info", tmp_path)
-    assert (done.code, done.error) == (1, f"{tmp_path}: must be a readable file: Is a directory")
+    done = run_process("info", tmp_path / "absent")
+    absent = f"{tmp_path / 'absent'}: must be a readable file: No such file or directory"
+    assert (done.code, done.error) == (1, absent)
     done = run_process("replay", "--capacity", "0")
     assert done.code == 2
     assert done.error.startswith("Invalid value for '--capacity'")

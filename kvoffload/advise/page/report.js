@@ -1,11 +1,13 @@
 "use strict";
 (function () {
   const reading = document.getElementById("reading");
-  const charts = Array.from(document.querySelectorAll("svg"));
+  const charts = Array.from(document.querySelectorAll("svg.wide, svg.narrow"));
 
   function show(point) {
     document.querySelectorAll(".point.read").forEach((other) => other.classList.remove("read"));
     point.classList.add("read");
+    /* what is drawn last lies on top: draw the line that is read once more */
+    point.ownerSVGElement.querySelector(".top").setAttribute("href", `#${point.parentNode.id}`);
     reading.textContent = point.getAttribute("aria-label");
   }
 
@@ -48,6 +50,12 @@
       if (next) next.focus();
     });
   });
+
+  /* On a phone the page is short; on paper nothing that was open is missing. */
+  const open = Array.from(document.querySelectorAll("details[open]"));
+  const isPhone = window.matchMedia("(max-width: 640px)");
+  open.forEach((part) => { part.open = !isPhone.matches; });
+  window.addEventListener("beforeprint", () => open.forEach((part) => { part.open = true; }));
 
   function select(text) {
     const range = document.createRange();

@@ -12,11 +12,14 @@ from .hexadecimal import HEXADECIMAL
 from .lmcache import LMCACHE
 from .mooncake import MOONCAKE
 
-__all__ = ["FORMATS", "Format", "Parser", "recognise"]
+__all__ = ["FORMATS", "MODEL_FORMATS", "Format", "Parser", "recognise"]
 
 FORMATS: dict[str, Format] = {
     found.name: found for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL)
 }
+
+MODEL_FORMATS = (LMCACHE.name,)
+"""Formats whose lines name the model that was asked."""
 
 # Words of eight digits or more: a file of ordinary words is not taken for hashes.
 _HASHES = re.compile(rb"(?:(?:0x)?[0-9a-fA-F]{8,}(?:[\s,]+|$))+")

@@ -14,14 +14,14 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
-from .base import MAX_SECONDS, Format, field, integer, integer_ids, json_object, number
+from .base import MAX_SECONDS, Format, Parser, field, integer, integer_ids, json_object, number
 
 BLOCK_TOKENS = 16
 NO_PARENT = (None, -1)
 MAX_NAME = 64  # characters of a session's name that are taken as they are
 
 
-class BailianParser:
+class BailianParser(Parser):
     """Parse lines in this format; a request's session is the first chat of its conversation.
 
     Of a chat a digest of 16 bytes is remembered, under a key of this parser's own so that nobody
@@ -32,7 +32,7 @@ class BailianParser:
     REMEMBERED = 2**18  # chats whose conversation is remembered; a later turn follows within these
 
     def __init__(self) -> None:
-        self.block_tokens: int | None = BLOCK_TOKENS
+        self.block_tokens = BLOCK_TOKENS
         self._key = secrets.token_bytes(16)
         self._sessions: dict[bytes, str] = {}
 

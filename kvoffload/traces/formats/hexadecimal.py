@@ -12,15 +12,13 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
-from .base import Format, hexadecimal_id
+from .base import Format, Parser, hexadecimal_id
 
 _SEPARATORS = re.compile(r"[\s,]+")
 
 
-class HexadecimalParser:
+class HexadecimalParser(Parser):
     """Parse lines in this format."""
-
-    block_tokens: int | None = None
 
     def __call__(self, line: bytes) -> Request:
         """Parse a line."""

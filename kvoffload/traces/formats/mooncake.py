@@ -14,13 +14,11 @@ from kvoffload.traces._extras import require
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
 
-from .base import Format, field, integer, integer_ids, json_object, number
+from .base import Format, Parser, field, integer, integer_ids, json_object, number
 
 
-class MooncakeParser:
+class MooncakeParser(Parser):
     """Parse lines in this format: at once with a typed decoder, slowly to say what is wrong."""
-
-    block_tokens: int | None = None
 
     def __init__(self) -> None:
         msgspec = require("msgspec", "reading a trace")
