@@ -3,11 +3,26 @@
   const reading = document.getElementById("reading");
   const charts = Array.from(document.querySelectorAll("svg.wide, svg.narrow"));
 
+  /* What is drawn last lies on top: draw the line that is read once more, out of reach of keys. */
+  function lift(point) {
+    const line = point.parentNode;
+    const top = point.ownerSVGElement.querySelector(".top");
+    const color = Array.from(line.classList).find((name) => /^c[0-9]$/.test(name));
+    const kind = line.classList.contains("ceiling") ? "ceiling" : "";
+    top.setAttribute("class", `top ${kind} ${color}`);
+    top.replaceChildren(line.querySelector("polyline").cloneNode());
+    line.querySelectorAll(".point").forEach((mark) => {
+      const dot = mark.cloneNode();
+      ["tabindex", "role", "aria-label", "data-place", "data-asked"].forEach((name) => dot.removeAttribute(name));
+      dot.setAttribute("class", mark === point ? "dot read" : "dot");
+      top.append(dot);
+    });
+  }
+
   function show(point) {
     document.querySelectorAll(".point.read").forEach((other) => other.classList.remove("read"));
     point.classList.add("read");
-    /* what is drawn last lies on top: draw the line that is read once more */
-    point.ownerSVGElement.querySelector(".top").setAttribute("href", `#${point.parentNode.id}`);
+    lift(point);
     reading.textContent = point.getAttribute("aria-label");
   }
 
