@@ -1,6 +1,28 @@
 """From a trace to a configuration: which policy, how much memory, and why."""
 
-from .advice import Advice, Cell, Setup, advise
+from .accelerators import Accelerator, accelerator, accelerator_names
+from .advice import Advice, Cell, RecordedTrace, Setup, advise
+from .details import Details, Disk, details
+from .economy import Balance, Engine, balance, engine_of
 from .models import ModelShape, model_names, model_shape
 
-__all__ = ["Advice", "Cell", "ModelShape", "Setup", "advise", "model_names", "model_shape"]
+__all__ = [
+    "Accelerator",
+    "Advice",
+    "Balance",
+    "Cell",
+    "Details",
+    "Disk",
+    "Engine",
+    "ModelShape",
+    "RecordedTrace",
+    "Setup",
+    "accelerator",
+    "accelerator_names",
+    "advise",
+    "balance",
+    "details",
+    "engine_of",
+    "model_names",
+    "model_shape",
+]

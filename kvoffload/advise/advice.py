@@ -5,7 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from kvoffload.policies import registry
 from kvoffload.replay import DecodedTrace, device_hits, infinite_hits
@@ -15,10 +17,23 @@ from .choice import Choice, choose
 from .grid import PARTS, Grid, Outcome, part_seconds, replay_grid
 from .units import bytes_text, percent_text
 
-__all__ = ["LEAST_REQUESTS", "LEAST_REUSE", "SIZES", "Advice", "Cell", "Setup", "advise"]
+__all__ = [
+    "LEAST_REQUESTS",
+    "LEAST_REUSE",
+    "SIZES",
+    "VLLM_DEFAULT",
+    "Advice",
+    "Cell",
+    "RecordedTrace",
+    "Setup",
+    "advise",
+]
 
 SIZES = (0.5, 1.0, 2.0, 4.0)
 """The memories that are compared, as multiples of the one asked for."""
+
+VLLM_DEFAULT = "lru"
+"""The policy that vLLM takes where none is named."""
 
 LEAST_REQUESTS = 200
 """Requests that a trace must have for a recommendation: twenty a part."""
@@ -39,15 +54,17 @@ class Setup:
     memory : int
         Host memory for KV blocks, bytes.
     block_tokens : int
-        Tokens a block.
+        Tokens per block.
     token_bytes : int
-        Bytes of KV cache a token.
+        Bytes of KV cache per token.
     device_memory : int
         Memory of the accelerator's own prefix cache, bytes; 0 for none in front.
     full_blocks : bool
         Whether every block holds `block_tokens` tokens of its prompt, as far as the trace tells.
     policies : tuple of str
-        Policy strings to compare.
+        Policy strings to compare, none of them a ceiling.
+    others : tuple of int
+        Memories to compare it with, bytes; by default those of `SIZES`.
     """
 
     memory: int
@@ -56,14 +73,17 @@ class Setup:
     device_memory: int = 0
     full_blocks: bool = False
     policies: tuple[str, ...] = registry.names()
+    others: tuple[int, ...] = ()
 
     @property
     def block_bytes(self) -> int:
-        """Bytes a block."""
+        """Bytes per block."""
         return self.block_tokens * self.token_bytes
 
     def memories(self) -> list[int]:
-        """Return the memories that are compared, bytes."""
+        """Return the memories that are compared, bytes, rising."""
+        if self.others:
+            return sorted({self.memory, *self.others})
         return [int(self.memory * size) for size in SIZES]
 
     @property
@@ -74,7 +94,12 @@ class Setup:
     @property
     def replays(self) -> int:
         """How many replays it takes, the ceilings counted as one each."""
-        return (len(self.policies) + 1) * len(SIZES)
+        return (len(self.replayed) + 1) * len(self.memories())
+
+    @property
+    def replayed(self) -> tuple[str, ...]:
+        """The policies to compare, and vLLM's default to compare them with."""
+        return tuple(dict.fromkeys((*self.policies, VLLM_DEFAULT)))
 
     def capacity(self, memory: int) -> int:
         """Return how many blocks fit into `memory` bytes."""
@@ -91,6 +116,8 @@ class Cell:
         Share of the blocks asked for that are hits.
     saved_tokens : int
         Tokens, over the trace, that need no prefill: those of the blocks that are hits.
+    stored : int
+        Blocks stored.
     stored_per_hit : float or None
         Blocks stored for each that is hit; None without a hit.
     store_rate, load_rate : float or None
@@ -101,6 +128,7 @@ class Cell:
 
     hit_ratio: float
     saved_tokens: int
+    stored: int
     stored_per_hit: float | None
     store_rate: float | None
     load_rate: float | None
@@ -168,22 +196,30 @@ class Advice:
     unbounded: float
     objections: list[str]
 
-    ASKED: ClassVar[int] = SIZES.index(1.0)
+    @property
+    def asked(self) -> int:
+        """Place in `memories` of the one that was asked for."""
+        return self.memories.index(self.setup.memory)
 
     @property
     def policy(self) -> str | None:
         """The recommended policy; None if the trace does not suffice."""
-        return None if self.objections else self.choices[self.ASKED].policy
+        return None if self.objections else self.choices[self.asked].policy
 
-    def cell(self, policy: str, place: int = ASKED) -> Cell:
+    def cell(self, policy: str, place: int | None = None) -> Cell:
         """Return what a policy does in the memory that was asked for, or at another place."""
-        return self.cells[policy, place]
+        return self.cells[policy, self.asked if place is None else place]
+
+    @property
+    def vllm_default(self) -> Cell:
+        """What vLLM's default does in the memory that was asked for."""
+        return self.cell(VLLM_DEFAULT)
 
     def ceiling_tokens(self) -> tuple[int, int]:
         """Return the tokens that the best possible cache, and one without bounds, would save."""
         best, unbounded = (
             round(ratio * self.facts.asked) * self.setup.block_tokens
-            for ratio in (self.ceilings[self.ASKED], self.unbounded)
+            for ratio in (self.ceilings[self.asked], self.unbounded)
         )
         return best, unbounded
 
@@ -193,22 +229,22 @@ class Advice:
 
 
 def advise(
-    requests: Iterable[Request],
+    requests: Iterable[Request] | RecordedTrace,
     setup: Setup,
     *,
-    processes: int = 1,
+    jobs: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> Advice:
     """Replay a trace through the policies in several memories and say what follows.
 
     Parameters
     ----------
-    requests : iterable of Request
+    requests : iterable of Request or RecordedTrace
         The trace; it is passed over once.
     setup : Setup
         What is to be advised on; the smallest memory must hold a block.
-    processes : int
-        How many to divide the replays among.
+    jobs : int
+        Number of processes that share the replays.
     progress : callable, optional
         Called with the number of replays done, of the `setup.replays` that it takes.
 
@@ -219,33 +255,33 @@ def advise(
     """
     memories = setup.memories()
     capacities = [setup.capacity(memory) for memory in memories]
-    noted = _Noted(requests)
-    trace = DecodedTrace.of(noted)
+    recorded = requests if isinstance(requests, RecordedTrace) else RecordedTrace.of(requests)
+    trace = recorded.trace
     on_device = device_hits(trace, setup.device_blocks)
     # in a cache that holds all blocks nothing is evicted, however large it is
     used = [max(1, min(capacity, trace.unique_blocks)) for capacity in capacities]
     distinct = sorted(set(used), reverse=True)
-    spared = setup.replays - (len(setup.policies) + 1) * len(distinct)
+    spared = setup.replays - (len(setup.replayed) + 1) * len(distinct)
     grid = replay_grid(
         trace,
-        setup.policies,
+        setup.replayed,
         distinct,
-        on_device=on_device,
-        processes=processes,
+        device_blocks=setup.device_blocks,
+        jobs=jobs,
         progress=None if progress is None else lambda done: progress(spared + done),
     )
-    seconds = part_seconds(noted.times)
+    seconds = part_seconds(recorded.times)
     facts = Facts(
         requests=trace.num_requests,
         seconds=sum(seconds),
-        input_tokens=noted.tokens,
+        input_tokens=recorded.tokens,
         blocks=trace.num_blocks,
         unique_blocks=trace.unique_blocks,
         asked=trace.num_blocks - int(on_device.sum()),
     )
     cells = {
         (policy, place): _cell(grid.outcomes[policy, capacity], setup, seconds)
-        for policy in setup.policies
+        for policy in setup.replayed
         for place, capacity in enumerate(used)
     }
     choices = [choose([grid.outcomes[p, capacity] for p in setup.policies]) for capacity in used]
@@ -260,23 +296,43 @@ def advise(
         choices=choices,
         ceilings=[grid.belady[capacity] / asked for capacity in used],
         unbounded=unbounded,
-        objections=_objections(facts, unbounded, grid, used[Advice.ASKED], setup),
+        objections=_objections(facts, unbounded, grid, used[memories.index(setup.memory)], setup),
     )
 
 
-class _Noted:
-    """Pass requests on; note when each came, milliseconds, and how many tokens all have."""
+@dataclass(frozen=True, slots=True)
+class RecordedTrace:
+    """A trace decoded once, with what advice needs beside its blocks.
 
-    def __init__(self, requests: Iterable[Request]) -> None:
-        self._requests = requests
-        self.times = array("d")
-        self.tokens = 0
+    Attributes
+    ----------
+    trace : DecodedTrace
+        The blocks of its requests.
+    times : (requests,) float64
+        When each came, milliseconds.
+    tokens : int
+        Prompt tokens of all requests; 0 if the lengths are not known.
+    """
 
-    def __iter__(self) -> Iterator[Request]:
-        for request in self._requests:
-            self.times.append(request.timestamp)
-            self.tokens += request.input_length
-            yield request
+    trace: DecodedTrace
+    times: npt.NDArray[np.float64]
+    tokens: int
+
+    @classmethod
+    def of(cls, requests: Iterable[Request]) -> RecordedTrace:
+        """Pass over a trace once."""
+        times = array("d")
+        tokens = 0
+
+        def noted() -> Iterator[Request]:
+            nonlocal tokens
+            for request in requests:
+                times.append(request.timestamp)
+                tokens += request.input_length
+                yield request
+
+        trace = DecodedTrace.of(noted())
+        return cls(trace, np.frombuffer(times, dtype=np.float64), tokens)
 
 
 def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
@@ -291,6 +347,7 @@ def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
     return Cell(
         hit_ratio=outcome.hit_ratio,
         saved_tokens=outcome.hits * setup.block_tokens,
+        stored=outcome.stored,
         stored_per_hit=outcome.stored / outcome.hits if outcome.hits else None,
         store_rate=outcome.stored * setup.block_bytes / span if has_times else None,
         load_rate=outcome.hits * setup.block_bytes / span if has_times else None,
@@ -325,6 +382,6 @@ def _objections(facts: Facts, ideal: float, grid: Grid, capacity: int, setup: Se
             "the trace is too short for this memory: in the first half of its requests nothing is "
             f"evicted from {bytes_text(setup.memory)}, so the policies cannot be told apart. All "
             f"of its {unique:,} distinct blocks take {bytes_text(unique * setup.block_bytes)}; "
-            "record for longer, or ask for less --memory"
+            "record for longer, or ask for less --capacity"
         )
     return found

@@ -7,9 +7,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .advice import Advice
+from .details import Details
 from .units import bytes_text, count_text, percent_text, rate_text
 
-__all__ = ["Chart", "Line", "Point", "Tick", "chart"]
+__all__ = [
+    "Bars",
+    "Chart",
+    "Line",
+    "Point",
+    "Strip",
+    "Tick",
+    "bars",
+    "chart",
+    "strip",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +108,7 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
     def y(ratio: float) -> float:
         return round(bottom - (bottom - top) * ratio / (count * step), 1)
 
-    last = len(advice.memories) - 1
+    last = max(1, len(advice.memories) - 1)
 
     def x(place: int) -> float:
         return round(left + (right - left) * place / last, 1)
@@ -119,7 +130,7 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
             ),
             0.0,
         )
-        for color, policy in enumerate(advice.setup.policies)
+        for color, policy in enumerate(advice.setup.replayed)
     ]
     best = [
         f"{memory}: no policy can hit more than {percent_text(ratio)}"
@@ -128,13 +139,13 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
     without = f"without bounds a cache would hit {percent_text(advice.unbounded)}"
     lines += [
         Line(
-            "without bounds",
+            "infinite",
             "ceiling",
             1,
             points([advice.unbounded] * len(memories), [without] * len(memories)),
             0.0,
         ),
-        Line("best possible", "ceiling", 0, points(advice.ceilings, best), 0.0),
+        Line("belady", "ceiling", 0, points(advice.ceilings, best), 0.0),
     ]
     return Chart(
         width,
@@ -145,9 +156,14 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
         bottom,
         [Tick(x(place), text) for place, text in enumerate(memories)],
         [Tick(y(n * step), f"{n * step * 100:g} %") for n in range(count + 1)],
-        x(advice.ASKED),
-        _with_labels(lines, top, bottom, label_height),
+        x(advice.asked),
+        # what is drawn last lies on top
+        sorted(_with_labels(lines, top, bottom, label_height), key=_layer),
     )
+
+
+def _layer(line: Line) -> int:
+    return ("ceiling", "policy", "chosen").index(line.kind)
 
 
 def _cell_text(advice: Advice, policy: str, place: int) -> str:
@@ -186,3 +202,80 @@ def _with_labels(lines: list[Line], top: int, bottom: int, height: int) -> list[
         Line(line.name, line.kind, line.color, line.points, round(at[number], 1))
         for number, line in enumerate(lines)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A small drawing of hit ratios over the requests of a trace, a line per policy."""
+
+    width: int
+    height: int
+    left: int
+    bottom: int
+    y_ticks: list[Tick]
+    lines: list[tuple[str, int, str]]
+
+
+def strip(advice: Advice, found: Details, *, width: int, height: int) -> Strip:
+    """Lay out hits over time: name, number of its colour and points of each line."""
+    left, right, top, bottom = 48, width - 8, 12, height - 28
+    highest = max((max(p.over_time, default=0.0) for p in found.policies), default=0.0)
+    step = _step(highest) * 2
+    count = max(1, math.ceil(highest / step - 1e-9))
+
+    def y(ratio: float) -> float:
+        return round(bottom - (bottom - top) * ratio / (count * step), 1)
+
+    lines = []
+    for policy in found.policies:
+        color = advice.setup.replayed.index(policy.policy)
+        last = max(1, len(policy.over_time) - 1)
+        points = " ".join(
+            f"{round(left + (right - left) * n / last, 1):g},{y(ratio):g}"
+            for n, ratio in enumerate(policy.over_time)
+        )
+        lines.append((policy.policy, color % 8, points))
+    ticks = [Tick(y(n * step), f"{n * step * 100:g} %") for n in range(count + 1)]
+    return Strip(width, height, left, bottom, ticks, lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar: what it counts, where it lies, how long it is and what it says."""
+
+    label: str
+    y: float
+    length: float
+    text: str
+    color: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A small drawing of how many requests hit which share of their blocks."""
+
+    width: int
+    height: int
+    left: int
+    bars: list[Bar]
+
+
+_CLASSES = (("none", 0, 1), ("up to half", 1, 6), ("more than half", 6, 11), ("all", 11, 12))
+
+
+def bars(advice: Advice, found: Details, *, width: int, row: int) -> Bars:
+    """Lay out the distribution of requests by the share of their blocks that is hit."""
+    left, right = 104, width - 56
+    drawn = []
+    y = 4.0
+    for label, first, last in _CLASSES:
+        for number, policy in enumerate(found.policies):
+            whole = sum(policy.requests_by_share) or 1
+            share = sum(policy.requests_by_share[first:last]) / whole
+            length = round((right - left) * share, 1)
+            name = label if number == 0 else ""
+            color = advice.setup.replayed.index(policy.policy)
+            drawn.append(Bar(name, y, length, f"{share * 100:.1f} %", color % 8))
+            y += row
+        y += 6
+    return Bars(width, int(y), left, drawn)

@@ -1,19 +1,14 @@
-"""Every policy at every capacity, over processes, each replay in parts that can be compared.
-
-The trace is decoded once; its arrays lie in files that all processes map.
-"""
+"""Every policy at every capacity, each replay in parts that can be compared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from kvoffload import BlockHash
-from kvoffload.replay import Counts, DecodedTrace, belady, simulate_in_parts
-from kvoffload.replay.processes import mapped_arrays, shared_arrays, spread
+from kvoffload.replay import Cell, Counts, DecodedTrace, GridWork, run_grid
+from kvoffload.replay.offline import BELADY
 
 __all__ = ["PARTS", "Grid", "Outcome", "part_seconds", "replay_grid"]
 
@@ -73,13 +68,6 @@ class Grid:
     belady: dict[int, int]
 
 
-ON_DEVICE = "on_device"
-"""Name, beside those of the trace's arrays, of what the accelerator's own cache has."""
-
-Job = tuple[str | None, int]
-"""A policy, None for the ceiling, and a capacity, blocks."""
-
-
 def part_seconds(times: Iterable[float]) -> list[float]:
     """Return how long each part lasts, from its first arrival to that of the next, seconds.
 
@@ -100,8 +88,8 @@ def replay_grid(
     policies: Sequence[str],
     capacities: Sequence[int],
     *,
-    on_device: npt.NDArray[np.int64],
-    processes: int = 1,
+    device_blocks: int = 0,
+    jobs: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> Grid:
     """Replay a trace through every policy at every capacity, and find the ceilings.
@@ -114,10 +102,10 @@ def replay_grid(
         Policy strings.
     capacities : sequence of int
         Capacities, blocks.
-    on_device : (requests,) int64
-        Leading blocks of each request that the accelerator's own cache has.
-    processes : int
-        How many to divide the work among; with 1 it is done in this one.
+    device_blocks : int
+        Blocks of the accelerator's own cache in front; 0 for none.
+    jobs : int
+        Number of processes; 1 computes in this one.
     progress : callable, optional
         Called with the number of replays done.
 
@@ -126,62 +114,17 @@ def replay_grid(
     ChildProcessError
         If a process is killed.
     """
-    jobs: list[Job] = [(None, capacity) for capacity in capacities]
-    jobs += [(policy, capacity) for policy in policies for capacity in capacities]
+    cells = [
+        Cell(policy, capacity, device_blocks)
+        for policy in (BELADY, *policies)
+        for capacity in capacities
+    ]
     grid = Grid({}, {})
-    for done, (job, found) in enumerate(_run_all(trace, jobs, on_device, processes), start=1):
-        capacity = job[1]
-        if isinstance(found, Outcome):
-            grid.outcomes[found.policy, capacity] = found
+    for done, (cell, parts) in enumerate(run_grid(jobs, GridWork(trace, cells, PARTS)), start=1):
+        if cell.policy == BELADY:
+            grid.belady[cell.capacity] = parts[0].hits
         else:
-            grid.belady[capacity] = found
+            grid.outcomes[cell.policy, cell.capacity] = Outcome(cell.policy, tuple(parts))
         if progress is not None:
             progress(done)
     return grid
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a process holds to do any job of a trace."""
-
-    trace: DecodedTrace
-    keys: list[BlockHash]
-    on_device: npt.NDArray[np.int64]
-
-    def do(self, job: Job) -> Outcome | int:
-        """Do one job: an outcome, or the hits of the ceiling."""
-        policy, capacity = job
-        if policy is None:
-            return belady(self.trace, capacity, self.on_device)[0]
-        parts = simulate_in_parts(
-            self.trace, self.keys, policy, capacity, device_hits=self.on_device, parts=PARTS
-        )
-        return Outcome(policy, tuple(parts))
-
-
-def _run_all(
-    trace: DecodedTrace, jobs: list[Job], on_device: npt.NDArray[np.int64], processes: int
-) -> Iterator[tuple[Job, Outcome | int]]:
-    if processes == 1:
-        work = _Work(trace, trace.keys(), on_device)
-        for job in jobs:
-            yield job, work.do(job)
-        return
-    with shared_arrays({**trace.arrays(), ON_DEVICE: on_device}) as paths:
-        yield from spread(jobs, _do, processes, _begin, (paths,))
-
-
-_work: _Work
-
-
-def _begin(paths: dict[str, str]) -> None:
-    """Load the trace in a new process."""
-    global _work  # noqa: PLW0603 - what a pool's process keeps between its jobs
-    arrays = mapped_arrays(paths)
-    on_device = arrays.pop(ON_DEVICE)
-    trace = DecodedTrace(**arrays)
-    _work = _Work(trace, trace.keys(), on_device)
-
-
-def _do(job: Job) -> Outcome | int:
-    return _work.do(job)

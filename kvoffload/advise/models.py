@@ -1,22 +1,24 @@
 """How many bytes of KV cache a token takes, from a model's published shape.
 
-Attention with KV heads keeps a key and a value a head and layer: ``2 x layers x KV heads x head
-size`` elements a token (Ainslie et al., "GQA", 2023). Multi-head latent attention keeps one
-compressed vector and one rotary key a layer, whatever the number of heads: ``layers x (latent +
+Attention with KV heads keeps a key and a value per head and layer: ``2 x layers x KV heads x head
+size`` elements per token (Ainslie et al., "GQA", 2023). Multi-head latent attention keeps one
+compressed vector and one rotary key per layer, whatever the number of heads: ``layers x (latent +
 rotary)`` (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1).
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvoffload.errors import describe
 
-__all__ = ["DTYPE_BYTES", "ModelShape", "model_names", "model_shape"]
+__all__ = ["DTYPE_BYTES", "WINDOWED", "ModelShape", "model_names", "model_shape"]
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1}
-"""Bytes an element of the KV cache takes."""
+"""Bytes that an element of the KV cache takes."""
 
 _HUB = "https://huggingface.co"
 
@@ -34,15 +36,21 @@ class ModelShape:
     layers : int
         Layers with attention.
     kv_heads : int
-        KV heads a layer; 0 with latent attention.
+        KV heads per layer; 0 with latent attention.
     head_size : int
         Elements of a head's key, and of its value; 0 with latent attention.
     latent : int
-        Elements of the compressed vector a layer; 0 without latent attention.
+        Elements of the compressed vector per layer; 0 without latent attention.
     rotary : int
-        Elements of the rotary key a layer; 0 without latent attention.
+        Elements of the rotary key per layer; 0 without latent attention.
     remark : str
         What the formula leaves out for this model; empty if nothing.
+    parameters : float
+        Its parameters; 0 if not known.
+    active : float
+        Parameters that take part in the computation of a token; 0: all.
+    weights : float
+        Bytes of its weights as published; 0: 2 per parameter.
     """
 
     name: str
@@ -53,11 +61,26 @@ class ModelShape:
     latent: int = 0
     rotary: int = 0
     remark: str = ""
+    parameters: float = 0.0
+    active: float = 0.0
+    weights: float = 0.0
 
     @property
     def source(self) -> str:
         """Address of the published configuration."""
+        if not self.repository:
+            return self.name
         return f"{_HUB}/{self.repository}/blob/main/config.json"
+
+    @property
+    def active_parameters(self) -> float:
+        """Parameters that take part in the computation of a token; 0 if not known."""
+        return self.active or self.parameters
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of its weights; 0 if not known."""
+        return self.weights or 2 * self.parameters
 
     def bytes_per_token(self, dtype: str = "bfloat16", tensor_parallel: int = 1) -> int:
         """Return the bytes of host memory that a token's keys and values take.
@@ -91,35 +114,104 @@ class ModelShape:
         return 2 * self.layers * more * self.head_size * DTYPE_BYTES[dtype]
 
 
-_WINDOWS = (
-    "every second layer attends to 128 tokens only; counted as if it kept all, so the memory holds "
-    "more than is said here"
-)
+WINDOWED = "{} only; counted as if they kept all, so the memory holds more than is said here"
+"""What is said of models some of whose layers see a window of the tokens."""
 
-# layers, KV heads and head size (or latent and rotary size) as in config.json of each repository
+_WINDOWS = WINDOWED.format("every second layer attends to 128 tokens")
+
+# As in config.json of each repository: layers, KV heads and head size (or latent and rotary size).
+# Parameters, all and those active for a token, and the size of the weights are of the model cards.
 _SHAPES = (
-    ModelShape("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 32, 8, 128),
-    ModelShape("llama-3.1-70b", "meta-llama/Llama-3.1-70B", 80, 8, 128),
-    ModelShape("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", 80, 8, 128),
-    ModelShape("llama-3.1-405b", "meta-llama/Llama-3.1-405B", 126, 8, 128),
-    ModelShape("qwen2.5-7b", "Qwen/Qwen2.5-7B", 28, 4, 128),
-    ModelShape("qwen2.5-72b", "Qwen/Qwen2.5-72B", 80, 8, 128),
-    ModelShape("qwen3-8b", "Qwen/Qwen3-8B", 36, 8, 128),
-    ModelShape("qwen3-14b", "Qwen/Qwen3-14B", 40, 8, 128),
-    ModelShape("qwen3-32b", "Qwen/Qwen3-32B", 64, 8, 128),
-    ModelShape("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 48, 4, 128),
-    ModelShape("qwen3-235b-a22b", "Qwen/Qwen3-235B-A22B", 94, 4, 128),
-    ModelShape("mistral-7b", "mistralai/Mistral-7B-v0.3", 32, 8, 128),
-    ModelShape("mistral-small-24b", "mistralai/Mistral-Small-24B-Instruct-2501", 40, 8, 128),
-    ModelShape("mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", 32, 8, 128),
-    ModelShape("glm-4.5", "zai-org/GLM-4.5", 92, 8, 128),
-    ModelShape("gpt-oss-20b", "openai/gpt-oss-20b", 24, 8, 64, remark=_WINDOWS),
-    ModelShape("gpt-oss-120b", "openai/gpt-oss-120b", 36, 8, 64, remark=_WINDOWS),
-    ModelShape("deepseek-v3", "deepseek-ai/DeepSeek-V3", 61, latent=512, rotary=64),
-    ModelShape("deepseek-r1", "deepseek-ai/DeepSeek-R1", 61, latent=512, rotary=64),
-    ModelShape("kimi-k2", "moonshotai/Kimi-K2-Instruct", 61, latent=512, rotary=64),
+    ModelShape("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 32, 8, 128, parameters=8.03e9),
+    ModelShape("llama-3.1-70b", "meta-llama/Llama-3.1-70B", 80, 8, 128, parameters=70.6e9),
+    ModelShape("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", 80, 8, 128, parameters=70.6e9),
+    ModelShape("llama-3.1-405b", "meta-llama/Llama-3.1-405B", 126, 8, 128, parameters=406e9),
+    ModelShape("qwen2.5-7b", "Qwen/Qwen2.5-7B", 28, 4, 128, parameters=7.62e9),
+    ModelShape("qwen2.5-72b", "Qwen/Qwen2.5-72B", 80, 8, 128, parameters=72.7e9),
+    ModelShape("qwen3-8b", "Qwen/Qwen3-8B", 36, 8, 128, parameters=8.19e9),
+    ModelShape("qwen3-14b", "Qwen/Qwen3-14B", 40, 8, 128, parameters=14.8e9),
+    ModelShape("qwen3-32b", "Qwen/Qwen3-32B", 64, 8, 128, parameters=32.8e9),
+    ModelShape("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 48, 4, 128, parameters=30.5e9, active=3.3e9),
+    ModelShape(
+        "qwen3-235b-a22b", "Qwen/Qwen3-235B-A22B", 94, 4, 128, parameters=235e9, active=22e9
+    ),
+    ModelShape("mistral-7b", "mistralai/Mistral-7B-v0.3", 32, 8, 128, parameters=7.25e9),
+    ModelShape(
+        "mistral-small-24b",
+        "mistralai/Mistral-Small-24B-Instruct-2501",
+        40,
+        8,
+        128,
+        parameters=23.6e9,
+    ),
+    ModelShape(
+        "mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", 32, 8, 128, parameters=46.7e9, active=12.9e9
+    ),
+    ModelShape("glm-4.5", "zai-org/GLM-4.5", 92, 8, 128, parameters=355e9, active=32e9),
+    ModelShape(
+        "gpt-oss-20b",
+        "openai/gpt-oss-20b",
+        24,
+        8,
+        64,
+        remark=_WINDOWS,
+        parameters=20.9e9,
+        active=3.6e9,
+        weights=13.7e9,
+    ),
+    ModelShape(
+        "gpt-oss-120b",
+        "openai/gpt-oss-120b",
+        36,
+        8,
+        64,
+        remark=_WINDOWS,
+        parameters=116.8e9,
+        active=5.1e9,
+        weights=65.3e9,
+    ),
+    ModelShape(
+        "deepseek-v3",
+        "deepseek-ai/DeepSeek-V3",
+        61,
+        latent=512,
+        rotary=64,
+        parameters=671e9,
+        active=37e9,
+        weights=671e9,
+    ),
+    ModelShape(
+        "deepseek-r1",
+        "deepseek-ai/DeepSeek-R1",
+        61,
+        latent=512,
+        rotary=64,
+        parameters=671e9,
+        active=37e9,
+        weights=671e9,
+    ),
+    ModelShape(
+        "kimi-k2",
+        "moonshotai/Kimi-K2-Instruct",
+        61,
+        latent=512,
+        rotary=64,
+        parameters=1.0e12,
+        active=32e9,
+        weights=1.0e12,
+    ),
 )
 _BY_NAME = {shape.name: shape for shape in _SHAPES}
+
+# What repositories add to the name of a model without changing the shape of its cache.
+_VARIANTS = re.compile(
+    r"-(instruct|chat|base|it|hf|bf16|fp8|fp8-dynamic|awq|awq-int4|gptq|gptq-int4|int4|int8|w8a8"
+    r"|w4a16|thinking|unsloth|bnb-4bit|v0\.[23]|0324|0528|0905|2501|2507)$"
+)
+_WITHOUT_WINDOWS = {
+    "mixtral-8x7b-v0.1": "mixtral-8x7b",
+    "mixtral-8x7b-instruct-v0.1": "mixtral-8x7b",
+}
 
 
 def model_names() -> tuple[str, ...]:
@@ -128,18 +220,42 @@ def model_names() -> tuple[str, ...]:
 
 
 def model_shape(name: str) -> ModelShape:
-    """Return the shape of a model; case does not matter, nor does the organisation before a slash.
+    """Return the shape of a model by its name, as it is typed at ``vllm serve``, or by its file.
+
+    Case does not matter, nor does the organisation before a slash, nor what a repository's name
+    adds for a variant with the same cache, such as ``-Instruct`` or ``-FP8``. A path to a
+    ``config.json``, or to the folder that it lies in, is read instead (see ``model_config``).
 
     Raises
     ------
     ValueError
-        If it is not known; the message lists those that are and the nearest.
+        If it is not known or not counted right; the message lists the known ones and the nearest.
+    OSError
+        If it is a file that cannot be read.
     """
-    wanted = name.rpartition("/")[2].lower()
+    wanted = _plain(name)
     found = _BY_NAME.get(wanted)
-    if found is None:
-        near = difflib.get_close_matches(wanted, _BY_NAME, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        known = ", ".join(_BY_NAME)
-        raise ValueError(f"model must be one of {known}, got {describe(name)}{hint}")
-    return found
+    if found is not None:
+        return found
+    if name.endswith(".json") or (name and Path(name).is_dir()):
+        from .model_config import shape_of_config
+
+        return shape_of_config(name)
+    near = difflib.get_close_matches(wanted, _BY_NAME, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    known = ", ".join(_BY_NAME)
+    raise ValueError(
+        f"model must be a path to its config.json or one of {known}, got {describe(name)}{hint}"
+    )
+
+
+def _plain(name: str) -> str:
+    """Return what the table calls a repository's model."""
+    plain = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
+    plain = _WITHOUT_WINDOWS.get(plain, plain)
+    while plain not in _BY_NAME:
+        shorter = _VARIANTS.sub("", plain)
+        if shorter == plain:
+            break
+        plain = shorter
+    return plain

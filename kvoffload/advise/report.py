@@ -7,22 +7,26 @@ nothing else; so even a name that escaped the escaping could run nothing and loa
 from __future__ import annotations
 
 import base64
+import math
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload._extras import require
-from kvoffload.policies import registry
+from kvoffload.replay.policies import summary
 from kvoffload.traces.outputs import open_output
 
 from .advice import Advice
-from .chart import chart
+from .chart import bars, chart, strip
 from .choice import by_simplicity
 from .configuration import python_text, vllm_text
+from .economy import balance
 from .subject import Subject
-from .units import bytes_text, count_text, percent_text, rate_text, unbroken
-from .wording import findings, headline, noise_text
+from .units import bytes_text, count_text, duration_text, percent_text, rate_text, unbroken
+from .wording import noise_text
 
 __all__ = ["report_html", "require_report", "write_report"]
 
@@ -56,6 +60,20 @@ def write_report(subject: Subject, path: str | os.PathLike[str]) -> None:
         file.write(page.encode())
 
 
+_FIRST = ("Time", "Accelerator", "More memory")
+"""Findings that stand at the top of the page, under the recommendation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the table; `first` ones are shown on the narrowest screens."""
+
+    title: str
+    texts: list[str]
+    best: set[int]
+    first: bool = False
+
+
 def report_html(subject: Subject) -> str:
     """Return the page.
 
@@ -74,20 +92,25 @@ def report_html(subject: Subject) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["unbroken"] = unbroken
     template = environment.from_string(_page("report.html.jinja"))
+    columns = _columns(subject)
     setup = advice.setup
-    capacity = advice.capacities[advice.ASKED]
+    capacity = advice.capacities[advice.asked]
     return template.render(
         subject=subject,
         policy=policy,
-        headline=headline(advice),
-        findings=findings(advice),
+        headline=subject.headline(),
+        findings=[f for f in subject.findings() if f.title not in _FIRST],
         noise=noise_text(),
         simplicity=", ".join(by_simplicity(setup.policies)),
         wide=chart(advice, **_WIDE),
         narrow=chart(advice, **_NARROW),
         asked=bytes_text(setup.memory),
-        titles=_titles(subject),
-        rows=_rows(subject),
+        columns=columns,
+        rows=_rows(subject, columns),
+        first_findings=[f for f in subject.findings() if f.title in _FIRST],
+        strip=subject.details and strip(advice, subject.details, width=390, height=170),
+        bars=subject.details and bars(advice, subject.details, width=390, row=15),
+        disk=_disk(subject),
         meanings=_meanings(advice),
         python=policy and python_text(policy, capacity, setup.block_tokens),
         vllm=policy and vllm_text(policy, setup.memory, setup.block_tokens),
@@ -100,46 +123,87 @@ def report_html(subject: Subject) -> str:
     )
 
 
-def _titles(subject: Subject) -> list[str]:
-    memories = [f"hit ratio, {bytes_text(memory)}" for memory in subject.advice.memories]
-    return ["policy", *memories, "tokens saved", "stored a hit", "to host", "from host"]
+def _columns(subject: Subject) -> list[_Column]:
+    """Return the columns of the table: title, text of each policy's cell, which ones are best."""
+    advice, alone, engine = subject.advice, subject.alone, subject.engine
+    ranking = advice.ranking()
+    blank = ["", ""]
+    columns = []
+    for place, memory in enumerate(advice.memories):
+        ratios = [advice.cell(policy, place).hit_ratio for policy in ranking]
+        ends = [advice.ceilings[place], advice.unbounded]
+        title = f"hit ratio, {bytes_text(memory)}"
+        texts = [percent_text(ratio) for ratio in [*ratios, *ends]]
+        columns.append(_Column(title, texts, _best(ratios), place == advice.asked))
+    if alone is not None:
+        ratios = [alone.cell(policy).hit_ratio for policy in ranking]
+        ends = [alone.ceilings[alone.asked], alone.unbounded]
+        title = f"{bytes_text(alone.setup.memory)}, no device cache"
+        texts = [percent_text(ratio) for ratio in [*ratios, *ends]]
+        columns.append(_Column(title, texts, _best(ratios)))
+    cells = [advice.cell(policy) for policy in ranking]
+    saved = [count_text(cell.saved_tokens) for cell in cells]
+    saved += [count_text(tokens) for tokens in advice.ceiling_tokens()]
+    columns.append(_Column("tokens saved", saved, _best([c.saved_tokens for c in cells]), True))
+    per_hit = ["-" if c.stored_per_hit is None else f"{c.stored_per_hit:.2f}" for c in cells]
+    least = _best([-(c.stored_per_hit or math.inf) for c in cells])
+    columns.append(_Column("stored per hit", per_hit + blank, least))
+    rates = [rate_text(c.store_rate) for c in cells]
+    columns.append(_Column("to host", rates + blank, _best([-c.stored for c in cells])))
+    rates = [rate_text(c.load_rate) for c in cells]
+    columns.append(_Column("from host", rates + blank, set()))
+    if engine is not None:
+        found = [balance(advice, cell, engine) for cell in cells]
+        net = [duration_text(b.net_seconds) for b in found]
+        columns.append(_Column("time gained", net + blank, _best([b.net_seconds for b in found])))
+    return columns
 
 
-def _rows(subject: Subject) -> list[dict[str, object]]:
+def _best(values: Sequence[float]) -> set[int]:
+    """Return the places of the greatest values, none where all are equal."""
+    if not values or min(values) == max(values):
+        return set()
+    return {place for place, value in enumerate(values) if value == max(values)}
+
+
+def _rows(subject: Subject, columns: list[_Column]) -> list[dict[str, object]]:
     advice = subject.advice
-    places = range(len(advice.memories))
-    rows: list[dict[str, object]] = []
-    for policy in advice.ranking():
-        cell = advice.cell(policy)
-        stored = "-" if cell.stored_per_hit is None else f"{cell.stored_per_hit:.2f}"
-        rows.append(
-            {
-                "name": policy,
-                "chosen": policy == advice.policy,
-                "cells": [
-                    *(percent_text(advice.cell(policy, place).hit_ratio) for place in places),
-                    count_text(cell.saved_tokens),
-                    stored,
-                    rate_text(cell.store_rate),
-                    rate_text(cell.load_rate),
-                ],
-            }
+    names = [*advice.ranking(), "belady", "infinite"]
+    return [
+        {
+            "name": name,
+            "chosen": name == advice.policy,
+            "cells": [
+                {"text": column.texts[number], "best": number in column.best, "column": column}
+                for column in columns
+            ],
+        }
+        for number, name in enumerate(names)
+    ]
+
+
+def _disk(subject: Subject) -> list[tuple[str, ...]]:
+    """Return the rows of the disk's table: policies, host memory, hits, and what is written."""
+    if subject.details is None:
+        return []
+    return [
+        (
+            cell.policy,
+            cell.host_policy,
+            bytes_text(cell.memory),
+            percent_text(cell.counts.hit_ratio),
+            "-" if cell.bytes_per_day is None else bytes_text(cell.bytes_per_day),
+            "-" if cell.writes_per_day is None else f"{cell.writes_per_day:.3g}",
         )
-    best, unbounded = advice.ceiling_tokens()
-    for name, ratios, tokens in (
-        ("best possible", advice.ceilings, best),
-        ("without bounds", [advice.unbounded] * len(advice.memories), unbounded),
-    ):
-        cells = [*map(percent_text, ratios), count_text(tokens), "", "", ""]
-        rows.append({"name": name, "chosen": False, "cells": cells})
-    return rows
+        for cell in subject.details.disk_cells
+    ]
 
 
 def _meanings(advice: Advice) -> list[tuple[str, str]]:
     """Return what each row of the table is, for a reader who does not know the names."""
-    found = [(p, registry.parse(p).entry.summary) for p in advice.ranking()]
-    found.append(("best possible", "Belady's choice with bypass, which knows the future"))
-    found.append(("without bounds", "a cache that keeps everything"))
+    found = [(p, summary(p)) for p in advice.ranking()]
+    found.append(("belady", "Belady's choice with bypass, which knows the future"))
+    found.append(("infinite", "a cache that keeps everything"))
     return found
 
 

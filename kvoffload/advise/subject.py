@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from kvoffload.traces.errors import printable
 
 from .advice import Advice
+from .details import Details
+from .economy import Engine
 from .models import ModelShape
-from .units import bytes_text, count_text
+from .units import bytes_text, count_text, duration_text
+from .wording import Finding, findings, headline, rates_text
 
 __all__ = ["Subject"]
 
@@ -24,7 +27,7 @@ class Subject:
     advice : Advice
         What it says.
     model : ModelShape or None
-        The model; None where bytes a token were given.
+        The model; None where bytes per token were given.
     dtype : str
         Element type of the model's KV cache.
     command : str
@@ -32,6 +35,12 @@ class Subject:
     block_tokens_from : str
         Who says how many tokens a block holds: ``"trace"``, ``"lengths"`` of its requests, or
         ``"option"``, where it was given because they are not known.
+    engine : Engine or None
+        What computes and moves, where it is known.
+    alone : Advice or None
+        The same without a cache on the accelerator, where `advice` has a typical one in front.
+    details : Details or None
+        A closer look at what is advised.
     """
 
     trace: str
@@ -40,6 +49,17 @@ class Subject:
     dtype: str
     command: str
     block_tokens_from: str = "lengths"
+    engine: Engine | None = None
+    alone: Advice | None = None
+    details: Details | None = None
+
+    def headline(self) -> str:
+        """Return the advice in one sentence."""
+        return headline(self.advice, self.engine)
+
+    def findings(self) -> list[Finding]:
+        """Return what follows from the figures."""
+        return findings(self.advice, self.engine, self.alone, self.details)
 
     @property
     def name(self) -> str:
@@ -53,7 +73,7 @@ class Subject:
         believed = (
             " (as given, the trace has no lengths)" if self.block_tokens_from == "option" else ""
         )
-        span = f" in {_duration(facts.seconds)}" if facts.seconds else ""
+        span = f" in {duration_text(facts.seconds)}" if facts.seconds else ""
         return (
             f"{facts.requests:,} requests{span}, {facts.blocks:,} {full}blocks of "
             f"{setup.block_tokens:,} tokens{believed}, {facts.unique_blocks:,} of them distinct"
@@ -63,11 +83,12 @@ class Subject:
         """Return what a block takes, and how much of the trace the memory holds."""
         setup = self.advice.setup
         model = "" if self.model is None else f"{self.model.name}, {self.dtype}: "
-        capacity = self.advice.capacities[self.advice.ASKED]
+        capacity = self.advice.capacities[self.advice.asked]
         share = capacity / (self.advice.facts.unique_blocks or 1)
         part = f"{share * 100:.3g} %" if share < 1 else "more than all"
         return (
-            f"{model}{setup.token_bytes:,} bytes a token, {bytes_text(setup.block_bytes)} a block; "
+            f"{model}{setup.token_bytes:,} bytes per token, {bytes_text(setup.block_bytes)} per "
+            f"block; "
             f"{bytes_text(setup.memory)} holds {capacity:,} blocks, "
             f"{count_text(capacity * setup.block_tokens)} tokens ({part} of the distinct blocks)"
         )
@@ -86,12 +107,9 @@ class Subject:
                 "No accelerator stands in front: hits that the engine's own prefix cache would "
                 "serve are counted; --device-memory puts one there."
             )
-        if self.model is None or not self.model.remark:
-            return [device]
-        return [device, f"{self.model.name}: {self.model.remark}."]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+        found = [device]
+        if self.engine is not None:
+            found.append(rates_text(self.engine))
+        if self.model is not None and self.model.remark:
+            found.append(f"{self.model.name}: {self.model.remark}.")
+        return found

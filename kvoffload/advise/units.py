@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["NO_BREAK_SPACE", "bytes_text", "count_text", "percent_text", "rate_text", "unbroken"]
+__all__ = [
+    "NO_BREAK_SPACE",
+    "bytes_text",
+    "count_text",
+    "duration_text",
+    "percent_text",
+    "rate_text",
+    "unbroken",
+]
 
 _SIZES = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 _RATES = ((10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"))
 _COUNTS = ((10**9, "billion"), (10**6, "million"))
 
 
-_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=%|[KMGT]iB|[kMG]?B\b|million|billion|points)")
+_NUMBER_AND_UNIT = re.compile(
+    r"(?<=\d) (?=%|[KMGT]iB|[kMG]?B\b|million|billion|points|s\b|min\b|h\b)"
+)
 NO_BREAK_SPACE = "\u00a0"
 
 
@@ -43,6 +53,13 @@ def rate_text(bytes_per_second: float | None) -> str:
 def count_text(count: float) -> str:
     """Return a count as in ``53.1 million``."""
     return _in_units(count, _COUNTS, "")
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration as in ``48.2 min``."""
+    if seconds < 120:
+        return f"{_digits(round(seconds, 2))} s"
+    return f"{_digits(seconds / 60)} min" if seconds < 7200 else f"{_digits(seconds / 3600)} h"
 
 
 def percent_text(share: float | None) -> str:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .advice import Advice
-from .choice import LEAST_NOISE, MOST_NOISE
+from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
+from .advice import VLLM_DEFAULT, Advice, Cell
+from .choice import LEAST_NOISE, MOST_NOISE, by_simplicity
+from .details import Details, DiskCell
+from .economy import Balance, Engine, balance
 from .grid import PARTS
-from .units import bytes_text, count_text, percent_text, rate_text
+from .units import bytes_text, count_text, duration_text, percent_text, rate_text
 
-__all__ = ["Finding", "findings", "headline", "noise_text", "points"]
+__all__ = [
+    "Finding",
+    "detail_findings",
+    "findings",
+    "headline",
+    "noise_text",
+    "points",
+    "rates_text",
+    "side_by_side",
+]
 
 FEW_STORES = 0.5
 """A policy within noise is worth a word if it stores at most this share of the chosen one's."""
@@ -32,18 +44,136 @@ def points(difference: float) -> str:
     return "less than 0.1 points" if text == "0.0" and difference > 0 else f"{text} points"
 
 
-def headline(advice: Advice) -> str:
-    """Return the advice in one sentence."""
+def headline(advice: Advice, engine: Engine | None = None) -> str:
+    """Return the advice in one sentence: against vLLM's default, and against no offloading."""
     if advice.policy is None:
         return "No recommendation: " + "; ".join(advice.objections) + "."
-    found = advice.cell(advice.policy)
-    return (
+    if engine is not None and engine.is_known and not _best_balance(advice, engine)[1].pays:
+        return _does_not_pay(advice, engine)
+    cell = advice.cell(advice.policy)
+    text = (
         f"Take {advice.policy}: with {bytes_text(advice.setup.memory)} it hits "
-        f"{percent_text(found.hit_ratio)} of the blocks."
+        f"{percent_text(cell.hit_ratio)} of the blocks, {_against_default(advice, cell)}; "
+        f"{_saved_tokens(advice, cell)} need no prefill that would without offloading"
+    )
+    return text + "."
+
+
+def _against_default(advice: Advice, cell: Cell) -> str:
+    """Return how a policy compares with vLLM's default in the same memory."""
+    if advice.policy == VLLM_DEFAULT:
+        return "and it is vLLM's default"
+    difference = cell.hit_ratio - advice.vllm_default.hit_ratio
+    word = "more" if difference >= 0 else "less"
+    return (
+        f"{points(abs(difference))} {word} than vLLM's default, {VLLM_DEFAULT}, in the same memory"
     )
 
 
-def findings(advice: Advice) -> list[Finding]:
+def _saved_tokens(advice: Advice, cell: Cell) -> str:
+    saved, whole = count_text(cell.saved_tokens), advice.facts.input_tokens
+    if whole and advice.setup.full_blocks:
+        return (
+            f"{saved} of {count_text(whole)} prompt tokens "
+            f"({percent_text(cell.saved_tokens / whole)})"
+        )
+    return f"{saved} prompt tokens"
+
+
+def _best_balance(advice: Advice, engine: Engine) -> tuple[str, Balance]:
+    """Return the policy that saves most time, and what it saves and costs."""
+    balances = {p: balance(advice, advice.cell(p), engine) for p in advice.setup.policies}
+    best = max(by_simplicity(list(balances)), key=lambda policy: balances[policy].net_seconds)
+    return best, balances[best]
+
+
+def _does_not_pay(advice: Advice, engine: Engine) -> str:
+    best, found = _best_balance(advice, engine)
+    return (
+        f"It does not pay: with {bytes_text(advice.setup.memory)} on {engine.name} no policy saves "
+        f"more prefill than moving the blocks takes; {best}, the best, saves "
+        f"{duration_text(found.prefill_seconds)} and takes {duration_text(found.moving_seconds)}."
+    )
+
+
+def _time(advice: Advice, policy: str, engine: Engine) -> str:
+    """Return prefill saved against time on the link, for the policy and for vLLM's default."""
+    found = balance(advice, advice.cell(policy), engine)
+    text = (
+        f"On {engine.name} hits save {duration_text(found.prefill_seconds)} of prefill over the "
+        f"trace; loading takes {duration_text(found.load_seconds)} of the link and storing "
+        f"{duration_text(found.store_seconds)}: "
+    )
+    if found.pays:
+        text += f"{duration_text(found.net_seconds)} gained."
+    else:
+        best, other = _best_balance(advice, engine)
+        text += "more than is saved, it does not pay."
+        if other.pays:
+            text += f" {best} gains {duration_text(other.net_seconds)}."
+    if policy != VLLM_DEFAULT:
+        default = balance(advice, advice.vllm_default, engine)
+        word = "gains" if default.pays else "loses"
+        text += (
+            f" vLLM's default, {VLLM_DEFAULT}, {word} {duration_text(abs(default.net_seconds))}."
+        )
+    return text
+
+
+def rates_text(engine: Engine) -> str:
+    """Return the rates that times rest on, and where they are from."""
+    prefill = f"prefill {count_text(round(engine.prefill_rate))} tokens/s"
+    link = f"link {rate_text(engine.link_bandwidth)} each way"
+    if engine.accelerator is None or (engine.prefill_given and engine.link_given):
+        return f"Times: {prefill} and {link}, as given."
+    share, part = f"{SHARE_OF_PEAK * 100:g} %", f"{SHARE_OF_LINK * 100:g} %"
+    source = f"the data sheet, {engine.accelerator.source}"
+    if engine.prefill_given:
+        return f"Times: {prefill} as given; {link}, estimated as {part} of {source}."
+    if engine.link_given:
+        return f"Times: {link} as given; {prefill}, estimated as {share} of the peak of {source}."
+    return (
+        f"Times are estimated: {prefill}, {share} of the peak, and {link}, {part} of the nominal "
+        f"rate, of {source}; --prefill-tokens-per-second and --link-bandwidth take measured ones."
+    )
+
+
+def side_by_side(advice: Advice, alone: Advice, engine: Engine | None) -> str:
+    """Return what the cache on the accelerator changes: the answer without one beside that with."""
+    device = bytes_text(advice.setup.device_memory)
+    where = f" on {engine.name}" if engine is not None and engine.accelerator else ""
+    with_one = _short(advice)
+    without = _short(alone)
+    share = 1 - advice.facts.asked / (advice.facts.blocks or 1)
+    return (
+        f"Behind {device} of prefix cache{where}, which serves {percent_text(share)} of the blocks "
+        f"itself: {with_one}. Without a cache there: {without}."
+    )
+
+
+def _short(advice: Advice) -> str:
+    policy = advice.policy
+    if policy is None:
+        return "no recommendation"
+    cell = advice.cell(policy)
+    return (
+        f"{policy}, {percent_text(cell.hit_ratio)} of the blocks asked for, "
+        f"{count_text(cell.saved_tokens)} tokens saved"
+        + ("" if policy == VLLM_DEFAULT else f" ({_difference(advice, cell)})")
+    )
+
+
+def _difference(advice: Advice, cell: Cell) -> str:
+    difference = cell.hit_ratio - advice.vllm_default.hit_ratio
+    return f"{VLLM_DEFAULT} {points(abs(difference))} {'less' if difference >= 0 else 'more'}"
+
+
+def findings(
+    advice: Advice,
+    engine: Engine | None = None,
+    alone: Advice | None = None,
+    found: Details | None = None,
+) -> list[Finding]:
     """Return what follows from the figures, the most important first.
 
     Where there is no recommendation, only what holds of every policy.
@@ -56,11 +186,13 @@ def findings(advice: Advice) -> list[Finding]:
         ]
     return [
         Finding("Reason", _reason(advice, policy)),
+        *([Finding("Time", _time(advice, policy, engine))] if engine and engine.is_known else []),
+        *([Finding("Accelerator", side_by_side(advice, alone, engine))] if alone else []),
         *_fewer_stores(advice, policy),
         Finding("More memory", _more_memory(advice, policy)),
         Finding("Ceiling", _ceiling(advice, policy)),
-        Finding("Saved", _saved(advice, policy)),
         Finding("Traffic", _traffic(advice, policy)),
+        *(detail_findings(advice, found) if found else []),
     ]
 
 
@@ -74,7 +206,7 @@ def noise_text() -> str:
 
 
 def _reason(advice: Advice, policy: str) -> str:
-    choice = advice.choices[advice.ASKED]
+    choice = advice.choices[advice.asked]
     within = choice.within_noise()
     if policy != choice.best:
         return (
@@ -102,7 +234,7 @@ def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
         cell = advice.cell(name)
         return (cell.stored_per_hit or 0.0) * cell.hit_ratio
 
-    least = min(advice.choices[advice.ASKED].within_noise(), key=stored)
+    least = min(advice.choices[advice.asked].within_noise(), key=stored)
     if least == policy or stored(least) > FEW_STORES * stored(policy):
         return []
     share = percent_text(stored(least) / stored(policy))
@@ -116,24 +248,34 @@ def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
 
 
 def _more_memory(advice: Advice, policy: str) -> str:
-    asked = advice.ASKED
-    half, now, double = (advice.cell(policy, place) for place in (asked - 1, asked, asked + 1))
-    gain = double.hit_ratio - now.hit_ratio
-    loss = now.hit_ratio - half.hit_ratio
-    next_memory = bytes_text(advice.memories[asked + 1])
-    half_memory = bytes_text(advice.memories[asked - 1])
-    if gain < LITTLE:
-        text = f"Doubling it to {next_memory} buys hardly anything ({points(gain)})"
-    else:
-        tokens = count_text(double.saved_tokens - now.saved_tokens)
-        text = (
-            f"Doubling it to {next_memory} buys {points(gain)}, to "
-            f"{percent_text(double.hit_ratio)}: {tokens} prefill tokens more over the trace"
-        )
-    if loss < LITTLE:
-        text += f"; {half_memory} would do, at a loss of {points(loss)}."
-    else:
-        text += f"; with {half_memory} it would lose {points(loss)}."
+    asked = advice.asked
+    now = advice.cell(policy, asked)
+    texts = []
+    if asked + 1 < len(advice.memories):
+        more = advice.cell(policy, asked + 1)
+        gain = more.hit_ratio - now.hit_ratio
+        next_memory = bytes_text(advice.memories[asked + 1])
+        if advice.memories[asked + 1] == 2 * advice.memories[asked]:
+            next_memory = f"doubling it to {next_memory}"
+        if gain < LITTLE:
+            texts.append(f"{next_memory} buys hardly anything ({points(gain)})")
+        else:
+            tokens = count_text(more.saved_tokens - now.saved_tokens)
+            texts.append(
+                f"{next_memory} buys {points(gain)}, to {percent_text(more.hit_ratio)}: {tokens} "
+                "prefill tokens more over the trace"
+            )
+    if asked > 0:
+        loss = now.hit_ratio - advice.cell(policy, asked - 1).hit_ratio
+        less_memory = bytes_text(advice.memories[asked - 1])
+        if loss < LITTLE:
+            texts.append(f"{less_memory} would do, at a loss of {points(loss)}")
+        else:
+            texts.append(f"with {less_memory} it would lose {points(loss)}")
+    if not texts:
+        return "No other memory was compared."
+    text = "; ".join(texts) + "."
+    text = text[0].upper() + text[1:]
     others: dict[str, list[str]] = {}
     for memory, choice in zip(advice.memories, advice.choices, strict=True):
         if choice.policy != policy:
@@ -145,7 +287,7 @@ def _more_memory(advice: Advice, policy: str) -> str:
 
 
 def _ceiling(advice: Advice, policy: str) -> str:
-    ceiling = advice.ceilings[advice.ASKED]
+    ceiling = advice.ceilings[advice.asked]
     reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
     text = (
         f"With {bytes_text(advice.setup.memory)} no policy can hit more than "
@@ -158,16 +300,77 @@ def _ceiling(advice: Advice, policy: str) -> str:
     return f"{text} {policy} reaches {reached} of it."
 
 
-def _saved(advice: Advice, policy: str) -> str:
-    cell = advice.cell(policy)
-    saved = count_text(cell.saved_tokens)
-    whole = advice.facts.input_tokens
-    if whole and advice.setup.full_blocks:
-        return (
-            f"{saved} of {count_text(whole)} prompt tokens need no prefill "
-            f"({percent_text(cell.saved_tokens / whole)})."
+def detail_findings(advice: Advice, found: Details) -> list[Finding]:
+    """Return what a closer look shows: warm-up, requests, reuse, a disk."""
+    return [
+        Finding("Warm-up", _warm_up(found)),
+        Finding("Requests", _requests(found)),
+        Finding("Reuse", _reuse(found)),
+        *([Finding("Disk", _disk(advice, found))] if found.disk else []),
+    ]
+
+
+def _warm_up(found: Details) -> str:
+    first = found.policies[0]
+    tenth = max(1, len(first.over_time) // 10)
+    early, late = first.over_time[:tenth], first.over_time[len(first.over_time) // 2 :]
+    return (
+        f"In the first tenth of the requests {first.policy} hits "
+        f"{percent_text(sum(early) / (len(early) or 1))}, in the second half "
+        f"{percent_text(sum(late) / (len(late) or 1))}."
+    )
+
+
+def _requests(found: Details) -> str:
+    first = found.policies[0]
+    counts = first.requests_by_share
+    whole = sum(counts) or 1
+    return (
+        f"With {first.policy} {percent_text(counts[0] / whole)} of the requests hit nothing, "
+        f"{percent_text(sum(counts[6:]) / whole)} more than half of their blocks, "
+        f"{percent_text(counts[-1] / whole)} all."
+    )
+
+
+def _reuse(found: Details) -> str:
+    reuse = found.reuse
+    if not reuse.bytes_at:
+        return "No block is used twice."
+    at = reuse.bytes_at
+    sample = "" if reuse.sampled == 1 else f" (from {percent_text(reuse.sampled)} of the blocks)"
+    return (
+        f"{percent_text(reuse.reused)} of the uses are of a block seen before. Between such a use "
+        f"and the one before lie at most {bytes_text(at[50])} of other blocks in half of them and "
+        f"{bytes_text(at[90])} in 90 %{sample}; that much memory lru needs to hit them."
+    )
+
+
+def _disk(advice: Advice, found: Details) -> str:
+    cells = [cell for cell in found.disk_cells if cell.memory == advice.setup.memory]
+    most = max(cells, key=lambda cell: cell.counts.hit_ratio)
+    least = min(cells, key=lambda cell: cell.counts.disk_stored)
+    size = bytes_text(found.disk.size if found.disk else 0)
+    text = (
+        f"With a disk of {size} behind {bytes_text(advice.setup.memory)} both hit "
+        f"{percent_text(most.counts.hit_ratio)} of the blocks, {_on_disk(most)}"
+    )
+    if least is not most:
+        text += (
+            f"; fewest are written by {least.policy} behind {least.host_policy}: "
+            f"{_written(least)}, for {percent_text(least.counts.hit_ratio)}"
         )
-    return f"{saved} prompt tokens need no prefill."
+    return f"{text}."
+
+
+def _on_disk(cell: DiskCell) -> str:
+    return f"with {cell.policy} on the disk and {cell.host_policy} in memory; {_written(cell)}"
+
+
+def _written(cell: DiskCell) -> str:
+    if cell.bytes_per_day is None or cell.writes_per_day is None:
+        return f"{count_text(cell.counts.disk_stored)} blocks written"
+    per_day = bytes_text(cell.bytes_per_day)
+    return f"{per_day} written per day, {cell.writes_per_day:.3g} times its size"
 
 
 def _traffic(advice: Advice, policy: str) -> str:
@@ -179,7 +382,7 @@ def _traffic(advice: Advice, policy: str) -> str:
         return text + "The trace has no times, so there are no rates."
     requests = advice.facts.requests / advice.facts.seconds
     text += (
-        f"At the trace's rate ({requests:.3g} requests a second) that is "
+        f"At the trace's rate ({requests:.3g} requests per second) that is "
         f"{rate_text(cell.store_rate)} to host memory and {rate_text(cell.load_rate)} from it"
     )
     if cell.busiest_store_rate is not None:

@@ -8,16 +8,18 @@ from dataclasses import asdict
 import click
 
 from kvoffload import IMPLEMENTATION, __version__
-from kvoffload.advise import Advice
+from kvoffload.advise import Advice, Cell
 from kvoffload.advise.configuration import python_text, vllm_arguments, vllm_text
+from kvoffload.advise.economy import balance
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import (
     bytes_text,
     count_text,
+    duration_text,
     percent_text,
     rate_text,
 )
-from kvoffload.advise.wording import findings, headline, noise_text
+from kvoffload.advise.wording import noise_text
 
 from ._terminal import Column, print_prose, print_tables
 
@@ -41,19 +43,57 @@ def as_object(subject: Subject) -> dict[str, object]:
         "device_memory": setup.device_memory,
         "recommendation": policy,
         "objections": advice.objections,
-        "findings": [asdict(finding) for finding in findings(advice)],
+        "findings": [asdict(finding) for finding in subject.findings()],
         "configuration": None
         if policy is None
         else {
-            "python": python_text(policy, advice.capacities[advice.ASKED], setup.block_tokens),
+            "python": python_text(policy, advice.capacities[advice.asked], setup.block_tokens),
             "vllm": vllm_arguments(policy, setup.memory, setup.block_tokens),
         },
+        "headline": subject.headline(),
+        "engine": _engine(subject),
         "unbounded_hit_ratio": advice.unbounded,
-        "memories": [_memory(advice, place) for place in range(len(advice.memories))],
+        "memories": [_memory(subject, advice, place) for place in range(len(advice.memories))],
+        "without_device_memory": None
+        if subject.alone is None
+        else {
+            "recommendation": subject.alone.policy,
+            "objections": subject.alone.objections,
+            "memories": [
+                _memory(subject, subject.alone, place)
+                for place in range(len(subject.alone.memories))
+            ],
+        },
+        "details": None if subject.details is None else asdict(subject.details),
     }
 
 
-def _memory(advice: Advice, place: int) -> dict[str, object]:
+def _engine(subject: Subject) -> dict[str, object] | None:
+    engine = subject.engine
+    if engine is None:
+        return None
+    chip = engine.accelerator
+    return {
+        "accelerator": None if chip is None else chip.name,
+        "source": None if chip is None else chip.source,
+        "workers": engine.workers,
+        "prefill_tokens_per_second": engine.prefill_rate or None,
+        "prefill_given": engine.prefill_given,
+        "link_bandwidth": engine.link_bandwidth or None,
+        "link_given": engine.link_given,
+    }
+
+
+def _times(subject: Subject, advice: Advice, cell: Cell) -> dict[str, object]:
+    """Return prefill saved and time on the link, seconds; null where the rates are not known."""
+    if subject.engine is None or not subject.engine.is_known:
+        names = ("prefill_seconds", "load_seconds", "store_seconds", "net_seconds")
+        return dict.fromkeys(names)
+    found = balance(advice, cell, subject.engine)
+    return {**asdict(found), "net_seconds": found.net_seconds}
+
+
+def _memory(subject: Subject, advice: Advice, place: int) -> dict[str, object]:
     choice = advice.choices[place]
     return {
         "memory": advice.memories[place],
@@ -63,6 +103,7 @@ def _memory(advice: Advice, place: int) -> dict[str, object]:
         "simplest_within_noise": choice.policy,
         "policies": {
             policy: asdict(advice.cell(policy, place))
+            | _times(subject, advice, advice.cell(policy, place))
             | {"behind": choice.behind[policy], "noise": choice.noise[policy]}
             for policy in advice.setup.policies
         },
@@ -74,8 +115,8 @@ def print_advice(subject: Subject) -> None:
     advice, setup = subject.advice, subject.advice.setup
     _table(subject)
     click.echo()
-    print_prose(headline(advice))
-    for finding in findings(advice):
+    print_prose(subject.headline())
+    for finding in subject.findings():
         click.echo()
         print_prose(f"{finding.title}: {finding.text}", "  ")
     policy = advice.policy
@@ -86,7 +127,7 @@ def print_advice(subject: Subject) -> None:
     for remark in subject.remarks():
         print_prose(remark)
     click.echo("\nPython:\n")
-    capacity = advice.capacities[advice.ASKED]
+    capacity = advice.capacities[advice.asked]
     click.echo(textwrap.indent(python_text(policy, capacity, setup.block_tokens), "    "))
     click.echo("\nvLLM, --kv-transfer-config:\n")
     click.echo(textwrap.indent(vllm_text(policy, setup.memory, setup.block_tokens), "    "))
@@ -110,12 +151,28 @@ def _table(subject: Subject) -> None:
     stored = ["-" if c.stored_per_hit is None else f"{c.stored_per_hit:.2f}" for c in cells]
     tokens_saved = [count_text(c.saved_tokens) for c in cells]
     tokens_saved += [count_text(tokens) for tokens in advice.ceiling_tokens()]
+    if subject.alone is not None:
+        alone = subject.alone
+        hit_ratios.append(
+            Column(
+                f"{asked}, no\ndevice cache",
+                [percent_text(alone.cell(policy).hit_ratio) for policy in ranking]
+                + [percent_text(alone.ceilings[alone.asked]), percent_text(alone.unbounded)],
+            )
+        )
     rest = [
         Column("tokens saved", tokens_saved),
-        Column("stored\na hit", stored + blank),
+        Column("stored\nper hit", stored + blank),
         Column("to host", [rate_text(c.store_rate) for c in cells] + blank),
         Column("from host", [rate_text(c.load_rate) for c in cells] + blank),
     ]
+    engine = subject.engine
+    if engine is not None and engine.is_known:
+        found = [balance(advice, cell, engine) for cell in cells]
+        rest += [
+            Column("prefill\nsaved", [duration_text(b.prefill_seconds) for b in found] + blank),
+            Column("moving\nblocks", [duration_text(b.moving_seconds) for b in found] + blank),
+        ]
     title = [
         subject.name,
         subject.trace_text(),
@@ -124,6 +181,6 @@ def _table(subject: Subject) -> None:
     ]
     print_tables(
         title,
-        [Column("policy", [*names, "best possible", "without bounds"], numeric=False)],
+        [Column("policy", [*names, "belady", "infinite"], numeric=False)],
         [hit_ratios, rest],
     )

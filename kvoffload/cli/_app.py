@@ -12,14 +12,17 @@ from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.traces import MissingExtraError, TraceError
 from kvoffload.traces.errors import printable
 
+from ._options import present_name
 from ._signals import EndedBySignal, ending_by_signals
 from .advise import advise
 from .convert import convert
 from .generate import generate
 from .info import info
+from .policies import policies
 from .replay import replay
 from .sweep import sweep
 from .tier import tier
+from .workload import workload
 
 DATA_ERROR = 1
 USAGE_ERROR = 2
@@ -31,7 +34,10 @@ COMPLETION = "_KVOFFLOAD_COMPLETE"  # by which a shell asks click for completion
 
 @click.group(
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": present_name,
+    },
 )
 @click.version_option(__version__, message=f"%(prog)s %(version)s ({IMPLEMENTATION})")
 @click.pass_context
@@ -42,7 +48,7 @@ def root(ctx: click.Context) -> None:
         ctx.exit(USAGE_ERROR)
 
 
-for command in (replay, sweep, advise, info, generate, convert, tier):
+for command in (replay, sweep, advise, policies, info, generate, convert, workload, tier):
     root.add_command(command)
 
 

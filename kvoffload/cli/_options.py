@@ -1,16 +1,22 @@
-"""What several commands take: traces, sizes, capacities, lists, policies."""
+"""What several commands take, under one name each: traces, policies, capacities, sizes."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from kvoffload.traces.formats import FORMS
+from kvoffload.replay import CEILINGS
+from kvoffload.replay.policies import is_own
+from kvoffload.replay.policies import read_policy as parse_policy
+from kvoffload.traces.formats import FORMATS
 
 MAX_BLOCKS = 2**31 - 1
 _UNITS = {"B": 1}
@@ -51,31 +57,35 @@ class Capacity:
     percent: Fraction | None = None
 
     def resolve(
-        self, block_bytes: int | None, unique_blocks: int | None, option: str = "--capacity"
+        self,
+        block_bytes: int | None,
+        unique_blocks: int | None,
+        option: str = "--capacity",
+        least: int = 1,
     ) -> int:
-        """Return the number of blocks, at least 1; `option` is what messages call it.
+        """Return the number of blocks, at least `least`; `option` is what messages call it.
 
         Raises
         ------
         click.UsageError
-            If it comes to no block, or to more than a manager can have.
+            If it comes to fewer blocks, or to more than a manager can have.
         """
         if self.size is not None:
             blocks = self.size // (block_bytes or 1)
-            means = f"{self.size:,} bytes / {block_bytes:,} bytes a block"
+            means = f"{self.size:,} bytes / {block_bytes:,} bytes per block"
         elif self.percent is not None:
             blocks = int(self.percent * (unique_blocks or 0) / 100)
             means = f"{self.text} of {unique_blocks:,} unique blocks"
         else:
             blocks = self.blocks or 0
             means = self.text
-        if not 1 <= blocks <= MAX_BLOCKS:
-            rule = f"must come to 1 ... {MAX_BLOCKS} blocks"
+        if not least <= blocks <= MAX_BLOCKS:
+            rule = f"must come to {least} ... {MAX_BLOCKS} blocks"
             raise click.UsageError(f"{option} {rule}, got {blocks} ({means})")
         return blocks
 
 
-def read_capacity(text: str) -> Capacity:
+def read_capacity(text: str, least: int = 1) -> Capacity:
     """Read a capacity: blocks, a size in bytes or a percentage.
 
     Raises
@@ -90,12 +100,34 @@ def read_capacity(text: str) -> Capacity:
     if match and match[2] == "%":
         return Capacity(text, percent=Fraction(match[1]))
     if re.fullmatch(r"-?[0-9]{1,18}", text):
-        if not 1 <= int(text) <= MAX_BLOCKS:
-            raise ValueError(f"must be 1 ... {MAX_BLOCKS} blocks, got {text}")
+        if not least <= int(text) <= MAX_BLOCKS:
+            raise ValueError(f"must be {least} ... {MAX_BLOCKS} blocks, got {text}")
         return Capacity(text, blocks=int(text))
     raise ValueError(
         f"must be blocks (4096), a share of the unique blocks (5%) or a size (64GiB), got {text!r}"
     )
+
+
+def read_device_memory(text: str) -> Capacity:
+    """Read the size of the accelerator's own cache, which may be 0."""
+    return read_capacity(text, least=0)
+
+
+def check_sizes(block_bytes: int | None, **options: Iterable[Capacity | None]) -> None:
+    """Refuse sizes in bytes, by option, where the size of a block is not known.
+
+    Raises
+    ------
+    click.UsageError
+        If there is one.
+    """
+    for option, capacities in options.items():
+        for capacity in capacities:
+            if capacity is not None and capacity.size is not None and block_bytes is None:
+                name = option.replace("_", "-")
+                raise click.UsageError(
+                    f"--{name} in bytes needs --block-bytes, got {capacity.text!r} without it"
+                )
 
 
 def read_size(text: str) -> int:
@@ -110,6 +142,11 @@ def read_size(text: str) -> int:
     if size is None or size < 1:
         raise ValueError(f"must be bytes >= 1, as 2097152 or 2MiB, got {text!r}")
     return size
+
+
+def examples(*commands: str) -> str:
+    """Return the end of a help text: commands that a reader can type, as they stand."""
+    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
 
 
 def value_of(read: Callable[[str], Any]) -> Callable[..., Any]:
@@ -136,6 +173,9 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
     return callback
 
 
+traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
+
+
 def reading_options(function: CommandFunction) -> CommandFunction:
     """Add the options of every command that reads a trace."""
     for option in (
@@ -146,13 +186,122 @@ def reading_options(function: CommandFunction) -> CommandFunction:
         ),
         click.option(
             "--format",
-            "form",
-            type=click.Choice(list(FORMS)),
-            help="Form of the trace; recognised if not given.",
+            "format",
+            type=click.Choice(list(FORMATS)),
+            help="Format of the trace; recognised if not given.",
+        ),
+        click.option(
+            "--model-name",
+            metavar="NAME",
+            help="Only the requests to this model, of a log that names it (lmcache).",
         ),
     ):
         function = option(function)
     return function
+
+
+def device_memory_blocks(
+    asked: Capacity | None, block_bytes: int | None, unique_blocks: int | None
+) -> int:
+    """Return the size of the accelerator's own cache, blocks; 0 where none was asked for."""
+    if asked is None:
+        return 0
+    return asked.resolve(block_bytes, unique_blocks, "--device-memory", least=0)
+
+
+def read_policy(text: str) -> str:
+    """Read a policy; a class of the user's may lie in the present folder, after all else."""
+    if is_own(text) and "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    return parse_policy(text)
+
+
+def read_policy_or_ceiling(text: str) -> str:
+    """Read a policy, or the name of a ceiling."""
+    return text if text in CEILINGS else read_policy(text)
+
+
+def policy_option(default: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Return the option for the policies to compare."""
+    return click.option(
+        "--policy",
+        "policies",
+        multiple=True,
+        default=(default,),
+        show_default=True,
+        metavar="POLICY",
+        callback=values_of(read_policy_or_ceiling),
+        help="Policies to compare; a comma list, or repeated: NAME or 'NAME?OPTION=VALUE' (see "
+        "kvoffload policies), MODULE:CLASS for your own; belady, which knows the future, and "
+        "infinite, which keeps everything, are ceilings.",
+    )
+
+
+def capacity_option(default: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Return the option for the capacities to compare."""
+    return click.option(
+        "--capacity",
+        "capacities",
+        multiple=True,
+        default=(default,),
+        show_default=True,
+        metavar="SIZE",
+        callback=values_of(read_capacity),
+        help="Capacities to compare; a comma list, or repeated: blocks (4096), a share of the "
+        "unique blocks rounded down (5%), or a size (64GiB, with --block-bytes).",
+    )
+
+
+device_memory_option = click.option(
+    "--device-memory",
+    metavar="SIZE",
+    callback=value_of(read_device_memory),
+    help="The accelerator's own LRU prefix cache, which is asked first: blocks, a share of the "
+    "unique blocks or a size; none by default.",
+)
+
+block_bytes_option = click.option(
+    "--block-bytes",
+    metavar="BYTES",
+    callback=value_of(read_size),
+    help="Bytes of a block, for sizes in bytes; known where LMCache's log says them.",
+)
+
+jobs_option = click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Processes that share the work; one per usable CPU core by default.",
+)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_EARLIER_NAMES = {
+    "policies": "policy",
+    "capacities": "capacity",
+    "memory": "capacity",
+    "processes": "jobs",
+    "device-blocks": "device-memory",
+}
+
+
+def present_name(name: str) -> str:
+    """Return what an option is called now, and say so once where it has been renamed."""
+    present = _EARLIER_NAMES.get(name)
+    context = click.get_current_context(silent=True)
+    if present is None:
+        return name
+    told = set() if context is None else context.find_root().meta.setdefault(__name__, set())
+    if name not in told:
+        told.add(name)
+        remark = "; a number alone is blocks" if name == "memory" else ""
+        click.echo(f"note: --{name} is called --{present} now{remark}", err=True)
+    return present
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -14,6 +14,7 @@ from kvoffload.traces import Request, write_requests, write_trace
 from kvoffload.traces.lines import STDIN
 from kvoffload.traces.outputs import check_output, own_descriptor
 
+from ._sources import named_files
 from ._streams import check_standard_output, standard_output
 
 STDOUT = "-"
@@ -29,7 +30,7 @@ output_option = click.option(
 
 
 def check_outputs(
-    trace: str | None,
+    traces: Sequence[str],
     files: Mapping[str, str | None] | None = None,
     *,
     append: Collection[str] = (),
@@ -39,8 +40,8 @@ def check_outputs(
 
     Parameters
     ----------
-    trace : str or None
-        The file that it reads, ``-`` for standard input.
+    traces : sequence of str
+        What it reads, as given: files, folders and patterns, ``-`` for standard input.
     files : mapping of str to str or None
         The files that it writes, by option.
     append : collection of str
@@ -56,19 +57,19 @@ def check_outputs(
         If one cannot be written; it names the file.
     """
     given = {option: name for option, name in (files or {}).items() if name is not None}
-    _check_apart(trace, given, prints=prints)
+    _check_apart(traces, given, prints=prints)
     if prints:
         check_standard_output()
     for option, name in given.items():
         check_output(name, append=option in append)
 
 
-def check_output_option(trace: str | None, output: str) -> None:
+def check_output_option(traces: Sequence[str], output: str) -> None:
     """Do the same for a command that writes to `output_option` and nowhere else."""
     if output == STDOUT:
-        check_outputs(trace)
+        check_outputs(traces)
     else:
-        check_outputs(trace, {"--output": output}, prints=False)
+        check_outputs(traces, {"--output": output}, prints=False)
 
 
 def write_output(requests: Iterable[Request], output: str) -> None:
@@ -86,9 +87,9 @@ def write_output(requests: Iterable[Request], output: str) -> None:
         write_trace(requests, output)
 
 
-def _check_apart(trace: str | None, files: Mapping[str, str], *, prints: bool) -> None:
+def _check_apart(traces: Sequence[str], files: Mapping[str, str], *, prints: bool) -> None:
     """Find out whether what is read and what is written are all different files."""
-    taken: dict[object, str] = {}
+    taken: dict[object, str] = {}  # a file may be read twice, and None is no file
 
     def take(identity: object, what: str, shown: str | None) -> None:
         if identity is not None and taken.setdefault(identity, what) != what:
@@ -96,10 +97,10 @@ def _check_apart(trace: str | None, files: Mapping[str, str], *, prints: bool) -
                 f"{what} must be another file than {taken[identity]}, got {shown!r}"
             )
 
-    if trace is not None:
-        take(_identity(0 if trace == STDIN else trace), TRACE, trace)
+    for trace in named_files(traces):
+        taken.setdefault(_identity(0 if trace == STDIN else trace), TRACE)
     if prints:
-        take(_identity(standard_output()), "standard output", trace)
+        take(_identity(standard_output()), "standard output", " ".join(traces))
     for option, name in files.items():
         identity = _identity(name)
         # what goes to /dev/stdout comes before what is printed

@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from kvoffload.replay import CEILINGS
 from kvoffload.traces.errors import printable
@@ -103,7 +103,8 @@ def _set_axes(axes: Any, grid: Grid) -> None:
     )
     axes.set_ylim(0, axes.get_ylim()[1] * 1.02)
     axes.set_xlabel("capacity, blocks")
-    axes.set_ylabel("block hit ratio")
+    axes.set_ylabel("hit ratio")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     axes.grid(True, color="#E4E4E4", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvoffload import IMPLEMENTATION
-from kvoffload.replay import ReplayResult
+from kvoffload.advise.units import percent_text
+from kvoffload.replay import CEILINGS, ReplayResult
 
 from ._sources import BlockSize
 from ._terminal import Column, print_tables
@@ -56,9 +57,9 @@ def milliseconds(nanoseconds: int) -> str:
     return f"{value:,.0f}"
 
 
-def ratio(value: float | None) -> str:
-    """Return a ratio with four digits."""
-    return "-" if value is None else f"{value:.4f}"
+def known(text: Callable[[ReplayResult], str]) -> Callable[[Cell], str]:
+    """Return a text of a policy's cell; of a ceiling it is not known."""
+    return lambda cell: "-" if cell.policy in CEILINGS else text(cell.result)
 
 
 WHICH = [
@@ -70,33 +71,44 @@ FOUND = [
     Field("requests", lambda cell: f"{cell.result.requests:,}"),
     Field("blocks", lambda cell: f"{cell.result.blocks:,}"),
     Field("hits", lambda cell: f"{cell.result.hits:,}"),
-    Field("block\nhit ratio", lambda cell: ratio(cell.result.hit_ratio)),
-    Field("token\nhit ratio", lambda cell: ratio(cell.result.token_hit_ratio)),
+    Field("hit ratio", lambda cell: percent_text(cell.result.hit_ratio)),
+    Field("tokens hit", lambda cell: percent_text(cell.result.token_hit_ratio)),
 ]
 KEPT = [
     Field("stored", lambda cell: f"{cell.result.stored:,}"),
-    Field("evicted", lambda cell: f"{cell.result.evicted:,}"),
-    Field("refused", lambda cell: f"{cell.result.refused:,}"),
+    Field("evicted", known(lambda result: f"{result.evicted:,}")),
+    Field("refused", known(lambda result: f"{result.refused:,}")),
 ]
-NOT_ADMITTED = Field("not\nadmitted", lambda cell: f"{cell.result.not_admitted:,}")
+NOT_ADMITTED = Field("not\nadmitted", known(lambda result: f"{result.not_admitted:,}"))
 TIME = [
-    Field("p50\nms", lambda cell: milliseconds(cell.result.times.percentile(50))),
-    Field("p99\nms", lambda cell: milliseconds(cell.result.times.percentile(99))),
-    Field("max\nms", lambda cell: milliseconds(cell.result.times.max)),
-    Field("blocks/s", lambda cell: f"{cell.result.blocks_per_second:,.0f}"),
+    Field("p50\nms", known(lambda result: milliseconds(result.times.percentile(50)))),
+    Field("p99\nms", known(lambda result: milliseconds(result.times.percentile(99)))),
+    Field("max\nms", known(lambda result: milliseconds(result.times.max))),
+    Field("blocks/s", known(lambda result: f"{result.blocks_per_second:,.0f}")),
     Field("implementation", lambda _: IMPLEMENTATION, numeric=False),
 ]
+
+
+UNKNOWN_OF_CEILINGS = (
+    "evicted",
+    "refused",
+    "not_admitted",
+    "seconds",
+    "request_seconds",
+    "blocks_per_second",
+)
 
 
 def as_object(cell: Cell) -> dict[str, object]:
     """Return a cell as the object that ``--json`` prints."""
     result = cell.result
-    return {
+    values = {
         "policy": cell.policy,
         "capacity": cell.capacity,
         "capacity_asked": cell.asked,
         "requests": result.requests,
         "blocks": result.blocks,
+        "asked": result.asked,
         "hits": result.hits,
         "hit_ratio": result.hit_ratio,
         "token_hit_ratio": result.token_hit_ratio,
@@ -112,10 +124,17 @@ def as_object(cell: Cell) -> dict[str, object]:
         },
         "blocks_per_second": result.blocks_per_second,
     }
+    if cell.policy in CEILINGS:
+        values.update(dict.fromkeys(UNKNOWN_OF_CEILINGS))
+    return values
 
 
 def print_cells(
-    name: str, cells: list[Cell], block_size: BlockSize, unique_blocks: int | None
+    name: str,
+    cells: list[Cell],
+    block_size: BlockSize,
+    unique_blocks: int | None,
+    device_blocks: int,
 ) -> None:
     """Print the cells as one table, or as several where the terminal is too narrow for one."""
     facts = [name]
@@ -123,6 +142,9 @@ def print_cells(
         facts.append(str(block_size))
     if unique_blocks is not None:
         facts.append(f"{unique_blocks:,} unique blocks")
+    if device_blocks:
+        result = cells[0].result
+        facts.append(f"{result.blocks - result.asked:,} found in {device_blocks:,} on device")
     found = [ASKED, *FOUND] if any(cell.asked != str(cell.capacity) for cell in cells) else FOUND
     kept = [*KEPT, NOT_ADMITTED] if any(cell.result.not_admitted for cell in cells) else KEPT
     print_tables(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from kvoffload.replay import Selection
-from kvoffload.traces import Request, Survey, Trace, write_requests
+from kvoffload.traces import MergedTrace, Request, Survey, Trace, trace_files, write_requests
 from kvoffload.traces.lines import STDIN
 from kvoffload.traces.scratch import scratch_file
 
@@ -28,23 +28,28 @@ class Source:
         What the user calls the trace.
     requests : iterable of Request
         The requests.
-    trace : Trace or None
-        The file that they were read from first, None if they are generated.
+    trace : MergedTrace or None
+        The files that they were read from first, None if they are generated.
     """
 
     name: str
     requests: Iterable[Request]
-    trace: Trace | None = None
+    trace: MergedTrace | None = None
 
     @property
-    def form(self) -> str | None:
+    def format(self) -> str | None:
         """Form of the trace, None if it is generated."""
-        return None if self.trace is None else self.trace.form
+        return None if self.trace is None else self.trace.format
 
     @property
     def block_tokens(self) -> int | None:
-        """Tokens a block, where the trace itself says so."""
+        """Tokens per block, where the trace itself says so."""
         return None if self.trace is None else self.trace.block_tokens
+
+    @property
+    def block_bytes(self) -> int | None:
+        """Bytes per block, where the trace itself says so."""
+        return None if self.trace is None else self.trace.block_bytes
 
     @property
     def bad_lines(self) -> int:
@@ -52,23 +57,45 @@ class Source:
         return 0 if self.trace is None else self.trace.bad_lines
 
 
+def named_files(paths: Sequence[str]) -> list[str]:
+    """Return the files of what was given as TRACE, of which standard input can only be all.
+
+    Raises
+    ------
+    click.UsageError
+        If standard input is one of several.
+    TraceError
+        If a folder or a pattern stands for no file.
+    """
+    if STDIN in paths and len(paths) > 1:
+        raise click.UsageError(f"TRACE must be - alone, got {len(paths)} of them")
+    return trace_files(paths)
+
+
 @contextlib.contextmanager
 def open_source(
-    path: str, *, form: str | None, skip_bad: bool, limit: int | None
+    paths: Sequence[str],
+    *,
+    format: str | None,
+    model_name: str | None,
+    skip_bad: bool,
+    limit: int | None,
 ) -> Iterator[Source]:
     """Give the first requests of a trace, for as many iterations as one likes.
 
     What can be read but once, standard input or a named pipe, is kept in a temporary file.
     """
-    trace = Trace(path, form=form, skip_bad=skip_bad)
+    files = named_files(paths)
+    trace = MergedTrace(files, format=format, skip_bad=skip_bad, model_name=model_name)
+    name = paths[0] if len(paths) == 1 else trace.name
     requests = Selection(trace, limit=limit)
-    if path != STDIN and not _is_pipe(path):
-        yield Source(path, requests, trace)
+    if not any(path == STDIN or _is_pipe(path) for path in files):
+        yield Source(name, requests, trace)
         return
     with scratch_file() as (stream, copy):
         write_requests(requests, stream)
         stream.flush()
-        yield Source(path, Trace(copy), trace)
+        yield Source(name, Trace(copy), trace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 import click
 
 from kvoffload import IMPLEMENTATION
-from kvoffload.replay import CEILINGS
-from kvoffload.replay.simulate import Counts
-from kvoffload.replay.sweep import Cell
+from kvoffload.advise.units import percent_text
+from kvoffload.replay import CEILINGS, Cell, Counts
 
 from ._terminal import Column, print_json, print_tables
 
@@ -58,7 +57,7 @@ class Grid:
 
 
 def print_grid(grid: Grid) -> None:
-    """Print the hit ratios and the blocks stored, a policy a row and a capacity a column."""
+    """Print the hit ratios and the blocks stored, a row per policy and a column per capacity."""
     cell, counts = grid.row(grid.policies[0])[0]
     facts = [grid.name, f"{counts.requests:,} requests", f"{counts.blocks:,} blocks"]
     facts.append(f"{grid.unique_blocks:,} unique")
@@ -66,8 +65,8 @@ def print_grid(grid: Grid) -> None:
         facts.append(f"{counts.blocks - counts.asked:,} found in {cell.device_blocks:,} on device")
     if cell.pending:
         facts.append(f"stores in flight for {cell.pending:,} requests")
-    title = ["; ".join(facts), "", "block hit ratio"]
-    _print_matrix(title, grid, lambda found: f"{found.hit_ratio:.4f}")
+    title = ["; ".join(facts), "", "hit ratio"]
+    _print_matrix(title, grid, lambda found: percent_text(found.hit_ratio))
     click.echo()
     _print_matrix(["blocks stored"], grid, lambda found: f"{found.stored:,}")
 
@@ -121,7 +120,7 @@ def print_grid_json(grid: Grid) -> None:
 
 
 def print_csv(grid: Grid) -> None:
-    """Print a heading and one line a cell; what is not known is empty."""
+    """Print a heading and one line per cell; what is not known is empty."""
     objects = _objects(grid)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(objects[0]), lineterminator="\n")

@@ -4,46 +4,113 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import click
 
-from kvoffload.advise import ModelShape, Setup, model_names, model_shape
+from kvoffload.advise import (
+    Accelerator,
+    Advice,
+    Disk,
+    Engine,
+    ModelShape,
+    RecordedTrace,
+    Setup,
+    accelerator_names,
+    details,
+    engine_of,
+    model_names,
+    model_shape,
+)
+from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
 from kvoffload.advise.models import DTYPE_BYTES
 from kvoffload.advise.report import require_report, write_report
 from kvoffload.advise.subject import Subject
-from kvoffload.replay import Selection
+from kvoffload.policies import registry
+from kvoffload.replay import CEILINGS, Selection
 from kvoffload.traces import Survey
 from kvoffload.traces.errors import printable
 from kvoffload.traces.lines import STDIN
 
 from ._advice_result import as_object, print_advice
-from ._options import MAX_BLOCKS, json_option, read_size, reading_options, value_of
+from ._options import (
+    MAX_BLOCKS,
+    Capacity,
+    device_memory_option,
+    examples,
+    jobs_option,
+    json_option,
+    policy_option,
+    read_capacity,
+    read_policy,
+    read_size,
+    reading_options,
+    traces_argument,
+    usable_cores,
+    value_of,
+    values_of,
+)
 from ._output import check_outputs
-from ._sources import BlockSize, open_source
+from ._sources import BlockSize, Source, open_source
 from ._terminal import note, print_json, progress_bar
 
+DEFAULT_ACCELERATOR = "h100"
+"""Taken for the cache on the accelerator where a model is named and no accelerator is."""
 
-@click.command()
-@click.argument("trace")
-@click.option(
-    "--memory",
-    required=True,
-    metavar="SIZE",
-    callback=value_of(read_size),
-    help="Host memory for KV blocks, such as 512GiB; half, twice and four times it are compared.",
+
+def read_model(text: str) -> ModelShape:
+    """Read the name of a model, or the path to its configuration."""
+    try:
+        return model_shape(text)
+    except OSError as error:
+        raise ValueError(f"{text}: {error.strerror}") from None
+
+
+def read_rate(text: str) -> float:
+    """Read a number above 0."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise ValueError(f"must be a number > 0, got {text!r}")
+    return rate
+
+
+@click.command(
+    epilog=examples(
+        "kvoffload advise trace.jsonl --capacity 64GiB --model Qwen/Qwen3-8B",
+        "kvoffload advise logs/ --capacity 1TiB --model path/config.json",
+        "kvoffload advise trace.jsonl --capacity 5% --model glm-4.5 --disk 4TB",
+    )
 )
+@traces_argument
+@click.option(
+    "--capacity",
+    "capacities",
+    required=True,
+    multiple=True,
+    metavar="SIZE",
+    callback=values_of(read_capacity),
+    help="Host memory for KV blocks: a size (512GiB), blocks, or a share of the unique blocks "
+    "(5%). Half, twice and four times it are compared; of several, as a comma list or repeated, "
+    "the first is advised on and the others are compared.",
+)
+@policy_option(",".join(registry.names()))
 @click.option(
     "--model",
     metavar="MODEL",
-    callback=value_of(model_shape),
-    help=f"Model whose KV cache is offloaded: {', '.join(model_names())}.",
+    callback=value_of(read_model),
+    help="Model whose KV cache is offloaded: the path of its config.json, or its name as at vllm "
+    f"serve; known are {', '.join(model_names())}.",
 )
 @click.option(
     "--kv-bytes-per-token",
-    metavar="SIZE",
+    metavar="BYTES",
     callback=value_of(read_size),
-    help="Bytes of KV cache a token, for a model that is not in the list.",
+    help="Bytes of KV cache per token, for any other model; known where LMCache's log says them.",
 )
 @click.option(
     "--kv-cache-dtype",
@@ -53,93 +120,164 @@ from ._terminal import note, print_json, progress_bar
 @click.option(
     "--tensor-parallel",
     type=click.IntRange(min=1),
-    help="Workers that a layer of the model is divided among.  [default: 1]",
+    help="Workers that a layer of the model is divided among.  [default: 1, or as many of the "
+    "accelerator as hold the model]",
 )
 @click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
-    help="Tokens a block; inferred where one size fits all requests.",
+    help="Tokens per block; inferred where one size fits all requests.",
+)
+@device_memory_option
+@click.option(
+    "--accelerator",
+    metavar="NAME",
+    callback=value_of(accelerator_of),
+    help="What the model runs on, for the size of its own cache and for times: "
+    f"{', '.join(accelerator_names())}.",
 )
 @click.option(
-    "--device-memory",
+    "--prefill-tokens-per-second",
+    metavar="RATE",
+    callback=value_of(read_rate),
+    help="Measured prefill of all workers; estimated from --model and --accelerator if not given.",
+)
+@click.option(
+    "--link-bandwidth",
     metavar="SIZE",
     callback=value_of(read_size),
-    help="Memory of the accelerator's own prefix cache, which is asked first; none by default.",
+    help="Measured bytes per second between accelerators and host memory, one way, all links "
+    "together (50GB); estimated from --accelerator if not given.",
+)
+@click.option(
+    "--disk",
+    metavar="SIZE",
+    callback=value_of(read_size),
+    help="Size of a disk behind host memory, such as 2TB: what it hits, what is written to it.",
+)
+@click.option(
+    "--disk-policy",
+    "disk_policies",
+    multiple=True,
+    metavar="POLICY",
+    callback=values_of(read_policy),
+    help="Policies of the disk to compare; a comma list, or repeated.  [default: lru,hit-density]",
 )
 @click.option(
     "--report",
     metavar="FILE",
     help="Write the advice as one HTML page that needs no other file.",
 )
-@click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="How many processes share the replays.",
-)
+@jobs_option
 @reading_options
 @json_option
 def advise(
-    trace: str,
+    traces: tuple[str, ...],
     *,
-    memory: int,
+    capacities: tuple[Capacity, ...],
+    policies: tuple[str, ...],
     model: ModelShape | None,
     kv_bytes_per_token: int | None,
     kv_cache_dtype: str | None,
     tensor_parallel: int | None,
     block_tokens: int | None,
-    device_memory: int | None,
+    device_memory: Capacity | None,
+    accelerator: Accelerator | None,
+    prefill_tokens_per_second: float | None,
+    link_bandwidth: int | None,
+    disk: int | None,
+    disk_policies: tuple[str, ...],
     report: str | None,
-    processes: int,
-    form: str | None,
+    jobs: int | None,
+    format: str | None,
+    model_name: str | None,
     limit: int | None,
     skip_bad: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Say which policy to take, and what more memory would buy.
+    """Say whether offloading pays, which policy to take, and what more memory would buy.
 
-    TRACE is a file in any of the forms, plain or compressed with gzip or zstandard; - is standard
-    input. It is replayed through every policy, in the memory given, in half of it, twice and four
-    times it. The simplest policy within noise of the best is recommended, as configuration that
-    can be pasted, unless the trace is too short or has no reuse.
+    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
+    them or a pattern; several are merged by time. - is standard input.
+
+    The trace is replayed through every policy, in the memory given, in half of it, twice and four
+    times it, or in each that is given. The simplest policy within noise of the best is
+    recommended, as configuration that can be pasted, and compared with vLLM's default and with no
+    offloading, unless the trace is too short or has no reuse. With --model and without
+    --device-memory both answers stand side by side: behind the cache that the accelerator
+    typically has, and without one.
     """
-    token_bytes = _token_bytes(model, kv_bytes_per_token, kv_cache_dtype, tensor_parallel)
-    check_outputs(trace, {"--report": report})
+    size = _TokenSize(model, kv_bytes_per_token, kv_cache_dtype, tensor_parallel)
+    size.check()
+    if disk_policies and disk is None:
+        raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
+    check_outputs(traces, {"--report": report})
     if report is not None:
         require_report()
-    with open_source(trace, form=form, skip_bad=skip_bad, limit=limit) as source:
+    sizes_asked = [*capacities, *([device_memory] if device_memory else [])]
+    needs_unique = any(asked.percent is not None for asked in sizes_asked)
+    with open_source(
+        traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+    ) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(
-                source.requests, unique=False, block_tokens=block_tokens, progress=progress
+                source.requests, unique=needs_unique, block_tokens=block_tokens, progress=progress
             )
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
         block_size = BlockSize.of(source, survey, block_tokens)
-        block_tokens = block_size.tokens
-        if block_tokens is None:
+        if block_size.tokens is None:
             raise click.UsageError(f"--block-tokens is needed: {_why_no_block_size(survey)}")
-        full = survey.block_lengths.fits(block_tokens)
-        setup = Setup(memory, block_tokens, token_bytes, device_memory or 0, full)
-        _check(setup)
-        requests = Selection(source.requests, full_block_tokens=block_tokens if full else None)
-        with progress_bar("replaying", setup.replays, quiet=quiet, unit="replays") as progress:
-            advice = advise_on(requests, setup, processes=processes, progress=progress)
-        dtype = kv_cache_dtype or "bfloat16"
-        command = _command(
-            trace,
-            setup,
-            model,
-            dtype,
-            tensor_parallel,
-            report=report,
-            form=form,
-            limit=limit,
-            skip_bad=skip_bad,
+        full = survey.block_lengths.fits(block_size.tokens)
+        setup = _setup(
+            capacities,
+            device_memory,
+            survey.unique_blocks,
+            block_tokens=block_size.tokens,
+            token_bytes=size.of(source, block_size.tokens),
+            full_blocks=full,
+            policies=tuple(policy for policy in policies if policy not in CEILINGS),
         )
+        recorded = RecordedTrace.of(
+            Selection(source.requests, full_block_tokens=block_size.tokens if full else None)
+        )
+        engine = engine_of(
+            model,
+            accelerator or (accelerator_of(DEFAULT_ACCELERATOR) if model else None),
+            workers=tensor_parallel,
+            prefill_rate=prefill_tokens_per_second,
+            link_bandwidth=link_bandwidth,
+        )
+        advice, alone = _both(
+            recorded,
+            setup,
+            0 if device_memory else engine.device_memory,
+            jobs=jobs or usable_cores(),
+            quiet=quiet,
+        )
+        behind = None if disk is None else Disk(disk, disk_policies or ("lru", "hit-density"))
         subject = Subject(
-            source.name, advice, model, dtype, command, block_size.origin or "lengths"
+            source.name,
+            advice,
+            model,
+            size.dtype,
+            _Command(
+                traces,
+                setup,
+                size,
+                engine if accelerator or not model else replace(engine, accelerator=None),
+                behind,
+                report,
+                format,
+                model_name,
+                limit,
+                skip_bad,
+            ).text(),
+            block_size.origin or "lengths",
+            engine if engine.is_known else None,
+            alone,
+            details(recorded, advice, behind),
         )
         fault = None if report is None else _write(subject, report)
         if as_json:
@@ -148,6 +286,30 @@ def advise(
             print_advice(subject)
         if fault is not None:
             raise fault
+
+
+def _both(
+    recorded: RecordedTrace, setup: Setup, typical: int, *, jobs: int, quiet: bool
+) -> tuple[Advice, Advice | None]:
+    """Return the advice, and beside it that without a cache on the accelerator, where one is taken.
+
+    `typical` is the size of the cache that is taken where none was given, bytes; 0 for none.
+    """
+    setups = [setup]
+    if setup.capacity(typical):
+        setups.insert(0, replace(setup, device_memory=typical))
+    total = sum(one.replays for one in setups)
+    found: list[Advice] = []
+    with progress_bar("replaying", total, quiet=quiet, unit="replays") as progress:
+        for one in setups:
+            before = sum(other.setup.replays for other in found)
+
+            def told(done: int, before: int = before) -> None:
+                if progress is not None:
+                    progress(before + done)
+
+            found.append(advise_on(recorded, one, jobs=jobs, progress=told))
+    return found[0], found[1] if len(found) > 1 else None
 
 
 def _write(subject: Subject, report: str) -> OSError | None:
@@ -163,55 +325,119 @@ def _why_no_block_size(survey: Survey) -> str:
     if not survey.input_tokens:
         return "the trace does not say how long its requests are"
     mean = survey.input_tokens / (survey.blocks or 1)
-    return f"no block size fits all requests; they have {mean:,.0f} tokens a block on average"
+    return f"no block size fits all requests; they have {mean:,.0f} tokens per block on average"
 
 
-def _token_bytes(
-    model: ModelShape | None, given: int | None, dtype: str | None, tensor_parallel: int | None
-) -> int:
-    if (model is None) == (given is None):
-        raise click.UsageError("exactly one of --model and --kv-bytes-per-token must be given")
-    if model is None:
-        for option, value in (("kv-cache-dtype", dtype), ("tensor-parallel", tensor_parallel)):
+@dataclass(frozen=True, slots=True)
+class _TokenSize:
+    """What says how many bytes of KV cache a token takes."""
+
+    model: ModelShape | None
+    given: int | None
+    given_dtype: str | None
+    tensor_parallel: int | None
+
+    @property
+    def dtype(self) -> str:
+        return self.given_dtype or "bfloat16"
+
+    def check(self) -> None:
+        """Refuse what contradicts itself, or would have no effect."""
+        if self.model is not None and self.given is not None:
+            raise click.UsageError("at most one of --model and --kv-bytes-per-token must be given")
+        if self.model is not None:
+            self._model_bytes(self.model)
+            return
+        options = {"kv-cache-dtype": self.given_dtype, "tensor-parallel": self.tensor_parallel}
+        for option, value in options.items():
             if value is not None:
                 raise click.UsageError(f"--{option} must go with --model, got {value} without it")
-        return given or 0
-    try:
-        return model.bytes_per_token(dtype or "bfloat16", tensor_parallel or 1)
-    except ValueError as error:
-        raise click.UsageError(f"--tensor-parallel: {error}") from None
+
+    def of(self, source: Source, block_tokens: int) -> int:
+        """Return the bytes per token.
+
+        Raises
+        ------
+        click.UsageError
+            If neither an option nor the trace says them.
+        """
+        if self.model is not None:
+            return self._model_bytes(self.model)
+        if self.given is not None:
+            return self.given
+        if source.block_bytes is None or source.block_tokens is None:
+            raise click.UsageError(
+                "one of --model and --kv-bytes-per-token must be given: the trace does not say "
+                "how many bytes its blocks have"
+            )
+        return max(1, source.block_bytes // block_tokens)
+
+    def _model_bytes(self, model: ModelShape) -> int:
+        try:
+            return model.bytes_per_token(self.dtype, self.tensor_parallel or 1)
+        except ValueError as error:
+            raise click.UsageError(f"--tensor-parallel: {error}") from None
 
 
-def _command(
-    trace: str,
-    setup: Setup,
-    model: ModelShape | None,
-    dtype: str,
-    tensor_parallel: int | None,
-    *,
-    report: str | None,
-    form: str | None,
-    limit: int | None,
-    skip_bad: bool,
-) -> str:
-    """Return the command that writes the same page, every choice that it rests on written out."""
-    is_like_an_option = trace.startswith("-") and trace != STDIN
-    words = ["kvoffload", "advise", *[trace] * (not is_like_an_option)]
-    words += ["--memory", _exact(setup.memory)]
-    if model is None:
-        words += ["--kv-bytes-per-token", str(setup.token_bytes)]
-    else:
-        words += ["--model", model.name]
-        words += ["--kv-cache-dtype", dtype] if dtype != "bfloat16" else []
-        words += ["--tensor-parallel", str(tensor_parallel)] if tensor_parallel else []
-    words += ["--device-memory", _exact(setup.device_memory)] if setup.device_memory else []
-    words += ["--block-tokens", str(setup.block_tokens)]
-    words += ["--format", form] if form else []
-    words += ["--limit", str(limit)] if limit else []
-    words += ["--skip-bad"] if skip_bad else []
-    words += ["--report", report] if report else []
-    words += ["--", trace] if is_like_an_option else []
-    return " ".join(map(_shell_word, words))
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """The command that writes the same page, every choice that it rests on written out."""
+
+    traces: Sequence[str]
+    setup: Setup
+    size: _TokenSize
+    engine: Engine
+    disk: Disk | None
+    report: str | None
+    format: str | None
+    model_name: str | None
+    limit: int | None
+    skip_bad: bool
+
+    def text(self) -> str:
+        """Return it as a shell reads it."""
+        are_like_options = any(name.startswith("-") and name != STDIN for name in self.traces)
+        words = ["kvoffload", "advise", *([] if are_like_options else self.traces)]
+        words += self._sizes()
+        words += self._engine()
+        for option, value in (
+            ("--disk", self.disk and _exact(self.disk.size)),
+            ("--disk-policy", self.disk and ",".join(self.disk.policies)),
+            ("--format", self.format),
+            ("--model-name", self.model_name),
+            ("--limit", self.limit and str(self.limit)),
+            ("--report", self.report),
+        ):
+            words += [option, value] if value else []
+        words += ["--skip-bad"] if self.skip_bad else []
+        words += ["--", *self.traces] if are_like_options else []
+        return " ".join(map(_shell_word, words))
+
+    def _sizes(self) -> list[str]:
+        setup, size = self.setup, self.size
+        given = [setup.memory, *(other for other in setup.others if other != setup.memory)]
+        words = ["--capacity", ",".join(map(_exact, given))]
+        if setup.policies != registry.names():
+            words += ["--policy", ",".join(setup.policies)]
+        if size.model is None:
+            words += ["--kv-bytes-per-token", str(setup.token_bytes)]
+        else:
+            words += ["--model", size.model.name]
+            words += ["--kv-cache-dtype", size.dtype] if size.dtype != "bfloat16" else []
+            workers = size.tensor_parallel
+            words += ["--tensor-parallel", str(workers)] if workers else []
+        if setup.device_memory:
+            words += ["--device-memory", _exact(setup.device_memory)]
+        return [*words, "--block-tokens", str(setup.block_tokens)]
+
+    def _engine(self) -> list[str]:
+        engine = self.engine
+        words = ["--accelerator", engine.accelerator.name] if engine.accelerator else []
+        if engine.prefill_given:
+            words += ["--prefill-tokens-per-second", f"{engine.prefill_rate:g}"]
+        if engine.link_given:
+            words += ["--link-bandwidth", _exact(int(engine.link_bandwidth))]
+        return words
 
 
 def _shell_word(word: str) -> str:
@@ -232,13 +458,48 @@ def _exact(size: int) -> str:
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB")):
         if size % 2**power == 0:
             return f"{size >> power}{unit}"
-    return str(size)
+    return f"{size}B"
 
 
-def _check(setup: Setup) -> None:
-    capacities = [setup.capacity(memory) for memory in setup.memories()]
-    if capacities[0] < 1 or capacities[-1] > MAX_BLOCKS:
+def _setup(
+    capacities: Iterable[Capacity],
+    device_memory: Capacity | None,
+    unique_blocks: int | None,
+    *,
+    block_tokens: int,
+    token_bytes: int,
+    full_blocks: bool,
+    policies: tuple[str, ...],
+) -> Setup:
+    """Turn what was asked into bytes.
+
+    Raises
+    ------
+    click.UsageError
+        If a size comes to no block, or to more than a manager can have, or if there is no policy.
+    """
+    if not policies:
+        raise click.UsageError("--policy must name a policy, got ceilings only")
+    block_bytes = block_tokens * token_bytes
+
+    def size(asked: Capacity, option: str, least: int) -> int:
+        blocks = asked.resolve(block_bytes, unique_blocks, option, least)
+        return blocks * block_bytes if asked.size is None else asked.size
+
+    memories = [size(asked, "--capacity", 1) for asked in capacities]
+    setup = Setup(
+        memory=memories[0],
+        block_tokens=block_tokens,
+        token_bytes=token_bytes,
+        device_memory=0 if device_memory is None else size(device_memory, "--device-memory", 0),
+        full_blocks=full_blocks,
+        policies=tuple(dict.fromkeys(policies)),
+        others=tuple(memories[1:]),
+    )
+    least, most = min(setup.memories()), max(setup.memories())
+    if setup.capacity(least) < 1 or setup.capacity(most) > MAX_BLOCKS:
         raise click.UsageError(
-            f"--memory must be 2 ... {MAX_BLOCKS // 4} blocks of {setup.block_bytes:,} bytes, "
+            f"--capacity must be 2 ... {MAX_BLOCKS // 4} blocks of {block_bytes:,} bytes, "
             f"got {setup.memory:,} bytes"
         )
+    return setup

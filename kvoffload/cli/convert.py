@@ -1,41 +1,50 @@
-"""``kvoffload convert``: a trace in another form, in the Mooncake form."""
+"""``kvoffload convert``: a trace in another format, in the Mooncake format."""
 
 from __future__ import annotations
 
 import click
 
 from kvoffload.replay import Selection
-from kvoffload.traces import Trace
+from kvoffload.traces import MergedTrace
 
-from ._options import reading_options
+from ._options import examples, reading_options, traces_argument
 from ._output import check_output_option, output_option, write_output
+from ._sources import named_files
 from ._terminal import note
 
 
-@click.command()
-@click.argument("trace")
+@click.command(
+    epilog=examples(
+        "kvoffload convert lookup_hashes/ --output trace.jsonl.zst",
+    )
+)
+@traces_argument
 @output_option
 @reading_options
 def convert(
-    trace: str,
+    traces: tuple[str, ...],
     *,
     output: str,
-    form: str | None,
+    format: str | None,
+    model_name: str | None,
     limit: int | None,
     skip_bad: bool,
     quiet: bool,
 ) -> None:
-    """Write a trace in the Mooncake form.
+    """Write a trace in the Mooncake format.
 
-    TRACE is in the Mooncake form itself, LMCache's lookup-hash log, the form of the Bailian traces
-    or plain text with a request's hexadecimal hashes on each line.
+    TRACE is in the Mooncake format itself, LMCache's lookup-hash log, the format of the Bailian
+    traces or plain text with a request's hexadecimal hashes on each line; several files, folders
+    or patterns are merged by time.
     """
-    check_output_option(trace, output)
-    source = Trace(trace, form=form, skip_bad=skip_bad)
+    check_output_option(traces, output)
+    source = MergedTrace(
+        named_files(traces), format=format, skip_bad=skip_bad, model_name=model_name
+    )
     write_output(Selection(source, limit=limit), output)
     if source.bad_lines:
         note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
-    if source.form == "lmcache" and source.block_tokens is not None:
+    if source.format == "lmcache" and source.block_tokens is not None:
         note(
             f"blocks of {source.block_tokens:,} tokens, full ones only: "
             f"replay it with --block-tokens {source.block_tokens}",

@@ -6,11 +6,15 @@ import click
 
 from kvoffload.traces import Workload
 
-from ._options import seed_option
+from ._options import examples, seed_option
 from ._output import check_output_option, output_option, write_output
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "kvoffload generate --requests 2000 --output chats.jsonl.gz",
+    )
+)
 @click.option(
     "--requests",
     type=click.IntRange(min=1),
@@ -28,11 +32,11 @@ from ._output import check_output_option, output_option, write_output
 )
 @output_option
 def generate(requests: int, seed: int, block_tokens: int, output: str) -> None:
-    """Write a generated workload as a trace in the Mooncake form.
+    """Write a generated workload as a trace in the Mooncake format.
 
     Chats over shared system prompts, agents that resend a growing context and one-shot requests,
     with Poisson arrivals. A seed gives the same trace on every machine.
     """
-    check_output_option(None, output)
+    check_output_option((), output)
     workload = Workload(requests, seed=seed, block_tokens=block_tokens)
     write_output(workload, output)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import click
 
+from kvoffload.advise.units import percent_text
 from kvoffload.traces import Survey
 
-from ._options import json_option, reading_options
+from ._options import examples, json_option, reading_options, traces_argument
 from ._output import check_outputs
 from ._sources import Source, open_source
 from ._terminal import Column, note, print_json, print_tables, progress_bar
 
 
-@click.command()
-@click.argument("trace")
+@click.command(
+    epilog=examples(
+        "kvoffload info trace.jsonl",
+        "kvoffload info lookup_hashes/ --model-name Qwen/Qwen3-8B --json",
+    )
+)
+@traces_argument
 @reading_options
 @json_option
 def info(
-    trace: str,
+    traces: tuple[str, ...],
     *,
-    form: str | None,
+    format: str | None,
+    model_name: str | None,
     limit: int | None,
     skip_bad: bool,
     as_json: bool,
@@ -27,11 +34,13 @@ def info(
 ) -> None:
     """Say what a trace holds: requests, blocks, how often they come again.
 
-    TRACE is a file in any of the forms, plain or compressed with gzip or zstandard; - is standard
-    input.
+    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
+    them or a pattern; several are merged by time. - is standard input.
     """
-    check_outputs(trace)
-    with open_source(trace, form=form, skip_bad=skip_bad, limit=limit) as source:
+    check_outputs(traces)
+    with open_source(
+        traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+    ) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(source.requests, progress=progress)
         if as_json:
@@ -49,7 +58,7 @@ def as_object(source: Source, survey: Survey) -> dict[str, object]:
     """Return what a trace holds as the object that ``--json`` prints."""
     return {
         "trace": source.name,
-        "format": source.form,
+        "format": source.format,
         "requests": survey.requests,
         "blocks": survey.blocks,
         "unique_blocks": survey.unique_blocks,
@@ -69,13 +78,13 @@ def as_rows(source: Source, survey: Survey) -> list[tuple[str, str]]:
     unique = survey.unique_blocks or 0
     size = source.block_tokens or survey.block_tokens
     return [
-        ("format", source.form or ""),
+        ("format", source.format or ""),
         ("requests", f"{survey.requests:,}"),
         ("blocks", f"{survey.blocks:,}"),
         ("unique blocks", f"{unique:,}"),
         ("reuse, blocks per unique block", f"{survey.blocks / unique:.2f}" if unique else "none"),
         ("block size, tokens", _NO_SIZE[survey.input_tokens > 0] if size is None else f"{size:,}"),
-        ("ideal hit ratio, cache without bounds", f"{survey.ideal_hit_ratio:.4f}"),
+        ("ideal hit ratio, cache without bounds", percent_text(survey.ideal_hit_ratio)),
         ("span", duration(survey.seconds)),
         ("input tokens", f"{survey.input_tokens:,}"),
         ("output tokens", f"{survey.output_tokens:,}"),

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import click
+import numpy as np
+import numpy.typing as npt
 
 from kvoffload import IMPLEMENTATION, CPUOffloadingManager, __version__
-from kvoffload.policies import registry
-from kvoffload.replay import CEILINGS
+from kvoffload.replay import (
+    CEILINGS,
+    DecodedTrace,
+    DeviceCache,
+    ReplayResult,
+    device_hits,
+    simulate,
+)
 from kvoffload.replay import replay as replay_trace
-from kvoffload.traces import Survey, Workload
+from kvoffload.replay.policies import new_manager
+from kvoffload.traces import Request, Survey, Workload
 
 from ._options import (
     Capacity,
+    block_bytes_option,
+    capacity_option,
+    check_sizes,
+    device_memory_blocks,
+    device_memory_option,
+    examples,
     json_option,
-    read_capacity,
-    read_size,
+    policy_option,
     reading_options,
-    value_of,
-    values_of,
 )
 from ._output import check_outputs
 from ._replay_result import Cell, as_object, print_cells
@@ -29,49 +43,22 @@ from ._terminal import note, print_json, progress_bar
 GENERATED_REQUESTS = 5_000
 
 
-def read_policy(text: str) -> registry.PolicySpec:
-    """Read a policy string."""
-    if text in CEILINGS:
-        raise ValueError(
-            f"must be a policy, got {text!r}, which is a ceiling: "
-            f"kvoffload sweep TRACE --policies {text}"
-        )
-    return registry.parse(text)
-
-
-@click.command()
-@click.argument("trace", required=False)
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    default=("lru,arc",),
-    show_default=True,
-    metavar="POLICY",
-    callback=values_of(read_policy),
-    help="Policies to compare; a comma list, or repeated. NAME or 'NAME?OPTION=VALUE'.",
+@click.command(
+    epilog=examples(
+        "kvoffload replay",
+        "kvoffload replay trace.jsonl.gz --policy lru,arc,belady --capacity 5%",
+        "kvoffload replay trace.jsonl --policy mymodule:MyPolicy",
+    )
 )
-@click.option(
-    "--capacity",
-    "capacities",
-    multiple=True,
-    default=("1%,5%,20%",),
-    show_default=True,
-    metavar="CAPACITY",
-    callback=values_of(read_capacity),
-    help="Capacities to compare; a comma list, or repeated: blocks (4096), a share of the unique "
-    "blocks rounded down (5%), or a size (64GiB, with --block-bytes).",
-)
-@click.option(
-    "--block-bytes",
-    metavar="SIZE",
-    callback=value_of(read_size),
-    help="Size of a block, for capacities in bytes.",
-)
+@click.argument("traces", metavar="[TRACE]...", nargs=-1)
+@policy_option("lru,arc")
+@capacity_option("1%,5%,20%")
+@block_bytes_option
+@device_memory_option
 @click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
-    help="Tokens a block; inferred where one size fits all requests.",
+    help="Tokens per block; inferred where one size fits all requests.",
 )
 @click.option("--full-blocks", is_flag=True, help="Drop the block that a prompt fills in part.")
 @click.option(
@@ -82,15 +69,17 @@ def read_policy(text: str) -> registry.PolicySpec:
 @reading_options
 @json_option
 def replay(
-    trace: str | None,
+    traces: tuple[str, ...],
     *,
-    policies: tuple[registry.PolicySpec, ...],
+    policies: tuple[str, ...],
     capacities: tuple[Capacity, ...],
     block_bytes: int | None,
+    device_memory: Capacity | None,
     block_tokens: int | None,
     full_blocks: bool,
     seed: int | None,
-    form: str | None,
+    format: str | None,
+    model_name: str | None,
     limit: int | None,
     skip_bad: bool,
     as_json: bool,
@@ -98,21 +87,20 @@ def replay(
 ) -> None:
     """Replay a trace through the cache managers and compare the policies.
 
-    TRACE is a file in any of the forms, plain or compressed with gzip or zstandard; - is standard
-    input. Without it, a generated workload is replayed.
+    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
+    them or a pattern; several are merged by time. - is standard input. Without
+    it, a generated workload is replayed.
 
     Times are those of the manager's calls alone, all calls of a request together; percentiles are
     within 1/64 of the exact ones.
     """
-    _check_options_of_a_workload(trace, seed=seed, form=form, skip_bad=skip_bad)
-    for capacity in capacities:
-        if capacity.size is not None and block_bytes is None:
-            raise click.UsageError(
-                f"--capacity in bytes needs --block-bytes, got {capacity.text!r} without it"
-            )
-    check_outputs(trace)
-    with _open(trace, form=form, seed=seed, skip_bad=skip_bad, limit=limit) as source:
-        needs_unique = any(capacity.percent is not None for capacity in capacities)
+    _check_options_of_a_workload(traces, seed, format, model_name, skip_bad=skip_bad)
+    check_outputs(traces)
+    with _open(
+        traces, seed, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+    ) as source:
+        sizes_asked = [*capacities, *([device_memory] if device_memory else [])]
+        needs_unique = any(asked.percent is not None for asked in sizes_asked)
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(
                 source.requests,
@@ -122,6 +110,8 @@ def replay(
             )
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+        block_bytes = block_bytes or source.block_bytes
+        check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
         block_size = BlockSize.of(source, survey, block_tokens)
         block_tokens = block_size.tokens
         requests = source.requests
@@ -135,16 +125,27 @@ def replay(
                 quiet=quiet,
             )
         sizes = [asked.resolve(block_bytes, survey.unique_blocks) for asked in capacities]
+        device_blocks = device_memory_blocks(device_memory, block_bytes, survey.unique_blocks)
+        ceilings = _Ceilings(requests, device_blocks)
         cells = []
         for asked, num_blocks in zip(capacities, sizes, strict=True):
             for policy in policies:
+                if policy in CEILINGS:
+                    cells.append(
+                        Cell(policy, asked.text, num_blocks, ceilings.at(policy, num_blocks))
+                    )
+                    continue
                 manager = _manager(policy, num_blocks, block_tokens)
                 description = f"{policy}, {num_blocks:,} blocks"
                 with progress_bar(description, survey.requests, quiet=quiet) as progress:
                     result = replay_trace(
-                        requests, manager, block_tokens=block_tokens, progress=progress
+                        requests,
+                        manager,
+                        block_tokens=block_tokens,
+                        device=DeviceCache(device_blocks),
+                        progress=progress,
                     )
-                cells.append(Cell(str(policy), asked.text, num_blocks, result))
+                cells.append(Cell(policy, asked.text, num_blocks, result))
         if as_json:
             print_json(
                 {
@@ -154,38 +155,87 @@ def replay(
                     "block_tokens": block_tokens,
                     "block_tokens_from": block_size.origin,
                     "unique_blocks": survey.unique_blocks,
+                    "device_blocks": device_blocks,
                     "bad_lines": source.bad_lines,
                     "results": [as_object(cell) for cell in cells],
                 }
             )
         else:
-            print_cells(source.name, cells, block_size, survey.unique_blocks)
+            print_cells(source.name, cells, block_size, survey.unique_blocks, device_blocks)
 
 
 def _check_options_of_a_workload(
-    trace: str | None, *, seed: int | None, form: str | None, skip_bad: bool
+    traces: tuple[str, ...],
+    seed: int | None,
+    format: str | None,
+    model_name: str | None,
+    *,
+    skip_bad: bool,
 ) -> None:
     """Refuse the options that would have no effect on what is replayed."""
-    if trace is not None and seed is not None:
-        raise click.UsageError(f"--seed must go without TRACE, got {seed} with {trace!r}")
-    if trace is None and (form is not None or skip_bad):
-        option = "--skip-bad" if form is None else "--format"
-        raise click.UsageError(f"{option} must go with TRACE, got it without")
+    if traces:
+        if seed is not None:
+            raise click.UsageError(f"--seed must go without TRACE, got {seed} with {traces[0]!r}")
+        return
+    options = {"--format": format, "--model-name": model_name, "--skip-bad": skip_bad or None}
+    for option, value in options.items():
+        if value is not None:
+            raise click.UsageError(f"{option} must go with TRACE, got it without")
 
 
 def _open(
-    trace: str | None, *, form: str | None, seed: int | None, skip_bad: bool, limit: int | None
+    traces: tuple[str, ...],
+    seed: int | None,
+    *,
+    format: str | None,
+    model_name: str | None,
+    skip_bad: bool,
+    limit: int | None,
 ) -> AbstractContextManager[Source]:
-    if trace is not None:
-        return open_source(trace, form=form, skip_bad=skip_bad, limit=limit)
+    if traces:
+        return open_source(
+            traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+        )
     workload = Workload(limit or GENERATED_REQUESTS, seed=seed or 0)
     return nullcontext(Source(workload.name, workload))
 
 
-def _manager(
-    policy: registry.PolicySpec, num_blocks: int, block_tokens: int | None
-) -> CPUOffloadingManager:
+def _manager(policy: str, num_blocks: int, block_tokens: int | None) -> CPUOffloadingManager:
     try:
-        return CPUOffloadingManager(block_tokens or 1, num_blocks, str(policy))
-    except ValueError as error:  # options that do not go with this capacity
+        return new_manager(policy, num_blocks, block_tokens or 1)
+    except (TypeError, ValueError) as error:  # options that do not go with this capacity
         raise click.UsageError(f"--policy {policy} at {num_blocks} blocks: {error}") from None
+
+
+class _Ceilings:
+    """What no policy can reach, of a trace that is decoded once it is asked for."""
+
+    def __init__(self, requests: Iterable[Request], device_blocks: int) -> None:
+        self._requests = requests
+        self._device_blocks = device_blocks
+
+    @functools.cached_property
+    def _decoded(self) -> tuple[DecodedTrace, npt.NDArray[np.int64], int]:
+        tokens = 0
+
+        def counted() -> Iterator[Request]:
+            nonlocal tokens
+            for request in self._requests:
+                tokens += request.input_length
+                yield request
+
+        trace = DecodedTrace.of(counted())
+        return trace, device_hits(trace, self._device_blocks), tokens
+
+    def at(self, ceiling: str, num_blocks: int) -> ReplayResult:
+        """Return what is known of a ceiling: no times, and neither evictions nor refusals."""
+        trace, front, tokens = self._decoded
+        counts = simulate(trace, [], ceiling, num_blocks, device_hits=front)
+        return ReplayResult(
+            requests=counts.requests,
+            blocks=counts.blocks,
+            asked=counts.asked,
+            tokens=tokens,
+            hits=counts.hits,
+            stored=counts.stored,
+        )

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import click
 
-from kvoffload import CPUOffloadingManager, __version__
+from kvoffload import __version__
 from kvoffload._extras import require
 from kvoffload.policies import registry
-from kvoffload.replay import CEILINGS, DecodedTrace
-from kvoffload.replay.simulate import Counts
-from kvoffload.replay.sweep import Cell, ResultsFile, run
+from kvoffload.replay import (
+    CEILINGS,
+    Cell,
+    Counts,
+    DecodedTrace,
+    GridWork,
+    ResultsFile,
+    run_grid,
+)
+from kvoffload.replay.policies import is_own, new_manager
 from kvoffload.traces import Request, Survey
 
 from ._options import (
     Capacity,
+    block_bytes_option,
+    capacity_option,
+    check_sizes,
+    device_memory_blocks,
+    device_memory_option,
+    examples,
+    jobs_option,
     json_option,
-    read_capacity,
-    read_size,
+    policy_option,
     reading_options,
+    traces_argument,
+    usable_cores,
     value_of,
-    values_of,
 )
 from ._output import check_outputs
 from ._sources import BlockSize, Source, open_source
@@ -33,11 +46,6 @@ ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def read_policy(text: str) -> str:
-    """Read a policy string or the name of a ceiling."""
-    return text if text in CEILINGS else str(registry.parse(text))
-
-
 def read_picture(text: str) -> str:
     """Read the name of a picture file."""
     if not text.lower().endswith(PICTURES):
@@ -45,48 +53,23 @@ def read_picture(text: str) -> str:
     return text
 
 
-@click.command()
-@click.argument("trace")
-@click.option(
-    "--policies",
-    multiple=True,
-    default=(ALL_POLICIES,),
-    show_default=True,
-    metavar="POLICY",
-    callback=values_of(read_policy),
-    help="Policies to compare; a comma list, or repeated. NAME or 'NAME?OPTION=VALUE'. belady, "
-    "which knows the future, and infinite, which keeps everything, are ceilings.",
+@click.command(
+    epilog=examples(
+        "kvoffload sweep trace.jsonl --block-bytes 160MiB --plot hits.svg",
+        "kvoffload sweep 'logs/*.jsonl' --policy lru,belady --capacity 1%,5%",
+    )
 )
-@click.option(
-    "--capacities",
-    multiple=True,
-    default=("0.5%,1%,2%,5%,10%,20%,40%",),
-    show_default=True,
-    metavar="CAPACITY",
-    callback=values_of(read_capacity),
-    help="Capacities to compare; a comma list, or repeated: blocks (4096), a share of the unique "
-    "blocks rounded down (5%), or a size (64GiB, with --block-bytes).",
-)
-@click.option(
-    "--block-bytes",
-    metavar="SIZE",
-    callback=value_of(read_size),
-    help="Size of a block, for capacities in bytes and a second axis.",
-)
+@traces_argument
+@policy_option(ALL_POLICIES)
+@capacity_option("0.5%,1%,2%,5%,10%,20%,40%")
+@block_bytes_option
 @click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
-    help="Tokens a block, for --full-blocks; inferred where one size fits all requests.",
+    help="Tokens per block, for --full-blocks; inferred where one size fits all requests.",
 )
 @click.option("--full-blocks", is_flag=True, help="Drop the block that a prompt fills in part.")
-@click.option(
-    "--device-blocks",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Blocks of the accelerator's own LRU prefix cache in front: the manager is touched by "
-    "every request and asked only for what that cache does not have.",
-)
+@device_memory_option
 @click.option(
     "--pending",
     type=click.IntRange(min=0),
@@ -94,9 +77,7 @@ def read_picture(text: str) -> str:
     show_default=True,
     help="Requests during which a store is in flight.",
 )
-@click.option(
-    "--jobs", type=click.IntRange(min=1), help="Processes; one a usable CPU core by default."
-)
+@jobs_option
 @click.option(
     "--results",
     metavar="FILE",
@@ -109,23 +90,24 @@ def read_picture(text: str) -> str:
     callback=value_of(read_picture),
     help="Draw the hit ratio over the capacity: .png, .svg or .pdf.",
 )
-@click.option("--csv", "as_csv", is_flag=True, help="Print one line a cell, comma-separated.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print one line per cell, comma-separated.")
 @reading_options
 @json_option
 def sweep(
-    trace: str,
+    traces: tuple[str, ...],
     *,
     policies: tuple[str, ...],
     capacities: tuple[Capacity, ...],
     block_bytes: int | None,
     block_tokens: int | None,
     full_blocks: bool,
-    device_blocks: int,
+    device_memory: Capacity | None,
     pending: int,
     jobs: int | None,
     results: str | None,
     plot: str | None,
-    form: str | None,
+    format: str | None,
+    model_name: str | None,
     limit: int | None,
     skip_bad: bool,
     as_csv: bool,
@@ -134,33 +116,31 @@ def sweep(
 ) -> None:
     """Compare policies over a range of capacities, all cells of the grid in parallel.
 
-    TRACE is a file in any of the forms, plain or compressed with gzip or zstandard; - is standard
-    input. It is decoded once and held in memory, 12 bytes a block.
+    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
+    them or a pattern; several are merged by time. - is standard input. It is
+    decoded once and held in memory, 12 bytes per block.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other, got both")
-    for capacity in capacities:
-        if capacity.size is not None and block_bytes is None:
-            raise click.UsageError(
-                f"--capacities in bytes need --block-bytes, got {capacity.text!r} without it"
-            )
     if block_tokens is not None and not full_blocks:
         raise click.UsageError(
             f"--block-tokens must go with --full-blocks, got {block_tokens} without it"
         )
-    check_outputs(trace, {"--plot": plot, "--results": results}, append=("--results",))
+    check_outputs(traces, {"--plot": plot, "--results": results}, append=("--results",))
     if plot is not None:
         require("matplotlib", "--plot", "plot")
-    with open_source(trace, form=form, skip_bad=skip_bad, limit=limit) as source:
+    with open_source(
+        traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+    ) as source:
         requests = _full(source, block_tokens, quiet=quiet) if full_blocks else source.requests
         with progress_bar("reading", limit, quiet=quiet) as progress:
             decoded = DecodedTrace.of(requests, progress)
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
-    sizes = {
-        asked.text: asked.resolve(block_bytes, decoded.unique_blocks, "--capacities")
-        for asked in capacities
-    }
+    block_bytes = block_bytes or source.block_bytes
+    check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
+    sizes = {asked.text: asked.resolve(block_bytes, decoded.unique_blocks) for asked in capacities}
+    device_blocks = device_memory_blocks(device_memory, block_bytes, decoded.unique_blocks)
     cells = [
         Cell(policy, size, device_blocks, pending)
         for policy in dict.fromkeys(policies)
@@ -169,7 +149,7 @@ def sweep(
     _check_buildable(cells)
     file = None if results is None else ResultsFile(results, decoded)
     faults: list[OSError] = []  # of files, which must not keep the result from the user
-    counts = _counts(decoded, cells, file, jobs or _usable_cores(), faults, quiet=quiet)
+    counts = _counts(decoded, cells, file, jobs or usable_cores(), faults, quiet=quiet)
     grid = Grid(source.name, __version__, decoded.unique_blocks, block_bytes, sizes, cells, counts)
     if plot is not None:
         _draw(grid, plot, faults)
@@ -207,10 +187,10 @@ def _check_buildable(cells: list[Cell]) -> None:
     for cell in cells:
         if cell.policy not in CEILINGS:
             try:
-                CPUOffloadingManager(1, cell.capacity, cell.policy)
-            except ValueError as error:
+                new_manager(cell.policy, cell.capacity)
+            except (TypeError, ValueError) as error:
                 raise click.UsageError(
-                    f"--policies {cell.policy} at {cell.capacity} blocks: {error}"
+                    f"--policy {cell.policy} at {cell.capacity} blocks: {error}"
                 ) from None
 
 
@@ -223,15 +203,18 @@ def _counts(
     *,
     quiet: bool,
 ) -> dict[Cell, Counts]:
-    """Return the result of every cell; compute those that the file does not have, and add them."""
-    counts = {} if file is None else file.read(cells)
+    """Return the result of every cell; compute those that the file does not have, and add them.
+
+    What a class of the user's gave is not kept: the class may be another one the next time.
+    """
+    counts = {} if file is None else file.read([c for c in cells if not is_own(c.policy)])
     wanted = [cell for cell in dict.fromkeys(cells) if cell not in counts]
     if len(wanted) < len(cells) and file is not None:
         note(f"{len(cells) - len(wanted):,} of {len(cells):,} results were known", quiet=quiet)
     with progress_bar("sweeping", len(wanted), quiet=quiet, unit="cells") as progress:
-        for done, (cell, found) in enumerate(run(trace, wanted, jobs), start=1):
+        for done, (cell, (found,)) in enumerate(run_grid(jobs, GridWork(trace, wanted)), start=1):
             counts[cell] = found
-            if file is not None and not faults:
+            if file is not None and not faults and not is_own(cell.policy):
                 _add(file, cell, found, faults)
             if progress is not None:
                 progress(done)
@@ -243,10 +226,3 @@ def _add(file: ResultsFile, cell: Cell, counts: Counts, faults: list[OSError]) -
         file.add(cell, counts)
     except OSError as error:
         faults.append(error)
-
-
-def _usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

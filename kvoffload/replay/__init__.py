@@ -1,24 +1,40 @@
 """Requests through a manager, and what came of it."""
 
 from .decoded import DecodedTrace
-from .device import device_hits
+from .device import DeviceCache, device_hits
 from .driver import replay
-from .offline import belady, infinite_hits
+from .grid import Cell, GridWork, run_grid
+from .offline import CEILINGS, belady, infinite_hits
+from .protocol import Served, serve
+from .results import ResultsFile
+from .reuse import stack_distances
 from .selection import Selection
-from .simulate import CEILINGS, Counts, simulate, simulate_in_parts
+from .simulate import Counts, simulate, simulate_in_parts, simulate_requests
 from .statistics import DurationHistogram, ReplayResult
+from .tiers import TierCounts, simulate_tiers
 
 __all__ = [
     "CEILINGS",
+    "Cell",
     "Counts",
     "DecodedTrace",
+    "DeviceCache",
     "DurationHistogram",
+    "GridWork",
     "ReplayResult",
+    "ResultsFile",
     "Selection",
+    "Served",
+    "TierCounts",
     "belady",
     "device_hits",
     "infinite_hits",
     "replay",
+    "run_grid",
+    "serve",
     "simulate",
     "simulate_in_parts",
+    "simulate_requests",
+    "simulate_tiers",
+    "stack_distances",
 ]

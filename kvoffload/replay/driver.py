@@ -1,9 +1,4 @@
-"""Requests through a manager, in the order in which an engine calls it.
-
-For each request with the block hashes ``h``: ``touch(h)``; ``n = lookup(h)``; if n,
-``prepare_load(h[:n])`` and ``complete_load(h[:n])``; ``prepare_store(h)``; ``touch(h)``; and
-``complete_store`` of what `prepare_store` gave a slot. Loads and stores end at once.
-"""
+"""Requests through a manager, as `serve` does it; each store ends at once."""
 
 from __future__ import annotations
 
@@ -14,6 +9,8 @@ from time import perf_counter_ns
 from kvoffload import BlockHash, OffloadingManager
 from kvoffload.traces import Request
 
+from .device import DeviceCache
+from .protocol import serve
 from .statistics import ReplayResult
 
 PROGRESS_REQUESTS = 64  # between two calls of the progress function
@@ -44,9 +41,10 @@ def replay(
     manager: OffloadingManager,
     *,
     block_tokens: int | None = None,
+    device: DeviceCache | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> ReplayResult:
-    """Drive a manager with the requests of a trace, by the protocol above.
+    """Drive a manager with the requests of a trace, by the protocol of `serve`.
 
     Only the manager's calls are timed, all calls of a request together.
 
@@ -57,7 +55,9 @@ def replay(
     manager : OffloadingManager
         Any manager, as a rule one that is empty.
     block_tokens : int, optional
-        Tokens a block, for the share of tokens that were hit.
+        Tokens per block, for the share of tokens that were hit.
+    device : DeviceCache, optional
+        The accelerator's own cache, which is asked first.
     progress : callable, optional
         Called every 64 requests, between two requests, with the number of requests so far.
 
@@ -80,24 +80,19 @@ def replay(
     times = result.times
     for request in requests:
         hashes = keys.of(request)
+        on_device = 0 if device is None else device.ask(hashes)
         start = perf_counter_ns()
-        manager.touch(hashes)
-        found = manager.lookup(hashes)
-        if found:
-            loaded = hashes[:found]
-            manager.prepare_load(loaded)
-            manager.complete_load(loaded)
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
+        found, output = serve(manager, hashes, on_device)
         if output is not None:
             manager.complete_store(output.block_hashes_to_store)
         times.add(perf_counter_ns() - start)
         result.requests += 1
         result.blocks += len(hashes)
+        result.asked += len(hashes) - on_device
         result.tokens += request.input_length
         result.hits += found
         if block_tokens is not None and result.hit_tokens is not None:
-            result.hit_tokens += min(found * block_tokens, request.input_length)
+            result.hit_tokens += _tokens(on_device, found, block_tokens, request.input_length)
         if output is None:
             result.refused += 1
         else:
@@ -107,6 +102,11 @@ def replay(
             progress(result.requests)
     result.not_admitted = _not_admitted(manager)
     return result
+
+
+def _tokens(on_device: int, found: int, block_tokens: int, length: int) -> int:
+    """Return the tokens of the prompt in `found` blocks behind those that the device has."""
+    return min((on_device + found) * block_tokens, length) - min(on_device * block_tokens, length)
 
 
 def _not_admitted(manager: OffloadingManager) -> int:

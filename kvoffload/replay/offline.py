@@ -14,6 +14,11 @@ import numpy.typing as npt
 
 from .decoded import DecodedTrace
 
+BELADY = "belady"
+INFINITE = "infinite"
+CEILINGS = (BELADY, INFINITE)
+"""Names of what is simulated with knowledge of the future, or without a bound."""
+
 
 def infinite_hits(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> int:
     """Return the hits of a cache that keeps everything.

@@ -23,6 +23,8 @@ class Selection:
         Where given, the block size, tokens: a prompt keeps its first ``input_length //
         full_block_tokens`` blocks, because an engine stores no block that is filled in part. A
         prompt of unknown length keeps all.
+    cut_length : bool
+        Whether a prompt that loses a block becomes as long as those that it keeps.
     """
 
     def __init__(
@@ -31,10 +33,12 @@ class Selection:
         *,
         limit: int | None = None,
         full_block_tokens: int | None = None,
+        cut_length: bool = False,
     ) -> None:
         self._requests = requests
         self._limit = limit
         self._full_block_tokens = full_block_tokens
+        self._cut_length = cut_length
 
     def __iter__(self) -> Iterator[Request]:
         most = None if self._limit is None else min(self._limit, sys.maxsize)
@@ -44,7 +48,12 @@ class Selection:
         return map(self._cut, chosen)
 
     def _cut(self, request: Request) -> Request:
-        full = request.input_length // (self._full_block_tokens or 1)
+        block_tokens = self._full_block_tokens or 1
+        full = request.input_length // block_tokens
+        if self._cut_length and request.input_length:
+            full = min(full, len(request.hash_ids))
+            length = full * block_tokens
+            return replace(request, input_length=length, hash_ids=request.hash_ids[:full])
         if request.input_length == 0 or full >= len(request.hash_ids):
             return request
         return replace(request, hash_ids=request.hash_ids[:full])

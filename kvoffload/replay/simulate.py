@@ -1,6 +1,6 @@
 """One policy at one capacity over a decoded trace, counted, not timed call by call.
 
-The protocol is that of `replay`, with two things between the trace and the manager that an engine
+The protocol is that of `serve`, with two things between the trace and the manager that an engine
 has: a cache of its own in front (see ``device``), and stores that take a while.
 """
 
@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import BlockHash, CPUOffloadingManager
+from kvoffload import BlockHash
 
 from .decoded import DecodedTrace
-from .offline import belady, infinite_hits
-
-BELADY = "belady"
-INFINITE = "infinite"
-CEILINGS = (BELADY, INFINITE)
-"""Names of what is simulated with knowledge of the future, or without a bound."""
+from .offline import CEILINGS, INFINITE, belady, infinite_hits
+from .policies import new_manager
+from .protocol import serve
 
 # what a manager counts, in the order of the fields of Counts from `hits` on
 _COUNTED = ("hit_blocks", "stored_blocks", "evicted_blocks", "refused_stores", "not_admitted")
@@ -92,13 +90,6 @@ def simulate(
     -------
     Counts
     """
-    asked = trace.num_blocks - int(device_hits.sum())
-    if policy == INFINITE:
-        hits = infinite_hits(trace, device_hits)
-        return Counts(trace.num_requests, trace.num_blocks, asked, hits, stored=trace.unique_blocks)
-    if policy == BELADY:
-        hits, stored = belady(trace, capacity, device_hits)
-        return Counts(trace.num_requests, trace.num_blocks, asked, hits, stored=stored)
     (counts,) = simulate_in_parts(
         trace, keys, policy, capacity, device_hits=device_hits, pending=pending, parts=1
     )
@@ -120,16 +111,18 @@ def simulate_in_parts(
     Parameters
     ----------
     trace, keys, policy, capacity, device_hits, pending
-        As `simulate` has them; `policy` is no ceiling.
+        As `simulate` has them.
     parts : int
         Into how many parts of equally many requests, give or take one, the trace is divided.
 
     Returns
     -------
     list of Counts
-        One a part.
+        One for each part; of a ceiling one alone, for the whole trace.
     """
-    manager = CPUOffloadingManager(1, capacity, policy)
+    if policy in CEILINGS:
+        return [_ceiling(trace, policy, capacity, device_hits)]
+    manager = new_manager(policy, capacity)
     in_flight: deque[list[BlockHash]] = deque()
     key_of = keys.__getitem__
     rows = zip(trace.rows(), device_hits.tolist(), strict=True)
@@ -141,16 +134,8 @@ def simulate_in_parts(
         for row, on_device in itertools.islice(rows, end - start):
             hashes = list(map(key_of, row))
             blocks += len(hashes)
-            manager.touch(hashes)
-            missing = hashes[on_device:] if on_device else hashes
-            asked += len(missing)
-            loaded = missing[: manager.lookup(missing)]
-            if loaded:
-                manager.prepare_load(loaded)
-                manager.complete_load(loaded)
-            output = manager.prepare_store(hashes)
-            manager.touch(hashes)
-            in_flight.append([] if output is None else output.block_hashes_to_store)
+            asked += len(hashes) - on_device
+            in_flight.append(serve(manager, hashes, on_device).to_store)
             if len(in_flight) > pending:
                 manager.complete_store(in_flight.popleft())
         after = manager.stats()
@@ -158,3 +143,45 @@ def simulate_in_parts(
         found.append(Counts(end - start, blocks, asked, *counted))
         before = after
     return found
+
+
+def simulate_requests(
+    trace: DecodedTrace,
+    keys: list[BlockHash],
+    policy: str,
+    capacity: int,
+    *,
+    device_hits: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Replay a decoded trace and return the blocks hit of each request; stores end at once.
+
+    Parameters
+    ----------
+    trace, keys, policy, capacity, device_hits
+        As `simulate` has them; `policy` is no ceiling.
+
+    Returns
+    -------
+    (requests,) int64
+    """
+    manager = new_manager(policy, capacity)
+    key_of = keys.__getitem__
+
+    def hits() -> Iterator[int]:
+        for row, on_device in zip(trace.rows(), device_hits.tolist(), strict=True):
+            served = serve(manager, list(map(key_of, row)), on_device)
+            manager.complete_store(served.to_store)
+            yield served.hits
+
+    return np.fromiter(hits(), dtype=np.int64, count=trace.num_requests)
+
+
+def _ceiling(
+    trace: DecodedTrace, policy: str, capacity: int, device_hits: npt.NDArray[np.int64]
+) -> Counts:
+    asked = trace.num_blocks - int(device_hits.sum())
+    if policy == INFINITE:
+        hits, stored = infinite_hits(trace, device_hits), trace.unique_blocks
+    else:
+        hits, stored = belady(trace, capacity, device_hits)
+    return Counts(trace.num_requests, trace.num_blocks, asked, hits, stored=stored)

@@ -70,7 +70,10 @@ class ReplayResult:
     Attributes
     ----------
     requests, blocks, tokens : int
-        Requests replayed, the blocks asked for and the prompt tokens of all of them.
+        Requests replayed, and the blocks and prompt tokens of all of them.
+    asked : int
+        Blocks that the manager was asked for: those from the first one of each request that the
+        accelerator's own cache did not have. Without one, `blocks`.
     hits : int
         Blocks found by `lookup`: the sum of its results.
     hit_tokens : int or None
@@ -88,6 +91,7 @@ class ReplayResult:
 
     requests: int = 0
     blocks: int = 0
+    asked: int = 0
     tokens: int = 0
     hits: int = 0
     hit_tokens: int | None = None
@@ -99,8 +103,8 @@ class ReplayResult:
 
     @property
     def hit_ratio(self) -> float:
-        """Share of the blocks that were hits; 0 if there are none."""
-        return self.hits / self.blocks if self.blocks else 0.0
+        """Share of the blocks asked for that were hits; 0 if there are none."""
+        return self.hits / self.asked if self.asked else 0.0
 
     @property
     def token_hit_ratio(self) -> float | None:
@@ -119,5 +123,5 @@ class ReplayResult:
 
     @property
     def blocks_per_second(self) -> float:
-        """Blocks asked for a second of manager time; 0 if no time passed."""
+        """Blocks per second of manager time; 0 if no time passed."""
         return self.blocks / self.seconds if self.times.total else 0.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from kvoffload._extras import MissingExtraError
 
 from .errors import TraceError
+from .merged import MergedTrace, trace_files
+from .prompts import write_prompts
 from .reader import Trace
 from .recorder import TraceRecorder
 from .request import Request
@@ -13,6 +15,7 @@ from .workload import Workload
 from .writer import write_requests, write_trace
 
 __all__ = [
+    "MergedTrace",
     "MissingExtraError",
     "Request",
     "Survey",
@@ -20,6 +23,8 @@ __all__ = [
     "TraceError",
     "TraceRecorder",
     "Workload",
+    "trace_files",
+    "write_prompts",
     "write_requests",
     "write_trace",
 ]

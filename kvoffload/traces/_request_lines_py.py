@@ -54,7 +54,7 @@ def packed(hashes: list[bytes]) -> bytes:
 def request_lines(
     requests: list[bytes], low: int, high: int, start: int, block_tokens: int
 ) -> bytes:
-    """Return requests as lines in the Mooncake form.
+    """Return requests as lines in the Mooncake format.
 
     Parameters
     ----------

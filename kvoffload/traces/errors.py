@@ -11,7 +11,7 @@ def printable(name: str) -> str:
 
 
 class BadLineError(ValueError):
-    """Say that a line breaks the form's rules; the message is the rule and the value."""
+    """Say that a line breaks the format's rules; the message is the rule and the value."""
 
 
 class TraceError(OffloadError, ValueError):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from .errors import BadLineError, TraceError
-from .formats import FORMS, Parser, recognise
+from .formats import FORMATS, MODEL_FORMATS, Parser, recognise
 from .lines import MAX_LINE_BYTES, STDIN, Lines
 from .request import Request
 
@@ -23,12 +23,14 @@ class Trace:
     ----------
     path : str or os.PathLike
         The file; ``-`` is standard input.
-    form : str, optional
-        The form of the trace: ``"mooncake"``, ``"lmcache"``, ``"bailian"`` or ``"hex"``; by default
-        the one that its first good line is in.
+    format : str, optional
+        ``"mooncake"``, ``"lmcache"``, ``"bailian"`` or ``"hex"``; by default the one that its
+        first good line is in.
     skip_bad : bool
-        Pass over the lines that break the form's rules, and count them in `bad_lines`. Where a
+        Pass over the lines that break the format's rules, and count them in `bad_lines`. Where a
         compressed file is cut off, what was readable counts, and the cut as one bad line.
+    model_name : str, optional
+        Only the requests to this model, of a format that names it: LMCache's log.
     max_line_bytes : int
         Longest line that is accepted, bytes.
 
@@ -38,15 +40,19 @@ class Trace:
         What messages call the trace.
     bad_lines : int
         Bad lines passed over by the iteration begun last.
-    form : str or None
-        The form that was given, or that the iteration begun last recognised.
+    format : str or None
+        The format that was given, or that the iteration begun last recognised.
     block_tokens : int or None
-        Tokens a block, where the trace itself says so, as the iteration begun last knows it.
+        Tokens per block, where the trace itself says so, as the iteration begun last knows it.
+    block_bytes : int or None
+        Bytes per block, likewise.
+    start : float or None
+        When time 0 was, seconds since 1970, where the trace says so, likewise.
 
     Raises
     ------
     ValueError
-        If there is no form of that name.
+        If there is no format of that name.
     TraceError
         From iteration: the file cannot be opened or read, a line breaks a rule (without
         `skip_bad`), or the trace holds no request.
@@ -60,34 +66,42 @@ class Trace:
         self,
         path: str | os.PathLike[str],
         *,
-        form: str | None = None,
+        format: str | None = None,
         skip_bad: bool = False,
+        model_name: str | None = None,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
         self.path = os.fspath(path)
         self.name = "<stdin>" if self.path == STDIN else self.path
         self.skip_bad = skip_bad
         self.bad_lines = 0
-        self.form = form
+        self.format = format
         self.block_tokens: int | None = None
-        self._given_form = form
+        self.block_bytes: int | None = None
+        self.start: float | None = None
+        self._model_name = model_name
+        self._given_format = format
         self._max_line_bytes = max_line_bytes
-        if form is not None and form not in FORMS:
-            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+        if format is not None and format not in FORMATS:
+            raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
 
     def __iter__(self) -> Iterator[Request]:
         self.bad_lines = 0
-        self.block_tokens = None
-        self.form = self._given_form
-        parse: Parser = FORMS[self.form or next(iter(FORMS))].new_parser()
+        self.block_tokens = self.block_bytes = self.start = None
+        self.format = self._given_format
+        parse: Parser = FORMATS[self.format or next(iter(FORMATS))].new_parser()
         requests = 0
+        is_settled = False  # whether a good line has told the format
         with Lines(self.path, self._max_line_bytes) as lines:
             while True:
                 try:
                     line = next(lines)
-                    if requests == 0 and self._given_form is None:
-                        form = recognise(line)
-                        self.form, parse = form.name, form.new_parser()
+                    if not is_settled and self._given_format is None:
+                        recognised = recognise(line)
+                        self.format, parse = recognised.name, recognised.new_parser()
+                    if not is_settled and self._model_name is not None:
+                        self._check_that_models_are_named()
+                        parse.model_name = self._model_name
                     request = parse(line)
                 except StopIteration:
                     break
@@ -98,10 +112,27 @@ class Trace:
                         raise TraceError(self.name, lines.number, str(error)) from None
                     self.bad_lines += 1
                     continue
+                is_settled = True
+                if not parse.is_wanted:
+                    continue
                 requests += 1
-                self.block_tokens = parse.block_tokens
+                if requests == 1:
+                    self.start = parse.start
+                self.block_tokens, self.block_bytes = parse.block_tokens, parse.block_bytes
                 yield request
             if requests == 0:
                 found = f"{self.bad_lines} bad lines" if self.bad_lines else "an empty file"
-                rule = f"a trace must hold at least one request, got {found}"
+                wanted = ""
+                if self._model_name is not None:
+                    wanted = f" to model {self._model_name!r}"
+                    found = parse.models_text or found
+                rule = f"a trace must hold at least one request{wanted}, got {found}"
                 raise TraceError(self.name, max(1, lines.number), rule)
+
+    def _check_that_models_are_named(self) -> None:
+        if self.format not in MODEL_FORMATS:
+            rule = (
+                f"a trace must be in a format that names models ({', '.join(MODEL_FORMATS)}) for "
+                f"one of them to be chosen, got {self.format}"
+            )
+            raise TraceError(self.name, None, rule)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TraceRecorder(OffloadingManager[Spec_co]):
-    """Wrap a manager and record each `lookup` as a request of a trace in the Mooncake form.
+    """Wrap a manager and record each `lookup` as a request of a trace in the Mooncake format.
 
     The manager does what it would do without: every call is passed on, and what it returns or
     raises comes back. One `lookup` is one request, and its hashes are the request's blocks. Their

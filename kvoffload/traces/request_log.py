@@ -56,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """Write requests to a file in the Mooncake form, with salted ids.
+    """Write requests to a file in the Mooncake format, with salted ids.
 
     Nothing is raised once the log is open. Where it cannot be written it stops, and says so once
     through `logging`; where requests come faster than they can be written, those that do not find

@@ -1,4 +1,4 @@
-"""Requests out, in the Mooncake form."""
+"""Requests out, in the Mooncake format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def trace_line(request: Request) -> bytes:
-    """Return a request as a line of a Mooncake-form trace, line end included."""
+    """Return a request as a line of a Mooncake-format trace, line end included."""
     row: dict[str, object] = {
         "timestamp": request.timestamp,
         "input_length": request.input_length,

@@ -2,7 +2,15 @@
 
 from dataclasses import replace
 
-from kvoffload.advise import Setup, advise, model_shape
+from kvoffload.advise import (
+    Disk,
+    RecordedTrace,
+    Setup,
+    advise,
+    details,
+    engine_of,
+    model_shape,
+)
 from kvoffload.advise.report import report_html
 from kvoffload.advise.subject import Subject
 from kvoffload.traces import Workload
@@ -13,8 +21,19 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n&amp;{{7*7
 
 def subject(requests=300, memory=MEMORY, name="chats.jsonl"):
     setup = Setup(memory=memory, block_tokens=512, token_bytes=2048)
-    found = advise(Workload(requests, seed=3), setup)
-    return Subject(name, found, None, "bfloat16", f"kvoffload advise {name}")
+    recorded = RecordedTrace.of(Workload(requests, seed=3))
+    behind = replace(setup, device_memory=memory // 4)
+    found = advise(recorded, behind)
+    return Subject(
+        name,
+        found,
+        None,
+        "bfloat16",
+        f"kvoffload advise {name}",
+        engine=engine_of(None, None, prefill_rate=1e4, link_bandwidth=1e9),
+        alone=advise(recorded, setup),
+        details=details(recorded, found, Disk(10 * memory, ("lru", "hit-density"))),
+    )
 
 
 def page(**arguments):

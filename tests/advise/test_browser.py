@@ -3,7 +3,9 @@
 Needs Debian's ``chromium`` and ``chromium-driver``, and selenium of the test extra.
 """
 
+import base64
 import json
+import re
 import shutil
 import sys
 
@@ -119,15 +121,12 @@ def test_nothing_scrolls_sideways(show, name, width, scheme):
     assert wide == []
 
 
-def test_on_a_phone_each_cell_says_what_it_is_and_text_can_be_read(show):
+def test_on_a_phone_what_matters_is_there_and_text_can_be_read(show):
     browser = show(width=360)
-    shown = browser.find_elements(By.TAG_NAME, "svg")
+    shown = browser.find_elements(By.CSS_SELECTOR, "svg.wide, svg.narrow")
     assert [svg.is_displayed() for svg in shown] == [False, True]
-    cell = browser.find_element(By.CSS_SELECTOR, "tbody td")
-    title = browser.execute_script(
-        "return getComputedStyle(arguments[0], '::before').content", cell
-    )
-    assert title.startswith('"hit ratio, ')
+    titles = [th.text for th in browser.find_elements(By.CSS_SELECTOR, "#table thead th")]
+    assert [title for title in titles if title] == ["policy", "hit ratio, 200 MiB", "tokens saved"]
     sizes = browser.execute_script(
         "const svg = document.querySelector('svg.narrow'); "
         "const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width; "
@@ -146,6 +145,8 @@ def test_tab_goes_from_the_skip_link_to_the_chart_to_the_copy_buttons(show):
     assert "recommended" in browser.find_element(By.CSS_SELECTOR, "tr.chosen").text
     chosen = browser.find_element(By.CSS_SELECTOR, ".wide .chosen").get_attribute("data-name")
     assert label(point).startswith(f"{chosen}, 200 MiB: ")  # the memory asked for
+    assert label(press(browser, Keys.TAB)) == "Why, and what else"
+    assert label(press(browser, Keys.TAB)) == "What the policies do"
     assert label(press(browser, Keys.TAB)) == "Copy: vLLM: the value of --kv-transfer-config"
     assert label(press(browser, Keys.TAB)) == "Copy: Python"
 
@@ -178,15 +179,59 @@ def test_arrow_keys_walk_the_points_and_each_is_read_out(show):
     down = {label(press(browser, Keys.ARROW_DOWN)) for _ in range(12)} | {top[-1]}
     assert len(down) == len(lines)  # no line is out of reach
     assert "100 MiB" in label(press(browser, Keys.HOME))
-    assert label(press(browser, Keys.TAB)).startswith("Copy")
+    assert label(press(browser, Keys.TAB)) == "Why, and what else"
     browser.switch_to.active_element.send_keys(Keys.SHIFT + Keys.TAB)
     assert "100 MiB" in label(browser.switch_to.active_element)  # where the walk ended
+
+
+def test_the_line_that_is_read_lies_on_top(show):
+    browser = show()
+    press(browser, Keys.TAB, Keys.TAB)
+    for key in (Keys.ARROW_UP, Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT):
+        point = press(browser, key)
+        line = browser.execute_script("return arguments[0].parentNode", point)
+        polyline = line.find_element(By.TAG_NAME, "polyline").get_attribute("points")
+        (last,) = browser.find_elements(By.CSS_SELECTOR, "svg.wide > g:last-child polyline")
+        assert last.get_attribute("points") == polyline
+        style = "return getComputedStyle(arguments[0]).stroke"
+        own = line.find_element(By.TAG_NAME, "polyline")
+        assert browser.execute_script(style, last) == browser.execute_script(style, own)
+
+
+def test_on_a_phone_it_takes_less_than_four_screens(show):
+    browser = show(width=390)
+    height = browser.execute_script("return document.documentElement.scrollHeight")
+    assert height < 4 * 844
+    parts = browser.find_elements(By.TAG_NAME, "details")
+    assert [part.get_attribute("open") for part in parts] == [None, None]
+    browser = show(width=1000)
+    parts = browser.find_elements(By.TAG_NAME, "details")
+    assert parts[0].get_attribute("open") is not None
+
+
+@pytest.mark.parametrize("width", [390, 1000])
+def test_it_prints_on_three_pages_and_nothing_that_was_open_is_missing(show, width):
+    browser = show(width=width)
+    printed = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+    pages = re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed["data"]))
+    assert 1 <= len(pages) <= 3
+    part = browser.find_element(By.TAG_NAME, "details")
+    assert part.get_attribute("open") is not None
+
+
+def test_the_best_cell_of_a_column_is_bold(show):
+    browser = show(width=1300)
+    rows = browser.find_elements(By.CSS_SELECTOR, "#table tbody tr")
+    ratios = [row.find_elements(By.TAG_NAME, "td")[0] for row in rows[:-2]]
+    values = [float(cell.text.removesuffix(" %")) for cell in ratios]
+    bold = [bool(cell.find_elements(By.TAG_NAME, "b")) for cell in ratios]
+    assert [value for value, best in zip(values, bold, strict=True) if best] == [max(values)]
 
 
 def test_the_focus_can_be_seen(show):
     browser = show()
     press(browser, Keys.TAB)
-    for _ in range(3):
+    for _ in range(5):
         focused = press(browser, Keys.TAB)
         style = "return getComputedStyle(arguments[0]).outlineStyle"
         assert browser.execute_script(style, focused) == "solid"

@@ -62,7 +62,10 @@ HEADS = "tensor_parallel must divide the 8 KV heads of llama-3.1-8b or be a mult
     ("call", "message"),
     [
         (lambda: model_shape("llama-3.1-7b"), "got 'llama-3.1-7b'; did you mean 'llama-3.1-"),
-        (lambda: model_shape(""), "model must be one of llama-3.1-8b, "),
+        (
+            lambda: model_shape(""),
+            "model must be a path to its config.json or one of llama",
+        ),
         (
             lambda: model_shape("llama-3.1-8b").bytes_per_token("int3"),
             "dtype must be one of bfloat16, float16, fp8, got 'int3'",

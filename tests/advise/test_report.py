@@ -85,8 +85,8 @@ def test_it_says_what_each_row_is(text):
     for name in registry.names():
         meaning = registry.entry(name).summary.replace("'", "&#39;")
         assert f"<dt>{name}</dt><dd>{meaning}</dd>" in text
-    assert "<dt>best possible</dt>" in text
-    assert "<dt>without bounds</dt>" in text
+    assert "<dt>belady</dt>" in text
+    assert "<dt>infinite</dt>" in text
 
 
 def test_without_a_recommendation_there_is_no_configuration():

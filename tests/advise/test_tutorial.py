@@ -5,13 +5,24 @@ The trace is Mooncake's conversation trace; ``KVOFFLOAD_TRACES`` names the folde
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("click", reason="the command needs the cli extra")
 
-from kvoffload.advise import Setup, advise, model_names, model_shape
+from kvoffload.advise import (
+    RecordedTrace,
+    Setup,
+    accelerator,
+    accelerator_names,
+    advise,
+    details,
+    engine_of,
+    model_names,
+    model_shape,
+)
 from kvoffload.advise.subject import Subject
 from kvoffload.cli._advice_result import print_advice
 from kvoffload.policies import registry
@@ -35,14 +46,20 @@ def words(text):
 def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     text = (ROOT / "docs/tutorial/from-trace-to-configuration.md").read_text(encoding="utf-8")
-    command = "$ kvoffload advise conversation_trace.jsonl --model llama-3.1-70b --memory 1TiB\n"
+    command = "$ kvoffload advise conversation_trace.jsonl --model llama-3.1-70b --capacity 1TiB\n"
     shown = text.partition(command)[2].partition("\n```\n")[0]
     rows = re.findall(r"^([a-z0-9-]+)(?: \*)? +\d+\.\d %", shown, re.MULTILINE)
     model = model_shape("llama-3.1-70b")
-    assert set(rows) == set(registry.names())
-    setup = Setup(2**40, 512, model.bytes_per_token(), full_blocks=True)
-    advice = advise(Selection(Trace(TRACE), full_block_tokens=512), setup)
-    print_advice(Subject("conversation_trace.jsonl", advice, model, "bfloat16", ""))
+    assert set(rows) == {*registry.names(), "belady", "infinite"}
+    engine = engine_of(model, accelerator("h100"))
+    alone = Setup(2**40, 512, model.bytes_per_token(), full_blocks=True)
+    recorded = RecordedTrace.of(Selection(Trace(TRACE), full_block_tokens=512))
+    advice = advise(recorded, replace(alone, device_memory=engine.device_memory), jobs=2)
+    subject = Subject(
+        "conversation_trace.jsonl", advice, model, "bfloat16", "", engine=engine,
+        alone=advise(recorded, alone, jobs=2), details=details(recorded, advice),
+    )  # fmt: skip
+    print_advice(subject)
     assert words(capsys.readouterr().out) == words(shown)
 
 
@@ -73,3 +90,13 @@ def test_the_table_of_models_is_right(name):
     cells = [f"`{name}`", str(shape.layers), kept, f"{shape.bytes_per_token():,}"]
     source = f"[{shape.repository}]({shape.source})"
     assert f"| {' | '.join([*cells, source])} |" in text
+
+
+@pytest.mark.parametrize("name", accelerator_names())
+def test_the_table_of_accelerators_is_right(name):
+    text = (ROOT / "docs/how-to/advise.md").read_text(encoding="utf-8")
+    found = accelerator(name)
+    figures = [found.memory / 1e9, found.flops / 1e12, found.link / 1e9]
+    cells = [f"`{name}`", *(f"{figure:,.0f}" for figure in figures)]
+    row = re.escape(f"| {' | '.join(cells)} | [") + r"[^\]]+\]\(" + re.escape(found.source)
+    assert re.search(row, text)

@@ -15,7 +15,7 @@ from kvoffload.traces.writer import trace_line
 from .conftest import run_shell
 
 WORKLOAD = Workload(300, seed=3)
-SIZE = ["--kv-bytes-per-token", "2048", "--memory", "200MiB", "--processes", "1"]
+SIZE = ["--kv-bytes-per-token", "2048", "--capacity", "200MiB", "--jobs", "1"]
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_json_is_one_object(kvoffload, trace):
 
 
 def test_a_model_gives_the_bytes(kvoffload, trace):
-    arguments = ["--model", "deepseek-ai/DeepSeek-V3", "--memory", "8GiB", "--json"]
-    more = ["--kv-cache-dtype", "fp8", "--tensor-parallel", "8", "--processes", "1"]
+    arguments = ["--model", "deepseek-ai/DeepSeek-V3", "--capacity", "8GiB", "--json"]
+    more = ["--kv-cache-dtype", "fp8", "--tensor-parallel", "8", "--jobs", "1"]
     whole = json.loads(kvoffload("advise", trace, *arguments, *more).out)
     assert whole["model"] == "deepseek-v3"
     assert whole["token_bytes"] == model_shape("deepseek-v3").bytes_per_token("fp8")
@@ -115,28 +115,40 @@ def test_standard_input_and_processes(kvoffload):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing option '--memory'."),
-        (["--memory", "many"], "'--memory': must be bytes >= 1, as 2097152 or 2MiB, got 'many'"),
-        (["--memory", "1GiB"], "exactly one of --model and --kv-bytes-per-token must be given"),
+        ([], "Missing option '--capacity'."),
         (
-            ["--memory", "1GiB", "--model", "qwen3-8b", "--kv-bytes-per-token", "5"],
-            "exactly one of --model and --kv-bytes-per-token must be given",
+            ["--capacity", "many"],
+            "'--capacity': must be blocks (4096), a share of",
         ),
-        (["--memory", "1GiB", "--model", "qwen"], "Invalid value for '--model': model must be one"),
         (
-            ["--memory", "1GiB", "--kv-bytes-per-token", "5", "--tensor-parallel", "2"],
+            ["--capacity", "1GiB"],
+            "one of --model and --kv-bytes-per-token must be given: the",
+        ),
+        (
+            ["--capacity", "1GiB", "--model", "qwen3-8b", "--kv-bytes-per-token", "5"],
+            "at most one of --model and --kv-bytes-per-token must be given",
+        ),
+        (
+            ["--capacity", "1GiB", "--model", "qwen"],
+            "value for '--model': model must be",
+        ),
+        (
+            ["--capacity", "1GiB", "--kv-bytes-per-token", "5", "--tensor-parallel", "2"],
             "--tensor-parallel must go with --model, got 2 without it",
         ),
         (
-            ["--memory", "1GiB", "--model", "qwen3-8b", "--tensor-parallel", "3"],
+            ["--capacity", "1GiB", "--model", "qwen3-8b", "--tensor-parallel", "3"],
             "--tensor-parallel: tensor_parallel must divide the 8 KV heads of qwen3-8b",
         ),
         (
-            ["--memory", "1KiB", "--kv-bytes-per-token", "2"],
-            "--memory must be 2 ... 536870911 blocks of 1,024 bytes, got 1,024 bytes",
+            ["--capacity", "1KiB", "--kv-bytes-per-token", "2"],
+            "--capacity must be 2 ... 536870911 blocks of 1,024 bytes, got 1,024 bytes",
         ),
-        (["--memory", "9TiB", "--kv-bytes-per-token", "1"], "got 9,895,604,649,984 bytes"),
-        ([*SIZE, "--processes", "0"], "'--processes': 0 is not in the range x>=1."),
+        (
+            ["--capacity", "9TiB", "--kv-bytes-per-token", "1"],
+            "(9,895,604,649,984 bytes / 512 bytes per block)",
+        ),
+        ([*SIZE, "--jobs", "0"], "'--jobs': 0 is not in the range x>=1."),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
@@ -162,7 +174,7 @@ def test_a_trace_that_fits_no_block_size_needs_one(kvoffload, tmp_path):
     assert done.code == 2
     assert done.error == (
         "--block-tokens is needed: no block size fits all requests; "
-        "they have 3 tokens a block on average"
+        "they have 3 tokens per block on average"
     )
 
 
@@ -185,8 +197,8 @@ def test_the_command_on_the_page_makes_the_same_page(tmp_path, name):
     pytest.importorskip("jinja2", reason="the report needs the report extra")
     lines = [trace_line(request) for request in Workload(400, seed=5)]
     (tmp_path / name).write_bytes(b"".join([*lines[:100], b"bad\n", *lines[100:]]))
-    options = ["--memory=200MiB", "--kv-bytes-per-token=2kB", "--skip-bad", "--limit=250"]
-    options += ["--device-memory=1000000", "--format=mooncake", "--processes=1", "--quiet"]
+    options = ["--capacity=200MiB", "--kv-bytes-per-token=2kB", "--skip-bad", "--limit=250"]
+    options += ["--device-memory=1000000", "--format=mooncake", "--jobs=1", "--quiet"]
     arguments = [*options, "--report=page.html", "--", name]
     first = run_shell(f'cd "$folder"; kvoffload advise {shlex.join(arguments)}', folder=tmp_path)
     assert (first.code, first.err) == (0, "")
@@ -203,8 +215,8 @@ def test_the_command_on_the_page_makes_the_same_page(tmp_path, name):
 def test_the_command_on_the_page_names_the_model(tmp_path, kvoffload, trace):
     pytest.importorskip("jinja2", reason="the report needs the report extra")
     path = tmp_path / "page.html"
-    arguments = ["--memory", "7GiB", "--model", "Qwen3-8B", "--kv-cache-dtype", "fp8"]
-    arguments += ["--tensor-parallel", "2", "--processes", "1", "--report", path]
+    arguments = ["--capacity", "7GiB", "--model", "Qwen3-8B", "--kv-cache-dtype", "fp8"]
+    arguments += ["--tensor-parallel", "2", "--jobs", "1", "--report", path]
     assert kvoffload("advise", trace, *arguments).code == 0
     page = path.read_text(encoding="utf-8")
     command = html.unescape(re.search(r"Made by .*?<code>(.*?)</code>", page)[1])
@@ -218,7 +230,7 @@ def test_json_has_no_number_that_json_does_not_know(kvoffload, tmp_path):
     path = tmp_path / "trace.jsonl"
     rows = [Request(0, 512, 1, (1,)), *[Request(1e-305, 512, 1, (n,)) for n in range(300)]]
     write_trace(rows, path)
-    done = kvoffload("advise", path, "--memory", "2kB", "--kv-bytes-per-token", "1", "--json")
+    done = kvoffload("advise", path, "--capacity", "2kB", "--kv-bytes-per-token", "1", "--json")
 
     def refuse(name):
         raise AssertionError(name)

@@ -6,11 +6,11 @@ import pytest
 
 from kvoffload.traces import Request, Workload, write_trace
 
-ADVISE = ["--memory", "1MiB", "--kv-bytes-per-token", "100", "--processes", "1"]
+ADVISE = ["--capacity", "1MiB", "--kv-bytes-per-token", "100", "--jobs", "1"]
 COMMANDS = {
     "replay": ["--capacity", "9", "--policy", "lru"],
     "replay --full-blocks": ["--capacity", "9", "--policy", "lru"],
-    "sweep --full-blocks": ["--capacities", "9", "--policies", "lru", "--jobs", "1"],
+    "sweep --full-blocks": ["--capacity", "9", "--policy", "lru", "--jobs", "1"],
     "advise": ADVISE,
 }
 LMCACHE = '{"timestamp":0,"chunk_size":256,"seq_len":600,"chunk_hashes":["0xa1","0xb2"]}'

@@ -75,7 +75,7 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
     shown = dict(re.split(r"\s{2,}", row) for row in rows)
     assert shown["unique blocks"] == f"{survey.unique_blocks:,}"
     assert shown["block size, tokens"] == "512"
-    assert shown["ideal hit ratio, cache without bounds"] == f"{survey.ideal_hit_ratio:.4f}"
+    assert shown["ideal hit ratio, cache without bounds"] == f"{survey.ideal_hit_ratio * 100:.1f} %"
     assert json.loads(kvoffload("info", path, "--json", "--limit", 7).out)["requests"] == 7
 
 
@@ -135,8 +135,8 @@ def test_a_name_cannot_move_the_cursor(kvoffload, tmp_path, name):
     shown = [
         kvoffload("info", path).out,
         kvoffload("replay", path, "--policy", "lru", "--capacity", 9).out,
-        kvoffload("sweep", path, "--policies", "lru", "--capacities", 9, "--jobs", 1).out,
-        kvoffload("advise", path, "--memory=1MB", "--kv-bytes-per-token=9", "--processes=1").out,
+        kvoffload("sweep", path, "--policy", "lru", "--capacity", 9, "--jobs", 1).out,
+        kvoffload("advise", path, "--capacity=1MB", "--kv-bytes-per-token=9", "--jobs=1").out,
         kvoffload("info", folder).err,
         kvoffload("info", path / "absent").err,
         kvoffload("generate", "-o", path / "absent").err,

@@ -1,4 +1,4 @@
-"""`kvoffload convert`, and the other forms in the commands that read a trace."""
+"""`kvoffload convert`, and the other formats in the commands that read a trace."""
 
 import json
 
@@ -28,7 +28,7 @@ def test_writes_the_mooncake_form(kvoffload, lmcache, tmp_path, name):
     )
     converted = Trace(tmp_path / name)
     assert list(converted) == list(Trace(lmcache))
-    assert converted.form == "mooncake"
+    assert converted.format == "mooncake"
 
 
 def test_writes_to_standard_output_and_reads_standard_input(kvoffload, tmp_path):

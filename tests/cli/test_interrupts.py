@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 COMMANDS = {
-    "advise": ["advise", "--kv-bytes-per-token", "2048", "--memory", "1GiB", "--processes", "2"],
+    "advise": ["advise", "--kv-bytes-per-token", "2048", "--capacity", "1GiB", "--jobs", "2"],
     "sweep": ["sweep", "--jobs", "2"],
 }
 

@@ -22,7 +22,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-ADVISE = "kvoffload advise trace --memory 1MiB --kv-bytes-per-token 100"
+ADVISE = "kvoffload advise trace --capacity 1MiB --kv-bytes-per-token 100"
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_without_a_block_size_the_token_ratio_is_left_out(kvoffload, tmp_path):
     assert row["hit_ratio"] == pytest.approx(1 / 3)
     assert done.err.startswith("note: no block size fits all requests")
     table = kvoffload("replay", path, "--capacity=5", "--quiet")
-    assert "0.3333          -" in table.out
+    assert "33.3 %           -" in table.out
     assert table.err == ""
     refused = kvoffload("replay", path, "--capacity=5", "--full-blocks")
     assert refused.code == 2
@@ -187,14 +187,14 @@ def test_a_file_or_pipe_gets_the_table_whole(kvoffload, trace):
     assert (done.err, blank) == ("", "")
     assert title.startswith(f"{trace}; blocks of 512 tokens; ")
     assert len(rows) == 4
-    words = "policy capacity asked requests blocks hits hit ratio hit ratio stored evicted refused"
+    words = "policy capacity asked requests blocks hits hit ratio tokens hit stored evicted refused"
     assert head.split() == [*words.split(), "ms", "ms", "ms", "blocks/s", "implementation"]
-    assert above.split() == ["block", "token", "p50", "p99", "max"]
+    assert above.split() == ["p50", "p99", "max"]
     assert set(rule) == {"─"}
     counts = expected(WORKLOAD, "arc", 200)
-    row = rows[3].split()
+    row = rows[3].replace(" %", "%").split()
     assert row[:6] == ["arc", "200", "200", "300", f"{counts['blocks']:,}", f"{counts['hits']:,}"]
-    assert row[6:8] == [f"{counts['hit_ratio']:.4f}", f"{counts['token_hit_ratio']:.4f}"]
+    assert row[6:8] == [f"{counts[name] * 100:.1f}%" for name in ("hit_ratio", "token_hit_ratio")]
     assert row[8:11] == [f"{counts[name]:,}" for name in ("stored", "evicted", "refused")]
     assert row[-1] == library.IMPLEMENTATION
 
@@ -219,10 +219,10 @@ def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys, monkeypatch
     from kvoffload.replay import ReplayResult
 
     unknown = BlockSize(None, None)
-    print_cells("t", [Cell("lru", "5", 5, ReplayResult(not_admitted=1234))], unknown, None)
+    print_cells("t", [Cell("lru", "5", 5, ReplayResult(not_admitted=1234))], unknown, None, 0)
     assert "admitted" in (out := capsys.readouterr().out)
     assert "1,234" in out
-    print_cells("t", [Cell("lru", "5", 5, ReplayResult())], unknown, None)
+    print_cells("t", [Cell("lru", "5", 5, ReplayResult())], unknown, None, 0)
     assert "admitted" not in capsys.readouterr().out
 
 

@@ -1,7 +1,8 @@
 """Bytes as a trace file: read whole, passing over bad lines, and back after writing what was read.
 
-The first byte chooses the form, the second the compression that the rest is put into; the rest may
-be compressed itself, whole or damaged. What was read is surveyed and decoded as the commands do it.
+The first byte chooses the format, the second the compression that the rest is put into; the rest
+may be compressed itself, whole or damaged. What was read is surveyed and decoded as the commands
+do it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from kvoffload._extras import require
 from kvoffload.advise.grid import part_seconds
 from kvoffload.replay import DecodedTrace
 from kvoffload.traces import Request, Survey, Trace, TraceError, write_trace
-from kvoffload.traces.formats import FORMS
+from kvoffload.traces.formats import FORMATS
 from kvoffload.traces.lines import zstd_module
 
 MAX_LINE_BYTES = 400
-CHOICES: list[str | None] = [None, *FORMS]
+CHOICES: list[str | None] = [None, *FORMATS]
 
 
 def zstd(data: bytes) -> bytes:
@@ -98,18 +99,18 @@ def run_reading(data: bytes) -> int:
         one, what was read cannot be written and read again, or a figure about it is not finite.
     """
     head, body = data[:2].ljust(2, b"\0"), data[2:]
-    form = CHOICES[head[0] % len(CHOICES)]
+    format = CHOICES[head[0] % len(CHOICES)]
     with tempfile.TemporaryDirectory() as folder:
         path, copy = Path(folder, "trace"), Path(folder, "copy")
         path.write_bytes(PACKINGS[head[1] % len(PACKINGS)](body))
-        strict, failed = read(path, form=form)
-        lenient, _ = read(path, form=form, skip_bad=True)
+        strict, failed = read(path, format=format)
+        lenient, _ = read(path, format=format, skip_bad=True)
         if lenient[: len(strict)] != strict or (not failed and lenient != strict):
             raise AssertionError(f"passing over bad lines changes good ones: {strict} {lenient}")
         if lenient:
             check_figures(lenient)
             write_trace(lenient, copy)
-            again = list(Trace(copy, form="mooncake"))
+            again = list(Trace(copy, format="mooncake"))
             if again != lenient:
                 raise AssertionError(f"written and read again: {lenient} {again}")
     return len(lenient)

@@ -1,4 +1,4 @@
-"""Other people's forms of trace: recognised, read by their rules, refused in the same words."""
+"""Other people's formats of trace: recognised, read by their rules, refused in the same words."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload.traces import Request, Trace, TraceError
 from kvoffload.traces.errors import BadLineError
-from kvoffload.traces.formats import FORMS, recognise
+from kvoffload.traces.formats import FORMATS, recognise
 from kvoffload.traces.formats.bailian import BailianParser
 from kvoffload.traces.formats.base import hexadecimal_id
 
@@ -61,35 +61,35 @@ def rule(tmp_path, *rows, **options):
     return caught.value.rule
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_recognised_and_can_be_named(tmp_path, form):
-    recognised, trace = read(tmp_path, LINES[form])
-    assert trace.form == form
-    named, trace = read(tmp_path, LINES[form], form=form)
-    assert trace.form == form
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_is_recognised_and_can_be_named(tmp_path, format):
+    recognised, trace = read(tmp_path, LINES[format])
+    assert trace.format == format
+    named, trace = read(tmp_path, LINES[format], format=format)
+    assert trace.format == format
     assert recognised == named
     assert len(named) == 1
 
 
-def test_an_unknown_form_is_refused():
-    with pytest.raises(ValueError, match="form must be one of mooncake, lmcache, "):
-        Trace("x", form="csv")
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ValueError, match="format must be one of mooncake, lmcache, "):
+        Trace("x", format="csv")
 
 
-def test_a_named_form_holds_whatever_the_line_looks_like(tmp_path):
-    assert rule(tmp_path, MOONCAKE, form="lmcache").startswith("must have the field chunk_size")
-    requests, _ = read(tmp_path, BAILIAN, form="mooncake")
+def test_a_named_format_holds_whatever_the_line_looks_like(tmp_path):
+    assert rule(tmp_path, MOONCAKE, format="lmcache").startswith("must have the field chunk_size")
+    requests, _ = read(tmp_path, BAILIAN, format="mooncake")
     assert requests == [Request(61.114, 20, 3, (1089, 1090))]
 
 
-def test_the_form_of_the_first_good_line_holds_for_all(tmp_path):
+def test_the_format_of_the_first_good_line_holds_for_all(tmp_path):
     assert rule(tmp_path, LMCACHE, MOONCAKE).startswith("must have the field chunk_size")
     requests, trace = read(tmp_path, "not json", '{"chunk_hashes":1}', LMCACHE, skip_bad=True)
-    assert (trace.form, trace.bad_lines, len(requests)) == ("lmcache", 2, 1)
+    assert (trace.format, trace.bad_lines, len(requests)) == ("lmcache", 2, 1)
 
 
 @pytest.mark.parametrize("line", ["not json", "bad", "add face", "{", "[]", '"x"', "-5"])
-def test_what_is_in_no_form_is_told_by_the_rules_of_the_first(tmp_path, line):
+def test_what_is_in_no_format_is_told_by_the_rules_of_the_first(tmp_path, line):
     assert recognise(line.encode()).name == "mooncake"
     assert rule(tmp_path, line).startswith("must be a JSON object")
 
@@ -210,7 +210,7 @@ def test_hexadecimal_text_has_neither_times_nor_lengths(tmp_path):
     assert len({*one.hash_ids, *other.hash_ids}) == 4
     assert one == Request(0, 0, 0, one.hash_ids)
     assert trace.block_tokens is None
-    assert read(tmp_path, "a b 1", form="hex")[0][0].hash_ids[0] == hexadecimal_id("a", "")
+    assert read(tmp_path, "a b 1", format="hex")[0][0].hash_ids[0] == hexadecimal_id("a", "")
 
 
 @pytest.mark.parametrize(
@@ -240,15 +240,15 @@ def test_refuses_bad_hexadecimal_text(tmp_path):
     assert rule(tmp_path, HEX, "aa bé").startswith("must be hexadecimal hashes, got")
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("format", FORMATS)
 @given(data=st.binary() | st.text().map(str.encode), row=st.dictionaries(
     st.sampled_from(sorted({*MOONCAKE, *BAILIAN, *LMCACHE})),
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists),
 ))  # fmt: skip
 @example(data=b"", row={"timestamp": [[["\U000848f4" * 40] * 9] * 9] * 9})
-def test_a_parser_yields_a_request_or_raises_bad_line_error(form, data, row):
+def test_a_parser_yields_a_request_or_raises_bad_line_error(format, data, row):
     for line in (data.strip(), json.dumps(row).encode(), b"0x" + data.hex().encode()):
-        for parse in (FORMS[form].new_parser(), recognise(line).new_parser()):
+        for parse in (FORMATS[format].new_parser(), recognise(line).new_parser()):
             try:
                 request = parse(line)
             except BadLineError as error:

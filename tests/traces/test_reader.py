@@ -367,14 +367,14 @@ def test_a_fault_after_many_blank_lines_is_told(tmp_path):
     assert trace.bad_lines == 1
 
 
-@pytest.mark.parametrize("form", ["mooncake", "lmcache", "bailian"])
+@pytest.mark.parametrize("format", ["mooncake", "lmcache", "bailian"])
 @pytest.mark.parametrize("value", [10**309, 2**63, 1e300, 2**60], ids=str)
-def test_a_time_too_far_off_to_count_with_is_refused(tmp_path, form, value):
+def test_a_time_too_far_off_to_count_with_is_refused(tmp_path, format, value):
     """Before anything computes a span from it."""
     fields = {"chat_id": 1, "chunk_size": 16, "seq_len": 1, "chunk_hashes": []}
     first = row(**fields, timestamp=0.5)
     path = write(tmp_path, first + b"\n" + row(**fields, timestamp=value))
-    if form == "mooncake" and value == 2**60:
-        assert Survey.of(Trace(path, form=form)).seconds == 2**60 / 1000
+    if format == "mooncake" and value == 2**60:
+        assert Survey.of(Trace(path, format=format)).seconds == 2**60 / 1000
         return
-    assert fault(path, form=form).startswith("2: timestamp must be a number <= 9")
+    assert fault(path, format=format).startswith("2: timestamp must be a number <= 9")

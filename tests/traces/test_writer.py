@@ -21,7 +21,7 @@ def test_what_is_written_is_read_back(tmp_path, name):
     assert list(Trace(path)) == REQUESTS
 
 
-def test_writes_the_mooncake_form_with_the_known_fields_only(tmp_path):
+def test_writes_the_mooncake_format_with_the_known_fields_only(tmp_path):
     write_trace(REQUESTS, tmp_path / "t")
     assert (tmp_path / "t").read_bytes() == (
         b'{"timestamp":0,"input_length":1000,"output_length":7,'

@@ -1,11 +1,28 @@
 "use strict";
 (function () {
   const reading = document.getElementById("reading");
-  const charts = Array.from(document.querySelectorAll("svg"));
+  const charts = Array.from(document.querySelectorAll("svg.wide, svg.narrow"));
+
+  /* What is drawn last lies on top: draw the line that is read once more, out of reach of keys. */
+  function lift(point) {
+    const line = point.parentNode;
+    const top = point.ownerSVGElement.querySelector(".top");
+    const color = Array.from(line.classList).find((name) => /^c[0-9]$/.test(name));
+    const kind = line.classList.contains("ceiling") ? "ceiling" : "";
+    top.setAttribute("class", `top ${kind} ${color}`);
+    top.replaceChildren(line.querySelector("polyline").cloneNode());
+    line.querySelectorAll(".point").forEach((mark) => {
+      const dot = mark.cloneNode();
+      ["tabindex", "role", "aria-label", "data-place", "data-asked"].forEach((name) => dot.removeAttribute(name));
+      dot.setAttribute("class", mark === point ? "dot read" : "dot");
+      top.append(dot);
+    });
+  }
 
   function show(point) {
     document.querySelectorAll(".point.read").forEach((other) => other.classList.remove("read"));
     point.classList.add("read");
+    lift(point);
     reading.textContent = point.getAttribute("aria-label");
   }
 
@@ -48,6 +65,12 @@
       if (next) next.focus();
     });
   });
+
+  /* On a phone the page is short; on paper nothing that was open is missing. */
+  const open = Array.from(document.querySelectorAll("details[open]"));
+  const isPhone = window.matchMedia("(max-width: 640px)");
+  open.forEach((part) => { part.open = !isPhone.matches; });
+  window.addEventListener("beforeprint", () => open.forEach((part) => { part.open = true; }));
 
   function select(text) {
     const range = document.createRange();

@@ -1,4 +1,4 @@
-"""The forms that traces come in: one file a form, and which one a line is in."""
+"""The formats that traces come in: one file a format, and which one a line is in."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ import re
 from kvoffload.traces.errors import BadLineError
 
 from .bailian import BAILIAN
-from .base import Form, Parser, json_object
+from .base import Format, Parser, json_object
 from .hexadecimal import HEXADECIMAL
 from .lmcache import LMCACHE
 from .mooncake import MOONCAKE
 
-__all__ = ["FORMS", "Form", "Parser", "recognise"]
+__all__ = ["FORMATS", "MODEL_FORMATS", "Format", "Parser", "recognise"]
 
-FORMS: dict[str, Form] = {form.name: form for form in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL)}
+FORMATS: dict[str, Format] = {
+    found.name: found for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL)
+}
+
+MODEL_FORMATS = (LMCACHE.name,)
+"""Formats whose lines name the model that was asked."""
 
 # Words of eight digits or more: a file of ordinary words is not taken for hashes.
 _HASHES = re.compile(rb"(?:(?:0x)?[0-9a-fA-F]{8,}(?:[\s,]+|$))+")
 
 
-def recognise(line: bytes) -> Form:
-    """Return the form that a line is in; Mooncake's, which then says what is wrong, if in none."""
+def recognise(line: bytes) -> Format:
+    """Return the format of a line; Mooncake's, which then says what is wrong, if it is in none."""
     if _HASHES.fullmatch(line):
         return HEXADECIMAL
     try:

@@ -1,4 +1,4 @@
-"""The form of the Bailian usage traces: as Mooncake's, with chats and with seconds.
+"""The format of the Bailian usage traces: as Mooncake's, with chats and with seconds.
 
 Source: the repository alibaba-edu/qwen-bailian-usagetraces-anon and Wang et al., "KVCache Cache in
 the Wild" (USENIX ATC'25). `timestamp` is in seconds; a block is 16 tokens; `chat_id` names the
@@ -14,15 +14,15 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
-from .base import MAX_SECONDS, Form, field, integer, integer_ids, json_object, number
+from .base import MAX_SECONDS, Format, Parser, field, integer, integer_ids, json_object, number
 
 BLOCK_TOKENS = 16
 NO_PARENT = (None, -1)
 MAX_NAME = 64  # characters of a session's name that are taken as they are
 
 
-class BailianParser:
-    """Parse lines in this form; a request's session is the first chat of its conversation.
+class BailianParser(Parser):
+    """Parse lines in this format; a request's session is the first chat of its conversation.
 
     Of a chat a digest of 16 bytes is remembered, under a key of this parser's own so that nobody
     can choose two with the same, and the session that it belongs to: memory is bounded, however
@@ -32,7 +32,7 @@ class BailianParser:
     REMEMBERED = 2**18  # chats whose conversation is remembered; a later turn follows within these
 
     def __init__(self) -> None:
-        self.block_tokens: int | None = BLOCK_TOKENS
+        self.block_tokens = BLOCK_TOKENS
         self._key = secrets.token_bytes(16)
         self._sessions: dict[bytes, str] = {}
 
@@ -75,4 +75,6 @@ def _chat(value: object, name: str) -> str:
     return str(value)
 
 
-BAILIAN = Form("bailian", "JSON Lines with chat_id and hash_ids, 16 tokens a block", BailianParser)
+BAILIAN = Format(
+    "bailian", "JSON Lines with chat_id and hash_ids, 16 tokens a block", BailianParser
+)

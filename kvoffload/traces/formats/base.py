@@ -1,11 +1,11 @@
-"""What a form of trace is, and what the forms share."""
+"""What a format of trace is, and what the formats share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 from kvoffload._extras import require
 from kvoffload.errors import describe
@@ -15,16 +15,26 @@ from kvoffload.traces.request import MAX_HASH_ID, MAX_TOKENS, Request
 MAX_SECONDS = 2**53  # beyond, a float has no milliseconds and an integer no use
 
 
-class Parser(Protocol):
+class Parser:
     """Turn the lines of one pass over one trace into requests.
 
     Attributes
     ----------
-    block_tokens : int or None
-        Tokens a block, where the lines so far say so and agree.
+    block_tokens, block_bytes : int or None
+        Tokens and bytes per block, where the lines so far say so and agree.
+    start : float or None
+        When time 0 was, seconds since 1970, where the lines say so.
+    model_name : str or None
+        The model whose requests are wanted, where not all are; set by who made the parser.
+    is_wanted : bool
+        Whether the line parsed last is one of them.
     """
 
-    block_tokens: int | None
+    block_tokens: int | None = None
+    block_bytes: int | None = None
+    start: float | None = None
+    model_name: str | None = None
+    is_wanted = True
 
     def __call__(self, line: bytes) -> Request:
         """Parse a line, which is stripped and not blank.
@@ -32,13 +42,19 @@ class Parser(Protocol):
         Raises
         ------
         BadLineError
-            If it breaks a rule of the form.
+            If it breaks a rule of the format.
         """
+        raise NotImplementedError
+
+    @property
+    def models_text(self) -> str:
+        """The models named so far in words, empty if there are none."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A form of trace.
+class Format:
+    """A format of trace.
 
     Attributes
     ----------

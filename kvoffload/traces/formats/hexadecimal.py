@@ -12,15 +12,13 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
-from .base import Form, hexadecimal_id
+from .base import Format, Parser, hexadecimal_id
 
 _SEPARATORS = re.compile(r"[\s,]+")
 
 
-class HexadecimalParser:
-    """Parse lines in this form."""
-
-    block_tokens: int | None = None
+class HexadecimalParser(Parser):
+    """Parse lines in this format."""
 
     def __call__(self, line: bytes) -> Request:
         """Parse a line."""
@@ -35,4 +33,4 @@ class HexadecimalParser:
         return Request(0, 0, 0, hash_ids)
 
 
-HEXADECIMAL = Form("hex", "plain text, a request a line of hexadecimal hashes", HexadecimalParser)
+HEXADECIMAL = Format("hex", "plain text, a request a line of hexadecimal hashes", HexadecimalParser)

@@ -3,29 +3,52 @@
 Source: LMCache's `lookup_hash` logging subscriber and its cache simulator (``lmcache server
 --lookup-hash-log-dir``). `timestamp` is Unix time, seconds; `chunk_hashes` are hexadecimal and
 cover full chunks of `chunk_size` tokens only, `seq_len` counts all tokens of the prompt. The answer
-is not known. Models do not share chunks, so the hash of a chunk counts together with `model_name`.
+is not known; `shapes` and `dtypes`, of the tensors of a chunk, tell its bytes. Models do not share
+chunks, so the hash of a chunk counts together with `model_name`.
 """
 
 from __future__ import annotations
 
+import math
 from hashlib import blake2b
+from typing import Any
 
 from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import Request
 
-from .base import MAX_SECONDS, Form, field, hexadecimal_id, integer, json_object, number
+from .base import MAX_SECONDS, Format, Parser, field, hexadecimal_id, integer, json_object, number
+
+MOST_MODELS = 5  # that a message names
+MOST_TENSORS = 256  # of a chunk, and dimensions of one
+MAX_LENGTH = 2**40
+_ELEMENT_BYTES = {
+    "float32": 4,
+    "float": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "half": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "uint8": 1,
+    "int8": 1,
+}
 
 MAX_NAMESPACE = 64  # bytes of a model's name that are taken as they are
 
 
-class LMCacheParser:
-    """Parse lines in this form; time counts from the first line, and never below it."""
+class LMCacheParser(Parser):
+    """Parse lines in this format; time counts from the first line, and never below it."""
 
     def __init__(self) -> None:
-        self.block_tokens: int | None = None
         self._sizes: set[int] = set()  # two at most: more tell nothing more
-        self._start: int | float | None = None
+        self._bytes: set[int | None] = set()  # likewise
+        self._models: dict[str, None] = {}  # some of them, for messages
+
+    @property
+    def models_text(self) -> str:
+        """The models named so far in words, empty if there are none."""
+        return "requests to " + ", ".join(self._models) if self._models else ""
 
     def __call__(self, line: bytes) -> Request:
         """Parse a line."""
@@ -39,6 +62,11 @@ class LMCacheParser:
         model = row.get("model_name", "")
         if type(model) is not str:
             raise BadLineError(f"model_name must be a string, got {describe(model)}")
+        if len(self._models) < MOST_MODELS:
+            self._models[describe(model)] = None
+        self.is_wanted = self.model_name in (None, model)
+        if not self.is_wanted:
+            return Request(0, 0, 0, ())
         namespace = model.encode()
         if len(namespace) > MAX_NAMESPACE:  # it is hashed again with every chunk
             namespace = blake2b(namespace).digest()
@@ -46,13 +74,37 @@ class LMCacheParser:
             hexadecimal_id(value, f"chunk_hashes[{position}]", namespace)
             for position, value in enumerate(hashes)
         )
-        if self._start is None:
-            self._start = seconds
+        if self.start is None:
+            self.start = seconds
         if len(self._sizes) < 2:
             self._sizes.add(chunk_size)
             self.block_tokens = chunk_size if len(self._sizes) == 1 else None
-        since = max(0, seconds - self._start)
+        if len(self._bytes) < 2:
+            size = _chunk_bytes(row)
+            self._bytes.add(size)
+            self.block_bytes = size if len(self._bytes) == 1 else None
+        since = max(0, seconds - self.start)
         return Request(round(since * 1000), length, 0, hash_ids)
 
 
-LMCACHE = Form("lmcache", "JSON Lines with chunk_hashes, LMCache's lookup-hash log", LMCacheParser)
+def _chunk_bytes(row: dict[str, Any]) -> int | None:
+    """Return the bytes of a chunk, from the shapes and types of its tensors; None if not said."""
+    shapes, dtypes = row.get("shapes"), row.get("dtypes")
+    if not (isinstance(shapes, list) and isinstance(dtypes, list)):
+        return None
+    if not 1 <= len(shapes) == len(dtypes) <= MOST_TENSORS:
+        return None
+    total = 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        element = _ELEMENT_BYTES.get(dtype.removeprefix("torch.")) if type(dtype) is str else None
+        if element is None or not isinstance(shape, list) or not 1 <= len(shape) <= MOST_TENSORS:
+            return None
+        if not all(type(length) is int and 1 <= length <= MAX_LENGTH for length in shape):
+            return None
+        total += math.prod(shape) * element
+    return total if total <= MAX_LENGTH else None
+
+
+LMCACHE = Format(
+    "lmcache", "JSON Lines with chunk_hashes, LMCache's lookup-hash log", LMCacheParser
+)

@@ -1,4 +1,4 @@
-"""The Mooncake form: JSON Lines of `timestamp`, `input_length`, `output_length`, `hash_ids`.
+"""The Mooncake format: JSON Lines of `timestamp`, `input_length`, `output_length`, `hash_ids`.
 
 Source: Qin et al., "Mooncake: Trading More Storage for Less Computation" (FAST'25), and the traces
 published with it. Timestamps are in milliseconds. `session` is an addition that some traces make;
@@ -14,13 +14,11 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
 
-from .base import Form, field, integer, integer_ids, json_object, number
+from .base import Format, Parser, field, integer, integer_ids, json_object, number
 
 
-class MooncakeParser:
-    """Parse lines in this form: at once with a typed decoder, slowly to say what is wrong."""
-
-    block_tokens: int | None = None
+class MooncakeParser(Parser):
+    """Parse lines in this format: at once with a typed decoder, slowly to say what is wrong."""
 
     def __init__(self) -> None:
         msgspec = require("msgspec", "reading a trace")
@@ -72,4 +70,6 @@ def _checked(line: bytes) -> Request:
     return Request(timestamp, input_length, output_length, hash_ids, session)
 
 
-MOONCAKE = Form("mooncake", "JSON Lines with hash_ids, as published with Mooncake", MooncakeParser)
+MOONCAKE = Format(
+    "mooncake", "JSON Lines with hash_ids, as published with Mooncake", MooncakeParser
+)

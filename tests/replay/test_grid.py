@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, device_hits, simulate
-from kvoffload.replay.sweep import Cell, ResultsFile, run
+from kvoffload.replay import (
+    Cell,
+    DecodedTrace,
+    GridWork,
+    ResultsFile,
+    device_hits,
+    run_grid,
+    simulate,
+)
 from kvoffload.traces import Workload
 
 CELLS = [
@@ -19,6 +26,11 @@ CELLS = [
     for capacity in (30, 300)
     for device, pending in ((0, 0), (100, 2))
 ]
+
+
+def run(trace, cells, jobs):
+    for cell, (counts,) in run_grid(jobs, GridWork(trace, cells)):
+        yield cell, counts
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
-"""A grid of policies and capacities over one trace, in parallel, and what is known of it already.
+"""What is known of a grid of policies and capacities over one trace, in a file.
 
-Structure
-    The trace is decoded once and its arrays lie in files that all processes map; each process
-    computes the keys once. A result is a line of a JSON Lines file as soon as it is there, under
-    everything that it depends on, so that an interrupted sweep goes on where it stopped.
+A result is a line of a JSON Lines file as soon as it is there, under everything that it depends on,
+so that an interrupted sweep goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -12,42 +10,18 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-import numpy.typing as npt
-
-from kvoffload import BlockHash, __version__
+from kvoffload import __version__
 from kvoffload.traces.outputs import open_output
 
 from .decoded import DecodedTrace
-from .device import device_hits
-from .processes import mapped_arrays, shared_arrays, spread
-from .simulate import BELADY, Counts, simulate
+from .grid import Cell
+from .simulate import Counts
 
-
-@dataclass(frozen=True, slots=True, order=True)
-class Cell:
-    """One point of the grid.
-
-    Attributes
-    ----------
-    policy : str
-        A policy string, or ``"belady"`` or ``"infinite"``.
-    capacity : int
-        Number of blocks.
-    device_blocks : int
-        Blocks of the accelerator's own cache in front; 0 for none.
-    pending : int
-        Requests during which a store is in flight.
-    """
-
-    policy: str
-    capacity: int
-    device_blocks: int = 0
-    pending: int = 0
+__all__ = ["ResultsFile"]
 
 
 class ResultsFile:
@@ -129,71 +103,3 @@ def _of(kind: type[Any], values: dict[str, Any]) -> Any:
         if type(values[field.name]) is not wanted:
             raise TypeError(f"{field.name} must be {wanted.__name__}")
     return kind(**values)
-
-
-@dataclass(slots=True)
-class _Work:
-    """What a process holds to compute any cell of a trace."""
-
-    trace: DecodedTrace
-    keys: list[BlockHash]
-    on_device: dict[int, npt.NDArray[np.int64]]
-
-    @classmethod
-    def of(cls, trace: DecodedTrace) -> _Work:
-        return cls(trace, trace.keys(), {})
-
-    def counts(self, cell: Cell) -> Counts:
-        """Compute one cell."""
-        front = self.on_device.get(cell.device_blocks)
-        if front is None:
-            front = self.on_device[cell.device_blocks] = device_hits(self.trace, cell.device_blocks)
-        return simulate(
-            self.trace,
-            self.keys,
-            cell.policy,
-            cell.capacity,
-            device_hits=front,
-            pending=cell.pending,
-        )
-
-
-def run(trace: DecodedTrace, cells: Iterable[Cell], jobs: int) -> Iterator[tuple[Cell, Counts]]:
-    """Compute cells in parallel; yield each with its result as soon as it is there.
-
-    Parameters
-    ----------
-    trace : DecodedTrace
-        The requests.
-    cells : iterable of Cell
-        What to compute; the long ones are begun first, whatever their order.
-    jobs : int
-        Number of processes, >= 1; 1 computes in this one.
-
-    Raises
-    ------
-    ChildProcessError
-        If a process is killed.
-    """
-    # Knowing the future takes longest; what is begun last should be short.
-    ordered = sorted(set(cells), key=lambda cell: (cell.policy != BELADY, cell))
-    if jobs == 1 or len(ordered) < 2:
-        work = _Work.of(trace)
-        for cell in ordered:
-            yield cell, work.counts(cell)
-        return
-    with shared_arrays(trace.arrays()) as paths:
-        yield from spread(ordered, _compute, jobs, _begin, (paths,))
-
-
-_work: _Work
-
-
-def _begin(paths: dict[str, str]) -> None:
-    """Load the trace in a new process."""
-    global _work  # noqa: PLW0603 - what a pool's process keeps between its tasks
-    _work = _Work.of(DecodedTrace(**mapped_arrays(paths)))
-
-
-def _compute(cell: Cell) -> Counts:
-    return _work.counts(cell)

@@ -1,0 +1,102 @@
+"""What accelerators can do, from their makers' data sheets.
+
+Prefill is bound by arithmetic: a token takes 2 operations per active parameter (Kaplan et al.,
+"Scaling Laws for Neural Language Models", 2020, section 2.1; attention itself left out), and of the
+peak of a data sheet prefill reaches about `SHARE_OF_PEAK`. A link moves about `SHARE_OF_LINK` of
+what its standard says. Both are estimates to start from; measured figures can be given instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from kvoffload.errors import describe
+
+__all__ = ["MEMORY_SHARE", "Accelerator", "accelerator", "accelerator_names"]
+
+SHARE_OF_PEAK = 0.5
+"""Share of the peak of dense bfloat16 arithmetic that prefill is taken to reach."""
+
+SHARE_OF_LINK = 0.8
+"""Share of a link's nominal bandwidth that copies of whole blocks are taken to reach."""
+
+MEMORY_SHARE = 0.9
+"""Share of its memory that vLLM takes by default (``--gpu-memory-utilization``)."""
+
+_PCIE_4, _PCIE_5 = 32e9, 64e9  # 16 lanes, one direction, nominal
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One accelerator.
+
+    Attributes
+    ----------
+    name : str
+        What users write.
+    memory : int
+        Its memory, bytes.
+    flops : float
+        Dense bfloat16 operations per second, at the peak.
+    link : float
+        Nominal bytes per second between it and host memory, one direction.
+    source : str
+        Address of the data sheet.
+    """
+
+    name: str
+    memory: int
+    flops: float
+    link: float
+    source: str
+
+    def prefill_rate(self, active_parameters: float) -> float:
+        """Return the estimated prefill, tokens per second, of a model."""
+        return SHARE_OF_PEAK * self.flops / (2 * active_parameters)
+
+    @property
+    def link_bandwidth(self) -> float:
+        """Estimated bytes per second between it and host memory, one direction."""
+        return SHARE_OF_LINK * self.link
+
+
+_NVIDIA = "https://www.nvidia.com/en-us/data-center"
+_ACCELERATORS = (
+    Accelerator("l4", 24 * 10**9, 121e12, _PCIE_4, f"{_NVIDIA}/l4/"),
+    Accelerator("l40s", 48 * 10**9, 362e12, _PCIE_4, f"{_NVIDIA}/l40s/"),
+    Accelerator("a100-80gb", 80 * 10**9, 312e12, _PCIE_4, f"{_NVIDIA}/a100/"),
+    Accelerator("h100", 80 * 10**9, 989e12, _PCIE_5, f"{_NVIDIA}/h100/"),
+    Accelerator("h200", 141 * 10**9, 989e12, _PCIE_5, f"{_NVIDIA}/h200/"),
+    Accelerator("b200", 180 * 10**9, 2250e12, _PCIE_5, f"{_NVIDIA}/hgx/"),
+    Accelerator(
+        "mi300x",
+        192 * 10**9,
+        1307e12,
+        _PCIE_5,
+        "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html",
+    ),
+)
+_BY_NAME = {found.name: found for found in _ACCELERATORS}
+
+
+def accelerator_names() -> tuple[str, ...]:
+    """Return the names of the accelerators that are known."""
+    return tuple(_BY_NAME)
+
+
+def accelerator(name: str) -> Accelerator:
+    """Return an accelerator by name; case does not matter.
+
+    Raises
+    ------
+    ValueError
+        If it is not known; the message lists those that are and the nearest.
+    """
+    found = _BY_NAME.get(name.lower())
+    if found is None:
+        near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        known = ", ".join(_BY_NAME)
+        raise ValueError(f"accelerator must be one of {known}, got {describe(name)}{hint}")
+    return found

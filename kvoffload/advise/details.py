@@ -1,0 +1,230 @@
+"""What more there is to see: hits over time and per request, reuse distance, a disk behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import BlockHash
+from kvoffload.replay import (
+    TierCounts,
+    device_hits,
+    simulate_requests,
+    simulate_tiers,
+    stack_distances,
+)
+
+from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, RecordedTrace
+
+__all__ = ["Details", "Disk", "DiskCell", "PolicyDetails", "Reuse", "details"]
+
+POINTS = 50
+"""Parts of a trace, of equally many requests, of which hits over time are shown."""
+
+SHARES = tuple(n / 10 for n in range(1, 10))
+"""Where the classes of requests end, by the share of their blocks that is hit."""
+
+SECONDS_PER_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDetails:
+    """How a policy's hits are spread over the trace.
+
+    Attributes
+    ----------
+    policy : str
+        Policy string.
+    over_time : list of float
+        Hit ratio in each of `POINTS` parts of equally many requests.
+    requests_by_share : list of int
+        Requests by the share of the blocks asked for that is hit: none, up to each of `SHARES`,
+        less than all, all. Those that ask for no block are left out.
+    """
+
+    policy: str
+    over_time: list[float]
+    requests_by_share: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """How far apart the uses of a block lie.
+
+    Attributes
+    ----------
+    reused : float
+        Share of all uses that are not the first of their block.
+    bytes_at : dict of int to float
+        By percent of those uses, the bytes of distinct blocks between a use and the one before
+        that they do not exceed.
+    sampled : float
+        Share of the blocks that was looked at.
+    """
+
+    reused: float
+    bytes_at: dict[int, float]
+    sampled: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk behind host memory.
+
+    Attributes
+    ----------
+    size : int
+        Bytes.
+    policies : tuple of str
+        Policy strings for it, to compare.
+    """
+
+    size: int
+    policies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCell:
+    """What a disk with a policy does behind a host memory.
+
+    Attributes
+    ----------
+    policy, host_policy : str
+        The disk's policy, and that of the host memory in front.
+    memory : int
+        Host memory in front, bytes.
+    counts : TierCounts
+        Hits and blocks written.
+    bytes_per_day : float or None
+        Bytes written to the disk per day, at the trace's rate; None if it has no times.
+    writes_per_day : float or None
+        The same as a multiple of the disk's size, as makers of drives state their endurance.
+    """
+
+    policy: str
+    host_policy: str
+    memory: int
+    counts: TierCounts
+    bytes_per_day: float | None
+    writes_per_day: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What more there is to see.
+
+    Attributes
+    ----------
+    policies : list of PolicyDetails
+        Of the policy that is recommended, or hits most, and of vLLM's default.
+    reuse : Reuse
+        Reuse distances.
+    disk : Disk or None
+        The disk that was asked for.
+    disk_cells : list of DiskCell
+        Of each of its policies behind each host memory with the first policy above, and behind the
+        memory that was asked for with vLLM's default.
+    """
+
+    policies: list[PolicyDetails]
+    reuse: Reuse
+    disk: Disk | None
+    disk_cells: list[DiskCell]
+
+
+def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -> Details:
+    """Replay once more, in the memory that was asked for, and look closely.
+
+    Parameters
+    ----------
+    recorded : RecordedTrace
+        What the advice was made from.
+    advice : Advice
+        What it says.
+    disk : Disk, optional
+        A disk to put behind each of the memories.
+    """
+    trace = recorded.trace
+    keys = trace.keys()
+    front = device_hits(trace, advice.setup.device_blocks)
+    chosen = advice.policy or advice.choices[advice.asked].best
+    capacity = _capacity(advice, advice.asked)
+    asked = np.diff(trace.starts) - front
+    policies = []
+    for policy in dict.fromkeys((chosen, VLLM_DEFAULT)):
+        hits = simulate_requests(trace, keys, policy, capacity, device_hits=front)
+        policies.append(PolicyDetails(policy, _over_time(hits, asked), _by_share(hits, asked)))
+    cells = []
+    if disk is not None:
+        cells = _disk_cells(recorded, keys, advice, policy=chosen, disk=disk, front=front)
+    return Details(policies, _reuse(recorded, advice), disk, cells)
+
+
+def _capacity(advice: Advice, place: int) -> int:
+    return max(1, min(advice.capacities[place], advice.facts.unique_blocks))
+
+
+def _over_time(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list[float]:
+    count = min(POINTS, len(hits))
+    ends = [len(hits) * n // count for n in range(count)] if count else []
+    if not ends:
+        return []
+    sums = np.add.reduceat(hits, ends), np.maximum(1, np.add.reduceat(asked, ends))
+    return [float(ratio) for ratio in sums[0] / sums[1]]
+
+
+def _by_share(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list[int]:
+    some = asked > 0
+    shares = hits[some] / asked[some]
+    # none | up to .1 | … | up to .9 | below 1 | all
+    edges = [np.nextafter(0, 1), *(np.nextafter(share, 2) for share in SHARES), 1.0]
+    classes = np.searchsorted(edges, shares, side="right")
+    return [int(count) for count in np.bincount(classes, minlength=len(SHARES) + 3)]
+
+
+def _reuse(recorded: RecordedTrace, advice: Advice) -> Reuse:
+    distances, share = stack_distances(recorded.trace)
+    block_bytes = advice.setup.block_bytes
+    at = {}
+    if len(distances):
+        for percent in (10, 25, 50, 75, 90, 99):
+            place = min(len(distances) - 1, len(distances) * percent // 100)
+            at[percent] = float(distances[place]) * block_bytes
+    blocks, unique = recorded.trace.num_blocks, recorded.trace.unique_blocks
+    return Reuse((blocks - unique) / (blocks or 1), at, share)
+
+
+def _disk_cells(
+    recorded: RecordedTrace,
+    keys: list[BlockHash],
+    advice: Advice,
+    *,
+    policy: str,
+    disk: Disk,
+    front: npt.NDArray[np.int64],
+) -> list[DiskCell]:
+    block_bytes, seconds = advice.setup.block_bytes, advice.facts.seconds
+    disk_capacity = max(1, min(disk.size // block_bytes, advice.facts.unique_blocks))
+    fronts = [(policy, place) for place in range(len(advice.memories))]
+    fronts += [] if policy == VLLM_DEFAULT else [(VLLM_DEFAULT, advice.asked)]
+    cells = []
+    for disk_policy in disk.policies:
+        for host_policy, place in fronts:
+            memory = advice.memories[place]
+            counts = simulate_tiers(
+                recorded.trace,
+                keys,
+                policy=host_policy,
+                capacity=_capacity(advice, place),
+                disk_policy=disk_policy,
+                disk_capacity=disk_capacity,
+                device_hits=front,
+            )
+            per_day = None
+            if seconds >= LEAST_SECONDS:
+                per_day = counts.disk_stored * block_bytes * SECONDS_PER_DAY / seconds
+            wear = None if per_day is None else per_day / disk.size
+            cells.append(DiskCell(disk_policy, host_policy, memory, counts, per_day, wear))
+    return cells

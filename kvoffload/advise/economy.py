@@ -1,0 +1,145 @@
+"""Does it pay: the prefill that hits save, against the time that blocks spend on the link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .accelerators import MEMORY_SHARE, Accelerator
+from .advice import Advice, Cell
+from .models import ModelShape
+
+__all__ = ["Balance", "Engine", "balance", "engine_of", "workers_for"]
+
+ROOM_BESIDE_WEIGHTS = 1.2
+"""How many times its weights a model must find as memory where nobody says how many workers."""
+
+MOST_WORKERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What computes and what moves.
+
+    Attributes
+    ----------
+    prefill_rate : float
+        Tokens per second that are prefilled; 0 if not known.
+    link_bandwidth : float
+        Bytes per second to or from host memory, all links together; 0 if not known.
+    accelerator : Accelerator or None
+        What it runs on; None where both rates were given.
+    workers : int
+        How many of them.
+    device_memory : int
+        What they have for KV blocks beside the weights, bytes; 0 if not known.
+    prefill_given, link_given : bool
+        Whether the rate was given, not estimated.
+    """
+
+    prefill_rate: float
+    link_bandwidth: float
+    accelerator: Accelerator | None = None
+    workers: int = 1
+    device_memory: int = 0
+    prefill_given: bool = False
+    link_given: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called in a sentence."""
+        if self.accelerator is None:
+            return "the engine described"
+        return f"{self.workers} × {self.accelerator.name}"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether both rates are known."""
+        return self.prefill_rate > 0 and self.link_bandwidth > 0
+
+
+def workers_for(model: ModelShape, accelerator: Accelerator) -> int:
+    """Return the fewest accelerators, a power of two, that hold a model; 0 if too many would.
+
+    A model whose size is not known is taken to fit on one.
+    """
+    workers = 1
+    while workers <= MOST_WORKERS:
+        if workers * accelerator.memory * MEMORY_SHARE >= ROOM_BESIDE_WEIGHTS * model.weight_bytes:
+            return workers
+        workers *= 2
+    return 0
+
+
+def engine_of(
+    model: ModelShape | None,
+    accelerator: Accelerator | None,
+    *,
+    workers: int | None = None,
+    prefill_rate: float | None = None,
+    link_bandwidth: float | None = None,
+) -> Engine:
+    """Describe an engine by what is known of it; rates that are given replace estimates."""
+    count = workers or 1
+    estimated_prefill = estimated_link = 0.0
+    device_memory = 0
+    if accelerator is not None:
+        if model is not None and workers is None:
+            count = workers_for(model, accelerator) or 1
+        estimated_link = count * accelerator.link_bandwidth
+        if model is not None and model.active_parameters:
+            estimated_prefill = count * accelerator.prefill_rate(model.active_parameters)
+            left = count * accelerator.memory * MEMORY_SHARE - model.weight_bytes
+            device_memory = max(0, int(left))
+    return Engine(
+        prefill_rate=prefill_rate or estimated_prefill,
+        link_bandwidth=link_bandwidth or estimated_link,
+        accelerator=accelerator,
+        workers=count,
+        device_memory=device_memory,
+        prefill_given=prefill_rate is not None,
+        link_given=link_bandwidth is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What a policy saves and what it costs, over the trace.
+
+    Attributes
+    ----------
+    prefill_seconds : float
+        Prefill that its hits save.
+    load_seconds, store_seconds : float
+        Time that the blocks hit spend on the way from host memory, and the blocks stored on the
+        way to it.
+    """
+
+    prefill_seconds: float
+    load_seconds: float
+    store_seconds: float
+
+    @property
+    def moving_seconds(self) -> float:
+        """Time on the link, both ways one after the other."""
+        return self.load_seconds + self.store_seconds
+
+    @property
+    def net_seconds(self) -> float:
+        """What is saved less what it costs."""
+        return self.prefill_seconds - self.moving_seconds
+
+    @property
+    def pays(self) -> bool:
+        """Whether more is saved than it costs."""
+        return self.net_seconds > 0
+
+
+def balance(advice: Advice, cell: Cell, engine: Engine) -> Balance:
+    """Return what a policy saves and costs; both rates of the engine must be known."""
+    block_bytes = advice.setup.block_bytes
+    loaded = cell.saved_tokens // advice.setup.block_tokens
+    return Balance(
+        prefill_seconds=cell.saved_tokens / engine.prefill_rate,
+        load_seconds=loaded * block_bytes / engine.link_bandwidth,
+        store_seconds=cell.stored * block_bytes / engine.link_bandwidth,
+    )

@@ -1,0 +1,61 @@
+"""``kvoffload policies``: which policies there are."""
+
+from __future__ import annotations
+
+import click
+
+from kvoffload.policies import registry
+from kvoffload.replay import CEILINGS
+from kvoffload.replay.policies import summary
+
+from ._options import examples, json_option
+from ._output import check_outputs
+from ._terminal import print_json
+
+
+@click.command(
+    epilog=examples("kvoffload policies", "kvoffload replay --policy 'slru?protected=0.8,sieve'")
+)
+@json_option
+def policies(*, as_json: bool) -> None:
+    """List the policies and the ceilings, with their options.
+
+    Wherever policies are compared, --policy takes these names, with options as in
+    'slru?protected=0.8', and MODULE:CLASS for a class of your own.
+    """
+    check_outputs(())
+    entries = [registry.entry(name) for name in registry.names()]
+    if as_json:
+        print_json(
+            {
+                "policies": [
+                    {
+                        "name": entry.name,
+                        "summary": entry.summary,
+                        "options": [
+                            {
+                                "name": option.name,
+                                "default": option.default,
+                                "minimum": option.minimum,
+                                "maximum": option.maximum,
+                                "summary": option.summary,
+                            }
+                            for option in entry.options
+                        ],
+                    }
+                    for entry in entries
+                ],
+                "ceilings": [{"name": name, "summary": summary(name)} for name in CEILINGS],
+            }
+        )
+        return
+    for entry in entries:
+        click.echo(f"{entry.name:12} {entry.summary}")
+        for option in entry.options:
+            click.echo(
+                f"{'':12}   ?{option.name}={option.default}  {option.summary}, "
+                f"{option.minimum:g} to {option.maximum:g}"
+            )
+    click.echo("\nceilings:")
+    for name in CEILINGS:
+        click.echo(f"{name:12} {summary(name)}")

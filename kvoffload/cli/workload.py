@@ -1,0 +1,84 @@
+"""``kvoffload workload``: the requests of a trace for a benchmark of an engine."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from kvoffload.replay import Selection
+from kvoffload.traces import Survey, write_prompts
+from kvoffload.traces.outputs import open_output
+
+from ._options import examples, reading_options, traces_argument
+from ._output import STDOUT, check_output_option
+from ._sources import BlockSize, open_source
+from ._terminal import note, progress_bar
+
+
+@click.command(
+    epilog=examples(
+        "kvoffload workload trace.jsonl --limit 500 --output prompts.jsonl",
+        "vllm bench serve --dataset-name custom --dataset-path prompts.jsonl \\",
+        "    --num-prompts 500 --custom-output-len -1 --disable-shuffle \\",
+        "    --skip-chat-template --no-oversample --backend vllm --model MODEL",
+    )
+)
+@traces_argument
+@click.option(
+    "-o",
+    "--output",
+    default=STDOUT,
+    metavar="FILE",
+    help="File to write; standard output by default.",
+)
+@click.option(
+    "--block-tokens",
+    type=click.IntRange(min=1),
+    help="Tokens per block; inferred where one size fits all requests.",
+)
+@click.option("--full-blocks", is_flag=True, help="Drop what a prompt fills of a block in part.")
+@reading_options
+def workload(
+    traces: tuple[str, ...],
+    *,
+    output: str,
+    block_tokens: int | None,
+    full_blocks: bool,
+    format: str | None,
+    model_name: str | None,
+    limit: int | None,
+    skip_bad: bool,
+    quiet: bool,
+) -> None:
+    """Write a trace as prompts for vllm bench serve, so that a prediction can be measured.
+
+    TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
+    them or a pattern; several are merged by time. - is standard input.
+
+    The prompts are JSON Lines of its custom dataset: made-up words, about one token each, that are
+    equal exactly as far as the requests share blocks. Times are not kept: it sends at
+    --request-rate, in the order of the lines with --disable-shuffle.
+    """
+    check_output_option(traces, output)
+    with open_source(
+        traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+    ) as source:
+        with progress_bar("reading", limit, quiet=quiet) as progress:
+            survey = Survey.of(
+                source.requests, unique=False, block_tokens=block_tokens, progress=progress
+            )
+        if source.bad_lines:
+            note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+        block_size = BlockSize.of(source, survey, block_tokens)
+        if block_size.tokens is None:
+            raise click.UsageError("--block-tokens is needed: no block size fits all requests")
+        requests = source.requests
+        if full_blocks:
+            requests = Selection(requests, full_block_tokens=block_size.tokens, cut_length=True)
+        if output == STDOUT:
+            write_prompts(requests, sys.stdout.buffer, block_size.tokens)
+            sys.stdout.buffer.flush()
+        else:
+            with open_output(output) as file:
+                write_prompts(requests, file, block_size.tokens)

@@ -1,0 +1,133 @@
+"""Many replays of one trace, divided among processes.
+
+The trace is decoded once and its arrays lie in files that all processes map; each process computes
+the keys once, and what the accelerator's own cache has once for each size of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import BlockHash
+
+from .decoded import DecodedTrace
+from .device import device_hits
+from .offline import BELADY
+from .processes import mapped_arrays, shared_arrays, spread
+from .simulate import Counts, simulate_in_parts
+
+__all__ = ["Cell", "GridWork", "run_grid"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One point of a grid.
+
+    Attributes
+    ----------
+    policy : str
+        A policy string, or ``"belady"`` or ``"infinite"``.
+    capacity : int
+        Number of blocks.
+    device_blocks : int
+        Blocks of the accelerator's own cache in front; 0 for none.
+    pending : int
+        Requests during which a store is in flight.
+    """
+
+    policy: str
+    capacity: int
+    device_blocks: int = 0
+    pending: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GridWork:
+    """What a grid computes.
+
+    Attributes
+    ----------
+    trace : DecodedTrace
+        The requests.
+    cells : sequence of Cell
+        The points; the long ones are begun first, whatever their order, and each once.
+    parts : int
+        Into how many parts of equally many requests, give or take one, a policy's counts are
+        divided. Those of a ceiling are never divided.
+    """
+
+    trace: DecodedTrace
+    cells: Sequence[Cell]
+    parts: int = 1
+
+
+def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[Counts]]]:
+    """Compute the cells of a grid; yield each with its counts, part by part, once it is done.
+
+    Parameters
+    ----------
+    jobs : int
+        Number of processes, >= 1; 1 computes in this one.
+    work : GridWork
+        What to compute.
+
+    Raises
+    ------
+    ChildProcessError
+        If a process is killed.
+    """
+    # Knowing the future takes longest; what is begun last should be short.
+    ordered = sorted(set(work.cells), key=lambda cell: (cell.policy != BELADY, cell))
+    if jobs == 1 or len(ordered) < 2:
+        bench = _Bench.of(work.trace, work.parts)
+        for cell in ordered:
+            yield cell, bench.compute(cell)
+        return
+    with shared_arrays(work.trace.arrays()) as paths:
+        yield from spread(ordered, _compute, jobs, _begin, (paths, work.parts))
+
+
+@dataclass(slots=True)
+class _Bench:
+    """What a process holds to compute any cell of a trace."""
+
+    trace: DecodedTrace
+    keys: list[BlockHash]
+    parts: int
+    on_device: dict[int, npt.NDArray[np.int64]]
+
+    @classmethod
+    def of(cls, trace: DecodedTrace, parts: int) -> _Bench:
+        return cls(trace, trace.keys(), parts, {})
+
+    def compute(self, cell: Cell) -> list[Counts]:
+        """Compute one cell."""
+        front = self.on_device.get(cell.device_blocks)
+        if front is None:
+            front = self.on_device[cell.device_blocks] = device_hits(self.trace, cell.device_blocks)
+        return simulate_in_parts(
+            self.trace,
+            self.keys,
+            cell.policy,
+            cell.capacity,
+            device_hits=front,
+            pending=cell.pending,
+            parts=self.parts,
+        )
+
+
+_bench: _Bench
+
+
+def _begin(paths: dict[str, str], parts: int) -> None:
+    """Load the trace in a new process."""
+    global _bench  # noqa: PLW0603 - what a pool's process keeps between its cells
+    _bench = _Bench.of(DecodedTrace(**mapped_arrays(paths)), parts)
+
+
+def _compute(cell: Cell) -> list[Counts]:
+    return _bench.compute(cell)

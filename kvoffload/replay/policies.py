@@ -1,0 +1,111 @@
+"""The policies that a replay can be asked for: built-in ones, one's own, and the ceilings.
+
+A policy string is ``name`` or ``name?option=value``, as everywhere, or ``module:Class`` for a
+`CachePolicy` of one's own, with the same options after it, which its constructor is given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from typing import Any
+
+from kvoffload import CachePolicy, CPUOffloadingManager
+from kvoffload.errors import describe
+from kvoffload.policies import registry
+
+from .offline import BELADY, CEILINGS, INFINITE
+
+__all__ = ["is_own", "new_manager", "read_policy", "summary"]
+
+_CEILING_SUMMARIES = {
+    BELADY: "Belady's choice with bypass, which knows the future: no policy can hit more",
+    INFINITE: "a cache that keeps everything",
+}
+
+
+def is_own(policy: str) -> bool:
+    """Tell whether a policy string names a class of the user's."""
+    return ":" in policy.partition("?")[0]
+
+
+def read_policy(text: str) -> str:
+    """Return a policy string as it is shown, once it is found to name a policy.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it does not; the message names the rule and the value.
+    """
+    if not is_own(text):
+        return str(registry.parse(text))
+    _own_class(text)
+    _own_options(text)
+    return text
+
+
+def summary(policy: str) -> str:
+    """Return what a policy does, in one line."""
+    if policy in CEILINGS:
+        return _CEILING_SUMMARIES[policy]
+    if not is_own(policy):
+        return registry.parse(policy).entry.summary
+    text = inspect.getdoc(_own_class(policy)) or ""
+    return text.partition("\n")[0].strip() or "a class of one's own"
+
+
+def new_manager(policy: str, num_blocks: int, block_tokens: int = 1) -> CPUOffloadingManager:
+    """Return an empty manager with a policy.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the policy, its options or the capacity are wrong.
+    """
+    if not is_own(policy):
+        return CPUOffloadingManager(block_tokens, num_blocks, policy)
+    own = _own_class(policy)(cache_capacity=num_blocks, **_own_options(policy))
+    return CPUOffloadingManager(block_tokens, num_blocks, own)
+
+
+def _own_class(policy: str) -> Any:
+    """Import the class that ``module:Class`` names."""
+    module_name, _, class_name = policy.partition("?")[0].partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
+        raise ValueError(f"policy must be NAME or MODULE:CLASS, got {describe(policy)}")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"policy {policy!r} must be importable, got {reason}") from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, CachePolicy)):
+        raise ValueError(
+            f"policy {policy!r} must name a subclass of kvoffload.CachePolicy, "
+            f"got {describe(found)}"
+        )
+    return found
+
+
+def _own_options(policy: str) -> dict[str, int | float]:
+    """Return the options of one's own class; whether it has them its constructor says."""
+    _, question, rest = policy.partition("?")
+    options: dict[str, int | float] = {}
+    for part in rest.split("&") if question else ():
+        name, _, value = part.partition("=")
+        if not name.isidentifier() or name in options:
+            raise ValueError(f"policy options must read option=value, once each, got {policy!r}")
+        options[name] = _number(value, policy)
+    return options
+
+
+def _number(text: str, policy: str) -> int | float:
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            return value
+    raise ValueError(f"policy options must be numbers, got {text!r} in {policy!r}")

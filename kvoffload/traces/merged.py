@@ -1,0 +1,164 @@
+"""Several trace files as one, merged by time."""
+
+from __future__ import annotations
+
+import glob
+import heapq
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from .errors import TraceError
+from .lines import STDIN
+from .reader import Trace
+from .request import Request
+
+__all__ = ["MergedTrace", "trace_files"]
+
+SUFFIXES = (".jsonl", ".json", ".log", ".txt", ".gz", ".zst")
+"""Endings of the files that are taken from a folder."""
+
+MOST_FILES = 500
+"""Files that are read side by side; systems allow a process about a thousand."""
+
+
+def trace_files(paths: Sequence[str]) -> list[str]:
+    """Return the files that paths, folders and patterns stand for, in the order given.
+
+    Of a folder all files whose names end as a trace's, by name; of a pattern, such as
+    ``"log/*.jsonl"``, what matches, by name. What is a file is taken as it is.
+
+    Raises
+    ------
+    TraceError
+        If a folder or a pattern stands for no file, or all for more than `MOST_FILES`.
+    """
+    found: list[str] = []
+    for path in paths:
+        if path == STDIN or os.path.lexists(path):
+            if path != STDIN and Path(path).is_dir():
+                inside = sorted(p for p in Path(path).iterdir() if p.name.endswith(SUFFIXES))
+                files = [str(file) for file in inside if file.is_file()]
+                if not files:
+                    rule = f"a folder must hold a file that ends in {', '.join(SUFFIXES)}, got none"
+                    raise TraceError(path, None, rule)
+                found += files
+            else:
+                found.append(path)
+        elif glob.has_magic(path):
+            matching = sorted(glob.glob(path))  # noqa: PTH207 - a pattern may be absolute
+            if not matching:
+                raise TraceError(path, None, "must match a file, got none")
+            found += matching
+        else:
+            found.append(path)
+    if len(found) > MOST_FILES:
+        raise TraceError(paths[0], None, f"must be at most {MOST_FILES} files, got {len(found)}")
+    return found
+
+
+class MergedTrace:
+    """Trace files as one trace; iterating over it reads them side by side, merged by time.
+
+    Requests that came at the same time keep the order of the files, and those of one file theirs.
+    Files whose times are of a clock, as in LMCache's log, are placed by it, and time 0 is that of
+    the first of all; files whose times count from their own start begin together.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        One file or more, as `trace_files` gives them.
+    format, skip_bad, model_name
+        As `Trace` has them.
+
+    Attributes
+    ----------
+    name : str
+        What messages call the trace: the file, or the first and how many more there are.
+    bad_lines : int
+        Bad lines passed over by the iteration begun last, in all files.
+    format : str or None
+        The format of the first file.
+    block_tokens, block_bytes : int or None
+        Tokens and bytes per block, where all files say so and agree.
+
+    Raises
+    ------
+    ValueError
+        If there is no file.
+    TraceError
+        From iteration, as from that of a `Trace`.
+
+    Notes
+    -----
+    Not safe to iterate over from two threads at once.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        format: str | None = None,
+        skip_bad: bool = False,
+        model_name: str | None = None,
+    ) -> None:
+        if not paths:
+            raise ValueError("paths must name a file, got none")
+        self.paths = tuple(paths)
+        self._traces = [
+            Trace(path, format=format, skip_bad=skip_bad, model_name=model_name) for path in paths
+        ]
+        more = len(paths) - 1
+        self.name = self._traces[0].name + (f" and {more} more" if more else "")
+
+    @property
+    def bad_lines(self) -> int:
+        """Bad lines passed over by the iteration begun last."""
+        return sum(trace.bad_lines for trace in self._traces)
+
+    @property
+    def format(self) -> str | None:
+        """The format of the first file."""
+        return self._traces[0].format
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Tokens per block, where all files say so and agree."""
+        sizes = {trace.block_tokens for trace in self._traces}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    @property
+    def block_bytes(self) -> int | None:
+        """Bytes per block, where all files say so and agree."""
+        sizes = {trace.block_bytes for trace in self._traces}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def __iter__(self) -> Iterator[Request]:
+        if len(self._traces) == 1:
+            return iter(self._traces[0])
+        return self._merged()
+
+    def _merged(self) -> Iterator[Request]:
+        started: list[tuple[Trace, Iterator[Request]]] = []
+        for trace in self._traces:
+            requests = iter(trace)
+            first = next(requests, None)
+            if first is not None:
+                started.append((trace, chain((first,), requests)))
+        starts = [trace.start for trace, _ in started if trace.start is not None]
+        earliest = min(starts, default=0.0)
+        moved = [
+            _moved(requests, 0 if trace.start is None else (trace.start - earliest) * 1000)
+            for trace, requests in started
+        ]
+        yield from heapq.merge(*moved, key=lambda request: request.timestamp)
+
+
+def _moved(requests: Iterator[Request], milliseconds: float) -> Iterator[Request]:
+    """Return requests that come so much later."""
+    later = round(milliseconds)
+    if not later:
+        return requests
+    return (replace(request, timestamp=request.timestamp + later) for request in requests)

@@ -1,0 +1,143 @@
+"""A closer look: its figures are those of replays, and reuse distances those of a stack."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details
+from kvoffload.advise.details import POINTS
+from kvoffload.advise.wording import findings
+from kvoffload.replay import (
+    DecodedTrace,
+    device_hits,
+    simulate,
+    simulate_requests,
+    simulate_tiers,
+    stack_distances,
+)
+from kvoffload.traces import Request, Workload
+
+MIB = 2**20
+WORKLOAD = Workload(300, seed=3)
+SETUP = Setup(memory=200 * MIB, block_tokens=512, token_bytes=2048)
+
+
+@pytest.fixture(scope="module")
+def found():
+    recorded = RecordedTrace.of(WORKLOAD)
+    advice = advise(recorded, SETUP)
+    return advice, details(recorded, advice, Disk(1000 * MIB, ("lru", "hit-density")))
+
+
+def test_hits_over_time_and_per_request_are_those_of_the_replay(found):
+    advice, closer = found
+    trace = DecodedTrace.of(WORKLOAD)
+    front = device_hits(trace, 0)
+    assert [one.policy for one in closer.policies] == [advice.policy, "lru"]
+    for one in closer.policies:
+        hits = simulate_requests(trace, trace.keys(), one.policy, 200, device_hits=front)
+        counts = simulate(trace, trace.keys(), one.policy, 200, device_hits=front)
+        assert int(hits.sum()) == counts.hits
+        lengths = np.diff(trace.starts)
+        assert len(one.over_time) == POINTS
+        assert one.over_time[0] == pytest.approx(hits[:6].sum() / lengths[:6].sum())
+        assert one.over_time[-1] == pytest.approx(hits[-6:].sum() / lengths[-6:].sum())
+        assert one.requests_by_share[0] == int((hits == 0).sum())
+        assert one.requests_by_share[-1] == int((hits == lengths).sum())
+        halves = sum(one.requests_by_share[6:])
+        assert halves == int((hits / lengths > 0.5).sum())
+        assert sum(one.requests_by_share) == 300
+
+
+def stack(blocks):
+    """Return the distinct blocks between each use and the one before, by moving to the front."""
+    order, distances = [], []
+    for block in blocks:
+        if block in order:
+            place = order.index(block)
+            distances.append(place)
+            order.pop(place)
+        order.insert(0, block)
+    return sorted(distances)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_reuse_distances_are_those_of_a_stack(seed):
+    trace = DecodedTrace.of(Workload(70, seed=seed))
+    distances, share = stack_distances(trace)
+    assert share == 1
+    assert distances.tolist() == stack(trace.blocks.tolist())
+
+
+def test_an_lru_cache_hits_what_is_reused_within_it():
+    """Of single blocks, where no prefix matters."""
+    rng = np.random.default_rng(5)
+    rows = [Request(n, 0, 0, (int(b),)) for n, b in enumerate(rng.zipf(1.3, 3000) % 500)]
+    trace = DecodedTrace.of(rows)
+    distances, _ = stack_distances(trace)
+    front = device_hits(trace, 0)
+    for capacity in (1, 10, 100):
+        counts = simulate(trace, trace.keys(), "lru", capacity, device_hits=front)
+        assert counts.hits == int((distances < capacity).sum())
+
+
+def test_of_a_long_trace_a_sample_is_looked_at():
+    trace = DecodedTrace.of(Workload(2000))
+    exact, _ = stack_distances(trace)
+    sampled, share = stack_distances(trace, trace.num_blocks // 4)
+    assert share == pytest.approx(0.25, rel=0.01)
+    assert np.median(sampled) == pytest.approx(np.median(exact), rel=0.15)
+    empty, _ = stack_distances(DecodedTrace.of([]))
+    assert len(empty) == 0
+
+
+def test_a_disk_hits_what_host_memory_has_not():
+    trace = DecodedTrace.of(WORKLOAD)
+    front = device_hits(trace, 0)
+
+    def tiers(capacity, disk_capacity, policy="lru"):
+        return simulate_tiers(
+            trace, trace.keys(), policy=policy, capacity=capacity,
+            disk_policy=policy, disk_capacity=disk_capacity, device_hits=front,
+        )  # fmt: skip
+
+    def hits(capacity):
+        return simulate(trace, trace.keys(), "lru", capacity, device_hits=front).hits
+
+    both = tiers(100, 800)
+    assert both.host_hits + both.disk_hits == hits(800)  # lru over lru is the larger lru
+    assert both.host_hits <= hits(800)
+    assert both.disk_stored <= both.host_stored
+    everything = tiers(100, trace.unique_blocks)
+    assert everything.disk_stored == trace.unique_blocks  # written once, and never again
+    assert everything.host_hits + everything.disk_hits == hits(trace.unique_blocks)
+    alone = tiers(800, 0)
+    assert (alone.host_hits, alone.disk_hits, alone.disk_stored) == (hits(800), 0, 0)
+
+
+def test_what_is_written_to_the_disk_is_told_per_day(found):
+    advice, closer = found
+    assert len(closer.disk_cells) == 2 * (4 + (advice.policy != "lru"))
+    for cell in closer.disk_cells:
+        written = cell.counts.disk_stored * MIB
+        assert cell.bytes_per_day == pytest.approx(written * 86_400 / advice.facts.seconds)
+        assert cell.writes_per_day == pytest.approx(cell.bytes_per_day / (1000 * MIB))
+    titles = [finding.title for finding in findings(advice, found=closer)]
+    assert titles[-4:] == ["Warm-up", "Requests", "Reuse", "Disk"]
+
+
+def test_without_times_blocks_written_are_told():
+    recorded = RecordedTrace.of(dataclasses.replace(r, timestamp=0) for r in WORKLOAD)
+    advice = advise(recorded, SETUP)
+    closer = details(recorded, advice, Disk(1000 * MIB, ("lru",)))
+    assert closer.disk_cells[0].bytes_per_day is None
+    assert " blocks written" in findings(advice, found=closer)[-1].text
+
+
+def test_a_trace_of_nothing_is_no_trouble():
+    for requests in ([], [Request(0, 0, 1, ())] * 3):
+        recorded = RecordedTrace.of(requests)
+        advice = advise(recorded, SETUP)
+        closer = details(recorded, advice, Disk(MIB, ("lru",)))
+        assert closer.reuse.bytes_at == {}

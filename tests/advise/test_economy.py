@@ -1,0 +1,102 @@
+"""Whether it pays: rates estimated or given, the balance, and the sentences that say so."""
+
+import dataclasses
+
+import pytest
+
+from kvoffload.advise import Setup, accelerator, accelerator_names, advise, balance, engine_of
+from kvoffload.advise.economy import workers_for
+from kvoffload.advise.models import model_shape
+from kvoffload.advise.wording import findings, headline, side_by_side
+from kvoffload.traces import Workload
+
+MIB = 2**20
+SETUP = Setup(memory=200 * MIB, block_tokens=512, token_bytes=2048)
+
+
+@pytest.fixture(scope="module")
+def advice():
+    return advise(Workload(300, seed=3), SETUP)
+
+
+def test_accelerators_are_known_by_name_and_have_a_source():
+    for name in accelerator_names():
+        found = accelerator(name.upper())
+        assert found.name == name
+        assert found.source.startswith("https://")
+        assert 0 < found.link_bandwidth < found.link
+    with pytest.raises(ValueError, match="got 'h1000'; did you mean 'h100'"):
+        accelerator("h1000")
+
+
+def test_the_fewest_workers_that_hold_the_model_are_taken():
+    h100 = accelerator("h100")
+    assert workers_for(model_shape("llama-3.1-8b"), h100) == 1
+    assert workers_for(model_shape("llama-3.1-70b"), h100) == 4
+    assert workers_for(model_shape("deepseek-v3"), h100) == 16
+    huge = dataclasses.replace(model_shape("llama-3.1-8b"), weights=1e15)
+    assert workers_for(huge, h100) == 0
+
+
+def test_rates_are_estimated_from_the_model_and_the_accelerator():
+    model, h100 = model_shape("qwen3-30b-a3b"), accelerator("h100")
+    engine = engine_of(model, h100)
+    assert engine.workers == 2
+    assert engine.prefill_rate == pytest.approx(2 * 0.5 * h100.flops / (2 * 3.3e9))
+    assert engine.link_bandwidth == 2 * h100.link_bandwidth
+    assert engine.device_memory == int(2 * 80e9 * 0.9 - 2 * 30.5e9)
+    assert engine.name == "2 × h100"
+    assert engine.is_known
+
+
+def test_rates_that_are_given_replace_estimates():
+    engine = engine_of(None, None, prefill_rate=1000.0, link_bandwidth=5e9)
+    assert (engine.prefill_rate, engine.link_bandwidth, engine.device_memory) == (1000.0, 5e9, 0)
+    assert engine.is_known
+    assert not engine_of(None, accelerator("h100")).is_known
+    assert not engine_of(None, None, prefill_rate=1.0).is_known
+
+
+def test_the_balance_is_prefill_saved_less_time_on_the_link(advice):
+    engine = engine_of(None, None, prefill_rate=1000.0, link_bandwidth=MIB)
+    cell = advice.cell("lru")
+    found = balance(advice, cell, engine)
+    hits = cell.saved_tokens // 512
+    assert found.prefill_seconds == cell.saved_tokens / 1000
+    assert found.load_seconds == hits  # a mebibyte per block and second
+    assert found.store_seconds == cell.stored
+    assert found.net_seconds == pytest.approx(found.prefill_seconds - hits - cell.stored)
+
+
+def test_where_the_link_is_too_slow_it_says_that_it_does_not_pay(advice):
+    slow = engine_of(None, None, prefill_rate=1e6, link_bandwidth=MIB)
+    assert headline(advice, slow).startswith("It does not pay: with 200 MiB on the engine ")
+    fast = engine_of(None, None, prefill_rate=1000.0, link_bandwidth=1e12)
+    text = headline(advice, fast)
+    assert text.startswith(f"Take {advice.policy}: ")
+    assert "need no prefill that would without offloading" in text
+    (time,) = [f.text for f in findings(advice, fast) if f.title == "Time"]
+    assert " gained." in time
+
+
+def test_the_first_sentence_compares_with_vllms_default(advice):
+    assert advice.policy != "lru"
+    points = (advice.cell(advice.policy).hit_ratio - advice.cell("lru").hit_ratio) * 100
+    assert f"{points:.1f} points more than vLLM's default, lru" in headline(advice)
+    alone = advise(Workload(300, seed=3), dataclasses.replace(SETUP, policies=("lru",)))
+    assert "and it is vLLM's default" in headline(alone)
+
+
+def test_vllms_default_is_replayed_where_it_is_not_asked_for(advice):
+    found = advise(Workload(300, seed=3), dataclasses.replace(SETUP, policies=("sieve",)))
+    assert found.vllm_default == advice.cell("lru")
+    assert found.ranking() == ["sieve"]
+    assert found.setup.replays == 3 * 4
+
+
+def test_both_answers_stand_side_by_side(advice):
+    behind = advise(Workload(300, seed=3), dataclasses.replace(SETUP, device_memory=100 * MIB))
+    text = side_by_side(behind, advice, None)
+    assert text.startswith("Behind 100 MiB of prefix cache, which serves ")
+    for one in (behind, advice):
+        assert f"{one.cell(one.policy).hit_ratio * 100:.1f} %" in text

@@ -1,0 +1,118 @@
+"""Shapes from ``config.json``: counted right, or refused by name.
+
+The configurations hold the fields of published ones that matter here.
+"""
+
+import json
+
+import pytest
+
+from kvoffload.advise import model_shape
+
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "hidden_size": 4096,
+}  # fmt: skip
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 61, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "hidden_size": 7168, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+}  # fmt: skip
+
+
+def shape(tmp_path, config):
+    path = tmp_path / "config.json"
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    return model_shape(str(path))
+
+
+@pytest.mark.parametrize(
+    ("config", "token_bytes"),
+    [
+        (LLAMA, 131_072),
+        (LLAMA | {"head_dim": 64}, 65_536),
+        (LLAMA | {"num_key_value_heads": None}, 4 * 131_072),
+        (LLAMA | {"sliding_window": 4096, "use_sliding_window": False}, 131_072),
+        (DEEPSEEK, 70_272),
+        ({"model_type": "gemma3", "text_config": LLAMA}, 131_072),
+        ({"n_layer": 12, "n_head": 12, "n_embd": 768}, 2 * 12 * 768 * 2),
+        ({"n_layer": 32, "n_head": 71, "hidden_size": 4544, "multi_query": True}, 2 * 32 * 64 * 2),
+    ],
+)
+def test_it_counts_bytes_per_token(tmp_path, config, token_bytes):
+    found = shape(tmp_path, config)
+    assert found.bytes_per_token() == token_bytes
+    assert found.remark == ""
+    assert model_shape(str(tmp_path)).bytes_per_token() == token_bytes
+
+
+@pytest.mark.parametrize(
+    ("more", "remark"),
+    [
+        ({"sliding_window": 4096}, "all or some layers attend to 4096 tokens only"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"] * 16},
+            "16 of 32 layers attend to a window only",
+        ),
+    ],
+)
+def test_windows_are_counted_in_full_and_said(tmp_path, more, remark):
+    found = shape(tmp_path, LLAMA | more)
+    assert found.bytes_per_token() == 131_072
+    assert remark in found.remark
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"mamba_d_state": 128}, "recurrent layers keep a state.*mamba_d_state"),
+        ({"layer_types": ["linear_attention"]}, "it has layers of type linear_attention"),
+        ({"full_attention_interval": 4}, "recurrent layers"),
+        ({"block_configs": [{}]}, "its layers have attention of different sizes"),
+        ({"num_kv_shared_layers": 10}, "several layers share one cache"),
+        ({"index_topk": 2048}, "its sparse attention keeps an index"),
+        ({"cross_attention_layers": [3]}, "its cross attention"),
+        ({"is_encoder_decoder": True}, "it has is_encoder_decoder"),
+    ],
+)
+def test_what_is_not_counted_is_refused_by_name(tmp_path, more, reason):
+    with pytest.raises(ValueError, match=f"model 'llama' is not counted: {reason}"):
+        shape(tmp_path, LLAMA | more)
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        ("{", "must be JSON, got"),
+        ("[" * 100_000, "must be JSON, got"),
+        ("[]", "must be a JSON object"),
+        ("x" * (2**20 + 1), "must be at most 1048576 bytes"),
+        ({}, "must have the field num_hidden_layers"),
+        (LLAMA | {"num_hidden_layers": -1}, "num_hidden_layers must be 1 ... 1048576, got -1"),
+        (LLAMA | {"num_hidden_layers": "32"}, "num_hidden_layers must be 1 ... 1048576, got '32'"),
+        (LLAMA | {"hidden_size": 5}, "hidden_size must be >= the heads"),
+        (LLAMA | {"layer_types": 5}, "layer_types must be a list of strings"),
+    ],
+)
+def test_what_is_no_configuration_is_said(tmp_path, config, rule):
+    with pytest.raises(ValueError, match=rule):
+        shape(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("META-LLAMA/META-LLAMA-3.1-70B-INSTRUCT", "llama-3.1-70b"),
+        ("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+    ],
+)
+def test_names_are_taken_as_typed_at_the_engine(name, known):
+    assert model_shape(name).name == known
+
+
+def test_a_variant_with_another_cache_is_not_taken_for_the_model():
+    with pytest.raises(ValueError, match=r"got 'mistralai/Mistral-7B-v0\.1'"):
+        model_shape("mistralai/Mistral-7B-v0.1")

@@ -1,0 +1,289 @@
+"""The commands' options: one word for one thing, and the words of 0.1 go on working."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvoffload.replay import DecodedTrace, device_hits, simulate
+from kvoffload.traces import Workload, write_trace
+
+from .conftest import BARE
+
+WORKLOAD = Workload(250, seed=1)
+QUIET = ("--jobs", "1", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "trace.jsonl"
+    write_trace(WORKLOAD, path)
+    return path
+
+
+def found(done):
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "notes"),
+    [
+        (
+            ["sweep", "--policies", "lru", "--capacities", "9", "--device-blocks", "50"],
+            ["sweep", "--policy", "lru", "--capacity", "9", "--device-memory", "50"],
+            ["policies is called --policy", "capacities is called --capacity",
+             "device-blocks is called --device-memory"],
+        ),
+        (
+            ["advise", "--memory", "1MB", "--kv-bytes-per-token", "9", "--processes", "1"],
+            ["advise", "--capacity", "1MB", "--kv-bytes-per-token", "9", "--jobs", "1"],
+            ["memory is called --capacity now; a number alone is blocks",
+             "processes is called --jobs"],
+        ),
+    ],
+    ids=["sweep", "advise"],
+)  # fmt: skip
+def test_earlier_names_go_on_working_and_say_so_once(kvoffload, trace, old, new, notes):
+    earlier = kvoffload(old[0], trace, *old[1:], "--json", "--quiet")
+    assert found(earlier) == found(kvoffload(new[0], trace, *new[1:], "--json", "--quiet"))
+    lines = earlier.err.splitlines()
+    assert len(lines) == len(notes)
+    assert all(any(note in line for line in lines) for note in notes)
+
+
+@pytest.mark.parametrize("command", ["replay", "sweep"])
+def test_device_memory_is_blocks_bytes_or_a_share(kvoffload, trace, command):
+    arguments = [command, trace, "--policy", "lru", "--capacity", "99", "--block-bytes", "1KiB"]
+    arguments += ["--json", "--quiet"]
+    unique = DecodedTrace.of(WORKLOAD).unique_blocks
+    whole = found(kvoffload(*arguments, "--device-memory", unique // 10))["results"]
+    for same in ("10%", f"{unique // 10 * 1024}B"):
+        again = found(kvoffload(*arguments, "--device-memory", same))["results"]
+        assert [row["hits"] for row in again] == [row["hits"] for row in whole]
+        assert whole[0]["asked"] == again[0]["asked"] < whole[0]["blocks"]
+    none = found(kvoffload(*arguments, "--device-memory", "0"))["results"]
+    assert none[0]["asked"] == none[0]["blocks"]
+
+
+def test_ceilings_are_rows_wherever_policies_are_compared(kvoffload, trace):
+    arguments = ["--policy", "lru,belady,infinite", "--capacity", "99", "--device-memory", "80"]
+    arguments += ["--json", "--quiet"]
+    decoded = DecodedTrace.of(WORKLOAD)
+    front = device_hits(decoded, 80)
+    for command in ("replay", "sweep"):
+        for row in found(kvoffload(command, trace, *arguments))["results"]:
+            counts = simulate(decoded, decoded.keys(), row["policy"], 99, device_hits=front)
+            assert (row["hits"], row["asked"], row["stored"]) == (
+                counts.hits, counts.asked, counts.stored
+            )  # fmt: skip
+            assert (row["evicted"] is None) == (row["policy"] != "lru")
+    table = kvoffload("replay", trace, *arguments[:-2], "--quiet").out
+    assert "found in 80 on device" in table
+    advice = kvoffload("advise", trace, "--capacity=1MB", "--kv-bytes-per-token=9", *QUIET).out
+    assert all(f"\n{name} " in advice for name in ("belady", "infinite"))
+
+
+def test_several_memories_are_compared_and_the_first_is_advised_on(kvoffload, trace):
+    arguments = ("advise", trace, "--kv-bytes-per-token=2KiB", *QUIET, "--json")
+    value = found(kvoffload(*arguments, "--capacity", "200,5%", "--capacity", "1GiB"))
+    unique = DecodedTrace.of(WORKLOAD)
+    capacities = [memory["capacity"] for memory in value["memories"]]
+    assert value["memory"] == 200 * 2**20
+    assert 200 in capacities
+    assert 1024 in capacities
+    assert len(capacities) == 3
+    assert capacities == sorted(capacities)
+    assert min(capacities) < unique.unique_blocks
+
+
+def test_one_memory_alone_can_be_asked_for(kvoffload, trace):
+    arguments = ("--kv-bytes-per-token=2KiB", "--capacity", "100,100", *QUIET)
+    done = kvoffload("advise", trace, *arguments)
+    assert done.code == 0, done.err
+    assert "No other memory was compared." in done.out
+
+
+OWN = '''
+from kvoffload import BlockNotFoundError, CachePolicy
+
+
+class Fifo(CachePolicy):
+    """What was stored first leaves first."""
+
+    def __init__(self, cache_capacity, stride=1):
+        super().__init__(cache_capacity)
+        self.blocks = {}
+        self.stride = stride
+
+    def get(self, block_hash):
+        return self.blocks.get(block_hash)
+
+    def insert(self, block_hash, status):
+        self.blocks[block_hash] = status
+
+    def remove(self, block_hash):
+        if self.blocks.pop(block_hash, None) is None:
+            raise BlockNotFoundError("not resident")
+
+    def touch(self, hashes):
+        pass
+
+    def evict(self, n, protected):
+        idle = [h for h, s in self.blocks.items() if s.ref_cnt == 0 and h not in protected]
+        if len(idle) < n:
+            return None
+        return [(h, self.blocks.pop(h)) for h in idle[:n]]
+
+
+class NoPolicy:
+    pass
+'''
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+def test_a_class_of_ones_own_is_a_policy_in_every_command(kvoffload, trace, own, tmp_path):
+    policy = ("--policy", "lru,mine:Fifo,mine:Fifo?stride=2")
+    size = ("--capacity", "99", "--json", "--quiet")
+    rows = found(kvoffload("replay", trace, *policy, *size, **own))["results"]
+    assert [row["policy"] for row in rows] == ["lru", "mine:Fifo", "mine:Fifo?stride=2"]
+    assert rows[0]["hits"] != rows[1]["hits"] == rows[2]["hits"]
+    results = ("--results", tmp_path / "results.jsonl", "--jobs", "2")
+    swept = found(kvoffload("sweep", trace, *policy, *size, *results, **own))["results"]
+    assert [row["hits"] for row in swept] == [row["hits"] for row in rows]
+    kept = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["cell"]["policy"] for line in kept] == ["lru"]
+    tokens = ("--kv-bytes-per-token", "2KiB", "--disk", "1GiB", "--disk-policy", "mine:Fifo")
+    advice = found(kvoffload("advise", trace, *policy, *size, *tokens, **own))
+    assert "mine:Fifo" in advice["memories"][0]["policies"]
+    assert {cell["policy"] for cell in advice["details"]["disk_cells"]} == {"mine:Fifo"}
+
+
+def test_a_policy_of_ones_own_needs_no_path_where_one_works(trace, own, tmp_path):
+    command = [Path(sys.executable).with_name("kvoffload"), "sweep", trace, "--policy", "mine:Fifo"]
+    if not command[0].exists():
+        pytest.skip("kvoffload is not installed in this environment")
+    command += ["--capacity", "9,10", "--jobs", "2", "--quiet"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=BARE, capture_output=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("absent:Fifo", "policy 'absent:Fifo' must be importable, got ModuleNotFoundError"),
+        ("broken:Fifo", "policy 'broken:Fifo' must be importable, got ZeroDivisionError"),
+        ("mine:NoPolicy", "must name a subclass of kvoffload.CachePolicy"),
+        ("mine:Absent", "must name a subclass of kvoffload.CachePolicy, got None"),
+        ("mine:", "policy must be NAME or MODULE:CLASS, got 'mine:'"),
+        ("a b:Fifo", "policy must be NAME or MODULE:CLASS, got 'a b:Fifo'"),
+        ("mine:Fifo?x", "policy options must be numbers, got ''"),
+        ("mine:Fifo?stride=nan", "policy options must be numbers, got 'nan'"),
+        ("mine:Fifo?other=1", "unexpected keyword argument 'other'"),
+    ],
+)
+def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(kvoffload, trace, own, policy, message):
+    for command in ("replay", "sweep"):
+        done = kvoffload(command, trace, "--policy", policy, "--capacity", "9", "--quiet", **own)
+        assert done.code == 2
+        assert message in done.error
+
+
+def test_policies_lists_what_there_is(kvoffload):
+    from kvoffload.policies import registry
+
+    text = kvoffload("policies").out
+    listed = found(kvoffload("policies", "--json"))
+    assert [one["name"] for one in listed["policies"]] == list(registry.names())
+    assert [one["name"] for one in listed["ceilings"]] == ["belady", "infinite"]
+    for name in registry.names():
+        assert f"{name:12} {registry.entry(name).summary}" in text
+    assert "?protected=0.5" in text
+
+
+def test_several_files_and_one_model_of_a_log(kvoffload, tmp_path):
+    shape = {"shapes": [[2, 8, 4, 16]], "dtypes": ["bfloat16"]}
+    for number in range(3):
+        rows = [
+            {"timestamp": 60 * number + n, "chunk_size": 4, "seq_len": 4 * 3,
+             "model_name": "ab"[n % 2], "chunk_hashes": [f"0x{n % 7}{b}" for b in range(3)]} | shape
+            for n in range(60)
+        ]  # fmt: skip
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"log{number}.jsonl").write_text(text)
+    whole = found(kvoffload("info", tmp_path, "--json"))
+    assert (whole["requests"], whole["seconds"]) == (180, 179)
+    again = found(kvoffload("info", *sorted(tmp_path.glob("*.jsonl")), "--json"))
+    assert again | {"trace": None} == whole | {"trace": None}
+    one = found(kvoffload("info", tmp_path / "*.jsonl", "--model-name", "a", "--json"))
+    assert one["requests"] == 90
+    swept = found(
+        kvoffload("sweep", tmp_path, "--policy=lru", "--capacity=20KiB", *QUIET, "--json")
+    )
+    assert swept["results"][0]["capacity"] == 10  # chunks of 2 KiB, as the log says
+    advice = found(kvoffload("advise", tmp_path, "--capacity", "20KiB", *QUIET, "--json"))
+    assert advice["token_bytes"] == 512
+    converted = kvoffload("convert", tmp_path, "--model-name", "b", "--quiet")
+    assert len(converted.out.splitlines()) == 90
+
+
+def test_a_workload_of_prompts(kvoffload, trace, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    done = kvoffload("workload", trace, "--limit", "20", "--output", path, "--quiet")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    requests = list(WORKLOAD)[:20]
+    assert [len(row["prompt"].split()) for row in rows] == [r.input_length for r in requests]
+    full = kvoffload("workload", trace, "--limit", "20", "--full-blocks", "--quiet").out
+    lengths = [len(json.loads(line)["prompt"].split()) for line in full.splitlines()]
+    assert lengths == [r.input_length // 512 * 512 for r in requests]
+
+
+def test_both_answers_and_times_where_a_model_is_named(kvoffload, trace):
+    arguments = ("--model", "qwen/QWEN3-8B-fp8", "--capacity", "10%", *QUIET)
+    value = found(kvoffload("advise", trace, *arguments, "--json"))
+    assert value["model"] == "qwen3-8b"
+    assert value["engine"]["accelerator"] == "h100"
+    assert value["device_memory"] == int(80e9 * 0.9 - 2 * 8.19e9)
+    assert value["without_device_memory"]["memories"][0]["capacity"]
+    cell = value["memories"][1]["policies"]["lru"]
+    assert cell["prefill_seconds"] - cell["load_seconds"] - cell["store_seconds"] == (
+        pytest.approx(cell["net_seconds"])
+    )
+    given = ("--device-memory", "0", "--prefill-tokens-per-second", "1e3", "--link-bandwidth=1GB")
+    value = found(kvoffload("advise", trace, *arguments, *given, "--json"))
+    assert (value["device_memory"], value["without_device_memory"]) == (0, None)
+    assert value["engine"]["prefill_tokens_per_second"] == 1000
+    text = kvoffload("advise", trace, *arguments, *given).out
+    assert "prefill 1,000 tokens/s and link 1 GB/s each way, as given" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--accelerator", "h10"], "accelerator must be one of l4, "),
+        (["--prefill-tokens-per-second", "0"], "must be a number > 0, got '0'"),
+        (["--prefill-tokens-per-second", "inf"], "must be a number > 0, got 'inf'"),
+        (["--disk-policy", "lru"], "--disk-policy must go with --disk, got lru without"),
+        (["--disk", "1TB", "--disk-policy", "belady"], "cache_policy must be one of lru, "),
+        (["--policy", "belady"], "--policy must name a policy, got ceilings only"),
+        (["--model", "absent/config.json"], "absent/config.json: No such file or directory"),
+    ],
+)
+def test_wrong_usage_of_advise(kvoffload, trace, arguments, message):
+    model = [] if "--model" in arguments else ["--kv-bytes-per-token", "5"]
+    done = kvoffload("advise", trace, "--capacity", "1MB", *model, *arguments, "--quiet")
+    assert done.code == 2
+    assert message in done.error

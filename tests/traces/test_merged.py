@@ -1,0 +1,115 @@
+"""Several files as one trace, one model of a log, and what a log says of its chunks."""
+
+import json
+
+import pytest
+
+from kvoffload.traces import MergedTrace, Request, Trace, TraceError, trace_files, write_trace
+
+
+def lookup(seconds, hashes=("0a",), model="m", **more):
+    row = {"timestamp": seconds, "chunk_size": 4, "seq_len": 4 * len(hashes), "model_name": model}
+    return json.dumps(row | {"chunk_hashes": list(hashes)} | more) + "\n"
+
+
+def times(trace):
+    return [request.timestamp for request in trace]
+
+
+def test_files_are_merged_by_time_and_keep_their_order(tmp_path):
+    for name, stamps in (("a.jsonl", (0, 5, 5, 9)), ("b.jsonl.gz", (1, 5, 7))):
+        write_trace([Request(t, 1, 1, (n,)) for n, t in enumerate(stamps)], tmp_path / name)
+    files = trace_files([str(tmp_path)])
+    merged = MergedTrace(files)
+    for _ in range(2):
+        assert times(merged) == [0, 1, 5, 5, 5, 7, 9]
+        assert [r.hash_ids[0] for r in merged] == [0, 0, 1, 2, 1, 2, 3]
+    assert merged.name == f"{files[0]} and 1 more"
+    assert (merged.format, merged.bad_lines) == ("mooncake", 0)
+
+
+def test_files_with_times_of_a_clock_are_placed_by_it(tmp_path):
+    (tmp_path / "1.jsonl").write_text(lookup(1000.5) + lookup(1002.5))
+    (tmp_path / "2.jsonl").write_text(lookup(1000) + lookup(1001) + lookup(1004))
+    merged = MergedTrace(trace_files([str(tmp_path / "*.jsonl")]))
+    assert times(merged) == [0, 500, 1000, 2500, 4000]
+    assert merged.block_tokens == 4
+
+
+def test_what_stands_for_files(tmp_path):
+    for name in ("b.jsonl", "a.jsonl", "c.md", "[x].jsonl"):
+        (tmp_path / name).write_text("")
+    inside = [str(tmp_path / name) for name in ("[x].jsonl", "a.jsonl", "b.jsonl")]
+    assert trace_files([str(tmp_path)]) == inside
+    assert trace_files([str(tmp_path / "[ab].jsonl")]) == inside[1:]
+    assert trace_files([inside[0]]) == inside[:1]  # it is there, so it is no pattern
+    assert trace_files(["absent", "-"]) == ["absent", "-"]
+    with pytest.raises(TraceError, match="must match a file, got none"):
+        trace_files([str(tmp_path / "z*")])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TraceError, match="a folder must hold a file that ends in"):
+        trace_files([str(tmp_path / "empty")])
+    with pytest.raises(TraceError, match="must be at most 500 files, got 501"):
+        trace_files(["x"] * 501)
+    with pytest.raises(ValueError, match="paths must name a file"):
+        MergedTrace([])
+
+
+def test_a_fault_names_its_file(tmp_path):
+    write_trace([Request(0, 1, 1, (1,))], tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_text("{}\n")
+    with pytest.raises(TraceError, match=r"b\.jsonl:1: must have the field timestamp"):
+        list(MergedTrace(trace_files([str(tmp_path)])))
+
+
+def test_one_model_of_a_log(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text(
+        lookup(1, model="a") + lookup(2, ("0b",), model="b", chunk_size=8) + lookup(3, model="b")
+    )
+    whole, b = Trace(path), Trace(path, model_name="b")
+    assert [r.hash_ids for r in b] == [r.hash_ids for r in whole][1:]
+    assert times(b) == [0, 1000]
+    assert b.start == 2
+    only = Trace(path, model_name="a")
+    assert len(list(only)) == 1
+    assert only.block_tokens == 4  # the chunks of the other model do not count
+    with pytest.raises(TraceError, match="request to model 'c', got requests to 'a', 'b'"):
+        list(Trace(path, model_name="c"))
+
+
+def test_a_model_can_only_be_chosen_where_models_are_named(tmp_path):
+    write_trace([Request(0, 1, 1, (1,))], tmp_path / "a.jsonl")
+    with pytest.raises(TraceError, match=r"names models \(lmcache\).* got mooncake"):
+        list(Trace(tmp_path / "a.jsonl", model_name="m"))
+
+
+SHAPES = {"shapes": [[2, 32, 4, 1024]], "dtypes": ["torch.bfloat16"]}
+
+
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [
+        (SHAPES, 2 * 32 * 4 * 1024 * 2),
+        ({"shapes": [[8, 4], [3]], "dtypes": ["float8_e4m3fn", "float32"]}, 44),
+        ({}, None),
+        (SHAPES | {"dtypes": []}, None),
+        (SHAPES | {"dtypes": ["complex"]}, None),
+        (SHAPES | {"dtypes": [3]}, None),
+        (SHAPES | {"shapes": [[2**70]]}, None),
+        (SHAPES | {"shapes": [[True]]}, None),
+        (SHAPES | {"shapes": [[0]]}, None),
+        (SHAPES | {"shapes": [[2**30] * 200]}, None),
+        (SHAPES | {"shapes": [3]}, None),
+        ({"shapes": 3, "dtypes": 3}, None),
+    ],
+)
+def test_bytes_per_chunk_are_read_where_a_log_has_them(tmp_path, more, size):
+    path = tmp_path / "log.jsonl"
+    path.write_text(lookup(1, **more) * 2)
+    trace = Trace(path)
+    assert len(list(trace)) == 2
+    assert trace.block_bytes == size
+    path.write_text(lookup(1, **more) + lookup(2, shapes=[[1]], dtypes=["int8"]))
+    list(trace)
+    assert trace.block_bytes is None
