@@ -6,7 +6,7 @@
 
 from importlib import metadata as _metadata
 
-from ._impl import (
+from ._implementation import (
     IMPLEMENTATION,
     ARCCachePolicy,
     ARCOffloadingManager,

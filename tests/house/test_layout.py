@@ -22,7 +22,7 @@ ROOMS = [
     {"backends"},
     {"managers"},
     {"_python", "_compiled"},
-    {"_impl"},
+    {"_implementation"},
     {"__init__"},
     {"tiers"},
     {"traces"},
