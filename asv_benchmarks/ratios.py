@@ -26,10 +26,14 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from kvoffload import _compiled, _python
 from kvoffload.policies import registry
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests import _compiled, _python  # noqa: E402 - they stand beside this folder
+
+COMPILED = {**environ, "KVOFFLOAD_PURE_PYTHON": "0"}
 TRACES = Path(environ.get("KVOFFLOAD_TRACES") or ROOT.parent / "shared" / "traces")
 REQUEST = 128
 Sides = dict[str, Callable[[int], Any]]
@@ -450,7 +454,7 @@ def plain_rows(rounds: int) -> Iterator[Row]:
 MEMORY_SCRIPT = """
 import os, sys
 from hashlib import sha256
-from kvoffload import _compiled
+from kvoffload import CPUOffloadingManager
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -469,12 +473,12 @@ def ask_for_others(manager, count):
 policy, with_ghosts = sys.argv[1], sys.argv[2] == "True"
 count = 200_000
 stored = keys(0, count)
-warm = _compiled.CPUOffloadingManager(16, 1024, policy)
+warm = CPUOffloadingManager(16, 1024, policy)
 fill(warm, stored[:1024])
 if with_ghosts:
     ask_for_others(warm, 1024)
 before = resident()
-manager = _compiled.CPUOffloadingManager(16, count, policy)
+manager = CPUOffloadingManager(16, count, policy)
 fill(manager, stored)
 if with_ghosts:
     ask_for_others(manager, count)
@@ -485,7 +489,9 @@ print((resident() - before) / count)
 def resident_bytes(policy: str, *, ghosts: bool = False) -> float:
     """Measure bytes a block: growth while 200,000 blocks are stored, keys excluded."""
     command = [sys.executable, "-c", MEMORY_SCRIPT, policy, str(ghosts)]
-    return statistics.median(float(subprocess.check_output(command)) for _ in range(3))
+    return statistics.median(
+        float(subprocess.check_output(command, env=COMPILED)) for _ in range(3)
+    )
 
 
 def memory_rows() -> Iterator[Row]:

@@ -6,16 +6,9 @@
 
 from importlib import metadata as _metadata
 
-from ._impl import (
-    IMPLEMENTATION,
-    ARCCachePolicy,
-    ARCOffloadingManager,
-    CPUBackend,
-    CPUOffloadingManager,
-    LRUCachePolicy,
-    LRUOffloadingManager,
-)
+from ._implementation import IMPLEMENTATION
 from .backends.base import Backend
+from .backends.cpu import CPUBackend
 from .errors import (
     BackendError,
     BlockNotFoundError,
@@ -25,8 +18,12 @@ from .errors import (
     PolicyError,
     RefCountOverflowError,
 )
+from .managers.arc import ARCOffloadingManager
 from .managers.base import OffloadingManager
+from .managers.cpu import CPUOffloadingManager
+from .managers.lru import LRUOffloadingManager
 from .policies.base import CachePolicy
+from .policies.builtin import ARCCachePolicy, LRUCachePolicy
 from .types import (
     BlockHash,
     BlockIDsLoadStoreSpec,

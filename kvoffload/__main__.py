@@ -11,11 +11,10 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import metadata
 
 from kvoffload import IMPLEMENTATION, cli
-
-VARIABLE = "KVOFFLOAD_PURE_PYTHON"
+from kvoffload._implementation import VARIABLE, import_compiled
 
 DRIVES_MANAGERS = ("replay", "sweep", "advise")
 
@@ -44,7 +43,7 @@ def _warn_of_python() -> None:
 def _why_not_compiled() -> str:
     """Return why the compiled modules were not chosen, by importing them once more."""
     try:
-        import_module("kvoffload._compiled")
+        import_compiled()
     except ImportError as error:
         if not isinstance(error, ModuleNotFoundError):
             return f"the compiled implementation cannot be imported: {error}"

@@ -94,7 +94,7 @@ def available_twins() -> list[str]:
     ``KVOFFLOAD_PURE_PYTHON=0``, which demands the compiled ones, both, so that tests fail.
     """
     try:
-        importlib.import_module("kvoffload._compiled")
+        importlib.import_module("tests._compiled")
     except ImportError:
         if os.environ.get("KVOFFLOAD_PURE_PYTHON") != "0":
             os.environ["KVOFFLOAD_PURE_PYTHON"] = "1"  # so that no command says so again
@@ -108,7 +108,7 @@ AVAILABLE = available_twins()
 @pytest.fixture(scope="session", params=AVAILABLE)
 def twin(request: pytest.FixtureRequest) -> ModuleType:
     """Return one of the two twins; a test that asks for it runs on both."""
-    return importlib.import_module(f"kvoffload._{request.param}")
+    return importlib.import_module(f"tests._{request.param}")
 
 
 @pytest.fixture(scope="session")
@@ -116,4 +116,4 @@ def twins() -> tuple[ModuleType, ModuleType]:
     """Return the Python and the compiled twin, for tests that compare them."""
     if list(TWINS) != AVAILABLE:
         pytest.skip("the compiled twins are not built")
-    return tuple(importlib.import_module(f"kvoffload._{name}") for name in TWINS)  # type: ignore[return-value]
+    return tuple(importlib.import_module(f"tests._{name}") for name in TWINS)  # type: ignore[return-value]

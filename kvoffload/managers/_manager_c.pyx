@@ -1,12 +1,15 @@
 """The manager skeleton, compiled: the lifecycle of a block, over C structures.
 
 Structure
-    A compiled policy holds the nodes; a compiled pool holds the slots; both are reached at C
-    level. Where the policy or the backend is a user's own, ``delegate`` is the Python skeleton
-    and every call goes there. See ``_manager_py`` for the Python twin.
+    `CompiledSteps` take the calls of a block's life where policy and backend are built in: a
+    compiled policy holds the nodes, a compiled pool the slots, and both are reached at C level.
+    Over a part of a user's, `PythonSteps` hand them to the Python twin, ``_manager_py``. A manager
+    chooses its steps when it is constructed.
 Invariants
-    As in the Python twin. No Python code runs between the first look at the state and the last change: batches are
-    consumed before, and the collector is off while results are allocated.
+    As in the Python twin. ``num_pending`` and ``num_pinned`` count the resident blocks by state.
+    Between calls no key is known that is neither resident nor a ghost. No Python code runs between
+    the first look at the state and the last change: batches are consumed before, and the collector
+    is off while results are allocated.
 """
 
 cimport cython
@@ -18,14 +21,37 @@ from libc.string cimport memset
 
 cimport numpy as cnp
 
-from kvoffload._core.batch cimport batch_ensure, batch_set, find_all, find_range, hint_chosen
+from kvoffload._core.batch cimport (
+    Batch,
+    batch_close,
+    batch_ensure,
+    batch_set,
+    find_all,
+    find_range,
+    hint_chosen,
+    item_key,
+    item_length,
+)
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.items cimport first_bad, list_items, tuple_items
-from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
-from kvoffload._core.table cimport NIL, RESIDENT, Node, Table, node_at, own_id, table_new_epoch
+from kvoffload._core.items cimport check_items, first_bad, list_items, tuple_items
+from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset, pool_take
+from kvoffload._core.table cimport (
+    NIL,
+    PARKED,
+    RESIDENT,
+    Node,
+    Table,
+    add_key,
+    drop_key,
+    hash_key,
+    index_find,
+    node_at,
+    own_id,
+    table_new_epoch,
+)
+from kvoffload.backends._cpu_c cimport PoolCore
 from kvoffload.managers._results_c cimport new_event, new_ids, new_output, new_spec
-from kvoffload.managers._state_c cimport Counters, ManagerState
-from kvoffload.policies._twin_c cimport CompiledPolicy
+from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
 from kvoffload._checks import as_batch, batch_error, check_bool
 from kvoffload.backends._cpu_c import CPUBackend
@@ -35,70 +61,105 @@ from kvoffload.errors import (
     block_not_pinned,
     block_not_ready,
     cannot_pickle,
-    manager_not_initialised,
     ref_count_overflow,
 )
 from kvoffload.managers._manager_py import Manager as PythonManager
+from kvoffload.managers._manager_py import summary
+from kvoffload.managers.base import OffloadingManager, take_contract
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
+from kvoffload.types import Spec_co
 
 cnp.import_array()
 
 cdef enum:
+    MOST_PINS = 0x7FFFFFFF
     # Keys that a lookup checks and finds before it looks whether one is not ready: few at first,
     # since many a prompt is not known at all.
     FIRST_LOOKUP_STEP = 4
     LOOKUP_STEP = 64
 
+
+cdef struct Counters:
+    uint64_t lookups            # calls
+    uint64_t lookup_blocks
+    uint64_t hit_blocks
+    uint64_t stored_blocks      # given a slot
+    uint64_t failed_blocks
+    uint64_t evicted_blocks
+    uint64_t refused_stores     # calls
+    uint64_t not_admitted
+    uint64_t loaded_blocks
+
+
+cdef class Steps:
+    """Declare the calls of a block's life, for `CompiledSteps` and `PythonSteps`."""
+
+    cdef object lookup(self, object hashes):
+        raise NotImplementedError
+
+    cdef object touch(self, object hashes):
+        raise NotImplementedError
+
+    cdef object prepare_load(self, object hashes):
+        raise NotImplementedError
+
+    cdef object complete_load(self, object hashes):
+        raise NotImplementedError
+
+    cdef object prepare_store(self, object hashes):
+        raise NotImplementedError
+
+    cdef object complete_store(self, object hashes, object success):
+        raise NotImplementedError
+
+
+# Without tp_clear, so that the policy can be told when the manager is gone. What a cycle goes
+# through, the instance's dict or an object of a user, is cleared.
+@cython.final
 @cython.no_gc_clear
-cdef class Manager(ManagerState):
-    """Hold what every compiled manager does, whichever policy it is built from."""
+cdef class CompiledSteps(Steps):
+    """Take every step over C structures, and answer what can be seen."""
 
-    def __reduce__(self):
-        raise cannot_pickle(self)
+    cdef CompiledPolicy _policy
+    cdef PoolCore _pool
+    cdef list _events               # None when off
+    cdef Batch batch                # of the call at work
+    cdef Counters counters
+    cdef uint64_t num_pending
+    cdef uint64_t num_pinned
 
-    def _setup(self, policy, backend, enable_events, rebuild=None):
-        """Join the parts; a user's own are driven by the Python skeleton."""
-        cdef CompiledPolicy own_policy = None
-        cdef CompiledPolicy former_policy = self._policy
-        cdef object former = self.policy if self.backend_object is not None else policy
-        # What is replaced dies when all is done: its finalisers may call this manager.
-        cdef object former_parts = (self.delegate, self.backend_object, self._pool, self._events)
-        cdef object delegate = None
+    def __cinit__(self):
+        memset(&self.batch, 0, sizeof(Batch))
+        memset(&self.counters, 0, sizeof(Counters))
+
+    def __dealloc__(self):
+        if self._policy is not None:
+            self._policy.leave_manager(<void*>self)
+        batch_close(&self.batch)
+
+    cdef tuple join(self, CompiledPolicy policy, PoolCore pool, bint enable_events):
+        """Join built-in parts; return what they replace, which is to die when all is done."""
         cdef list events = [] if enable_events else None
-        if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
-            own_policy = policy
-            ownership.take(policy, self)
-        else:
-            if type(backend) is CPUBackend:
-                backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
-            delegate = PythonManager()
-            delegate._setup(policy, backend, enable_events, rebuild, self)
+        cdef tuple former = (self._policy, self._pool, self._events)
         # From here on nothing fails.
-        if former_policy is not None:
-            former_policy.leave_manager(<void*>self)
-        if own_policy is not None:
-            own_policy.join_manager(<void*>self)
-            self._pool = backend
-        self._policy = own_policy
-        self.delegate = delegate
-        self.backend_object = backend
+        if self._policy is not None:
+            self._policy.leave_manager(<void*>self)
+        policy.join_manager(<void*>self)
+        self._policy = policy
+        self._pool = pool
         self._events = events
         memset(&self.counters, 0, sizeof(Counters))
         self.num_pending = 0
         self.num_pinned = 0
-        if former is not policy:
-            ownership.release(former, self)
+        return former
 
     # -- the life of a block -----------------------------------------------------------------
 
-    def lookup(self, hashes):
-        """Count the leading blocks that are ready."""
-        if self._policy is None or self.delegate is not None:
-            return self.driver().lookup(hashes)
+    cdef object lookup(self, object hashes):
         cdef object batch = hashes
         cdef PyObject** items
-        cdef Table* table = self._policy.table
+        cdef Table* table
         cdef Py_ssize_t size, place = 0, end = 0
         cdef uint32_t slot
         cdef Node* node
@@ -109,6 +170,7 @@ cdef class Manager(ManagerState):
                 batch = as_batch(hashes)
             items = list_items(<list>batch)
         size = len(batch)
+        table = self._policy.table
         if not batch_ensure(&self.batch, size):
             raise MemoryError()
         batch_set(&self.batch, items, size)
@@ -131,18 +193,12 @@ cdef class Manager(ManagerState):
         self.counters.hit_blocks += <uint64_t>place
         return place
 
-    def touch(self, hashes):
-        """Mark blocks as recently used, last hash first."""
-        if self._policy is None or self.delegate is not None:
-            return self.driver().touch(hashes)
+    cdef object touch(self, object hashes):
         cdef list batch = self.open_batch(hashes)
         find_all(self._policy.table, &self.batch)
         self._policy.c_touch(&self.batch)
 
-    def prepare_load(self, hashes):
-        """Pin every block for reading and say where they lie."""
-        if self._policy is None or self.delegate is not None:
-            return self.driver().prepare_load(hashes)
+    cdef object prepare_load(self, object hashes):
         cdef list batch = self.open_batch(hashes)
         cdef cnp.ndarray block_ids
         cdef Py_ssize_t place
@@ -160,6 +216,29 @@ cdef class Manager(ManagerState):
         self.counters.loaded_blocks += <uint64_t>len(batch)
         return spec
 
+    cdef Py_ssize_t pin(self, int64_t* block_ids) noexcept:
+        """Pin the batch; return the position of the first block that cannot be, or -1."""
+        cdef Table* table = self._policy.table
+        cdef Py_ssize_t place, undo
+        cdef uint32_t slot
+        cdef Node* node
+        find_all(table, &self.batch)
+        for place in range(self.batch.size):
+            slot = self.batch.slots[place]
+            node = node_at(table, slot) if slot != NIL else NULL
+            if (
+                node == NULL
+                or not node.flags & RESIDENT
+                or <uint32_t>node.block.ref_cnt >= <uint32_t>MOST_PINS  # or pending: negative
+            ):
+                for undo in range(place):
+                    self.unpin(self.batch.slots[undo])
+                return place
+            self.num_pinned += node.block.ref_cnt == 0
+            node.block.ref_cnt += 1
+            block_ids[place] = own_id(table, slot, node)
+        return -1
+
     cdef object load_error(self, bytes block_hash):
         """Build the error of a block that cannot be pinned."""
         cdef Node* node = self.resident_node(block_hash)
@@ -169,10 +248,7 @@ cdef class Manager(ManagerState):
             return block_not_ready("prepare_load", block_hash)
         return ref_count_overflow("prepare_load", block_hash)
 
-    def complete_load(self, hashes):
-        """Release one pin for each occurrence of each block."""
-        if self._policy is None or self.delegate is not None:
-            return self.driver().complete_load(hashes)
+    cdef object complete_load(self, object hashes):
         cdef list batch = self.open_batch(hashes)
         cdef Table* table = self._policy.table
         cdef Py_ssize_t place, undo
@@ -191,10 +267,22 @@ cdef class Manager(ManagerState):
                 raise block_not_pinned("complete_load", batch[place])
             self.unpin(slot)
 
-    def prepare_store(self, hashes):
-        """Make room for the blocks that are not resident, and make them pending."""
-        if self._policy is None or self.delegate is not None:
-            return self.driver().prepare_store(hashes)
+    cdef void unpin(self, uint32_t slot) noexcept:
+        """Take one pin from a pinned block."""
+        cdef Node* node = node_at(self._policy.table, slot)
+        node.block.ref_cnt -= 1
+        if node.block.ref_cnt == 0:
+            self.num_pinned -= 1
+            if node.flags & PARKED:
+                self._policy.became_idle(slot, node)
+
+    cdef void repin(self, uint32_t slot) noexcept:
+        """Give a block the pin back that `unpin` took."""
+        cdef Node* node = node_at(self._policy.table, slot)
+        self.num_pinned += node.block.ref_cnt == 0
+        node.block.ref_cnt += 1
+
+    cdef object prepare_store(self, object hashes):
         cdef list batch = self.open_batch(hashes)
         cdef int collecting = PyGC_Disable()
         try:
@@ -232,7 +320,7 @@ cdef class Manager(ManagerState):
             evicted = self.victim_keys()
             output = new_output(to_store, new_spec(block_ids), evicted)
             if self._events is not None and evicted:
-                self._events.append(new_event(list(evicted), self.backend_object, True))
+                self._events.append(new_event(list(evicted), self._pool, True))
         except BaseException:
             policy.cancel()
             self.forget(0, num_missing)
@@ -240,10 +328,98 @@ cdef class Manager(ManagerState):
         self.place_blocks(num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids))
         return output
 
-    def complete_store(self, hashes, success=True):
-        """Make pending blocks readable, or drop them."""
-        if self._policy is None or self.delegate is not None:
-            return self.driver().complete_store(hashes, success)
+    cdef Py_ssize_t choose_missing(self) noexcept:
+        """Choose the keys that are not resident, once each, and give the unknown ones nodes.
+
+        Marks every key of the batch. Return their number, or -1 if there is no memory.
+        """
+        cdef CompiledPolicy policy = self._policy
+        cdef Table* table = policy.table
+        cdef Batch* batch = &self.batch
+        cdef Py_ssize_t place, num_missing = 0, num_unknown = 0
+        cdef uint64_t hashed
+        cdef uint32_t slot
+        cdef Node* node
+        find_all(table, batch)
+        for place in range(batch.size):
+            num_unknown += batch.slots[place] == NIL
+        if not policy.c_ensure(<uint64_t>num_unknown):
+            return -1
+        table_new_epoch(table)
+        for place in range(batch.size):
+            slot = batch.slots[place]
+            if slot == NIL:
+                hashed = batch.hashes[place]
+                # A repeat of an unknown key has got a node by now.
+                slot = index_find(table, item_key(batch, place), item_length(batch, place), hashed)
+                if slot == NIL:
+                    slot = add_key(
+                        table, item_key(batch, place), item_length(batch, place), hashed
+                    )
+                    if slot == NIL:
+                        self.forget(0, num_missing)
+                        return -1
+                batch.slots[place] = slot
+            node = node_at(table, slot)
+            if not node.flags & RESIDENT and node.block.mark != table.epoch:
+                batch.chosen[num_missing] = slot
+                batch.places[num_missing] = <uint32_t>place
+                num_missing += 1
+            node.block.mark = table.epoch
+        return num_missing
+
+    cdef list victim_keys(self):
+        """Return the keys of the victims, in eviction order."""
+        cdef CompiledPolicy policy = self._policy
+        cdef Py_ssize_t place, size = <Py_ssize_t>policy.victims.size
+        cdef list keys = PyList_New(size)
+        for place in range(size):
+            key = key_of(node_at(policy.table, policy.victims.items[place].slot))
+            Py_INCREF(key)
+            PyList_SET_ITEM(keys, place, key)
+        return keys
+
+    cdef void place_blocks(
+        self, Py_ssize_t num_admitted, Py_ssize_t num_missing, int64_t* block_ids
+    ) noexcept:
+        """Free the victims' slots, let them go, and give the admitted keys theirs."""
+        cdef CompiledPolicy policy = self._policy
+        cdef Table* table = policy.table
+        cdef uint64_t number
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        cdef Node* node
+        for number in range(policy.victims.size):
+            slot = policy.victims.items[number].slot
+            pool_give(&self._pool.pool, own_id(table, slot, node_at(table, slot)))
+        self.counters.evicted_blocks += policy.victims.size
+        policy.commit()
+        for place in range(num_admitted):
+            node = node_at(table, self.batch.chosen[place])
+            node.block.ref_cnt = -1
+            node.block.block_id = pool_take(&self._pool.pool)
+            node.flags |= RESIDENT
+            block_ids[place] = node.block.block_id
+            policy.c_insert(self.batch.chosen[place], node)
+        policy.num_resident += <uint64_t>num_admitted
+        self.num_pending += <uint64_t>num_admitted
+        self.batch.num_chosen = num_admitted
+        self.forget(num_admitted, num_missing)
+        self.counters.stored_blocks += <uint64_t>num_admitted
+        self.counters.not_admitted += <uint64_t>(num_missing - num_admitted)
+
+    cdef void forget(self, Py_ssize_t start, Py_ssize_t stop) noexcept:
+        """Drop the chosen keys that got a node only for this call: they are on no ring."""
+        cdef Table* table = self._policy.table
+        cdef Py_ssize_t place
+        cdef Node* node
+        # The last first, so that the next batch gets successive nodes again.
+        for place in range(stop - 1, start - 1, -1):
+            node = node_at(table, self.batch.chosen[place])
+            if node.ring == 0:
+                drop_key(table, self.batch.chosen[place], node)
+
+    cdef object complete_store(self, object hashes, object success):
         cdef bint succeeded = success is True or (
             success is not False and check_bool("success", success)
         )
@@ -276,13 +452,35 @@ cdef class Manager(ManagerState):
             if node.flags & RESIDENT and node.block.ref_cnt < 0 and not self.seen(node):
                 stored.append(batch[place])
         if stored:
-            self._events.append(new_event(stored, self.backend_object, False))
+            self._events.append(new_event(stored, self._pool, False))
         return 0
 
+    cdef void end_stores(self, bint succeeded) noexcept:
+        """Make the batch's pending blocks idle, or drop them."""
+        cdef Table* table = self._policy.table
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        cdef Node* node
+        for place in range(self.batch.size):
+            slot = self.batch.slots[place]
+            if slot == NIL:
+                continue
+            node = node_at(table, slot)
+            if not node.flags & RESIDENT or node.block.ref_cnt >= 0:
+                continue
+            self.num_pending -= 1
+            if succeeded:
+                node.block.ref_cnt = 0
+                if node.flags & PARKED:
+                    self._policy.became_idle(slot, node)
+            else:
+                self.counters.failed_blocks += 1
+                pool_give(&self._pool.pool, own_id(table, slot, node))
+                self._policy.c_removed(slot, node)
+                self._policy.take_off(node)
+                drop_key(table, slot, node)
+
     def take_events(self):
-        """Return the events since the last call, oldest first."""
-        if self._policy is None or self.delegate is not None:
-            return self.driver().take_events()
         cdef list events, fresh
         cdef int collecting
         if self._events is None:
@@ -299,9 +497,6 @@ cdef class Manager(ManagerState):
                 PyGC_Enable()
 
     def reset_cache(self):
-        """Drop everything, ghosts and adaptive state included, without events."""
-        if self._policy is None or self.delegate is not None:
-            return self.driver().reset_cache()
         cdef int collecting = PyGC_Disable()
         try:
             self.drop_all()
@@ -336,18 +531,6 @@ cdef class Manager(ManagerState):
     # -- what can be seen --------------------------------------------------------------------
 
     def stats(self):
-        """Return the counters since construction, and the present numbers of blocks.
-
-        Returns
-        -------
-        dict of str to int
-            ``lookups`` (calls), ``lookup_blocks``, ``hit_blocks``, ``stored_blocks`` (given a
-            slot), ``failed_blocks``, ``evicted_blocks``, ``refused_stores`` (calls),
-            ``not_admitted``, ``loaded_blocks``; and now: ``resident``, ``pending``, ``pinned``,
-            ``free``, ``ghosts``.
-        """
-        if self._policy is None or self.delegate is not None:
-            return self.driver().stats()
         return {
             "lookups": self.counters.lookups,
             "lookup_blocks": self.counters.lookup_blocks,
@@ -366,10 +549,223 @@ cdef class Manager(ManagerState):
         }
 
     def __len__(self):
-        """Return the number of resident blocks."""
-        if self._policy is None or self.delegate is not None:
-            return len(self.driver())
         return self._policy.num_resident
+
+    def __contains__(self, block_hash):
+        return self.resident_node(block_hash) != NULL
+
+    @property
+    def _backend_object(self):
+        return self._pool
+
+    @property
+    def block_size(self):
+        return self._pool.block_size
+
+    @property
+    def medium(self):
+        return self._pool.medium
+
+    @property
+    def policy(self):
+        return self._policy
+
+    @property
+    def events(self):
+        return None if self._events is None else list(self._events)
+
+    @property
+    def block_table(self):
+        return self._policy.block_table
+
+    def _check(self):
+        cdef uint64_t pending = 0, pinned = 0
+        cdef uint32_t slot
+        cdef Node* node
+        self._policy._check()
+        self._pool._check()
+        block_ids = set()
+        for slot in range(self._policy.table.num_used):
+            node = node_at(self._policy.table, slot)
+            if node.flags & RESIDENT:
+                pending += node.block.ref_cnt < 0
+                pinned += node.block.ref_cnt > 0
+                block_ids.add(node.block.block_id)
+        if <uint64_t>len(block_ids) != self._policy.num_resident:
+            raise AssertionError("every resident block owns a slot of its own")
+        if pending != self.num_pending or pinned != self.num_pinned:
+            raise AssertionError("pending and pinned blocks are counted")
+
+    # -- what the steps share ----------------------------------------------------------------
+
+    cdef list open_batch(self, object hashes):
+        """Return the batch as a checked list, which the scratch arrays point into."""
+        cdef list batch
+        if type(hashes) is list:
+            batch = <list>hashes
+            if not check_items(batch):
+                raise batch_error(batch)
+        else:
+            batch = as_batch(hashes)
+        if not batch_ensure(&self.batch, len(batch)):
+            raise MemoryError()
+        batch_set(&self.batch, list_items(batch), len(batch))
+        return batch
+
+    cdef bint seen(self, Node* node) noexcept:
+        """Mark a node; tell whether it was marked in this epoch."""
+        cdef bint marked = node.block.mark == self._policy.table.epoch
+        node.block.mark = self._policy.table.epoch
+        return marked
+
+    cdef Node* resident_node(self, object block_hash) noexcept:
+        """Return the node of a resident block, or NULL."""
+        cdef uint32_t slot
+        cdef Node* node
+        cdef Table* table = self._policy.table
+        cdef bytes key
+        if type(block_hash) is not bytes or not block_hash:
+            return NULL
+        key = block_hash
+        slot = index_find(
+            table,
+            <const unsigned char*>key,
+            <uint64_t>len(key),
+            hash_key(table, <const unsigned char*>key, <uint64_t>len(key)),
+        )
+        if slot == NIL:
+            return NULL
+        node = node_at(table, slot)
+        return node if node.flags & RESIDENT else NULL
+
+
+cdef class PythonSteps(Steps):
+    """Hand every step to a Python skeleton; one that is not initialised says so."""
+
+    cdef object skeleton
+
+    def __init__(self, skeleton):
+        self.skeleton = skeleton
+
+    cdef object lookup(self, object hashes):
+        return self.skeleton.lookup(hashes)
+
+    cdef object touch(self, object hashes):
+        return self.skeleton.touch(hashes)
+
+    cdef object prepare_load(self, object hashes):
+        return self.skeleton.prepare_load(hashes)
+
+    cdef object complete_load(self, object hashes):
+        return self.skeleton.complete_load(hashes)
+
+    cdef object prepare_store(self, object hashes):
+        return self.skeleton.prepare_store(hashes)
+
+    cdef object complete_store(self, object hashes, object success):
+        return self.skeleton.complete_store(hashes, success)
+
+
+
+# Without tp_clear: what is cleared with it may still call it.
+@cython.no_gc_clear
+cdef class ManagerCore:
+    """Forward each call: the steps of a block's life by C calls, the rest to the skeleton."""
+
+    cdef Steps steps
+    cdef object skeleton            # the steps themselves, or the Python skeleton that they call
+
+    _twin = "c"
+    _backend_class = CPUBackend
+
+    def __cinit__(self):
+        self.steps = NOT_INITIALISED
+        self.skeleton = NOT_INITIALISED.skeleton
+
+    def __reduce__(self):
+        raise cannot_pickle(self)
+
+    def _setup(self, policy, backend, enable_events, rebuild=None):
+        """Join the parts; `rebuild` makes the policy anew where it cannot be cleared."""
+        cdef CompiledSteps compiled
+        cdef Steps former_steps = self.steps
+        # What is replaced dies when all is done: its finalisers may call this manager.
+        cdef object former_skeleton = self.skeleton, former_parts
+        former = policy if former_steps is NOT_INITIALISED else former_skeleton.policy
+        if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
+            # The same steps as before: a call at work, which has read its batch, goes on with them.
+            compiled = former_steps if type(former_steps) is CompiledSteps else CompiledSteps()
+            ownership.take(policy, self)
+            former_parts = compiled.join(policy, backend, enable_events)
+            self.steps = compiled
+            self.skeleton = compiled
+        else:
+            if type(backend) is CPUBackend:
+                backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
+            skeleton = PythonManager()
+            steps = PythonSteps(skeleton)
+            skeleton._setup(policy, backend, enable_events, rebuild, self)
+            self.steps = steps
+            self.skeleton = skeleton
+        if former is not policy:
+            ownership.release(former, self)
+
+    # -- the life of a block -----------------------------------------------------------------
+    # Each call keeps its steps: while it reads a batch, the manager may be initialised again.
+
+    def lookup(self, hashes):
+        cdef Steps steps = self.steps
+        return steps.lookup(hashes)
+
+    def touch(self, hashes):
+        cdef Steps steps = self.steps
+        return steps.touch(hashes)
+
+    def prepare_load(self, hashes):
+        cdef Steps steps = self.steps
+        return steps.prepare_load(hashes)
+
+    def complete_load(self, hashes):
+        cdef Steps steps = self.steps
+        return steps.complete_load(hashes)
+
+    def prepare_store(self, hashes):
+        cdef Steps steps = self.steps
+        return steps.prepare_store(hashes)
+
+    def complete_store(self, hashes, success=True):
+        cdef Steps steps = self.steps
+        return steps.complete_store(hashes, success)
+
+    def take_events(self):
+        return self.skeleton.take_events()
+
+    def reset_cache(self):
+        """Drop everything, ghosts and adaptive state included, without events.
+
+        The built-in pool starts again at id 0, unless others hold slots of it. A user's backend
+        gets one `free` for each block, in eviction order.
+        """
+        return self.skeleton.reset_cache()
+
+    # -- what can be seen --------------------------------------------------------------------
+
+    def stats(self):
+        """Return the counters since construction, and the present numbers of blocks.
+
+        Returns
+        -------
+        dict of str to int
+            ``lookups`` (calls), ``lookup_blocks``, ``hit_blocks``, ``stored_blocks`` (given a
+            slot), ``failed_blocks``, ``evicted_blocks``, ``refused_stores`` (calls),
+            ``not_admitted``, ``loaded_blocks``; and now: ``resident``, ``pending``, ``pinned``,
+            ``free``, ``ghosts``.
+        """
+        return self.skeleton.stats()
+
+    def __len__(self):
+        """Return the number of resident blocks."""
+        return len(self.skeleton)
 
     def __bool__(self):
         """Be true, empty or not."""
@@ -377,39 +773,35 @@ cdef class Manager(ManagerState):
 
     def __contains__(self, block_hash):
         """Tell whether a block is resident."""
-        if self._policy is None or self.delegate is not None:
-            return block_hash in self.driver()
-        return self.resident_node(block_hash) != NULL
+        return block_hash in self.skeleton
+
+    def __repr__(self):
+        """Say which policy, how many blocks of how many, and their states."""
+        return summary(self)
 
     @property
     def _backend_object(self):
-        if self.backend_object is None:
-            raise manager_not_initialised()
-        return self.backend_object
+        return self.skeleton._backend_object
 
     @property
     def block_size(self):
-        """Tokens a block."""
-        return self._backend_object.block_size
+        """Tokens per block."""
+        return self.skeleton.block_size
 
     @property
     def medium(self):
         """Name of the medium, as events carry it."""
-        return self._backend_object.medium
+        return self.skeleton.medium
 
     @property
     def policy(self):
         """The policy that decides which block leaves."""
-        if self._policy is None or self.delegate is not None:
-            return self.driver().policy
-        return self._policy
+        return self.skeleton.policy
 
     @property
     def events(self):
         """Copy of the events not yet taken; None when events are off."""
-        if self._policy is None or self.delegate is not None:
-            return self.driver().events
-        return None if self._events is None else list(self._events)
+        return self.skeleton.events
 
     @property
     def block_table(self):
@@ -417,12 +809,20 @@ cdef class Manager(ManagerState):
 
         It shows the moment of the call, not what changes later.
         """
-        if self._policy is None or self.delegate is not None:
-            return self.driver().block_table
-        return self._policy.block_table
+        return self.skeleton.block_table
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
-        if self._policy is None or self.delegate is not None:
-            return self.driver()._check()
-        self.check_state()
+        return self.skeleton._check()
+
+
+cdef PythonSteps NOT_INITIALISED = PythonSteps(PythonManager())
+
+
+class Manager(ManagerCore, OffloadingManager[Spec_co]):
+    """Hold what every compiled manager does, whichever policy and backend it is built from."""
+
+    __slots__ = ()
+
+
+take_contract(ManagerCore)

@@ -47,7 +47,7 @@ from kvoffload.types import (
 )
 
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
-from .base import OffloadingManager
+from .base import OffloadingManager, take_contract
 
 _COUNTERS = (
     "lookups",
@@ -62,11 +62,15 @@ _COUNTERS = (
 )
 
 
+@take_contract
 class Manager(OffloadingManager[Spec_co]):
-    """Hold what every manager does, whichever policy and backend it is built from."""
+    """Hold what every manager does, whichever policy and backend it is built from.
+
+    The contract gives its methods their docstrings.
+    """
 
     _twin: Literal["py", "c"] = "py"
-    _backend_class: type[Backend[Any]] = CPUBackend
+    _backend_class: type[CPUBackend] = CPUBackend
 
     _policy_object: CachePolicy
     _backend_object: Backend[Spec_co]
@@ -252,7 +256,11 @@ class Manager(OffloadingManager[Spec_co]):
         return iter(events)
 
     def reset_cache(self) -> None:
-        """Drop everything, ghosts and adaptive state included, without events."""
+        """Drop everything, ghosts and adaptive state included, without events.
+
+        The built-in pool starts again at id 0, unless others hold slots of it. A user's backend
+        gets one `free` for each block, in eviction order.
+        """
         statuses = list(self._policy._in_eviction_order())
         empty = self._policy._clear
         if self._rebuild is not None:
@@ -366,9 +374,13 @@ class Manager(OffloadingManager[Spec_co]):
         resident = self._policy._resident
         return type(block_hash) is bytes and block_hash in resident
 
+    def __repr__(self) -> str:
+        """Say which policy, how many blocks of how many, and their states."""
+        return summary(self)
+
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Tokens per block."""
         return self._backend_object.block_size
 
     @property
@@ -414,3 +426,17 @@ def _trusted_policy(policy: CachePolicy) -> PythonPolicy | UserPolicy:
     if isinstance(policy, PythonPolicy) and registry.is_builtin(type(policy), "py"):
         return policy
     return UserPolicy(policy)
+
+
+def summary(manager: Any) -> str:
+    """Return what a manager of either twin shows of itself."""
+    name = type(manager).__name__
+    try:
+        policy = type(manager.policy).__name__
+    except RuntimeError:
+        return f"<{name}, not initialised>"
+    stats = manager.stats()
+    return (
+        f"<{name} over {policy}: {stats['resident']} of {stats['resident'] + stats['free']} "
+        f"blocks resident, {stats['pending']} pending, {stats['pinned']} pinned>"
+    )

@@ -3,58 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import cast
 
+from kvoffload._checks import check_bool
 from kvoffload.backends.base import Backend
+from kvoffload.policies.builtin import ARCCachePolicy
 from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
-from ._over_backend import OverBackend
+from ._manager import Manager
+from ._over_backend import check_backend, policy_over
+
+__all__ = ["ARCOffloadingManager"]
 
 
-class ARCConstruction(OverBackend[Spec_co]):
-    """Build ``ARCOffloadingManager`` and show its policy's lists, in both twins."""
+class ARCOffloadingManager(Manager[Spec_co]):
+    """Manage blocks over a pluggable backend by adaptive replacement, as vLLM has it.
 
-    __slots__ = ()
+    Parameters
+    ----------
+    backend : Backend
+        Where the blocks live. Its number of free blocks now is the ``cache_capacity``.
+    enable_events : bool
+        Collect events for `take_events`.
 
-    _policy_name = "arc"
+    Raises
+    ------
+    TypeError
+        If `backend` is not a ``Backend``, or `enable_events` neither True nor False.
+    RuntimeError
+        If the constructor of `backend` has not run.
+
+    References
+    ----------
+    Megiddo & Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003.
+    """
+
+    __module__ = "kvoffload"
 
     def __init__(self, backend: Backend[Spec_co], enable_events: bool = False) -> None:
-        self._build(backend, enable_events)
+        check_backend(backend)
+        enable_events = check_bool("enable_events", enable_events)
+        self._setup(policy_over(backend, "arc", self), backend, enable_events)
 
-    # Python names it where an argument is missing or unknown.
-    __init__.__qualname__ = "ARCOffloadingManager.__init__"
+    @property
+    def backend(self) -> Backend[Spec_co]:
+        """The backend that holds the blocks."""
+        return self._backend_object
+
+    @property
+    def _arc(self) -> ARCCachePolicy:
+        return cast("ARCCachePolicy", self.policy)
 
     @property
     def t1(self) -> Mapping[BlockHash, BlockStatus]:
         """Blocks seen once and their live statuses, least recent first; read-only."""
-        t1: Mapping[BlockHash, BlockStatus] = self.policy.t1
-        return t1
+        return self._arc.t1
 
     @property
     def t2(self) -> Mapping[BlockHash, BlockStatus]:
         """Blocks seen again and their live statuses, least recent first; read-only."""
-        t2: Mapping[BlockHash, BlockStatus] = self.policy.t2
-        return t2
+        return self._arc.t2
 
     @property
     def b1(self) -> Collection[BlockHash]:
         """Ghosts of T1, least recent first; read-only."""
-        b1: Collection[BlockHash] = self.policy.b1
-        return b1
+        return self._arc.b1
 
     @property
     def b2(self) -> Collection[BlockHash]:
         """Ghosts of T2, least recent first; read-only."""
-        b2: Collection[BlockHash] = self.policy.b2
-        return b2
+        return self._arc.b2
 
     @property
     def target_t1_size(self) -> float:
         """Size that T1 should have, in blocks, ``0.0 ... cache_capacity``; adapts."""
-        target: float = self.policy.target_t1_size
-        return target
+        return self._arc.target_t1_size
 
     @property
     def cache_capacity(self) -> int:
         """Number of blocks that were free at construction."""
-        capacity: int = self.policy.cache_capacity
-        return capacity
+        return self._arc.cache_capacity

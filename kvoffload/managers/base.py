@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Generic
+from typing import Generic, TypeVar
 
 from kvoffload.types import OffloadingEvent, PrepareStoreOutput, Spec_co
 
@@ -25,6 +25,9 @@ class OffloadingManager(ABC, Generic[Spec_co]):
 
     Every method is **all or nothing**: if it raises or returns None, no block, list or event has
     changed, and an exception changes no counter.
+
+    `lookup`, `prepare_load` and `prepare_store` are abstract; by default `touch`, `complete_load`
+    and `complete_store` do nothing, and `take_events` returns nothing.
 
     To a type checker ``OffloadingManager[CPULoadStoreSpec]`` is one whose specs are of that type.
 
@@ -75,14 +78,14 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """
 
     def touch(self, hashes: Iterable[bytes]) -> None:
-        """Mark blocks as recently used, **last hash first**. Does nothing by default.
+        """Mark blocks as recently used, **last hash first**.
 
         The first hash of a prefix ends as the most recent, and a chain is evicted tail first.
         Unknown hashes are not an error. A repeated hash is touched at each occurrence.
         """
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
-        """Release one pin for each occurrence of each block. Does nothing by default.
+        """Release one pin for each occurrence of each block.
 
         Raises
         ------
@@ -117,7 +120,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
-        """Make pending blocks readable, or drop them. Does nothing by default.
+        """Make pending blocks readable, or drop them.
 
         Every hash that is not pending - unknown, ready, pinned - is ignored, so that a second call
         is a no-op.
@@ -136,9 +139,20 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         """
 
     def take_events(self) -> Iterator[OffloadingEvent]:
-        """Return the events since the last call, oldest first. Empty by default.
+        """Return the events since the last call, oldest first; none where events are off.
 
         The events are detached at the call: an abandoned iterator neither replays them nor blocks
         later ones.
         """
         return iter(())
+
+
+Skeleton = TypeVar("Skeleton", bound=type)
+
+
+def take_contract(skeleton: Skeleton) -> Skeleton:
+    """Give the methods of a class the docstrings of the contract, and return the class."""
+    for name, declared in vars(OffloadingManager).items():
+        if callable(declared) and not name.startswith("_"):
+            getattr(skeleton, name).__doc__ = declared.__doc__
+    return skeleton

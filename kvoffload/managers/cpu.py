@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from kvoffload._checks import check_block_size, check_bool, check_num_blocks
 from kvoffload.errors import describe
 from kvoffload.policies import registry
 from kvoffload.policies._ownership import check_owner
 from kvoffload.policies.base import CachePolicy
+from kvoffload.types import CPULoadStoreSpec
+
+from ._manager import Manager
+
+__all__ = ["CPUOffloadingManager"]
 
 
-class CPUConstruction:
-    """Build ``CPUOffloadingManager`` from its arguments, in both twins."""
+class CPUOffloadingManager(Manager[CPULoadStoreSpec]):
+    """Manage blocks in a built-in pool of host memory, with a policy to choose.
 
-    __slots__ = ()
+    Parameters
+    ----------
+    block_size : int
+        Tokens per block, >= 1.
+    num_blocks : int
+        Number of slots, ``0 ... 2**31 - 1``. With 0 every store that needs a slot is refused.
+    cache_policy : str or type or CachePolicy
+        A policy string (``"lru"``, ``"name?option=value"``), a ``CachePolicy`` subclass, built as
+        ``cls(cache_capacity=num_blocks)``, or an empty instance, which keeps its own capacity. It
+        belongs to this manager as long as that lives.
+    enable_events : bool
+        Collect events for `take_events`.
 
-    _twin: Literal["py", "c"]
-    _backend_class: Any
-    _setup: Callable[..., None]
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument breaks its rule; the message names argument, rule and value. If
+        `cache_policy` is not empty, or belongs to another manager.
+    MemoryError
+        If the compiled twin cannot reserve room for `num_blocks` blocks.
+    """
+
+    __module__ = "kvoffload"
 
     def __init__(
         self,
@@ -35,24 +58,20 @@ class CPUConstruction:
         backend = self._backend_class(block_size, num_blocks)
         self._setup(policy, backend, enable_events, rebuild)
 
-    # Python names it where an argument is missing or unknown.
-    __init__.__qualname__ = "CPUOffloadingManager.__init__"
-
 
 def _resolve(
-    cache_policy: Any, num_blocks: int, manager: CPUConstruction
+    cache_policy: Any, num_blocks: int, manager: CPUOffloadingManager
 ) -> tuple[CachePolicy, Callable[[], CachePolicy] | None]:
     """Return the policy, and how to build it anew where it cannot be cleared."""
     if isinstance(cache_policy, str):
         spec = registry.parse(cache_policy)
-        policy_class: Any = registry.load(spec.entry, manager._twin)
-        return policy_class(cache_capacity=num_blocks, **spec.options), None
+        named: Any = registry.load(spec.entry, manager._twin)
+        return named(cache_capacity=num_blocks, **spec.options), None
     if isinstance(cache_policy, type) and issubclass(cache_policy, CachePolicy):
-        policy_class = cache_policy
+        policy_class: type[CachePolicy] = cache_policy
 
         def build() -> CachePolicy:
-            built: CachePolicy = policy_class(cache_capacity=num_blocks)
-            return built
+            return policy_class(cache_capacity=num_blocks)
 
         return build(), build if policy_class.clear is CachePolicy.clear else None
     if isinstance(cache_policy, CachePolicy):

@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
+from kvoffload._checks import check_bool
 from kvoffload.backends.base import Backend
+from kvoffload.policies.builtin import LRUCachePolicy
 from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
-from ._over_backend import OverBackend
+from ._manager import Manager
+from ._over_backend import check_backend, policy_over
+
+__all__ = ["LRUOffloadingManager"]
 
 
-class LRUConstruction(OverBackend[Spec_co]):
-    """Build ``LRUOffloadingManager`` and show its policy's order, in both twins."""
+class LRUOffloadingManager(Manager[Spec_co]):
+    """Manage blocks over a pluggable backend; the least recently used leave first.
 
-    __slots__ = ()
+    Parameters
+    ----------
+    backend : Backend
+        Where the blocks live: a ``CPUBackend`` or a user's own.
+    enable_events : bool
+        Collect events for `take_events`.
 
-    _policy_name = "lru"
+    Raises
+    ------
+    TypeError
+        If `backend` is not a ``Backend``, or `enable_events` neither True nor False.
+    RuntimeError
+        If the constructor of `backend` has not run.
+    """
+
+    __module__ = "kvoffload"
 
     def __init__(self, backend: Backend[Spec_co], enable_events: bool = False) -> None:
-        self._build(backend, enable_events)
+        check_backend(backend)
+        enable_events = check_bool("enable_events", enable_events)
+        self._setup(policy_over(backend, "lru", self), backend, enable_events)
 
-    # Python names it where an argument is missing or unknown.
-    __init__.__qualname__ = "LRUOffloadingManager.__init__"
+    @property
+    def backend(self) -> Backend[Spec_co]:
+        """The backend that holds the blocks."""
+        return self._backend_object
 
     @property
     def blocks(self) -> Mapping[BlockHash, BlockStatus]:
         """Resident blocks and their live statuses, least recent first; read-only."""
-        blocks: Mapping[BlockHash, BlockStatus] = self.policy.blocks
-        return blocks
+        return cast("LRUCachePolicy", self.policy).blocks

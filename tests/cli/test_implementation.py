@@ -20,7 +20,7 @@ import sys
 
 class Hider:
     def find_spec(self, name, path=None, target=None):
-        if name == "kvoffload._compiled":
+        if name == "kvoffload.managers._manager_c":
             raise {error}
 
 if {hidden}:

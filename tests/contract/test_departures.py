@@ -6,8 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from kvoffload import BlockNotFoundError, BlockNotPinnedError, OffloadError, _python
+from kvoffload import BlockNotFoundError, BlockNotPinnedError, OffloadError
 from kvoffload.policies._undo_py import Undo
+from tests import _python
 from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, once, slots, store
 from tests.contract.conftest import Build
 from tests.contract.test_arc import arc, fill, idle, victims, with_ghosts, with_target

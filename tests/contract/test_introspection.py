@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, MutableMapping
 from types import ModuleType
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvoffload import BlockStatus
+from kvoffload import BlockStatus, OffloadingManager
 from kvoffload.policies import registry
 from tests.blocks import A, B, C, D, E, H, block_hash, names, slots, store
 from tests.contract.conftest import Build, builder
@@ -291,3 +292,40 @@ def test_views_see_the_ids_of_the_outputs(build_pooled: Build) -> None:
     output = store(manager, [C, A])
     for block, slot in zip(output.block_hashes_to_store, slots(output.store_spec), strict=True):
         assert manager.policy.get(block).block_id == slot
+
+
+def test_a_manager_shows_its_policy_its_blocks_and_their_states(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 8, "sieve")
+    store(manager, [A, B, C])
+    manager.prepare_load([A])
+    manager.prepare_store([D])
+    assert repr(manager) == (
+        "<CPUOffloadingManager over SieveCachePolicy: 4 of 8 blocks resident, 1 pending, 1 pinned>"
+    )
+
+
+def test_a_manager_over_user_parts_shows_itself_too(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A])
+    assert ": 1 of 4 blocks resident, 0 pending, 0 pinned>" in repr(manager)
+    assert type(manager.policy).__name__ in repr(manager)
+
+
+def test_a_manager_that_is_not_initialised_shows_that(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager.__new__(twin.CPUOffloadingManager)
+    assert repr(manager) == "<CPUOffloadingManager, not initialised>"
+
+
+MANAGERS = ("CPUOffloadingManager", "LRUOffloadingManager", "ARCOffloadingManager")
+
+
+@pytest.mark.parametrize("name", MANAGERS)
+def test_the_help_of_a_method_is_its_contract(twin: ModuleType, name: str) -> None:
+    manager_class = getattr(twin, name)
+    assert manager_class.__module__ == "kvoffload"
+    declared = [method for method in vars(OffloadingManager) if not method.startswith("_")]
+    assert len(declared) == 7
+    for method in declared:
+        contract = inspect.getdoc(getattr(OffloadingManager, method))
+        assert contract
+        assert inspect.getdoc(getattr(manager_class, method)) == contract

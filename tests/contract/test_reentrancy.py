@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from kvoffload import BlockNotFoundError
+from kvoffload import BlockNotFoundError, OffloadError
 from tests.blocks import A, B, C, D, E, names, slots, store
 from tests.contract.conftest import Build
+from tests.parts import ListPolicy
 
 
 def with_call(call: Callable[[], Any], *batch: bytes) -> Iterator[bytes]:
@@ -122,3 +124,24 @@ def test_a_batch_that_changes_under_its_own_iterator(build: Build) -> None:
 
     output = manager.prepare_store(Shrinking([C, D]))
     assert names(output.block_hashes_to_store) == "AB"
+
+
+CALLS = ("lookup", "touch", "prepare_load", "complete_load", "prepare_store", "complete_store")
+
+
+@pytest.mark.parametrize("anew", ["lru", "arc", ListPolicy])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_whose_iterator_initialises_the_manager_again(
+    twin: ModuleType, call: str, anew: Any
+) -> None:
+    manager = twin.CPUOffloadingManager(16, 4)
+    store(manager, [A, B])
+    manager.prepare_load([A])
+    batch = with_call(lambda: manager.__init__(32, 8, anew), A, C)
+    with suppress(OffloadError):  # the call sees the state before or after
+        getattr(manager, call)(batch)
+    manager._check()
+    assert manager.block_size == 32
+    store(manager, [D, E])
+    assert manager.lookup([D, E]) == 2
+    manager._check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import ctypes
+import importlib
 from types import ModuleType
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_the_version_begins_with_a_number() -> None:
 
 
 def test_the_public_classes_are_those_of_the_implementation() -> None:
-    chosen = __import__(f"kvoffload._{kvoffload.IMPLEMENTATION}", fromlist=["x"])
+    chosen = importlib.import_module(f"tests._{kvoffload.IMPLEMENTATION}")
     for name in ("LRUCachePolicy", "ARCCachePolicy", "CPUBackend", "CPUOffloadingManager"):
         assert getattr(kvoffload, name) is getattr(chosen, name)
     for name in ("LRUOffloadingManager", "ARCOffloadingManager"):

@@ -17,6 +17,7 @@ if not PACKAGE.is_dir():
 ROOMS = [
     {"types", "errors"},
     {"_checks"},
+    {"_implementation"},
     {"_core"},
     {"policies"},
     {"backends"},
@@ -35,7 +36,7 @@ ROOMS = [
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 PUBLIC = LEVELS["__init__"]
 # Below the public level, but everyone may import them by path: their names are documented.
-DOCUMENTED = {"errors", "types", "policies.registry"}
+DOCUMENTED = {"errors", "types", "policies.registry", "_implementation"}
 
 SOURCES = sorted(
     path

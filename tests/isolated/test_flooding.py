@@ -78,7 +78,7 @@ def urandom(size):
     drawn.append(size)
     return draw_secret(1)[:size]
 os.urandom = urandom
-from kvoffload._compiled import CPUOffloadingManager
+from tests._compiled import CPUOffloadingManager
 faulthandler.dump_traceback_later(60, exit=True)
 """
 
@@ -92,7 +92,7 @@ def test_keys_that_all_collide_are_slow_and_right(twins: tuple[ModuleType, Modul
     run_script(
         WITH_SECRET
         + """
-from kvoffload._python import CPUOffloadingManager as Reference
+from tests._python import CPUOffloadingManager as Reference
 keys = colliding_keys(draw_secret(1), 400)
 managers = CPUOffloadingManager(16, 300), Reference(16, 300)
 for start in (0, 150, 250, 50, 0, 350):

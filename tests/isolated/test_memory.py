@@ -14,7 +14,7 @@ import gc
 import importlib
 import sys
 
-twin = importlib.import_module("kvoffload._compiled")
+twin = importlib.import_module("tests._compiled")
 name = sys.argv[1]
 gc.disable()
 from kvoffload import BlockStatus

@@ -16,7 +16,7 @@ import threading
 
 from kvoffload import BlockStatus, OffloadError
 
-twin = importlib.import_module("kvoffload._compiled")
+twin = importlib.import_module("tests._compiled")
 kind, seconds = sys.argv[1], float(sys.argv[2])
 sys.setswitchinterval(1e-6)
 KEYS = [bytes([number]) * (32 if number % 3 else 40) for number in range(1, 25)]

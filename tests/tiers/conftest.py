@@ -17,7 +17,7 @@ def tier_twin(twin: ModuleType) -> Twin:
 
 
 def twin_of(twin: ModuleType) -> Twin:
-    """Return the parts of tiers that belong to ``kvoffload._python`` or ``kvoffload._compiled``."""
+    """Return the parts of tiers that belong to ``tests._python`` or ``tests._compiled``."""
     if twin.__name__.endswith("_python"):
         return Twin.of(twin.CPUOffloadingManager, _io_py)
     from kvoffload._core import io
@@ -28,7 +28,7 @@ def twin_of(twin: ModuleType) -> Twin:
 @pytest.fixture(scope="session")
 def python_twin() -> Twin:
     """Return the implementation in Python alone."""
-    return Twin.of(importlib.import_module("kvoffload._python").CPUOffloadingManager, _io_py)
+    return Twin.of(importlib.import_module("tests._python").CPUOffloadingManager, _io_py)
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import importlib
 import os
 from importlib import metadata
 
+from kvoffload._implementation import import_compiled
+
 __all__ = ["DISTRIBUTIONS", "SUPPORTED", "require_compiled_layer", "require_vllm"]
 
 #: Releases of vLLM whose offloading interface this package speaks, as prefixes of the version.
@@ -95,7 +97,7 @@ def require_compiled_layer() -> None:
             f"{_VARIABLE}={os.environ[_VARIABLE]} asks for the Python one; unset it"
         )
     try:
-        importlib.import_module("kvoffload._compiled")
+        import_compiled()
         importlib.import_module("kvoffload.integrations.vllm._manager_c")
     except ImportError as cause:
         raise ImportError(

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Literal
+import pkgutil
+from pathlib import Path
+from typing import Literal
 
-__all__ = [
-    "IMPLEMENTATION",
-    "ARCCachePolicy",
-    "ARCOffloadingManager",
-    "CPUBackend",
-    "CPUOffloadingManager",
-    "LRUCachePolicy",
-    "LRUOffloadingManager",
-]
+__all__ = ["IMPLEMENTATION", "VARIABLE", "import_compiled"]
 
 VARIABLE = "KVOFFLOAD_PURE_PYTHON"
+
+
+def import_compiled() -> None:
+    """Import the compiled twin of each Python one: ``_x_c`` of each ``_x_py``.
+
+    Raises
+    ------
+    ImportError
+        If one of them cannot be imported.
+    """
+    for folder in ("policies", "backends", "managers"):
+        for module in pkgutil.iter_modules([str(Path(__file__).parent / folder)]):
+            stem, _, twin = module.name.rpartition("_")
+            if twin == "py":
+                importlib.import_module(f"{__package__}.{folder}.{stem}_c")
 
 
 def _choose() -> Literal["compiled", "python"]:
@@ -28,7 +37,7 @@ def _choose() -> Literal["compiled", "python"]:
     if wish not in ("", "0"):
         return "python"
     try:
-        importlib.import_module("kvoffload._compiled")
+        import_compiled()
     except ImportError as cause:
         if wish == "0":
             raise ImportError(
@@ -40,22 +49,3 @@ def _choose() -> Literal["compiled", "python"]:
 
 
 IMPLEMENTATION: Literal["compiled", "python"] = _choose()
-
-if TYPE_CHECKING or IMPLEMENTATION == "python":
-    from ._python import (
-        ARCCachePolicy,
-        ARCOffloadingManager,
-        CPUBackend,
-        CPUOffloadingManager,
-        LRUCachePolicy,
-        LRUOffloadingManager,
-    )
-else:
-    from ._compiled import (
-        ARCCachePolicy,
-        ARCOffloadingManager,
-        CPUBackend,
-        CPUOffloadingManager,
-        LRUCachePolicy,
-        LRUOffloadingManager,
-    )
