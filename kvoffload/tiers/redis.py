@@ -410,7 +410,7 @@ class RedisTier(RemoteTier):
 
     Notes
     -----
-    Nothing is asked of the server before the first job: one that is down is no error.
+    Nothing is asked of the server before a region is attached: one that is down is no error.
 
     The server evicts. It should have ``maxmemory`` and a ``maxmemory-policy`` that begins with
     ``allkeys-``: otherwise a warning is logged, once. `forget` holds for all tiers of the namespace
