@@ -76,6 +76,11 @@ expected_implementation() {
 # debian_command COMMAND PACKAGE…: installs Debian's packages where a command is missing; fails where it cannot.
 debian_command() {
   ! command -v "$1" >/dev/null || return 0
+  debian_packages "${@:2}"
+}
+
+# debian_packages PACKAGE…: installs Debian's packages; fails where it cannot.
+debian_packages() {
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
-  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${@:2}"
+  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
 }

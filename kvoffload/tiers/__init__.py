@@ -13,6 +13,7 @@ from .base import (
 )
 from .directory import DirectoryTier
 from .memory import MemoryTier
+from .mooncake import MooncakeTier
 from .namespace import Namespace, weights_identity
 from .objects import ObjectTier
 from .opening import open_tier
@@ -29,6 +30,7 @@ __all__ = [
     "FileTier",
     "Health",
     "MemoryTier",
+    "MooncakeTier",
     "Namespace",
     "ObjectTier",
     "RedisTier",

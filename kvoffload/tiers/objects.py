@@ -315,8 +315,11 @@ class ObjectTier(RemoteTier):
 
     Notes
     -----
-    Nothing is asked of the store before the first job. Nothing is ever evicted by the tier: give
-    the bucket a lifecycle rule.
+    The client has threads that a forked child has not: in a child of a process that used one, make
+    no tier of this kind; start such processes afresh.
+
+    Nothing is asked of the store before a region is attached. Nothing is ever evicted by the tier:
+    give the bucket a lifecycle rule.
 
     A query of more than 64 keys takes them for a chain and may presume: keys before one that is
     there are there, keys after one that is not are not. Loads decide. `forget` holds for all tiers

@@ -19,6 +19,7 @@ from kvoffload.errors import describe
 from .base import Tier
 from .directory import DirectoryTier
 from .memory import MemoryTier
+from .mooncake import MooncakeTier
 from .namespace import Namespace
 from .objects import ObjectTier
 from .redis import RedisTier
@@ -92,6 +93,15 @@ _REDIS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "prefix": ("prefix", str),
     "cluster": ("cluster", _flag),
     "ca": ("ssl_ca_certs", str),
+}
+_MOONCAKE: dict[str, tuple[str, Callable[[str], Any]]] = {
+    **_REMOTE,
+    "metadata": ("metadata", str),
+    "hostname": ("hostname", str),
+    "protocol": ("protocol", str),
+    "devices": ("devices", str),
+    "segment": ("segment_bytes", parse_size),
+    "prefix": ("prefix", str),
 }
 _OBJECTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     **_REMOTE,
@@ -167,11 +177,19 @@ def _open_objects(scheme: str) -> Callable[..., Tier]:
     return opener
 
 
+def _open_mooncake(place: str, namespace: Namespace, **options: str) -> Tier:
+    arguments = _read(options, _MOONCAKE)
+    if "metadata" not in arguments:
+        raise ValueError("option metadata must be given, as metadata=http://host:8080/metadata")
+    return MooncakeTier(place.removeprefix("//"), namespace=namespace, **arguments)
+
+
 _KINDS: dict[str, Callable[..., Tier]] = {
     "az": _open_objects("az"),
     "dir": _open_directory,
     "gs": _open_objects("gs"),
     "memory": _open_memory,
+    "mooncake": _open_mooncake,
     "redis": _open_redis("redis"),
     "rediss": _open_redis("rediss"),
     "s3": _open_objects("s3"),
@@ -187,13 +205,16 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     url : str
         ``kind:place?option=value&option=value``. Built in are ``slab:FOLDER``, ``memory:``,
         ``dir:FOLDER``, ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` (the same
-        with TLS), ``s3://bucket/prefix``, ``gs://…`` and ``az://…``. All have the options
-        ``threads``, ``queue`` (a size), ``name`` and ``events``; all but memory ``staging`` (a
-        size) and ``ack``; a slab, memory and a directory ``capacity`` (a size, needed); a slab and
-        memory ``policy``; a slab ``staged``; a directory ``sweep`` (seconds); Redis ``prefix``,
-        ``cluster`` and ``ca`` (a file of certificates); object stores ``endpoint``, ``region`` and
-        ``http`` (allow it). They are the arguments of the tiers' classes. Values are
-        percent-decoded; the place is not. Credentials of object stores come from the environment.
+        with TLS), ``s3://bucket/prefix``, ``gs://…``, ``az://…`` and ``mooncake://master:port``.
+
+        All have the options ``threads``, ``queue`` (a size), ``name`` and ``events``; all but
+        memory ``staging`` (a size) and ``ack``; a slab, memory and a directory ``capacity`` (a
+        size, needed); a slab and memory ``policy``; a slab ``staged``; a directory ``sweep``
+        (seconds); Redis ``prefix``, ``cluster`` and ``ca`` (a file of certificates); object stores
+        ``endpoint``, ``region`` and ``http`` (allow it); Mooncake ``metadata`` (needed),
+        ``hostname``, ``protocol``, ``devices``, ``segment`` (a size) and ``prefix``. They are the
+        arguments of the tiers' classes. Values are percent-decoded; the place is not. Credentials
+        of object stores come from the environment.
     namespace : Namespace
         What the bytes mean.
 

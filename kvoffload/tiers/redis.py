@@ -144,8 +144,8 @@ class RedisStore(RemoteStore):
         self._cluster = cluster
         self._settings = settings
         self._connections = connections
-        self._client: Any = None if cluster else self._make_client()
         self._is_asked = False  # whether the server evicts
+        self._client: Any = None if cluster else self._make_client()
 
     def _make_client(self) -> Any:
         redis = self._redis
@@ -165,6 +165,10 @@ class RedisStore(RemoteStore):
             socket_read_size=READ_BYTES,
             protocol=2,
         )
+        try:
+            _bounded(kind, self)(**{k: v for k, v in settings.items() if k != "max_connections"})
+        except TypeError:  # its text may show values
+            raise TypeError("connection_options must be arguments of redis.Connection") from None
         if not self._cluster:
             return redis.Redis(connection_pool=redis.ConnectionPool(**{**settings, **ours}))
 
@@ -406,7 +410,7 @@ class RedisTier(RemoteTier):
 
     Notes
     -----
-    Nothing is asked of the server before the first job: one that is down is no error.
+    Nothing is asked of the server before a region is attached: one that is down is no error.
 
     The server evicts. It should have ``maxmemory`` and a ``maxmemory-policy`` that begins with
     ``allkeys-``: otherwise a warning is logged, once. `forget` holds for all tiers of the namespace

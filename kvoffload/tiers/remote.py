@@ -34,7 +34,7 @@ from .namespace import Namespace
 from .pool import Pool
 from .pooled import MAX_QUEUED_BYTES, QUERY_DEADLINE_S, PooledTier, Record, check_deadline
 from .region import Region
-from .remote_pool import DROP, FORGET, MEET, TOUCH, RemotePool, RemoteStore, pack_keys
+from .remote_pool import DROP, FORGET, TOUCH, RemotePool, RemoteStore, pack_keys
 from .seal import MAX_KEY_BYTES, stored_key, stored_keys
 from .staging import STAGING_BYTES
 
@@ -208,7 +208,7 @@ class RemoteTier(PooledTier):
     def attach(self, region: Region) -> None:
         """Name the host memory that jobs move blocks from and to."""
         super().attach(region)
-        self._chore(("meet", []), MEET, b"")  # the first job need not wait for what it learns
+        self._queries().meet()  # the first job need not wait for what it learns
 
     @property
     def _epoch(self) -> int:

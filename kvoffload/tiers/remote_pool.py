@@ -36,14 +36,13 @@ from . import _io_py
 from ._io_py import Block, Store
 from .base import Status
 from .namespace import Namespace
-from .pool import MOVING, READ, WRITE
+from .pool import MOVING, READ, WRITE, Entry
 from .region import Region
 from .seal import SEAL_BYTES, Seal
 
 __all__ = [
     "DROP",
     "FORGET",
-    "MEET",
     "QUERY",
     "TOUCH",
     "OtherEpochError",
@@ -58,6 +57,8 @@ QUERY = 2
 """Kind of job beside `READ` and `WRITE`: is a block there?"""
 DROP, TOUCH, FORGET, MEET = 0, 1, 2, 3
 """Kinds of chores: remove blocks, mark them as used, write the epoch, read it at the start."""
+NOBODY = 0
+"""Number of a chore of which nobody is told; jobs begin at 1."""
 CHORE_S = 1.0
 """Seconds that a chore has."""
 EPOCH_S = 2.0
@@ -181,6 +182,9 @@ class RemoteStore(Store):
     @abstractmethod
     def _status_of(self, error: Exception) -> Status:
         """Return what an error means for blocks of which nothing else is known."""
+
+    def use(self, memory: Region) -> None:
+        """Take note of the buffers that blocks lie in, where a client has to know them."""
 
     def close(self) -> None:
         """Give connections back."""
@@ -403,6 +407,8 @@ class RemotePool(_io_py.Pool):
         ack_copied: bool = True,
     ) -> None:
         super().__init__(region, store, threads, staging_bytes, ack_copied)
+        if self._staging is not None:
+            store.use(self._staging.region)
         with self._lock:  # the threads have nothing yet, and look again when something comes
             self._queues: tuple[deque[_io_py._Job], ...] = (deque(), deque(), deque())  # type: ignore[assignment]
 
@@ -410,6 +416,14 @@ class RemotePool(_io_py.Pool):
         """Take a query."""
         nowhere: npt.NDArray[np.int64] = np.zeros(len(keys), np.int64)
         self.submit(job, QUERY, keys, nowhere, nowhere, timeout_s=timeout_s, epoch=0)
+
+    def meet(self) -> None:
+        """Have the epoch read, in a thread; nobody is told."""
+        self.chore(NOBODY, MEET, b"", False)
+
+    def _tell(self, entry: Entry) -> None:
+        if entry.job != NOBODY:
+            super()._tell(entry)
 
     def _stuck(self, op: int) -> bool:
         return super()._stuck(READ if op == QUERY else op)

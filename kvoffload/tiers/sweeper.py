@@ -10,6 +10,7 @@ Two passes over the directory and 8 bytes of memory per block; nothing is kept f
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -31,6 +32,8 @@ TEMPORARY_S = 3600.0
 """Files that are being written are removed when they are so old."""
 MAX_SWEPT = 100_000
 """Keys of swept blocks that wait to be reported at most; of others only the number is known."""
+_FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
+_NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _EPOCH_CHARACTERS = FINGERPRINT_BYTES  # 8 bytes in hex
 
 
@@ -164,14 +167,14 @@ class Sweeper:
     def _sweep_blocks(self, folder: Path) -> int:
         times = array("q")
         oldest_temporary = time.time() - TEMPORARY_S
-        for entry in self._entries(folder):
+        for fd, entry in self._entries(folder):
             found = _stat(entry)
             if found is None:
                 continue
             if entry.name.endswith(".kv"):
                 times.append(found.st_mtime_ns)
             elif entry.name.endswith(".tmp") and found.st_mtime < oldest_temporary:
-                _unlink(entry.path)
+                _unlink(entry.name, fd)
         excess = len(times) - self._max_blocks
         if excess <= 0:
             return 0
@@ -181,7 +184,7 @@ class Sweeper:
         # Those of the limit's own time are removed as they come, until there are enough.
         equal = excess - int(np.count_nonzero(np.frombuffer(times, np.int64) < limit))
         removed = 0
-        for entry in self._entries(folder):
+        for fd, entry in self._entries(folder):
             found = _stat(entry)
             if found is None or not entry.name.endswith(".kv") or found.st_mtime_ns > limit:
                 continue
@@ -189,22 +192,29 @@ class Sweeper:
                 if not equal:
                     continue
                 equal -= 1
-            _unlink(entry.path)
+            _unlink(entry.name, fd)
             removed += 1
             self._report(entry.name)
         return removed
 
-    def _entries(self, folder: Path) -> Iterator[os.DirEntry[str]]:
-        for number in range(256):
-            try:
-                entries = os.scandir(folder / f"{number:02x}")
-            except FileNotFoundError:
-                continue
-            with entries:
-                for entry in entries:
-                    if self._stopped:
-                        return
-                    yield entry
+    def _entries(self, folder: Path) -> Iterator[tuple[int, os.DirEntry[str]]]:
+        """Give every file of an epoch, and a descriptor of its folder; links are not followed."""
+        with contextlib.suppress(FileNotFoundError), _opened(folder) as epoch_fd:
+            for number in range(256):
+                try:
+                    fd = os.open(f"{number:02x}", _FOLDER_FLAGS, dir_fd=epoch_fd)
+                except OSError as error:
+                    if error.errno in _NO_FOLDER:
+                        continue
+                    raise
+                try:
+                    with os.scandir(fd) as entries:
+                        for entry in entries:
+                            if self._stopped:
+                                return
+                            yield fd, entry
+                finally:
+                    os.close(fd)
 
     def _remove_forgotten(self) -> None:
         with os.scandir(self._folder) as entries:
@@ -233,6 +243,15 @@ def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
         return None
 
 
-def _unlink(path: str) -> None:
+def _unlink(name: str, folder_fd: int) -> None:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+        os.unlink(name, dir_fd=folder_fd)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    fd = os.open(folder, _FOLDER_FLAGS)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -635,6 +635,25 @@ class TestDirectoryInTrouble:
         assert set(KEYS[16:24]) <= kept, "the oldest leave first"
         tier.close()
 
+    def test_a_sweep_follows_no_link(self, tmp_path: Path) -> None:
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        precious = [elsewhere / f"{number:04x}.kv" for number in range(64)]
+        for path in precious:
+            path.write_text("of someone else")
+            os.utime(path, (1000.0, 1000.0))
+        tier, _ = World(None, _open_directory(tmp_path / "kv", 4 * BLOCK)).open()
+        store(tier, 8)
+        folder = tier.folder / f"{tier._files.epoch:016x}"
+        free = next(name for n in range(256) if not (folder / (name := f"{n:02x}")).exists())
+        (folder / free).symlink_to(elsewhere)
+        (tier.folder / "0123456789abcdef").symlink_to(elsewhere)
+        while tier.sweep() is None:
+            pass
+        assert len(_blocks(folder)) <= 4 + len(precious)
+        assert all(path.exists() for path in precious)
+        tier.close()
+
     def test_a_full_or_missing_directory_is_no_exception(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("no directory")
         tier, region = World(None, _open_directory(tmp_path / "file")).open(ack="stored")

@@ -7,9 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.tiers import DirectoryTier, Namespace, Region, State, Status, open_tier
+from kvoffload import CPUOffloadingManager
+from kvoffload.tiers import (
+    DirectoryTier,
+    Namespace,
+    RedisTier,
+    Region,
+    State,
+    Status,
+    TieredStore,
+    open_tier,
+)
 from kvoffload.tiers.remote import HIT_S, MISS_S, Verdicts
-from kvoffload.tiers.testing import run
+from kvoffload.tiers.testing import PATIENCE_S, run
+
+from .test_store import KEYS, Engine
 
 NAMESPACE = Namespace("model", 4096)
 
@@ -115,6 +127,33 @@ def test_the_namespace_of_another_is_refused(tmp_path: Path, caplog) -> None:
         done = run(tier, tier.query([b"other"], 60))
         assert done.status.tolist() == [Status.FAILED]
         assert "belongs to another namespace" in caplog.text
+
+
+def test_unknown_options_of_a_connection_are_refused() -> None:
+    pytest.importorskip("redis", reason="the tier needs the redis extra")
+    with pytest.raises(TypeError, match="connection_options must be arguments") as caught:
+        RedisTier(
+            "redis://:secret@127.0.0.1", namespace=NAMESPACE, connection_options={"colour": "red"}
+        )
+    assert "secret" not in str(caught.value)
+
+
+def test_an_engine_finds_what_another_one_stored(tmp_path: Path) -> None:
+    """Two stores with a shared directory behind host memory, one after the other."""
+
+    def engine() -> Engine:
+        tier = DirectoryTier(tmp_path, 2**24, namespace=Namespace("store", 4096))
+        region = Region.allocate(8, 4096)
+        return Engine(TieredStore(region, CPUOffloadingManager(1, 8), [tier]))
+
+    first = engine()
+    first.compute(KEYS[:6])
+    first.quiet()
+    first.store.close(PATIENCE_S)
+    second = engine()
+    assert second.store.lookup(KEYS[:8]) == (0, 0), "nobody has asked"
+    assert second.fetch(KEYS[:8]) == 6
+    second.store.close(PATIENCE_S)
 
 
 def test_a_chain_is_probed_in_two_rounds() -> None:

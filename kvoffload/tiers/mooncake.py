@@ -1,0 +1,366 @@
+"""Mooncake's store: blocks in the memory of other machines, over RDMA or TCP.
+
+Below a prefix and the namespace's fingerprint lie ``…/namespace``, ``…/epoch`` (16 hex digits) and
+``…/<epoch>/<stored key in hex>``: a block's bytes and its seal.
+
+Structure
+    The tier's buffers are registered with the store's client, which reads and writes them itself.
+    The client is set up by the first call, in a thread of the tier.
+Invariants
+    The client's calls know no deadline: one that hangs ends after 30 s. Its thread and its buffers
+    are held so long, never the region's memory; the job has ended by then. The client's `setup`
+    holds the interpreter's lock for 90 s where no master answers: so it is only called when the
+    master takes connections and its metadata server answers a request.
+Cost
+    A put and a get copy a block once, between the region and a buffer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from kvoffload.errors import describe
+
+from ._io_py import Block
+from .base import Status
+from .namespace import Namespace
+from .pooled import MAX_QUEUED_BYTES
+from .region import Region
+from .remote import RemoteTier
+from .remote_pool import MAX_NAMESPACE_BYTES, RemoteStore
+from .staging import STAGING_BYTES
+
+__all__ = ["MooncakeTier"]
+
+EPOCH_S = 10.0
+CLOSE_S = 1.0
+LOCAL_BUFFER_BYTES = 16 * 2**20
+# The client's codes: a negative number instead of a size.
+_STATUS_OF = {
+    -200: Status.FULL,  # no handle: no segment has room
+    -600: Status.CORRUPT,  # the object is longer than the buffer
+    -704: Status.MISS,
+    -800: Status.UNAVAILABLE,  # a transfer failed
+    -900: Status.UNAVAILABLE,  # a call of the master failed
+    -901: Status.UNAVAILABLE,  # the master did not answer
+}
+
+
+class StoreError(Exception):
+    """Say that the client returned a code.
+
+    Attributes
+    ----------
+    code : int
+        The code, < 0.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+
+def _client_package() -> Any:
+    try:
+        from mooncake import store
+    except ImportError as error:
+        raise ImportError(
+            "MooncakeTier needs a wheel of Mooncake, such as "
+            "mooncake-transfer-engine-non-cuda, and the libraries that it names",
+            name="mooncake",
+        ) from error
+    return store
+
+
+class MooncakeStore(RemoteStore):
+    """Blocks as objects of Mooncake's store.
+
+    Parameters
+    ----------
+    name : str
+        The tier's label, for logs.
+    namespace : Namespace
+        What the bytes mean.
+    settings : mapping
+        Arguments of the client's ``setup``.
+    prefix : str
+        What all names begin with.
+    """
+
+    epoch_s = EPOCH_S
+
+    def __init__(
+        self, name: str, namespace: Namespace, settings: Mapping[str, Any], prefix: str
+    ) -> None:
+        super().__init__(name, namespace)
+        self._package = _client_package()
+        self._settings = dict(settings)
+        self._folder = f"{prefix}/{self.fingerprint.hex()}"
+        self._memory: Region | None = None
+        self._client: Any = None
+
+    def use(self, memory: Region) -> None:
+        """Take note of the buffers, to be registered."""
+        self._memory = memory
+
+    def _name(self, key: bytes, epoch: int) -> str:
+        return f"{self._folder}/{epoch:016x}/{key.hex()}"
+
+    def _address(self, block: Block) -> int:
+        memory = self._memory
+        if memory is None:
+            raise RuntimeError("the buffers must be known")
+        return memory.address + block.buffer * memory.block_bytes
+
+    def _ready(self) -> Any:
+        """Return the client, set up."""
+        if self._client is not None:
+            return self._client
+        self._knock()
+        client = self._package.MooncakeDistributedStore()
+        code = client.setup(*self._settings.values())
+        if code:
+            raise StoreError(-900)
+        memory = self._memory
+        if memory is not None:
+            code = client.register_buffer(memory.address, memory.nbytes)
+            if code:
+                raise StoreError(code)
+        self._client = client
+        return client
+
+    def _knock(self) -> None:
+        """Refuse to set the client up where the master or its metadata server does not answer.
+
+        Raises
+        ------
+        OSError
+            If one of them does not.
+        """
+        host, _, port = str(self._settings["master"]).rpartition(":")
+        socket.create_connection((host, int(port)), self.seconds_left()).close()
+        metadata = str(self._settings["metadata"])
+        if metadata.startswith(("http://", "https://")):
+            with contextlib.suppress(HTTPError):  # it answers, whatever
+                urlopen(f"{metadata}?key=kvoffload", timeout=self.seconds_left()).close()  # noqa: S310
+
+    # -- epochs ------------------------------------------------------------------------------
+
+    def _get(self, name: str, most: int) -> bytes | None:
+        """Return a small object's bytes; None where there is none, or a longer one."""
+        client = self._ready()
+        size = client.get_size(name)
+        if size < 0 and size != -704:
+            raise StoreError(size)
+        return bytes(client.get(name)) if 0 < size <= most else None
+
+    def _create(self, name: str, data: bytes) -> None:
+        """Store an object, unless there is one."""
+        code = self._ready().put(name, data)
+        if code < 0:
+            raise StoreError(code)
+
+    def _load_epoch(self, candidate: int) -> int:
+        found = _epoch(self._get(f"{self._folder}/epoch", 16))
+        if found is None:
+            self._create(f"{self._folder}/epoch", b"%016x" % candidate)
+            found = _epoch(self._get(f"{self._folder}/epoch", 16))
+        if found is None:  # nonsense
+            self._save_epoch(candidate)
+            found = candidate
+        json = self._get(f"{self._folder}/namespace", MAX_NAMESPACE_BYTES)
+        if json is None:
+            self._create(f"{self._folder}/namespace", self.namespace.json.encode("ascii"))
+        else:
+            self._compare(json)
+        return found
+
+    def _save_epoch(self, epoch: int) -> None:
+        code = self._ready().upsert(f"{self._folder}/epoch", b"%016x" % epoch)
+        if code < 0:
+            raise StoreError(code)
+
+    # -- blocks ------------------------------------------------------------------------------
+
+    def _find(self, run: Sequence[Block], epoch: int) -> None:
+        codes = self._ready().batch_is_exist([self._name(block.key, epoch) for block in run])
+        for block, code in zip(run, codes, strict=True):
+            if code < 0:
+                block.status = self._meaning(StoreError(code))
+            else:
+                block.status = Status.OK if code else Status.MISS
+
+    def _fetch(self, run: Sequence[Block], epoch: int) -> None:
+        first = {block.key: block for block in run}
+        again = [block for block in run if first[block.key] is not block]
+        if again:  # of a key that is there twice, the client fills one buffer
+            self._fetch(again, epoch)
+            run = list(first.values())
+        codes = self._ready().batch_get_into_multi_buffers(*self._arguments(run, epoch))
+        for block, code in zip(run, codes, strict=True):
+            if code < 0:
+                block.status = self._meaning(StoreError(code))
+            elif code != self.block_bytes:
+                block.status = Status.CORRUPT
+            else:
+                self._check(block, block.views[0], epoch)
+
+    def _store(self, run: Sequence[Block], epoch: int) -> None:
+        codes = self._ready().batch_put_from_multi_buffers(*self._arguments(run, epoch))
+        for block, code in zip(run, codes, strict=True):
+            block.status = self._meaning(StoreError(code)) if code < 0 else Status.OK
+
+    def _arguments(
+        self, run: Sequence[Block], epoch: int
+    ) -> tuple[list[str], list[list[int]], list[list[int]]]:
+        return (
+            [self._name(block.key, epoch) for block in run],
+            [[self._address(block)] for block in run],
+            [[self.block_bytes]] * len(run),
+        )
+
+    def _drop(self, keys: Sequence[bytes], epoch: int) -> None:
+        client = self._ready()
+        for key in keys:
+            code = client.remove(self._name(key, epoch), True)  # whoever holds a lease on it
+            if code < 0 and code != -704:
+                raise StoreError(code)
+
+    def _meaning(self, error: Exception) -> Status:
+        if isinstance(error, StoreError) and error.code in (-704, -600):
+            return _STATUS_OF[error.code]  # nothing to log
+        return super()._meaning(error)
+
+    def _status_of(self, error: Exception) -> Status:
+        if isinstance(error, StoreError):
+            return _STATUS_OF.get(error.code, Status.FAILED)
+        if isinstance(error, OSError):
+            is_late = isinstance(error, TimeoutError) or time.monotonic() >= self._call.deadline
+            return Status.TIMEOUT if is_late else Status.UNAVAILABLE
+        return Status.FAILED
+
+    def close(self) -> None:
+        """Close the client, which may take long where its master is gone."""
+        client, self._client = self._client, None
+        memory, self._memory = self._memory, None
+
+        def end() -> None:
+            client.close()
+            del keep[:]
+
+        if client is not None:
+            keep = [memory]  # while the client may know its address
+            thread = threading.Thread(target=end, daemon=True)
+            thread.start()
+            thread.join(CLOSE_S)
+
+
+def _epoch(data: bytes | None) -> int | None:
+    try:
+        return int(data, 16) if data is not None and len(data) == 16 else None
+    except ValueError:
+        return None
+
+
+class MooncakeTier(RemoteTier):
+    """A tier on Mooncake's store.
+
+    Parameters
+    ----------
+    master : str
+        ``host:port`` of the master.
+    metadata : str
+        Address of the metadata server, such as ``http://host:8080/metadata``.
+    threads : int
+        Number of threads.
+    namespace : Namespace
+        What the bytes mean; its ``block_bytes`` is the size of a block.
+    hostname : str
+        Name or address of this machine, as others reach it.
+    protocol : str
+        ``"tcp"`` or ``"rdma"``.
+    devices : str
+        RDMA devices, with commas between.
+    segment_bytes : int
+        Memory of this process that the store may use for anybody's objects; 0: none.
+    prefix : str
+        What all names begin with.
+    staging_bytes, ack, name, enable_events, max_queued_bytes
+        As of `FileTier`; this tier is always staged.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong.
+    ImportError
+        If no wheel of Mooncake can be imported.
+
+    Notes
+    -----
+    The store evicts, and says for about 10 s after a machine died that its objects are there:
+    loads decide. `forget` holds for all tiers of the namespace, for those of other processes within
+    10 s.
+
+    Use a metadata server that speaks HTTP: that it answers is what shows, before the client is set
+    up, that it will not hold the interpreter up for 90 s.
+    """
+
+    def __init__(
+        self,
+        master: str,
+        metadata: str,
+        threads: int = 4,
+        *,
+        namespace: Namespace,
+        hostname: str = "localhost",
+        protocol: str = "tcp",
+        devices: str = "",
+        segment_bytes: int = 0,
+        prefix: str = "kvoffload",
+        staging_bytes: int = STAGING_BYTES,
+        ack: str = "copied",
+        name: str = "mooncake",
+        enable_events: bool = False,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+    ) -> None:
+        if not master.rpartition(":")[2].isdecimal():
+            raise ValueError(f"master must be host:port, got {describe(master)}")
+        if protocol not in ("tcp", "rdma"):
+            raise ValueError(f"protocol must be 'tcp' or 'rdma', got {describe(protocol)}")
+        self._master = master
+        self._prefix = prefix
+        self._settings = {  # in the order of the client's arguments
+            "hostname": hostname,
+            "metadata": metadata,
+            "segment_bytes": segment_bytes,
+            "local_buffer_bytes": LOCAL_BUFFER_BYTES,
+            "protocol": protocol,
+            "devices": devices,
+            "master": master,
+        }
+        super().__init__(
+            namespace,
+            None,
+            threads=threads,
+            staging_bytes=staging_bytes,
+            ack=ack,
+            name=name,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+        )
+        self._open()
+
+    def _make_store(self) -> MooncakeStore:
+        return MooncakeStore(self.name, self.namespace, self._settings, self._prefix)
+
+    @property
+    def place(self) -> str:
+        """The master's address."""
+        return self._master
