@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ __all__ = [
     "advise",
 ]
 
-SIZES = (0.5, 1.0, 2.0, 4.0)
+SIZES = (Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 """The memories that are compared, as multiples of the one asked for."""
 
 VLLM_DEFAULT = "lru"

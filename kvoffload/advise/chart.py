@@ -1,4 +1,4 @@
-"""Where the lines, marks and labels of the chart lie: hit ratio over memory, a line a policy."""
+"""Where the lines, marks and labels of the chart lie: hit ratio over memory, a line per policy."""
 
 from __future__ import annotations
 

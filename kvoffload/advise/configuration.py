@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from kvoffload.replay.policies import is_own
+
 __all__ = ["python_text", "vllm_arguments", "vllm_text"]
 
 VLLM_BLOCK_TOKENS = 16  # a chunk of vLLM's connector is a multiple of its blocks, 16 tokens each
@@ -11,19 +13,29 @@ VLLM_BLOCK_TOKENS = 16  # a chunk of vLLM's connector is a multiple of its block
 
 def python_text(policy: str, capacity: int, block_tokens: int) -> str:
     """Return the Python that makes the manager."""
+    imported, argument = "", json.dumps(policy)
+    if is_own(policy):
+        path, _, options = policy.partition("?")
+        module, _, argument = path.partition(":")
+        imported = f"from {module} import {argument}\n"
+        if options:
+            given = options.replace("&", ", ")
+            argument = f"{argument}(cache_capacity={capacity}, {given})"
     return (
-        "from kvoffload import CPUOffloadingManager\n\n"
+        f"from kvoffload import CPUOffloadingManager\n{imported}\n"
         "manager = CPUOffloadingManager(\n"
-        f"    block_size={block_tokens}, num_blocks={capacity}, cache_policy={json.dumps(policy)}\n"
+        f"    block_size={block_tokens}, num_blocks={capacity}, cache_policy={argument}\n"
         ")"
     )
 
 
-def vllm_arguments(policy: str, memory: int, block_tokens: int) -> dict[str, object]:
-    """Return the value of vLLM's ``--kv-transfer-config``.
+def vllm_arguments(policy: str, memory: int, block_tokens: int) -> dict[str, object] | None:
+    """Return the value of vLLM's ``--kv-transfer-config``; None for a class of the user's.
 
-    ``block_size``, the tokens a chunk, is given where vLLM's blocks can make it up.
+    ``block_size``, the tokens per chunk, is given where vLLM's blocks can make it up.
     """
+    if is_own(policy):
+        return None
     extra: dict[str, object] = {
         "spec_name": "KVOffloadSpec",
         "spec_module_path": "kvoffload.integrations.vllm",
@@ -39,6 +51,7 @@ def vllm_arguments(policy: str, memory: int, block_tokens: int) -> dict[str, obj
     }
 
 
-def vllm_text(policy: str, memory: int, block_tokens: int) -> str:
-    """Return the value of vLLM's ``--kv-transfer-config`` as JSON."""
-    return json.dumps(vllm_arguments(policy, memory, block_tokens), indent=2)
+def vllm_text(policy: str, memory: int, block_tokens: int) -> str | None:
+    """Return the value of vLLM's ``--kv-transfer-config`` as JSON, where there is one."""
+    arguments = vllm_arguments(policy, memory, block_tokens)
+    return None if arguments is None else json.dumps(arguments, indent=2)

@@ -110,6 +110,18 @@ class Subject:
         found = [device]
         if self.engine is not None:
             found.append(rates_text(self.engine))
+            if self.model is not None and self._keeps_heads_several_times(self.model):
+                found.append(
+                    f"{self.engine.workers} workers keep each of the {self.model.kv_heads} KV "
+                    f"heads of {self.model.name} several times, which is not counted: give "
+                    "--tensor-parallel."
+                )
         if self.model is not None and self.model.remark:
             found.append(f"{self.model.name}: {self.model.remark}.")
         return found
+
+    def _keeps_heads_several_times(self, model: ModelShape) -> bool:
+        """Tell whether there are more workers than the bytes of a token are counted for."""
+        if self.engine is None or model.latent or self.engine.workers <= model.kv_heads:
+            return False
+        return self.advice.setup.token_bytes == model.bytes_per_token(self.dtype)

@@ -129,8 +129,10 @@ def print_advice(subject: Subject) -> None:
     click.echo("\nPython:\n")
     capacity = advice.capacities[advice.asked]
     click.echo(textwrap.indent(python_text(policy, capacity, setup.block_tokens), "    "))
-    click.echo("\nvLLM, --kv-transfer-config:\n")
-    click.echo(textwrap.indent(vllm_text(policy, setup.memory, setup.block_tokens), "    "))
+    vllm = vllm_text(policy, setup.memory, setup.block_tokens)
+    if vllm is not None:
+        click.echo("\nvLLM, --kv-transfer-config:\n")
+        click.echo(textwrap.indent(vllm, "    "))
 
 
 def _table(subject: Subject) -> None:

@@ -257,7 +257,7 @@ device_memory_option = click.option(
     metavar="SIZE",
     callback=value_of(read_device_memory),
     help="The accelerator's own LRU prefix cache, which is asked first: blocks, a share of the "
-    "unique blocks or a size; none by default.",
+    "unique blocks or a size; none by default, a typical one where advise knows the model.",
 )
 
 block_bytes_option = click.option(

@@ -56,7 +56,7 @@ def read_picture(text: str) -> str:
 @click.command(
     epilog=examples(
         "kvoffload sweep trace.jsonl --block-bytes 160MiB --plot hits.svg",
-        "kvoffload sweep 'logs/*.jsonl' --policy lru,belady --capacity 1%,5%",
+        "kvoffload sweep logs/ --policy lru,belady --capacity 1%,5%",
     )
 )
 @traces_argument

@@ -21,7 +21,7 @@ PROGRESS_REQUESTS = 256  # between two calls of the progress function
 
 @dataclass(frozen=True, slots=True)
 class DecodedTrace:
-    """The blocks of all requests, one after the other; 4 bytes a block and 8 a distinct one.
+    """The blocks of all requests, one after the other; 4 bytes per block and 8 per distinct one.
 
     Attributes
     ----------

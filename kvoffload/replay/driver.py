@@ -73,7 +73,7 @@ def replay(
     Notes
     -----
     The hash of a block is the same object each time as long as it is remembered, where an engine
-    would make a new one a request; this spares a manager in Python the hashing of the key.
+    would make a new one per request; this spares a manager in Python the hashing of the key.
     """
     keys = BlockKeys()
     result = ReplayResult(hit_tokens=None if block_tokens is None else 0)

@@ -17,7 +17,7 @@ Ids = npt.NDArray[np.uint64]
 
 
 class SeenIds:
-    """The set of all ids so far, exact, at 8 bytes an id and up to 16 while it is merged.
+    """The set of all ids so far, exact, at 8 bytes per id and up to 16 while it is merged.
 
     Sorted arrays, each at least twice as long as the next; a lookup is a binary search in each.
 
@@ -156,7 +156,7 @@ class BlockLengths:
 class IdealCounter:
     """Count distinct blocks, and the hits of a cache without bounds, many requests at a time.
 
-    Memory: 8 bytes a distinct block, 16 while it is merged, and one batch.
+    Memory: 8 bytes per distinct block, 16 while it is merged, and one batch.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ class Survey:
         requests : iterable of Request
             The trace; it is passed over once.
         unique : bool
-            Whether to count distinct blocks and ideal hits, which takes 8 to 16 bytes a distinct
+            Whether to count distinct blocks and ideal hits, which takes 8 to 16 bytes per distinct
             block; without, memory is constant.
         block_tokens : int, optional
             A block size, tokens, for `contradiction`.

@@ -28,6 +28,20 @@ def test_it_compares_half_once_twice_and_four_times_the_memory(advice):
     assert advice.capacities == [100, 200, 400, 800]
 
 
+def test_a_memory_beyond_what_a_float_holds_is_found_among_those_compared():
+    setup = Setup(memory=2**60 + 1, block_tokens=512, token_bytes=2**40)
+    assert setup.memories()[1] == setup.memory
+    assert advise([Request(0, 512, 1, (1,))], setup).asked == 1
+
+
+def test_memories_that_are_given_are_the_ones_compared():
+    setup = dataclasses.replace(SETUP, others=(50 * MIB, 900 * MIB, 200 * MIB))
+    found = advise(WORKLOAD, setup)
+    assert found.capacities == [50, 200, 900]
+    assert found.asked == 1
+    assert found.cell("lru") == found.cells["lru", 1]
+
+
 @pytest.mark.parametrize("policy", registry.names())
 def test_its_figures_are_those_of_a_replay(advice, policy):
     for place, capacity in enumerate(advice.capacities):

@@ -7,6 +7,7 @@ import pytest
 from kvoffload.advise import Setup, accelerator, accelerator_names, advise, balance, engine_of
 from kvoffload.advise.economy import workers_for
 from kvoffload.advise.models import model_shape
+from kvoffload.advise.subject import Subject
 from kvoffload.advise.wording import findings, headline, side_by_side
 from kvoffload.traces import Workload
 
@@ -100,3 +101,15 @@ def test_both_answers_stand_side_by_side(advice):
     assert text.startswith("Behind 100 MiB of prefix cache, which serves ")
     for one in (behind, advice):
         assert f"{one.cell(one.policy).hit_ratio * 100:.1f} %" in text
+
+
+def test_heads_that_more_workers_keep_several_times_are_said(advice):
+    model = model_shape("qwen3-235b-a22b")
+    engine = engine_of(model, accelerator("h100"))
+    assert engine.workers == 8 > model.kv_heads
+    setup = dataclasses.replace(advice.setup, token_bytes=model.bytes_per_token())
+    once = Subject("t", dataclasses.replace(advice, setup=setup), model, "bfloat16", "", "", engine)
+    assert any("8 workers keep each of the 4 KV heads" in text for text in once.remarks())
+    setup = dataclasses.replace(setup, token_bytes=model.bytes_per_token(tensor_parallel=8))
+    right = dataclasses.replace(once, advice=dataclasses.replace(advice, setup=setup))
+    assert not any("workers keep" in text for text in right.remarks())

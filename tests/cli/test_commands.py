@@ -16,6 +16,9 @@ from kvoffload.traces.writer import trace_line
 
 from .conftest import COMMAND, open_for
 
+pytest.importorskip("click", reason="the command needs the cli extra")
+from kvoffload.cli._app import root
+
 
 def test_version_names_the_implementation(kvoffload):
     done = kvoffload("--version")
@@ -24,13 +27,18 @@ def test_version_names_the_implementation(kvoffload):
     assert python.out == f"kvoffload {library.__version__} (python)\n"
 
 
-@pytest.mark.parametrize("command", [[], ["replay"], ["generate"], ["info"], ["convert"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], *([name] for name in root.commands)],
+    ids=" ".join,
+)
 def test_help(kvoffload, command):
     for flag in ("-h", "--help"):
         done = kvoffload(*command, flag)
         assert done.code == 0
         assert done.out.startswith(f"Usage: {' '.join(['kvoffload', *command])} ")
         assert max(map(len, done.out.splitlines())) <= 80
+        assert ("Examples:" in done.out) == bool(command)
 
 
 def test_generate_writes_the_workload(kvoffload, tmp_path):

@@ -166,6 +166,11 @@ def test_a_class_of_ones_own_is_a_policy_in_every_command(kvoffload, trace, own,
     tokens = ("--kv-bytes-per-token", "2KiB", "--disk", "1GiB", "--disk-policy", "mine:Fifo")
     advice = found(kvoffload("advise", trace, *policy, *size, *tokens, **own))
     assert "mine:Fifo" in advice["memories"][0]["policies"]
+    alone = ("--policy", "mine:Fifo?stride=2", "--capacity", "99", "--json", "--quiet")
+    configured = found(kvoffload("advise", trace, *alone, *tokens, **own))["configuration"]
+    assert configured["vllm"] is None
+    assert "from mine import Fifo\n" in configured["python"]
+    assert "cache_policy=Fifo(cache_capacity=99, stride=2)" in configured["python"]
     assert {cell["policy"] for cell in advice["details"]["disk_cells"]} == {"mine:Fifo"}
 
 

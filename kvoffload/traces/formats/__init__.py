@@ -1,4 +1,4 @@
-"""The formats that traces come in: one file a format, and which one a line is in."""
+"""The formats that traces come in: one file per format, and which one a line is in."""
 
 from __future__ import annotations
 

@@ -76,5 +76,5 @@ def _chat(value: object, name: str) -> str:
 
 
 BAILIAN = Format(
-    "bailian", "JSON Lines with chat_id and hash_ids, 16 tokens a block", BailianParser
+    "bailian", "JSON Lines with chat_id and hash_ids, 16 tokens per block", BailianParser
 )

@@ -1,4 +1,4 @@
-"""The lookup-hash log of LMCache: JSON Lines of `chunk_hashes`, a line a lookup.
+"""The lookup-hash log of LMCache: JSON Lines of `chunk_hashes`, a line per lookup.
 
 Source: LMCache's `lookup_hash` logging subscriber and its cache simulator (``lmcache server
 --lookup-hash-log-dir``). `timestamp` is Unix time, seconds; `chunk_hashes` are hexadecimal and
