@@ -37,8 +37,8 @@ from collections.abc import Collection
 
 from kvoffload.types import BlockHash, BlockStatus
 
-from ._arc_lists_py import ARCLists, Victims
-from ._twin_py import evictable, require
+from ._arc_lists_py import ARCLists
+from ._twin_py import require
 
 
 class ARCClassicCachePolicy(ARCLists):
@@ -55,6 +55,8 @@ class ARCClassicCachePolicy(ARCLists):
     """
 
     __slots__ = ()
+
+    _newcomers = 1
 
     def _insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
         if self._adapt(block_hash):
@@ -98,31 +100,15 @@ class ARCClassicCachePolicy(ARCLists):
             return True
         return False
 
+    def _t1_gives(self, t1_size: int) -> bool:
+        return t1_size > self._target
+
     def _evict(
         self, n: int, protected: Collection[BlockHash]
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        from_t1 = evictable(self._t1, protected)
-        from_t2 = evictable(self._t2, protected)
-        target = self._target
-        t1_size = len(self._t1)
-        victims: Victims = []
-        for _ in range(n):
-            # REPLACE; an exhausted list stays exhausted, so each is scanned once.
-            if t1_size > target:
-                victim = next(from_t1, None)
-                seen_once = victim is not None
-                if victim is None:
-                    victim = next(from_t2, None)
-            else:
-                victim = next(from_t2, None)
-                seen_once = victim is None
-                if victim is None:
-                    victim = next(from_t1, None)
-            if victim is None:
-                return None
-            # The block that takes its place enters T1.
-            t1_size += not seen_once
-            victims.append((*victim, seen_once))
+        victims = self._search(n, protected)
+        if victims is None:
+            return None
         self._make_ghosts(victims)
         self._trim_ghosts()
         return [(block_hash, status) for block_hash, status, _ in victims]
