@@ -23,7 +23,16 @@ from .managers.base import OffloadingManager
 from .managers.cpu import CPUOffloadingManager
 from .managers.lru import LRUOffloadingManager
 from .policies.base import CachePolicy
-from .policies.builtin import ARCCachePolicy, LRUCachePolicy
+from .policies.builtin import (
+    ARCCachePolicy,
+    ARCClassicCachePolicy,
+    HitDensityCachePolicy,
+    LFUCachePolicy,
+    LRUCachePolicy,
+    S3FIFOCachePolicy,
+    SieveCachePolicy,
+    SLRUCachePolicy,
+)
 from .types import (
     BlockHash,
     BlockIDsLoadStoreSpec,
@@ -43,6 +52,7 @@ except _metadata.PackageNotFoundError:  # imported from a source tree that is no
 __all__ = [
     "IMPLEMENTATION",
     "ARCCachePolicy",
+    "ARCClassicCachePolicy",
     "ARCOffloadingManager",
     "Backend",
     "BackendError",
@@ -57,6 +67,8 @@ __all__ = [
     "CPUOffloadingManager",
     "CachePolicy",
     "GPULoadStoreSpec",
+    "HitDensityCachePolicy",
+    "LFUCachePolicy",
     "LRUCachePolicy",
     "LRUOffloadingManager",
     "LoadStoreSpec",
@@ -66,5 +78,8 @@ __all__ = [
     "PolicyError",
     "PrepareStoreOutput",
     "RefCountOverflowError",
+    "S3FIFOCachePolicy",
+    "SLRUCachePolicy",
+    "SieveCachePolicy",
     "__version__",
 ]

@@ -16,18 +16,14 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from kvoffload._core.buckets cimport NIL, KvoBucket, kvo_lowest, kvo_match, kvo_prefetch
 from kvoffload._core.table cimport (
-    NIL,
-    KvoBucket,
     Node,
     Table,
     hash_key,
     holds_key,
     home_of,
     index_find,
-    kvo_lowest,
-    kvo_match,
-    kvo_prefetch,
     node_at,
     tag_of,
 )
@@ -60,6 +56,10 @@ cdef extern from *:
 # Make room for `size` hashes; False, with nothing changed, if there is no memory.
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept
 cdef void batch_close(Batch* batch) noexcept
+# Consume an iterable of hashes and return it as a list of checked elements; a list as it is.
+cdef list checked_list(object hashes, str name)
+# Point to the hashes of a list, which the caller keeps; MemoryError, with nothing changed.
+cdef int batch_open(Batch* batch, list hashes) except -1
 
 
 cdef inline void batch_set(Batch* batch, PyObject** items, Py_ssize_t size) noexcept nogil:

@@ -1,31 +1,57 @@
 """Scratch memory of batches; see ``batch.pxd``."""
 
+from cpython.object cimport PyObject
+from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.items cimport check_items, list_items
+from kvoffload._core.memory cimport discard, grow
+
+from kvoffload._checks import as_batch, batch_error
 
 cdef enum:
     LEAST_ROOM = 128
 
 
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
-    cdef Py_ssize_t room = max(size + size // 2, <Py_ssize_t>LEAST_ROOM)
-    cdef uint64_t* hashes
+    cdef uint64_t room = batch.room
     if batch.room >= size:
         return True
-    hashes = <uint64_t*>resize(batch.hashes, room * (sizeof(uint64_t) + 3 * sizeof(uint32_t)))
-    if hashes == NULL:
+    # The four arrays are one, so that they grow together or not at all.
+    if not grow(
+        <void**>&batch.hashes,
+        &room,
+        <uint64_t>size,
+        sizeof(uint64_t) + 3 * sizeof(uint32_t),
+        LEAST_ROOM,
+    ):
         return False
-    batch.hashes = hashes
     batch.num_chosen = 0
     batch.size = 0
-    batch.slots = <uint32_t*>(hashes + room)
+    batch.slots = <uint32_t*>(batch.hashes + room)
     batch.chosen = batch.slots + room
     batch.places = batch.slots + 2 * room
-    batch.room = room
+    batch.room = <Py_ssize_t>room
     return True
 
 
 cdef void batch_close(Batch* batch) noexcept:
     discard(batch.hashes)
     memset(batch, 0, sizeof(Batch))
+
+
+cdef list checked_list(object hashes, str name):
+    cdef list batch
+    if type(hashes) is not list:
+        return as_batch(hashes, name)
+    batch = <list>hashes
+    if not check_items(batch):
+        raise batch_error(batch, name)
+    return batch
+
+
+cdef int batch_open(Batch* batch, list hashes) except -1:
+    if not batch_ensure(batch, len(hashes)):
+        raise MemoryError()
+    batch_set(batch, list_items(hashes), len(hashes))
+    return 0

@@ -15,7 +15,15 @@ Cost
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from kvoffload._core.table cimport NIL, KvoBucket, kvo_lowest, kvo_match
+from kvoffload._core.buckets cimport (
+    NIL,
+    KvoBucket,
+    Probe,
+    buckets_insert,
+    buckets_remove,
+    probe_from,
+    probe_next,
+)
 
 cdef struct Ghost:
     uint32_t last           # request of the last use
@@ -65,55 +73,28 @@ cdef inline uint64_t ghost_home(const Ghosts* ghosts, uint64_t hashed) noexcept 
 
 cdef inline uint32_t ghosts_find(Ghosts* ghosts, uint64_t hashed) noexcept nogil:
     """Return the place of a key's ghost, or NIL."""
-    cdef uint8_t tag = ghost_tag(hashed)
-    cdef uint64_t home = ghost_home(ghosts, hashed)
-    cdef uint64_t number = home
-    cdef KvoBucket* bucket
-    cdef uint32_t bits, place
-    while True:
-        bucket = ghosts.buckets + number
-        bits = kvo_match(bucket, tag)
-        while bits:
-            place = bucket.slots[kvo_lowest(bits)]
-            if (
-                ghosts.places[place].low == <uint32_t>hashed
-                and ghosts.places[place].high == <uint16_t>(hashed >> 32)
-            ):
-                return place
-            bits &= bits - 1
-        if bucket.overflow == 0:
-            return NIL
-        number += 1
-        if number == ghosts.num_buckets:
-            number = 0
-        if number == home:
-            return NIL  # a few buckets may all have overflowed at some time
+    cdef Probe probe = probe_from(
+        ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed)
+    )
+    cdef uint32_t place = probe_next(&probe)
+    while place != NIL and not (
+        ghosts.places[place].low == <uint32_t>hashed
+        and ghosts.places[place].high == <uint16_t>(hashed >> 32)
+    ):
+        place = probe_next(&probe)
+    return place
 
 
 cdef inline void ghosts_remove(Ghosts* ghosts, uint32_t place) noexcept nogil:
     """Free the place of a ghost."""
     cdef Ghost* ghost = ghosts.places + place
     cdef uint64_t hashed = fingerprint(ghost)
-    cdef uint8_t tag = ghost_tag(hashed)
-    cdef uint64_t number = ghost_home(ghosts, hashed)
-    cdef KvoBucket* bucket
-    cdef uint32_t bits, entry
     ghost.kind = 0
     ghost.flags = 0
     ghosts.size -= 1
-    while True:
-        bucket = ghosts.buckets + number
-        bits = kvo_match(bucket, tag)
-        while bits:
-            entry = kvo_lowest(bits)
-            if bucket.slots[entry] == place:
-                bucket.tags[entry] = 0
-                return
-            bits &= bits - 1
-        bucket.overflow -= 1
-        number += 1
-        if number == ghosts.num_buckets:
-            number = 0
+    buckets_remove(
+        ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), place
+    )
 
 
 cdef inline void ghosts_set(
@@ -121,26 +102,15 @@ cdef inline void ghosts_set(
 ) noexcept nogil:
     """Put the ghost of an absent key into a free place."""
     cdef Ghost* ghost = ghosts.places + place
-    cdef uint64_t number = ghost_home(ghosts, hashed)
-    cdef KvoBucket* bucket = ghosts.buckets + number
-    cdef uint32_t bits = kvo_match(bucket, 0)
-    cdef uint32_t entry
     ghost.last = last
     ghost.low = <uint32_t>hashed
     ghost.high = <uint16_t>(hashed >> 32)
     ghost.kind = kind
     ghost.flags = 0
     ghosts.size += 1
-    while not bits:
-        bucket.overflow += 1
-        number += 1
-        if number == ghosts.num_buckets:
-            number = 0
-        bucket = ghosts.buckets + number
-        bits = kvo_match(bucket, 0)
-    entry = kvo_lowest(bits)
-    bucket.tags[entry] = ghost_tag(hashed)
-    bucket.slots[entry] = place
+    buckets_insert(
+        ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), place
+    )
 
 
 cdef inline uint32_t clock_next(Ghosts* ghosts, Clock* clock) noexcept nogil:

@@ -2,6 +2,7 @@
 
 from libc.string cimport memset
 
+from kvoffload._core.buckets cimport BUCKET_ENTRIES
 from kvoffload._core.memory cimport release, reserve
 
 # Ghosts a bucket on average when every place is taken: 64 / 10 bytes a place.
@@ -53,7 +54,7 @@ cdef uint64_t distance(Ghosts* ghosts, uint32_t place) noexcept:
     cdef uint64_t steps = 0
     cdef uint32_t entry
     while steps < ghosts.num_buckets:
-        for entry in range(12):
+        for entry in range(<uint32_t>BUCKET_ENTRIES):
             if (
                 ghosts.buckets[number].tags[entry]
                 and ghosts.buckets[number].slots[entry] == place
@@ -83,7 +84,7 @@ cdef const char* ghosts_check(Ghosts* ghosts) noexcept:
                 return b"the index finds every ghost at its place"
             passed += distance(ghosts, place)
     for number in range(ghosts.num_buckets):
-        for entry in range(12):
+        for entry in range(<uint32_t>BUCKET_ENTRIES):
             entries += ghosts.buckets[number].tags[entry] != 0
         overflow += ghosts.buckets[number].overflow
     if filled != ghosts.size or entries != filled:

@@ -1,7 +1,8 @@
 """Allocation for the compiled twins, with a switch that makes it fail for the tests."""
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy
 
 cdef extern from "memory.h":
     void* kvo_map(size_t bytes)
@@ -40,6 +41,38 @@ cdef void* resize(void* address, size_t bytes) noexcept:
 
 cdef void discard(void* address) noexcept:
     PyMem_RawFree(address)
+
+
+cdef bint grow(
+    void** array, uint64_t* room, uint64_t wanted, size_t entry_bytes, uint64_t least
+) noexcept:
+    cdef uint64_t larger = max(wanted, 2 * room[0], least)
+    cdef void* grown
+    if wanted <= room[0]:
+        return True
+    grown = resize(array[0], larger * entry_bytes)
+    if grown == NULL:
+        return False
+    array[0] = grown
+    room[0] = larger
+    return True
+
+
+cdef bint extend(
+    void** array, uint64_t* room, uint64_t wanted, size_t entry_bytes, uint64_t used
+) noexcept:
+    cdef void* larger
+    if wanted <= room[0]:
+        return True
+    larger = reserve(wanted * entry_bytes)
+    if larger == NULL:
+        return False
+    if used:
+        memcpy(larger, array[0], used * entry_bytes)
+    release(array[0], room[0] * entry_bytes)
+    array[0] = larger
+    room[0] = wanted
+    return True
 
 
 def fail_after(allocations):

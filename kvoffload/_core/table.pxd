@@ -3,7 +3,7 @@
 Structure
     A node is 64 bytes, one cache line, addressed by a uint32 slot; it never moves. The first
     ``num_reserved`` lie in one stretch of address space; nodes beyond lie in segments. The index is
-    F14-style buckets, probed linearly.
+    ``buckets``, of which a key's hash gives the first.
 Invariants
     A node is in the index exactly if its ``key_length`` is not 0. Nodes that are not in use are on
     the free stack (linked by ``next``), or above ``num_used``, or retired: their block left while a
@@ -14,27 +14,22 @@ Invariants
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from kvoffload._core.buckets cimport (
+    NIL,
+    KvoBucket,
+    Probe,
+    buckets_insert,
+    buckets_remove,
+    buckets_replace,
+    kvo_prefetch,
+    kvo_require,
+    probe_from,
+    probe_next,
+)
+
 cdef extern from "hash.h" nogil:
     uint64_t kvo_hash(const uint8_t* key, uint64_t length, const uint64_t* secret)
     bint kvo_equal(const uint8_t* left, const uint8_t* right, uint64_t length)
-
-cdef extern from "bucket.h" nogil:
-    ctypedef struct KvoBucket:
-        uint8_t tags[12]
-        uint32_t overflow
-        uint32_t slots[12]
-    uint32_t kvo_match(const KvoBucket* bucket, uint8_t tag)
-    uint32_t kvo_lowest(uint32_t bits)
-    void kvo_prefetch(const void* address)
-
-cdef extern from "require.h" nogil:
-    void kvo_require(bint holds, const char* invariant)
-
-cdef extern from *:
-    """
-    #define KVO_NIL UINT32_MAX
-    """
-    const uint32_t NIL "KVO_NIL"  # no slot
 
 # The ctypes BlockStatus byte for byte: 16 bytes, ref_cnt at 0, block_id at 8.
 cdef struct Block:
@@ -56,7 +51,6 @@ cdef enum:
     INLINE_KEY_BYTES = 36
     LONG_KEY = 255
     SEGMENT_BITS = 16
-    BUCKET_ENTRIES = 12
 
 cdef enum:
     RESIDENT = 1        # has a block
@@ -159,25 +153,13 @@ cdef inline uint32_t index_find(
     Table* table, const uint8_t* key, uint64_t length, uint64_t hashed
 ) noexcept nogil:
     """Return the slot of a key, or NIL."""
-    cdef uint8_t tag = tag_of(hashed)
-    cdef uint64_t number = home_of(table, hashed)
-    cdef KvoBucket* bucket
-    cdef uint32_t bits, slot
-    while True:
-        bucket = table.buckets + number
-        bits = kvo_match(bucket, tag)
-        while bits:
-            slot = bucket.slots[kvo_lowest(bits)]
-            if holds_key(node_at(table, slot), key, length):
-                return slot
-            bits &= bits - 1
-        if bucket.overflow == 0:
-            return NIL
-        number += 1
-        if number == table.num_buckets:
-            number = 0
-        if number == home_of(table, hashed):
-            return NIL  # every bucket overflowed at some time
+    cdef Probe probe = probe_from(
+        table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed)
+    )
+    cdef uint32_t slot = probe_next(&probe)
+    while slot != NIL and not holds_key(node_at(table, slot), key, length):
+        slot = probe_next(&probe)
+    return slot
 
 
 cdef inline void index_insert_at(
@@ -185,20 +167,7 @@ cdef inline void index_insert_at(
 ) noexcept nogil:
     """Add a slot whose key is absent; the caller has made sure of room."""
     kvo_require(table.num_keys < table.max_keys, "the caller has made sure of room in the index")
-    cdef uint64_t number = home
-    cdef KvoBucket* bucket = table.buckets + number
-    cdef uint32_t bits = kvo_match(bucket, 0)
-    cdef uint32_t entry
-    while not bits:
-        bucket.overflow += 1
-        number += 1
-        if number == table.num_buckets:
-            number = 0
-        bucket = table.buckets + number
-        bits = kvo_match(bucket, 0)
-    entry = kvo_lowest(bits)
-    bucket.tags[entry] = tag
-    bucket.slots[entry] = slot
+    buckets_insert(table.buckets, table.num_buckets, home, tag, slot)
     table.num_keys += 1
 
 
@@ -208,47 +177,17 @@ cdef inline void index_insert(Table* table, uint32_t slot, uint64_t hashed) noex
 
 cdef inline void index_remove(Table* table, uint32_t slot, uint64_t hashed) noexcept nogil:
     """Remove a slot that is in the index."""
-    cdef uint8_t tag = tag_of(hashed)
-    cdef uint64_t number = home_of(table, hashed)
-    cdef KvoBucket* bucket
-    cdef uint32_t bits, entry
-    while True:
-        bucket = table.buckets + number
-        bits = kvo_match(bucket, tag)
-        while bits:
-            entry = kvo_lowest(bits)
-            if bucket.slots[entry] == slot:
-                bucket.tags[entry] = 0
-                table.num_keys -= 1
-                return
-            bits &= bits - 1
-        kvo_require(bucket.overflow > 0, "a removed key is in the index")
-        bucket.overflow -= 1
-        number += 1
-        if number == table.num_buckets:
-            number = 0
+    buckets_remove(table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed), slot)
+    table.num_keys -= 1
 
 
 cdef inline void index_replace(
     Table* table, uint32_t slot, uint32_t successor, uint64_t hashed
 ) noexcept nogil:
     """Let the entry of `slot` name `successor`, which holds the same key."""
-    cdef uint8_t tag = tag_of(hashed)
-    cdef uint64_t number = home_of(table, hashed)
-    cdef KvoBucket* bucket
-    cdef uint32_t bits, entry
-    while True:
-        bucket = table.buckets + number
-        bits = kvo_match(bucket, tag)
-        while bits:
-            entry = kvo_lowest(bits)
-            if bucket.slots[entry] == slot:
-                bucket.slots[entry] = successor
-                return
-            bits &= bits - 1
-        number += 1
-        if number == table.num_buckets:
-            number = 0
+    buckets_replace(
+        table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed), slot, successor
+    )
 
 
 cdef inline bint table_ensure(Table* table, uint64_t more) noexcept:

@@ -7,7 +7,8 @@ cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.string cimport memset
 
-from kvoffload._core.memory cimport discard, release, reserve, resize
+from kvoffload._core.buckets cimport BUCKET_ENTRIES
+from kvoffload._core.memory cimport discard, extend, release, reserve, resize
 
 from kvoffload.types import BlockStatus
 
@@ -178,23 +179,17 @@ cdef void table_new_epoch(Table* table) noexcept:
 cdef bint keep_id(Table* table, uint32_t slot) noexcept:
     cdef uint64_t wanted = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
     cdef Node* node = node_at(table, slot)
-    cdef int64_t* larger
     if node.flags & SHOWN:
         return True
-    if table.num_kept_ids < wanted:
-        # Reserved: no memory is touched but for nodes that are shown.
-        larger = <int64_t*>reserve(wanted * sizeof(int64_t))
-        if larger == NULL:
-            return False
-        if table.num_kept_ids:
-            memcpy(
-                larger,
-                table.kept_ids,
-                min(table.num_kept_ids, <uint64_t>table.num_used) * sizeof(int64_t),
-            )
-        release(table.kept_ids, table.num_kept_ids * sizeof(int64_t))
-        table.kept_ids = larger
-        table.num_kept_ids = wanted
+    # Reserved: no memory is touched but for nodes that are shown.
+    if not extend(
+        <void**>&table.kept_ids,
+        &table.num_kept_ids,
+        wanted,
+        sizeof(int64_t),
+        min(table.num_kept_ids, <uint64_t>table.num_used),
+    ):
+        return False
     table.kept_ids[slot] = node.block.block_id
     node.flags |= SHOWN
     return True

@@ -2,7 +2,7 @@
 
 from libc.string cimport memset
 
-from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.ring cimport ring_ensure_parking, ring_list, ring_park, ring_unlist
 from kvoffload._core.table cimport NIL, PARKED, Node, kvo_prefetch, node_at
 
@@ -21,35 +21,27 @@ cdef void victims_close(Victims* victims) noexcept:
     memset(victims, 0, sizeof(Victims))
 
 
-cdef bint grow(Victim** items, uint64_t* room, uint64_t wanted) noexcept:
-    """Make room for `wanted` items; False, with nothing changed, if there is no memory."""
-    cdef uint64_t larger = max(wanted, 2 * room[0], <uint64_t>FIRST_ROOM)
-    cdef Victim* grown
-    if wanted <= room[0]:
-        return True
-    grown = <Victim*>resize(items[0], larger * sizeof(Victim))
-    if grown == NULL:
-        return False
-    items[0] = grown
-    room[0] = larger
-    return True
+cdef bint grow_items(Victim** items, uint64_t* room, uint64_t wanted) noexcept:
+    return grow(<void**>items, room, wanted, sizeof(Victim), FIRST_ROOM)
 
 
 cdef bint victims_ensure(Victims* victims, uint64_t n, uint64_t num_aside) noexcept:
-    return grow(&victims.items, &victims.room, n) and grow(
+    return grow_items(&victims.items, &victims.room, n) and grow_items(
         &victims.aside, &victims.aside_room, num_aside
     )
 
 
 cdef inline bint ensure_items(Victims* victims) noexcept:
-    if victims.size < victims.room or grow(&victims.items, &victims.room, victims.size + 1):
+    if victims.size < victims.room or grow_items(
+        &victims.items, &victims.room, victims.size + 1
+    ):
         return True
     victims.no_memory = True
     return False
 
 
 cdef inline bint ensure_aside(Victims* victims) noexcept:
-    if victims.num_aside < victims.aside_room or grow(
+    if victims.num_aside < victims.aside_room or grow_items(
         &victims.aside, &victims.aside_room, victims.num_aside + 1
     ):
         return True

@@ -25,7 +25,9 @@ from kvoffload._core.batch cimport (
     Batch,
     batch_close,
     batch_ensure,
+    batch_open,
     batch_set,
+    checked_list,
     find_all,
     find_range,
     hint_chosen,
@@ -33,7 +35,7 @@ from kvoffload._core.batch cimport (
     item_length,
 )
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.items cimport check_items, first_bad, list_items, tuple_items
+from kvoffload._core.items cimport first_bad, list_items, tuple_items
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset, pool_take
 from kvoffload._core.table cimport (
     NIL,
@@ -600,16 +602,8 @@ cdef class CompiledSteps(Steps):
 
     cdef list open_batch(self, object hashes):
         """Return the batch as a checked list, which the scratch arrays point into."""
-        cdef list batch
-        if type(hashes) is list:
-            batch = <list>hashes
-            if not check_items(batch):
-                raise batch_error(batch)
-        else:
-            batch = as_batch(hashes)
-        if not batch_ensure(&self.batch, len(batch)):
-            raise MemoryError()
-        batch_set(&self.batch, list_items(batch), len(batch))
+        cdef list batch = checked_list(hashes, "hashes")
+        batch_open(&self.batch, batch)
         return batch
 
     cdef bint seen(self, Node* node) noexcept:

@@ -12,7 +12,6 @@ from libc.stdint cimport uint32_t, uint64_t
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.ring cimport Ring, ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, Node, drop_hashed_key, hash_ahead, node_at
-from kvoffload._core.victims cimport Cursor, victims_cancel, victims_next
 from kvoffload.policies._arc_lists_c cimport B1, B2, T1, T2, ARCLists
 
 from kvoffload.policies.base import CachePolicy
@@ -25,7 +24,13 @@ cdef class _ARC(ARCLists):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 3, 4)
         self.target = 0.0
+        self.newcomers = 0
         self.publish()
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        if node.ring:
+            ring_remove(self.table, &self.rings[node.ring - 1], node)
+        ring_append(self.table, &self.rings[T1], slot, node)
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef Py_ssize_t place
@@ -46,42 +51,8 @@ cdef class _ARC(ARCLists):
                 self.lower_target()
             ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        if node.ring:
-            ring_remove(self.table, &self.rings[node.ring - 1], node)
-        ring_append(self.table, &self.rings[T1], slot, node)
-
-    cdef bint c_search(self, uint64_t n) noexcept:
-        cdef Cursor cursors[2]
-        cdef bint exhausted[2]
-        cdef uint64_t t1_size = self.rings[T1].size
-        cdef uint64_t target = <uint64_t>self.target
-        cdef int first, attempt, ring
-        cdef bint found
-        cursors[T1].started = cursors[T2].started = False
-        exhausted[T1] = exhausted[T2] = False
-        while self.victims.size < n:
-            # REPLACE of figure 4; an exhausted ring stays exhausted.
-            first = T1 if t1_size >= target else T2
-            found = False
-            for attempt in range(2):
-                ring = first if attempt == 0 else 1 - first
-                if exhausted[ring]:
-                    continue
-                found = victims_next(
-                    &self.victims, self.table, &self.rings[ring], &cursors[ring]
-                )
-                if found:
-                    if ring == T1:
-                        t1_size -= 1
-                    break
-                if self.victims.no_memory:
-                    break
-                exhausted[ring] = True
-            if not found:
-                victims_cancel(&self.victims, self.table)
-                return False
-        return True
+    cdef bint t1_gives(self, uint64_t t1_size) noexcept:
+        return t1_size >= <uint64_t>self.target
 
     cdef void c_settled(self) noexcept:
         self.trim(&self.rings[B1])

@@ -13,7 +13,6 @@ from libc.stdint cimport uint32_t, uint64_t
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.ring cimport Ring, ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, Node, drop_key, node_at
-from kvoffload._core.victims cimport Cursor, victims_cancel, victims_next
 from kvoffload.policies._arc_lists_c cimport B1, B2, T1, T2, ARCLists
 
 from kvoffload.policies.base import CachePolicy
@@ -23,7 +22,18 @@ cdef class _ARCClassic(ARCLists):
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 2, 4)
         self.target = 0.0
+        self.newcomers = 1
         self.publish()
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        if node.ring:
+            self.adapt(node)
+            ring_remove(self.table, &self.rings[node.ring - 1], node)
+            ring_append(self.table, &self.rings[T2], slot, node)
+        else:
+            ring_append(self.table, &self.rings[T1], slot, node)
+        node.note = 0
+        self.trim_ghosts()
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef bint later_is_in_t2 = False
@@ -56,15 +66,8 @@ cdef class _ARCClassic(ARCLists):
         else:
             self.lower_target()
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        if node.ring:
-            self.adapt(node)
-            ring_remove(self.table, &self.rings[node.ring - 1], node)
-            ring_append(self.table, &self.rings[T2], slot, node)
-        else:
-            ring_append(self.table, &self.rings[T1], slot, node)
-        node.note = 0
-        self.trim_ghosts()
+    cdef bint t1_gives(self, uint64_t t1_size) noexcept:
+        return <double>t1_size > self.target
 
     cdef void trim_ghosts(self) noexcept:
         """Drop the oldest ghosts that the paper's bounds leave no room for (case IV)."""
@@ -86,37 +89,6 @@ cdef class _ARCClassic(ARCLists):
         # A ghost of the batch at work is about to be inserted: its key stays.
         if node.block.mark != self.table.epoch:
             drop_key(self.table, slot, node)
-
-    cdef bint c_search(self, uint64_t n) noexcept:
-        cdef Cursor cursors[2]
-        cdef bint exhausted[2]
-        cdef uint64_t t1_size = self.rings[T1].size
-        cdef int first, attempt, ring
-        cdef bint found
-        cursors[T1].started = cursors[T2].started = False
-        exhausted[T1] = exhausted[T2] = False
-        while self.victims.size < n:
-            # REPLACE; an exhausted ring stays exhausted.
-            first = T1 if <double>t1_size > self.target else T2
-            found = False
-            for attempt in range(2):
-                ring = first if attempt == 0 else 1 - first
-                if exhausted[ring]:
-                    continue
-                found = victims_next(
-                    &self.victims, self.table, &self.rings[ring], &cursors[ring]
-                )
-                if found:
-                    # The block that takes its place enters T1.
-                    t1_size += ring == T2
-                    break
-                if self.victims.no_memory:
-                    break
-                exhausted[ring] = True
-            if not found:
-                victims_cancel(&self.victims, self.table)
-                return False
-        return True
 
     cdef void c_settled(self) noexcept:
         self.trim_ghosts()

@@ -37,8 +37,8 @@ from collections.abc import Collection, Mapping
 
 from kvoffload.types import BlockHash, BlockStatus
 
-from ._arc_lists_py import ARCLists, Victims
-from ._twin_py import evictable, require
+from ._arc_lists_py import ARCLists
+from ._twin_py import require
 from ._undo_py import Undo, drop
 
 
@@ -56,6 +56,8 @@ class ARCClassicCachePolicy(ARCLists):
     """
 
     __slots__ = ()
+
+    _newcomers = 1
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
         undo.append((setattr, self, "_target", self._target))
@@ -107,31 +109,15 @@ class ARCClassicCachePolicy(ARCLists):
             return True
         return False
 
+    def _t1_gives(self, t1_size: int) -> bool:
+        return t1_size > self._target
+
     def _evict(
         self, n: int, protected: Collection[BlockHash], undo: Undo
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        from_t1 = evictable(self._t1, protected)
-        from_t2 = evictable(self._t2, protected)
-        target = self._target
-        t1_size = len(self._t1)
-        victims: Victims = []
-        for _ in range(n):
-            # REPLACE; an exhausted list stays exhausted, so each is scanned once.
-            if t1_size > target:
-                victim = next(from_t1, None)
-                seen_once = victim is not None
-                if victim is None:
-                    victim = next(from_t2, None)
-            else:
-                victim = next(from_t2, None)
-                seen_once = victim is None
-                if victim is None:
-                    victim = next(from_t1, None)
-            if victim is None:
-                return None
-            # The block that takes its place enters T1.
-            t1_size += not seen_once
-            victims.append((*victim, seen_once))
+        victims = self._search(n, protected)
+        if victims is None:
+            return None
         self._make_ghosts(victims, undo)
         self._trim_ghosts()
         return [(block_hash, status) for block_hash, status, _ in victims]

@@ -4,6 +4,8 @@ Structure
     Four rings of one table: T1, T2 and the ghosts B1, B2.
 """
 
+from libc.stdint cimport uint64_t
+
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
 # Rings, from 0.
@@ -16,7 +18,10 @@ cdef enum:
 
 cdef class ARCLists(CompiledPolicy):
     cdef double target      # size that T1 should have, in blocks: the paper's p
+    cdef int newcomers      # blocks that enter T1 for each victim, as far as a search counts them
 
     # Adapt to a ghost of B1 (case II), of B2 (case III).
     cdef void raise_target(self) noexcept
     cdef void lower_target(self) noexcept
+    # Tell whether T1, when it has that size, gives the next victim.
+    cdef bint t1_gives(self, uint64_t t1_size) noexcept

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.ring cimport ring_append
 from kvoffload._core.table cimport Node, drop_block, node_at
-from kvoffload._core.victims cimport Victim
+from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
 
 from kvoffload.policies._views import BlocksView, GhostsView
 
@@ -51,6 +51,39 @@ cdef class ARCLists(CompiledPolicy):
         """Adapt to a ghost of B2: T2 was too small."""
         cdef double share = <double>self.rings[B1].size / <double>self.rings[B2].size
         self.target = max(self.target - max(1.0, share), 0.0)
+
+    cdef bint t1_gives(self, uint64_t t1_size) noexcept:
+        return False
+
+    cdef bint c_search(self, uint64_t n) noexcept:
+        """Choose victims by REPLACE of figure 4; an exhausted list stays exhausted."""
+        cdef Cursor cursors[2]
+        cdef bint exhausted[2]
+        cdef uint64_t t1_size = self.rings[T1].size
+        cdef int first, attempt, ring
+        cdef bint found
+        cursors[T1].started = cursors[T2].started = False
+        exhausted[T1] = exhausted[T2] = False
+        while self.victims.size < n:
+            first = T1 if self.t1_gives(t1_size) else T2
+            found = False
+            for attempt in range(2):
+                ring = first if attempt == 0 else 1 - first
+                if exhausted[ring]:
+                    continue
+                found = victims_next(
+                    &self.victims, self.table, &self.rings[ring], &cursors[ring]
+                )
+                if found:
+                    t1_size += <uint64_t>(self.newcomers - (ring == T1))
+                    break
+                if self.victims.no_memory:
+                    break
+                exhausted[ring] = True
+            if not found:
+                victims_cancel(&self.victims, self.table)
+                return False
+        return True
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.slot)

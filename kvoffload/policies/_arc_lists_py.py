@@ -13,15 +13,17 @@ Source
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import chain, count
+from typing import ClassVar
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
-from ._twin_py import PythonPolicy, require
+from ._twin_py import PythonPolicy, evictable, require
 from ._undo_py import Undo, drop
 from ._views import BlocksView, GhostsView
 
@@ -39,6 +41,9 @@ class ARCLists(PythonPolicy):
     """Hold T1, T2, B1 and B2, and the size that T1 should have."""
 
     __slots__ = ("_b1", "_b2", "_numbers", "_t1", "_t2", "_target")
+
+    # Blocks that enter T1 for each victim, as far as a search counts them.
+    _newcomers: ClassVar[int] = 0
 
     def __init__(self, cache_capacity: int) -> None:
         capacity = check_cache_capacity(cache_capacity)
@@ -97,6 +102,27 @@ class ARCLists(PythonPolicy):
         """Adapt to a ghost of B2 (case III): T2 was too small."""
         step = max(1.0, len(self._b1) / len(self._b2))
         self._target = max(self._target - step, 0.0)
+
+    @abstractmethod
+    def _t1_gives(self, t1_size: int) -> bool:
+        """Tell whether T1, when it has that size, gives the next victim."""
+
+    def _search(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
+        """Choose victims by REPLACE of figure 4; an exhausted list stays exhausted."""
+        lists = evictable(self._t2, protected), evictable(self._t1, protected)
+        t1_size = len(self._t1)
+        victims: Victims = []
+        for _ in range(n):
+            leaves_t1 = self._t1_gives(t1_size)
+            victim = next(lists[leaves_t1], None)
+            if victim is None:
+                leaves_t1 = not leaves_t1
+                victim = next(lists[leaves_t1], None)
+            if victim is None:
+                return None
+            t1_size += self._newcomers - leaves_t1
+            victims.append((*victim, leaves_t1))
+        return victims
 
     def _remove(self, hashes: Iterable[BlockHash]) -> None:
         for mapping in (self._t1, self._t2, self._resident):

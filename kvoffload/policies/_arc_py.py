@@ -22,8 +22,8 @@ from collections.abc import Collection, Mapping
 
 from kvoffload.types import BlockHash, BlockStatus
 
-from ._arc_lists_py import ARCLists, Victims
-from ._twin_py import evictable, require
+from ._arc_lists_py import ARCLists
+from ._twin_py import require
 from ._undo_py import Undo, drop
 
 
@@ -67,30 +67,15 @@ class ARCCachePolicy(ARCLists):
                 self._lower_target()
                 self._renew_ghost(b2, block_hash, counted=True)
 
+    def _t1_gives(self, t1_size: int) -> bool:
+        return t1_size >= int(self._target)
+
     def _evict(
         self, n: int, protected: Collection[BlockHash], undo: Undo
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        from_t1 = evictable(self._t1, protected)
-        from_t2 = evictable(self._t2, protected)
-        target = int(self._target)
-        t1_size = len(self._t1)
-        victims: Victims = []
-        for _ in range(n):
-            # REPLACE of figure 4; an exhausted list stays exhausted, so each is scanned once.
-            if t1_size >= target:
-                victim = next(from_t1, None)
-                seen_once = victim is not None
-                if victim is None:
-                    victim = next(from_t2, None)
-            else:
-                victim = next(from_t2, None)
-                seen_once = victim is None
-                if victim is None:
-                    victim = next(from_t1, None)
-            if victim is None:
-                return None
-            t1_size -= seen_once
-            victims.append((*victim, seen_once))
+        victims = self._search(n, protected)
+        if victims is None:
+            return None
         self._make_ghosts(victims, undo)
         if victims:
             for ghosts in (self._b1, self._b2):

@@ -1,8 +1,8 @@
 """The parts of chains that are not on the fast path; see ``_chains_c.pxd``."""
 
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
-from kvoffload._core.memory cimport release, reserve
+from kvoffload._core.memory cimport extend, release
 from kvoffload._core.table cimport RESIDENT, node_at
 
 
@@ -16,19 +16,7 @@ cdef void chains_close(Chains* chains) noexcept:
 
 
 cdef bint chains_ensure(Chains* chains, uint64_t num_nodes) noexcept:
-    cdef Link* links
-    if num_nodes <= chains.room:
-        return True
-    # Reserved: no memory is touched before a node is.
-    links = <Link*>reserve(num_nodes * sizeof(Link))
-    if links == NULL:
-        return False
-    if chains.room:
-        memcpy(links, chains.links, chains.room * sizeof(Link))
-    release(chains.links, chains.room * sizeof(Link))
-    chains.links = links
-    chains.room = num_nodes
-    return True
+    return extend(<void**>&chains.links, &chains.room, num_nodes, sizeof(Link), chains.room)
 
 
 cdef void chains_link(Chains* chains, const Batch* batch) noexcept:

@@ -25,21 +25,27 @@ cdef enum:
 
 
 cdef class _LFU(CompiledPolicy):
-    cdef int64_t least_priority     # the age L
+    cdef int64_t _age               # the age L
     cdef int64_t last_priority      # of the last victim that left
     cdef TouchPairs touches
 
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 1, NUM_RINGS)
         self.touches = TouchPairs()
-        self.least_priority = self.last_priority = 0
+        self._age = self.last_priority = 0
         self.publish()
 
     @property
     def age(self):
         """The least priority that a block can have."""
         self.require_ready()
-        return self.least_priority
+        return self._age
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        node.note = 1
+        ring_append(
+            self.table, &self.rings[(self._age + 1) % NUM_RINGS], slot, node
+        )
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef bint is_access = not self.touches.repeats(batch)
@@ -54,21 +60,15 @@ cdef class _LFU(CompiledPolicy):
             node = node_at(self.table, slot)
             if is_access and node.block.ref_cnt >= 0 and node.note < MOST_COUNTED:
                 node.note += 1
-            ring = <uint8_t>((self.least_priority + node.note) % NUM_RINGS)
+            ring = <uint8_t>((self._age + node.note) % NUM_RINGS)
             if node.ring == ring + 1:
                 ring_renew(self.table, &self.rings[ring], slot, node)
             else:
                 ring_remove(self.table, &self.rings[node.ring - 1], node)
                 ring_append(self.table, &self.rings[ring], slot, node)
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        node.note = 1
-        ring_append(
-            self.table, &self.rings[(self.least_priority + 1) % NUM_RINGS], slot, node
-        )
-
     cdef bint c_search(self, uint64_t n) noexcept:
-        cdef int64_t priority = self.least_priority
+        cdef int64_t priority = self._age
         cdef Cursor cursor
         cdef Victim* victim
         cursor.started = False
@@ -81,28 +81,28 @@ cdef class _LFU(CompiledPolicy):
                 continue
             priority += 1
             cursor.started = False
-            if self.victims.no_memory or priority == self.least_priority + NUM_RINGS:
+            if self.victims.no_memory or priority == self._age + NUM_RINGS:
                 victims_cancel(&self.victims, self.table)
                 return False
         return True
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.slot)
-        cdef int64_t ahead = (node.ring - 1 - self.least_priority) % NUM_RINGS
-        self.last_priority = self.least_priority + (ahead + NUM_RINGS) % NUM_RINGS
+        cdef int64_t ahead = (node.ring - 1 - self._age) % NUM_RINGS
+        self.last_priority = self._age + (ahead + NUM_RINGS) % NUM_RINGS
         self.take_off(node)
         drop_hashed_key(self.table, victim.slot, node, victim.hashed)
 
     cdef void c_settled(self) noexcept:
         while (
-            self.least_priority < self.last_priority
-            and self.rings[self.least_priority % NUM_RINGS].size == 0
+            self._age < self.last_priority
+            and self.rings[self._age % NUM_RINGS].size == 0
         ):
-            self.least_priority += 1
-        self.last_priority = self.least_priority
+            self._age += 1
+        self.last_priority = self._age
 
     cdef void c_clear(self) noexcept:
-        self.least_priority = self.last_priority = 0
+        self._age = self.last_priority = 0
         self.touches.clear()
 
     cdef const char* c_check(self) noexcept:

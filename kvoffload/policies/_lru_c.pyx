@@ -29,6 +29,9 @@ cdef class _LRU(CompiledPolicy):
         self.require_ready()
         return BlocksView(self, 0)
 
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        ring_append(self.table, &self.rings[0], slot, node)
+
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef Py_ssize_t place
         cdef uint32_t slot
@@ -36,9 +39,6 @@ cdef class _LRU(CompiledPolicy):
             slot = batch.slots[place]
             if slot != NIL:
                 ring_renew(self.table, &self.rings[0], slot, node_at(self.table, slot))
-
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        ring_append(self.table, &self.rings[0], slot, node)
 
     cdef bint c_search(self, uint64_t n) noexcept:
         cdef Cursor cursor

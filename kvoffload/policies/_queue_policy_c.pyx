@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint8_t
 
-from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.ring cimport (
     Ring,
     parking_number,
@@ -130,17 +130,17 @@ cdef class QueuePolicy(CompiledPolicy):
     cdef bint choose(self, int number, uint32_t slot, Node* node) noexcept:
         """Make a block of a ring a victim; False if there is no memory."""
         cdef Victim* victim
-        cdef uint64_t room
-        if self.victims.size == self.victims.room:
-            room = max(2 * self.victims.room, <uint64_t>FIRST_ROOM)
-            victim = <Victim*>resize(self.victims.items, room * sizeof(Victim))
-            if victim == NULL:
-                self.victims.no_memory = True
-                if node.flags & PARKED:
-                    ring_list(self.table, &self.rings[number], slot, node)
-                return False
-            self.victims.items = victim
-            self.victims.room = room
+        if self.victims.size == self.victims.room and not grow(
+            <void**>&self.victims.items,
+            &self.victims.room,
+            self.victims.size + 1,
+            sizeof(Victim),
+            FIRST_ROOM,
+        ):
+            self.victims.no_memory = True
+            if node.flags & PARKED:
+                ring_list(self.table, &self.rings[number], slot, node)
+            return False
         victim = &self.victims.items[self.victims.size]
         victim.slot = slot
         victim.ring = &self.rings[number]
@@ -203,14 +203,16 @@ cdef class QueuePolicy(CompiledPolicy):
 
     cdef bint grow_waiting(self) noexcept:
         """Make room for twice as many; False if there is no memory."""
-        cdef uint64_t room = max(2 * self.waiting_room, <uint64_t>FIRST_ROOM)
-        cdef Waiting* larger = <Waiting*>resize(self.waiting, room * sizeof(Waiting))
-        if larger == NULL:
-            self.victims.no_memory = True
-            return False
-        self.waiting = larger
-        self.waiting_room = room
-        return True
+        if grow(
+            <void**>&self.waiting,
+            &self.waiting_room,
+            self.num_waiting + 1,
+            sizeof(Waiting),
+            FIRST_ROOM,
+        ):
+            return True
+        self.victims.no_memory = True
+        return False
 
     cdef void order_waiting(self) noexcept:
         """Let the heap take in what came since it was needed last."""

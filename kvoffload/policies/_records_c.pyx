@@ -1,7 +1,7 @@
 """Records of the hit-density policy; see ``_records_c.pxd``."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from kvoffload._core.ghosts cimport (
     DECLINED,
@@ -18,7 +18,7 @@ from kvoffload._core.ghosts cimport (
     ghosts_remove,
     ghosts_set,
 )
-from kvoffload._core.memory cimport release, reserve
+from kvoffload._core.memory cimport extend, release
 from kvoffload._core.table cimport RESIDENT, SEGMENT_BITS, Node, Table, node_at
 from kvoffload.policies._densities_c cimport (
     NUM_CLASSES,
@@ -81,18 +81,9 @@ cdef class Records(CompiledPolicy):
         """Make sure that every node has a time of last use."""
         cdef Table* table = &self.storage.table
         cdef uint64_t wanted = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
-        cdef uint32_t* larger
-        if wanted <= self.num_last:
-            return True
-        larger = <uint32_t*>reserve(wanted * sizeof(uint32_t))
-        if larger == NULL:
-            return False
-        if self.num_last:
-            memcpy(larger, self.last, self.num_last * sizeof(uint32_t))
-        release(self.last, self.num_last * sizeof(uint32_t))
-        self.last = larger
-        self.num_last = wanted
-        return True
+        return extend(
+            <void**>&self.last, &self.num_last, wanted, sizeof(uint32_t), self.num_last
+        )
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
         return CompiledPolicy.c_ensure(self, more) and self.ensure_last()

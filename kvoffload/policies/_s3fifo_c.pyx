@@ -14,7 +14,7 @@ Cost
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.ring cimport ring_append, ring_list, ring_remove
 from kvoffload._core.table cimport NIL, PARKED, Node, drop_block, drop_hashed_key, drop_key, node_at
 from kvoffload._core.victims cimport Victim, victims_list_aside, victims_set_aside
@@ -52,7 +52,7 @@ cdef struct Scan:
 
 
 cdef class _S3FIFO(QueuePolicy):
-    cdef int64_t most_small         # blocks that small is meant to hold
+    cdef int64_t _small_size        # blocks that small is meant to hold
     cdef int64_t small_length       # small's, with the blocks that come for the victims so far
     cdef bint any_promoted          # by the scan at work
     cdef Scan scans[2]
@@ -72,7 +72,7 @@ cdef class _S3FIFO(QueuePolicy):
         share = registry.entry("s3fifo").option("small").check(small)
         self.set_up(capacity, 2, 3)
         self.num_queues = 2
-        self.most_small = int(share * capacity)
+        self._small_size = int(share * capacity)
         self.touches = TouchPairs()
         self.c_clear()
         self.publish()
@@ -101,7 +101,22 @@ cdef class _S3FIFO(QueuePolicy):
     def small_size(self):
         """Number of blocks that the small queue is meant to hold."""
         self.require_ready()
-        return self.most_small
+        return self._small_size
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        cdef int number = SMALL
+        self.undo()
+        if node.ring:
+            ring_remove(self.table, &self.rings[GHOSTS], node)
+            number = MAIN
+        node.note = 0
+        chains_insert(&self.chains, slot)
+        self.join(number, slot, node)
+
+    cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
+        self.undo()
+        self.leave_chain(slot)
+        self.leave(slot)
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef bint is_access
@@ -125,21 +140,6 @@ cdef class _S3FIFO(QueuePolicy):
                 if node.flags & PARKED and node.block.ref_cnt == 0:  # it waited, unused
                     ring_list(self.table, &self.rings[node.ring - 1], slot, node)
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        cdef int number = SMALL
-        self.undo()
-        if node.ring:
-            ring_remove(self.table, &self.rings[GHOSTS], node)
-            number = MAIN
-        node.note = 0
-        chains_insert(&self.chains, slot)
-        self.join(number, slot, node)
-
-    cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
-        self.undo()
-        self.leave_chain(slot)
-        self.leave(slot)
-
     cdef bint c_sift(self, uint64_t n) noexcept:
         cdef int attempt, number, first
         cdef bint found, any_promoted
@@ -150,7 +150,7 @@ cdef class _S3FIFO(QueuePolicy):
             self.scans[number].place = BEYOND_ALL
             self.scans[number].changed = True
         while self.victims.size < n:
-            first = MAIN if self.small_length < self.most_small else SMALL
+            first = MAIN if self.small_length < self._small_size else SMALL
             found = any_promoted = False
             for attempt in range(2):
                 number = first if attempt == 0 else 1 - first
@@ -215,17 +215,12 @@ cdef class _S3FIFO(QueuePolicy):
 
     cdef bint move(self, int number, uint32_t slot, Node* node) noexcept:
         """Move a block that was used to the newest end of main, and log it."""
-        cdef uint64_t room
-        cdef Move* larger
         cdef Move* made
-        if self.num_moves == self.moves_room:
-            room = max(2 * self.moves_room, <uint64_t>FIRST_ROOM)
-            larger = <Move*>resize(self.moves, room * sizeof(Move))
-            if larger == NULL:
-                self.victims.no_memory = True
-                return False
-            self.moves = larger
-            self.moves_room = room
+        if self.num_moves == self.moves_room and not grow(
+            <void**>&self.moves, &self.moves_room, self.num_moves + 1, sizeof(Move), FIRST_ROOM
+        ):
+            self.victims.no_memory = True
+            return False
         made = &self.moves[self.num_moves]
         self.num_moves += 1
         made.slot = slot
@@ -277,7 +272,7 @@ cdef class _S3FIFO(QueuePolicy):
         cdef Node* node
         # Reached without a victim, too: then a search that was cancelled before is undone.
         self.undo()
-        while self.rings[GHOSTS].size > <uint64_t>(self.capacity - self.most_small):
+        while self.rings[GHOSTS].size > <uint64_t>(self.capacity - self._small_size):
             slot = self.rings[GHOSTS].oldest
             node = node_at(self.table, slot)
             ring_remove(self.table, &self.rings[GHOSTS], node)
@@ -297,7 +292,7 @@ cdef class _S3FIFO(QueuePolicy):
         self.undo()
         if self.rings[SMALL].size + self.rings[MAIN].size != self.num_resident:
             return b"resident is small and main"
-        if self.rings[GHOSTS].size > <uint64_t>(self.capacity - self.most_small):
+        if self.rings[GHOSTS].size > <uint64_t>(self.capacity - self._small_size):
             return b"ghosts are within main"
         for slot in range(self.table.num_used):
             if node_at(self.table, slot).ring and node_at(self.table, slot).note > MOST_COUNTED:

@@ -15,7 +15,7 @@ Cost
 from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.ring cimport Ring, parking_number, ring_list, ring_start_at
 from kvoffload._core.table cimport LISTED, NIL, PARKED, Node, drop_hashed_key, node_at
 from kvoffload._core.victims cimport Victim
@@ -77,6 +77,20 @@ cdef class _Sieve(QueuePolicy):
                     first = slot
         return None if first == NIL else key_of(node_at(self.table, first))
 
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        self.undo()
+        node.note = 0
+        chains_insert(&self.chains, slot)
+        self.join(0, slot, node)
+        if self.next_slot == NIL:
+            self.next_slot = slot
+
+    cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
+        self.undo()
+        self.leave_chain(slot)
+        self.leave(slot)
+        self.step_off(slot, node)
+
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef Py_ssize_t place
         cdef uint32_t slot
@@ -106,20 +120,6 @@ cdef class _Sieve(QueuePolicy):
         """Move the hand on from a block that is about to move or leave."""
         if self.next_slot == slot:
             self.next_slot = node.next
-
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        self.undo()
-        node.note = 0
-        chains_insert(&self.chains, slot)
-        self.join(0, slot, node)
-        if self.next_slot == NIL:
-            self.next_slot = slot
-
-    cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
-        self.undo()
-        self.leave_chain(slot)
-        self.leave(slot)
-        self.step_off(slot, node)
 
     cdef bint c_sift(self, uint64_t n) noexcept:
         """Let the hand go until `n` victims are found; the deepest, if a lap changes nothing."""
@@ -171,16 +171,15 @@ cdef class _Sieve(QueuePolicy):
 
     cdef bint unmark(self, uint32_t slot, Node* node) noexcept:
         """Take the mark of a visited block, and log it."""
-        cdef uint64_t room
-        cdef uint32_t* larger
-        if self.num_unmarked == self.unmarked_room:
-            room = max(2 * self.unmarked_room, <uint64_t>FIRST_ROOM)
-            larger = <uint32_t*>resize(self.unmarked, room * sizeof(uint32_t))
-            if larger == NULL:
-                self.victims.no_memory = True
-                return False
-            self.unmarked = larger
-            self.unmarked_room = room
+        if self.num_unmarked == self.unmarked_room and not grow(
+            <void**>&self.unmarked,
+            &self.unmarked_room,
+            self.num_unmarked + 1,
+            sizeof(uint32_t),
+            FIRST_ROOM,
+        ):
+            self.victims.no_memory = True
+            return False
         self.unmarked[self.num_unmarked] = slot
         self.num_unmarked += 1
         node.note = 0

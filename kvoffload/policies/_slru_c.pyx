@@ -39,13 +39,13 @@ cdef enum:
 
 
 cdef class _SLRU(CompiledPolicy):
-    cdef int64_t most_protected     # blocks that protected is to hold at most
+    cdef int64_t _protected_size    # blocks that protected is to hold at most
 
     def __init__(self, cache_capacity, *, protected=0.5):
         cdef int64_t capacity = check_cache_capacity(cache_capacity)
         share = registry.entry("slru").option("protected").check(protected)
         self.set_up(capacity, 1, 2)
-        self.most_protected = int(share * capacity)
+        self._protected_size = int(share * capacity)
         self.publish()
 
     @property
@@ -64,7 +64,10 @@ cdef class _SLRU(CompiledPolicy):
     def protected_size(self):
         """Number of blocks that protected is to hold at most."""
         self.require_ready()
-        return self.most_protected
+        return self._protected_size
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        ring_append(self.table, &self.rings[PROBATION], slot, node)
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef bint later_is_protected = False
@@ -85,12 +88,12 @@ cdef class _SLRU(CompiledPolicy):
             else:
                 ring_renew(self.table, &self.rings[PROTECTED], slot, node)
             later_is_protected = True
-        if self.rings[PROTECTED].size > <uint64_t>self.most_protected:
+        if self.rings[PROTECTED].size > <uint64_t>self._protected_size:
             self.demote()
 
     cdef void demote(self) noexcept:
         """Give what protected has too many to probation."""
-        cdef uint64_t excess = self.rings[PROTECTED].size - <uint64_t>self.most_protected
+        cdef uint64_t excess = self.rings[PROTECTED].size - <uint64_t>self._protected_size
         cdef Cursor cursor
         cdef uint32_t slot
         cdef Node* node
@@ -108,9 +111,6 @@ cdef class _SLRU(CompiledPolicy):
         victims_settle(&self.victims, self.table)
         # Where there was no memory to pass over a block, the next touch demotes.
         self.victims.no_memory = False
-
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        ring_append(self.table, &self.rings[PROBATION], slot, node)
 
     cdef bint c_search(self, uint64_t n) noexcept:
         cdef Cursor cursor

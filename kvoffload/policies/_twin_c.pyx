@@ -8,9 +8,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int32_t
 from libc.string cimport memset
 
-from kvoffload._core.batch cimport batch_close, batch_ensure, batch_set, find_all
+from kvoffload._core.batch cimport batch_close, batch_open, checked_list, find_all
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.ring cimport (
     ring_check,
     ring_clear,
@@ -42,7 +41,6 @@ import numpy as np
 
 from kvoffload._checks import (
     as_batch,
-    batch_error,
     check_cache_capacity,
     check_hash,
     check_int,
@@ -168,16 +166,9 @@ cdef class CompiledPolicy:
         """
         cdef list batch
         self.require_ready()
-        if type(hashes) is list:
-            batch = <list>hashes
-            if not check_items(batch):
-                raise batch_error(batch, name)
-        else:
-            batch = as_batch(hashes, name)
+        batch = checked_list(hashes, name)
         self.require_free(call)
-        if not batch_ensure(&self.batch, len(batch)):
-            raise MemoryError()
-        batch_set(&self.batch, list_items(batch), len(batch))
+        batch_open(&self.batch, batch)
         return batch
 
     cdef bint c_ensure(self, uint64_t more) noexcept:

@@ -16,7 +16,6 @@ import collections
 import contextlib
 import gzip
 import logging
-import operator
 import os
 import secrets
 import stat
@@ -28,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload import IMPLEMENTATION
+from kvoffload._checks import check_int
 from kvoffload._extras import require
-from kvoffload.errors import describe
 
 from .errors import printable
 from .lines import RECORDING, START_BYTES, zstd_module
@@ -103,8 +102,8 @@ class RequestLog:
     ) -> None:
         self.path = Path(path)
         self._compress = _compressor(self.path)
-        self._block_tokens = _integer("block_tokens", block_tokens, 1, MAX_BLOCK_TOKENS)
-        self._max_file_bytes = _integer("max_bytes", max_bytes, MIN_BYTES, MAX_BYTES) // 2
+        self._block_tokens = check_int("block_tokens", block_tokens, 1, MAX_BLOCK_TOKENS)
+        self._max_file_bytes = check_int("max_bytes", max_bytes, MIN_BYTES, MAX_BYTES) // 2
         self._target = _target(self.path)
         stem, *suffixes = self._target.name.split(".")
         self.previous_path = self._target.with_name(".".join([f"{stem}-previous", *suffixes]))
@@ -294,15 +293,6 @@ def _target(path: Path) -> Path:
         kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket"
         raise ValueError(f"path must be a file or a device, got {kind}: {os.fspath(path)!r}")
     return target
-
-
-def _integer(name: str, value: Any, least: int, most: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {describe(value)}")
-    number = operator.index(value)
-    if not least <= number <= most:
-        raise ValueError(f"{name} must be {least} ... {most}, got {describe(number)}")
-    return number
 
 
 def _most_bytes(request: bytes) -> int:

@@ -24,11 +24,13 @@ from kvoffload import (
     OffloadingManager,
     PrepareStoreOutput,
 )
+from kvoffload.policies import registry
 from tests.blocks import A, B, store
 from tests.contract.conftest import Build
 
 PUBLIC_NAMES = {
     "ARCCachePolicy",
+    "ARCClassicCachePolicy",
     "ARCOffloadingManager",
     "Backend",
     "BackendError",
@@ -43,7 +45,9 @@ PUBLIC_NAMES = {
     "CPUOffloadingManager",
     "CachePolicy",
     "GPULoadStoreSpec",
+    "HitDensityCachePolicy",
     "IMPLEMENTATION",
+    "LFUCachePolicy",
     "LRUCachePolicy",
     "LRUOffloadingManager",
     "LoadStoreSpec",
@@ -53,6 +57,9 @@ PUBLIC_NAMES = {
     "PolicyError",
     "PrepareStoreOutput",
     "RefCountOverflowError",
+    "S3FIFOCachePolicy",
+    "SLRUCachePolicy",
+    "SieveCachePolicy",
     "__version__",
 }
 
@@ -84,6 +91,14 @@ def test_the_public_classes_are_those_of_the_implementation() -> None:
         assert getattr(kvoffload, name) is getattr(chosen, name)
     for name in ("LRUOffloadingManager", "ARCOffloadingManager"):
         assert getattr(kvoffload, name) is getattr(chosen, name)
+
+
+def test_every_policy_is_public(twin: ModuleType) -> None:
+    chosen = f"tests._{kvoffload.IMPLEMENTATION}" == twin.__name__
+    for name in registry.names():
+        policy_class = twin.policy_class(name)
+        public = getattr(kvoffload, policy_class.__name__)
+        assert (public is policy_class) == chosen
 
 
 def test_a_block_hash_is_bytes_to_the_interpreter() -> None:

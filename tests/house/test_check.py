@@ -19,13 +19,13 @@ def test_each_number_is_one_step() -> None:
     assert len(set(numbers)) == len(numbers), numbers
 
 
-@pytest.mark.parametrize("path", STEPS, ids=lambda path: path.name)
-def test_a_step_can_be_run_and_says_in_one_line_what_it_checks(path: Path) -> None:
-    assert os.access(path, os.X_OK)
-    shebang, comment, shared, *_ = path.read_text(encoding="utf-8").splitlines()
-    assert shebang == "#!/usr/bin/env bash"
-    assert comment.startswith("# ")
-    assert shared == ". .ci/lib.sh"
+def test_a_step_can_be_run_and_says_in_one_line_what_it_checks() -> None:
+    for path in STEPS:
+        assert os.access(path, os.X_OK), path
+        shebang, comment, *rest = path.read_text(encoding="utf-8").splitlines()
+        assert shebang == "#!/usr/bin/env bash", path
+        assert comment.startswith("# "), path
+        assert ". .ci/lib.sh" in rest, path
 
 
 def test_the_steps_that_documents_name_exist() -> None:

@@ -467,10 +467,10 @@ def test_after_close_the_manager_goes_on(path):
         (
             "t.gz",
             {"max_bytes": 65535},
-            "max_bytes must be 65536 ... 9223372036854775807, got 65535",
+            "max_bytes must be >= 65536, got 65535",
         ),
-        ("t.gz", {"block_tokens": 0}, "block_tokens must be 1 ... 2147483647, got 0"),
-        ("t.gz", {"block_tokens": 2**31}, "block_tokens must be 1 ... 2147483647, got 2147483648"),
+        ("t.gz", {"block_tokens": 0}, "block_tokens must be >= 1, got 0"),
+        ("t.gz", {"block_tokens": 2**31}, "block_tokens must be <= 2147483647, got 2147483648"),
     ],
 )
 def test_refuses(tmp_path, name, options, message):
