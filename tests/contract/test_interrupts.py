@@ -81,7 +81,8 @@ def state_of(thing: Any) -> Any:
         return sorted(thing)
     if type(thing).__module__.startswith("kvoffload"):
         slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
-        fields = {name: getattr(thing, name) for name in slots if name not in UNSEEN}
+        # A trial's densities are another policy's: its own were never set.
+        fields = {name: getattr(thing, name, None) for name in slots if name not in UNSEEN}
         fields.update(getattr(thing, "__dict__", {}))
         return sorted(
             (name, state_of(value)) for name, value in fields.items() if name not in UNSEEN
