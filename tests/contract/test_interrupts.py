@@ -317,11 +317,10 @@ def test_an_interrupt_of_a_touch_makes_the_guard_of_hit_density_forget() -> None
     """Its trials are not left with a store that never ends."""
     batch = [A, G, *NEW[:3]]
     before, after, forgotten = (managed("hit-density").policy._guard for _ in range(3))
-    after.serve(batch, len(batch), 3.0)
-    forgotten.clear()
     watch = Interrupts(None, KeyboardInterrupt, "line")
     with watch.armed():
-        managed("hit-density").policy._guard.serve(batch, len(batch), 3.0)
+        after.serve(batch, len(batch), 3.0)
+    forgotten.clear()
     states = [state_of(guard) for guard in (before, after, forgotten)]
     assert states[0] != states[1] != states[2] != states[0]
     for number in watch.worth_trying():
