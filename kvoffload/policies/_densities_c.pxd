@@ -11,6 +11,12 @@ cdef enum:
     NUM_CLASSES = 15        # 0: never used again; 1-7: once; 8-14: more often
     NUM_BINS = 64
     NUM_EPOCHS = 256
+    STORED = 2              # bin of age 1: where a block is that was just stored
+
+# Classes from the sparsest on, where densities tie: longer gaps first, then fewer uses.
+cdef int[NUM_CLASSES] SPARSEST_FIRST
+# Leave LRU order only for a block that is sparser by a quarter: estimates are no better.
+cdef double NEARLY
 
 cdef struct Densities:
     double table[NUM_CLASSES][NUM_BINS]     # hits to expect, a block and request

@@ -6,6 +6,9 @@ Every sum is taken in the order of the Python twin, so that both compute the sam
 from libc.math cimport pow
 from libc.string cimport memset
 
+SPARSEST_FIRST[:] = [0, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8]
+NEARLY = 1.25
+
 cdef double NEVER_REUSED = 0.5
 cdef double PRIOR_REQUESTS = 4.0
 cdef double PRIOR_CAPACITY_SHARE = 64.0

@@ -88,13 +88,18 @@ class Densities:
         "_epoch_starts",
         "_epoch_touches",
         "_living",
-        "_mean_length",
         "_reused",
+        "mean_length",
+        "request",
         "table",
     )
 
     #: ``table[reuse_class][age_bin(age)]``: hits to expect, a block and request.
     table: list[list[float]]
+    #: Mean length of a request of late, in blocks.
+    mean_length: float
+    #: Number of the last request that was counted.
+    request: int
 
     def __init__(self, cache_capacity: int) -> None:
         self._capacity = cache_capacity
@@ -110,7 +115,15 @@ class Densities:
         self._living = [[0] * NUM_CLASSES]
         self._ancient = [0] * NUM_CLASSES
         self._epoch_touches = 0
-        self._mean_length = 0.0
+        self.mean_length = 0.0
+        self.request = 0
+
+    def clear(self, undo: Undo) -> None:
+        """Forget everything."""
+        fresh = Densities(self._capacity)
+        for name in Densities.__slots__:
+            undo.append((setattr, self, name, getattr(self, name)))
+            setattr(self, name, getattr(fresh, name))
 
     def start(self, reuse_class: int, request: int, undo: Undo | None = None) -> None:
         """Count a use at `request`, of a block that is of `reuse_class` from now on."""
@@ -139,10 +152,11 @@ class Densities:
 
     def end_request(self, length: int, request: int) -> None:
         """Count a request of `length` blocks; at the end of an epoch, compute the table anew."""
-        if self._mean_length == 0.0:
-            self._mean_length = float(length)
+        self.request = request
+        if self.mean_length == 0.0:
+            self.mean_length = float(length)
         else:
-            self._mean_length += _MEAN_LENGTH_GAIN * (length - self._mean_length)
+            self.mean_length += _MEAN_LENGTH_GAIN * (length - self.mean_length)
         self._epoch_touches += length
         if self._epoch_touches >= max(_LEAST_EPOCH_TOUCHES, self._capacity // _EPOCHS_PER_CAPACITY):
             self._compute(request)
@@ -165,7 +179,7 @@ class Densities:
 
     def _decay(self) -> None:
         half_life = max(
-            _HALF_LIFE_CAPACITIES * self._capacity, _HALF_LIFE_REQUESTS * self._mean_length
+            _HALF_LIFE_CAPACITIES * self._capacity, _HALF_LIFE_REQUESTS * self.mean_length
         )
         factor = 2.0 ** (-self._epoch_touches / half_life)
         for counts in (*self._reused, *self._dropped):
@@ -174,7 +188,7 @@ class Densities:
 
     def _compute(self, request: int) -> None:
         survivors = self._count_survivors(request)
-        prior = max(self._capacity / _PRIOR_CAPACITY_SHARE, _PRIOR_REQUESTS * self._mean_length)
+        prior = max(self._capacity / _PRIOR_CAPACITY_SHARE, _PRIOR_REQUESTS * self.mean_length)
         common = self._common_hazards(survivors, prior)
         for reuse_class in range(NUM_CLASSES):
             reused = list(self._reused[reuse_class])
@@ -251,6 +265,43 @@ class Densities:
             for gap in range(1, NUM_GAPS + 1):
                 once, again = self.table[gap][number], self.table[gap + NUM_GAPS][number]
                 require(again >= once >= self.table[0][number], "densities rise with use")
+
+
+class SharedDensities(Densities):
+    """The densities that another policy learns; what happens here is not counted."""
+
+    __slots__ = ("_learned",)
+
+    def __init__(self, learned: Densities) -> None:
+        self._learned = learned
+
+    @property
+    def table(self) -> list[list[float]]:  # type: ignore[override]
+        """The other policy's table."""
+        return self._learned.table
+
+    @property
+    def request(self) -> int:  # type: ignore[override]
+        """The request that the other policy is at."""
+        return self._learned.request
+
+    def clear(self, undo: Undo) -> None:
+        """Do nothing: the other policy's is cleared with it."""
+
+    def start(self, reuse_class: int, request: int, undo: Undo | None = None) -> None:
+        """Do nothing."""
+
+    def end(self, reuse_class: int, request: int, undo: Undo | None = None) -> None:
+        """Do nothing."""
+
+    def count_reuse(self, reuse_class: int, age: int) -> None:
+        """Do nothing."""
+
+    def count_drop(self, reuse_class: int, age: int, undo: Undo | None = None) -> None:
+        """Do nothing."""
+
+    def _check(self, ages: dict[int, list[int]]) -> None:
+        """Do nothing: nothing is counted."""
 
 
 def _zeros() -> list[list[float]]:

@@ -1,14 +1,15 @@
 """Hit density, compiled: evict, or do not store, what brings the fewest hits for its room.
 
 Structure
-    One ring a class of blocks, beside the records of ``_records_c``. See ``_hit_density_py`` for the Python twin and for where both differ
-    from the paper.
+    One ring a class of blocks, beside the records of ``_records_c`` and the guard. See
+    ``_hit_density_py`` for the Python twin and for where both differ from the paper.
 Cost
     insert, remove, get O(1); touch O(n); evict and make_room amortised O(n), whatever is pinned,
     with the 15 rings for a constant.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 from kvoffload._core.batch cimport Batch, batch_ensure, batch_set, item_key, item_length
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
@@ -32,34 +33,52 @@ from kvoffload._core.table cimport (
 )
 from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
 from kvoffload.policies._densities_c cimport (
+    NEARLY,
     NUM_BINS,
     NUM_CLASSES,
+    SPARSEST_FIRST,
+    STORED,
     age_bin,
     class_after,
     end_age,
     end_request,
     start_age,
 )
+from kvoffload.policies._guard_c cimport (
+    Guard,
+    guard_check,
+    guard_clear,
+    guard_close,
+    guard_open,
+    guard_serve,
+    guard_target,
+    sample_shift,
+)
 from kvoffload.policies._records_c cimport Records
+from kvoffload.policies._touch_pairs_c cimport (
+    NOT_OPEN,
+    OpenRequests,
+    request_key,
+    requests_begin,
+    requests_end,
+    requests_find,
+)
+from kvoffload.policies._trials_c cimport ARC, HIT_DENSITY, NUM_TRIALS
 
 from kvoffload._checks import as_batch, batch_error, check_cache_capacity, check_int
 from kvoffload.policies import registry
 from kvoffload.policies._views import BlocksView
 from kvoffload.policies.base import CachePolicy
 
-# Classes from the sparsest on, where densities tie: longer gaps first, then fewer uses.
-cdef int[NUM_CLASSES] SPARSEST_FIRST = [0, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8]
-# Leave LRU order only for a block that is sparser by a quarter: estimates are no better.
-cdef double NEARLY = 1.25
-
 cdef enum:
     NONE = -1
-    STORED = 2              # bin of age 1
     # Two in seven ghosts are of blocks that were used again.
     REUSED_GHOSTS = 2
     ALL_GHOSTS = 7
 
 cdef object MOST_GHOSTS = 2**32 - 2
+# Names of the trials, by their numbers.
+cdef tuple RULES = ("lru", "hit-density", "arc-classic")
 
 
 cdef inline uint64_t hash_item(Table* table, const Batch* batch, Py_ssize_t place) noexcept:
@@ -81,17 +100,38 @@ cdef class _HitDensity(Records):
     cdef Batch* offered             # the batch of a store that is being settled
     cdef int64_t num_admitted       # of its keys
     cdef int64_t num_offered
+    cdef OpenRequests open_requests
+    cdef bint told_second           # the caller says which touches are second ones
+    cdef Guard protector
+    cdef int64_t t1_size            # by ARC's rule: of class 0, with what takes victims' places
+    cdef double t1_target
 
-    def __init__(self, cache_capacity, *, ghosts=3.5):
+    def __cinit__(self):
+        memset(&self.protector, 0, sizeof(Guard))
+
+    def __dealloc__(self):
+        guard_close(&self.protector)
+
+    def __init__(self, cache_capacity, *, ghosts=3.5, guard=1):
         cdef int64_t capacity = check_cache_capacity(cache_capacity)
         cdef uint32_t total, reused
         ghosts = registry.entry("hit-density").option("ghosts").check(ghosts)
+        guard = registry.entry("hit-density").option("guard").check(guard)
         total = min(int(ghosts * capacity), MOST_GHOSTS)
         reused = <uint32_t>(<uint64_t>total * REUSED_GHOSTS // ALL_GHOSTS)
         self.set_up(capacity, 1, NUM_CLASSES)
         self.open_records(total - reused, reused)
         self.ghosts_a_block = ghosts
         self.offered = NULL
+        memset(&self.open_requests, 0, sizeof(OpenRequests))
+        self.told_second = False
+        guard_close(&self.protector)
+        guard_clear(&self.protector)
+        if guard and capacity:
+            total = int(ghosts * (capacity >> sample_shift(capacity)))
+            reused = <uint32_t>(<uint64_t>total * REUSED_GHOSTS // ALL_GHOSTS)
+            if not guard_open(&self.protector, capacity, total - reused, reused):
+                raise MemoryError("no room for the guard")
         self.publish()
 
     @property
@@ -99,6 +139,26 @@ cdef class _HitDensity(Records):
         """Number of ghosts for each block of the capacity, as given."""
         self.require_ready()
         return self.ghosts_a_block
+
+    @property
+    def guard(self):
+        """Whether LRU or ARC may be followed, as given; 0 where the capacity is 0."""
+        self.require_ready()
+        return int(self.protector.on)
+
+    @property
+    def rule(self):
+        """The policy that is followed: ``hit-density``, ``lru`` or ``arc-classic``."""
+        self.require_ready()
+        return RULES[self.protector.rule]
+
+    @property
+    def trial_hits(self):
+        """Recent hits of each policy on the sample, fading; empty without a guard."""
+        self.require_ready()
+        if not self.protector.on:
+            return {}
+        return {RULES[number]: self.protector.hits[number] for number in range(NUM_TRIALS)}
 
     @property
     def num_requests(self):
@@ -124,19 +184,75 @@ cdef class _HitDensity(Records):
     # -- uses --------------------------------------------------------------------------------
 
     cdef void c_touch(self, Batch* batch) noexcept:
-        cdef uint32_t now, slot, last
+        cdef uint64_t key
+        cdef uint32_t place
+        cdef bint certain
+        if batch.size == 0:
+            return
+        if self.told_second:
+            self.use_first(batch)
+            return
+        key = request_key(self.table, batch)
+        place = requests_find(&self.open_requests, key)
+        if self.continues_request(batch):
+            if place != NOT_OPEN:
+                requests_end(&self.open_requests, place, True)
+            self.renew(batch)
+            return
+        if place != NOT_OPEN:
+            certain = self.is_any_being_stored(batch)
+            if certain or self.open_requests.confirmed:
+                requests_end(&self.open_requests, place, certain)
+                self.use(batch, True)
+                return
+        requests_begin(&self.open_requests, key, place)
+        self.use_first(batch)
+
+    cdef void use_first(self, Batch* batch) noexcept:
+        """Count a request."""
+        cdef Py_ssize_t num_stored
+        self.request += 1
+        num_stored = self.use(batch, False)
+        end_request(&self.learned, <uint64_t>batch.size, self.request)
+        if self.protector.on:
+            guard_serve(
+                &self.protector, self.table, batch, num_stored, &self.learned, self.request
+            )
+
+    cdef void c_touch_again(self, Batch* batch) noexcept:
+        self.told_second = True
+        if self.continues_request(batch):
+            self.renew(batch)
+        else:
+            self.use(batch, True)
+
+    cdef bint is_any_being_stored(self, Batch* batch) noexcept:
+        cdef Py_ssize_t place
+        cdef uint32_t slot, place_of_ghost
+        for place in range(batch.size):
+            slot = batch.slots[place]
+            if slot != NIL:
+                if node_at(self.table, slot).block.ref_cnt < 0:
+                    return True
+                continue
+            place_of_ghost = ghosts_find(&self.memory, hash_item(self.table, batch, place))
+            if place_of_ghost != NIL and self.memory.places[place_of_ghost].flags & DECLINED:
+                return True
+        return False
+
+    cdef Py_ssize_t use(self, Batch* batch, bint again) noexcept:
+        """Count a use of each block, or, `again` by a request that is under way, none.
+
+        Return how many leading blocks are not being stored.
+        """
+        cdef uint32_t now = self.request, slot, last
         cdef uint32_t place_of_ghost = NIL
         cdef uint64_t hashed = 0
         cdef uint32_t least_age = 0, age
         cdef int use_class = NONE, reuse_class
-        cdef Py_ssize_t place
+        cdef Py_ssize_t place, num_stored = batch.size
         cdef Node* node
         cdef Ghost* ghost
-        if self.continues_request(batch):
-            self.renew(batch)
-            return
-        self.request += 1
-        now = self.request
         for place in range(batch.size - 1, -1, -1):
             slot = batch.slots[place]
             if slot != NIL:
@@ -173,6 +289,8 @@ cdef class _HitDensity(Records):
             if node != NULL:
                 self.last[slot] = now
                 if node.block.ref_cnt < 0:  # the touch of the request that stores it
+                    num_stored = place
+                if again or node.block.ref_cnt < 0:
                     start_age(&self.learned, reuse_class, now, now)
                     ring_renew(self.table, &self.rings[reuse_class], slot, node)
                     continue
@@ -181,7 +299,10 @@ cdef class _HitDensity(Records):
                 start_age(&self.learned, reuse_class, now, now)
                 ring_remove(self.table, &self.rings[node.ring - 1], node)
                 ring_append(self.table, &self.rings[reuse_class], slot, node)
-            elif ghost.flags & DECLINED:  # of the request that could not store it
+                continue
+            if ghost.flags & DECLINED:  # of the request that could not store it
+                num_stored = place
+            if again or ghost.flags & DECLINED:
                 ghost.last = now
                 ghost.flags &= <uint8_t>(~DECLINED & 0xFF)
                 start_age(&self.learned, reuse_class, now, now)
@@ -196,7 +317,7 @@ cdef class _HitDensity(Records):
                 else:
                     ghosts_remove(&self.memory, place_of_ghost)
                     self.remember(hashed, reuse_class, now)
-        end_request(&self.learned, <uint64_t>batch.size, now)
+        return num_stored
 
     cdef bint continues_request(self, Batch* batch) noexcept:
         """Tell whether all blocks of a batch were already used in the request at work.
@@ -292,7 +413,7 @@ cdef class _HitDensity(Records):
         cdef int number
         self.open_candidates()
         while self.victims.size < n and not self.victims.no_memory:
-            number = self.sparsest()
+            number = self.next_to_leave()
             if number == NONE:
                 break
             self.take(number)
@@ -310,9 +431,13 @@ cdef class _HitDensity(Records):
         if admitted < n:
             self.open_candidates()
             while admitted < n and not self.victims.no_memory:
-                number = self.sparsest()
+                number = self.next_to_leave()
                 if number == NONE:
                     break
+                if self.protector.rule != HIT_DENSITY:
+                    self.take(number)
+                    admitted += 1
+                    continue
                 place = self.ghost_offered(batch, admitted)
                 reuse_class = self.memory.places[place].kind - 1 if place != NIL else 0
                 # What continues a prefix is no denser: the first to fail decides for the rest.
@@ -324,6 +449,9 @@ cdef class _HitDensity(Records):
             if self.victims.no_memory:
                 victims_cancel(&self.victims, self.table)
                 return -1
+            if self.protector.rule != HIT_DENSITY and admitted < n:
+                victims_cancel(&self.victims, self.table)
+                admitted = 0
         self.offered = batch
         self.num_admitted = admitted
         self.num_offered = n
@@ -343,6 +471,34 @@ cdef class _HitDensity(Records):
             self.candidates[number].present = False
         for number in range(NUM_CLASSES):
             self.advance(number)
+        self.t1_size = <int64_t>self.rings[0].size
+        if self.protector.rule == ARC:
+            self.t1_target = guard_target(&self.protector)
+
+    cdef int next_to_leave(self) noexcept:
+        """Return the ring whose candidate is to leave next by the rule that is followed, or NONE."""
+        cdef int number = NONE, other = NONE, place, ring
+        if self.protector.rule == HIT_DENSITY:
+            return self.sparsest()
+        for place in range(NUM_CLASSES):
+            ring = SPARSEST_FIRST[place]
+            if not self.candidates[ring].present:
+                continue
+            if number == NONE or self.candidates[ring].age > self.candidates[number].age:
+                number = ring
+            if ring and (other == NONE or self.candidates[ring].age > self.candidates[other].age):
+                other = ring
+        if self.protector.rule != ARC:
+            return number
+        if self.candidates[0].present and <double>self.t1_size > self.t1_target:
+            return 0
+        if other == NONE:
+            return 0 if self.candidates[0].present else NONE
+        # Of a request's blocks those that were never used again are the tail.
+        if self.candidates[0].present and self.candidates[0].age == self.candidates[other].age:
+            return 0
+        self.t1_size += 1       # the block that takes its place is of class 0
+        return other
 
     cdef void advance(self, int number) noexcept:
         cdef Candidate* candidate = &self.candidates[number]
@@ -359,7 +515,7 @@ cdef class _HitDensity(Records):
         candidate.density = self.learned.table[number][age_bin(candidate.age + 1)]
 
     cdef int sparsest(self) noexcept:
-        """Return the ring whose candidate is to leave next, or NONE."""
+        """Return the ring whose candidate is the sparsest or, if nearly so, the oldest, or NONE."""
         cdef int oldest = NONE, least = NONE, place, number
         for place in range(NUM_CLASSES):
             number = SPARSEST_FIRST[place]
@@ -421,6 +577,13 @@ cdef class _HitDensity(Records):
     cdef void c_clear(self) noexcept:
         self.clear_records()
         self.offered = NULL
+        memset(&self.open_requests, 0, sizeof(OpenRequests))
+        guard_clear(&self.protector)
+
+    cdef const char* c_check(self) noexcept:
+        cdef const char* broken = Records.c_check(self)
+        return broken if broken != NULL else guard_check(&self.protector)
+
 
 class HitDensityCachePolicy(_HitDensity, CachePolicy):
     """Keep the blocks of which most hits are to be expected, and store no others.
@@ -431,6 +594,8 @@ class HitDensityCachePolicy(_HitDensity, CachePolicy):
         Number of blocks that the manager has room for.
     ghosts : float
         Number of evicted or never stored blocks to remember, for each block of the capacity.
+    guard : int
+        1 to evict by LRU or ARC while a sample of the blocks does better under it, 0 never to.
 
     References
     ----------
@@ -439,6 +604,6 @@ class HitDensityCachePolicy(_HitDensity, CachePolicy):
 
     __slots__ = ("__weakref__",)
 
-    def __init__(self, cache_capacity, *, ghosts=3.5):
+    def __init__(self, cache_capacity, *, ghosts=3.5, guard=1):
         # Not inherited: a Python function shows its signature, a slot of a C type does not.
-        _HitDensity.__init__(self, cache_capacity, ghosts=ghosts)
+        _HitDensity.__init__(self, cache_capacity, ghosts=ghosts, guard=guard)

@@ -31,7 +31,9 @@ from kvoffload._checks import as_batch, check_cache_capacity, check_int
 from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
-from ._densities_py import NUM_CLASSES, Densities, age_bin, class_after
+from ._densities_py import NUM_CLASSES, Densities, SharedDensities, age_bin, class_after
+from ._guard_py import HIT_DENSITY, LRU, Guard, sample_shift
+from ._touch_pairs_py import OpenRequests
 from ._twin_py import PythonPolicy, Victims, evictable, require
 from ._undo_py import Undo, drop
 from ._views import BlocksView
@@ -47,6 +49,8 @@ _NOT_A_GHOST = -1
 _STORED = age_bin(1)
 
 _Ring = OrderedDict[BlockHash, BlockStatus]
+#: The oldest block of a ring that may leave, its last use, and its density.
+_Candidate = tuple[BlockHash, int, float]
 
 
 class _Record:
@@ -82,6 +86,8 @@ class HitDensityCachePolicy(PythonPolicy):
         Number of blocks that the manager has room for.
     ghosts : float
         Number of evicted or never stored blocks to remember, for each block of the capacity.
+    guard : int
+        1 to evict by LRU or ARC while a sample of the blocks does better under it, 0 never to.
 
     References
     ----------
@@ -92,31 +98,54 @@ class HitDensityCachePolicy(PythonPolicy):
         "_clocks",
         "_densities",
         "_ghosts",
+        "_guard",
         "_num_ghosts",
+        "_open_requests",
         "_records",
         "_request",
         "_rings",
     )
 
-    def __init__(self, cache_capacity: int, *, ghosts: float = 3.5) -> None:
+    def __init__(self, cache_capacity: int, *, ghosts: float = 3.5, guard: int = 1) -> None:
         capacity = check_cache_capacity(cache_capacity)
         ghosts = registry.entry("hit-density").option("ghosts").check(ghosts)
+        guard = int(registry.entry("hit-density").option("guard").check(guard))
         self._require_free("__init__")
         total = min(int(ghosts * capacity), _MOST_GHOSTS)
         reused = total * _REUSED_SHARE[0] // _REUSED_SHARE[1]
         self._ghosts = ghosts
         self._clocks = (_Clock(total - reused), _Clock(reused))
-        self._densities = Densities(capacity)
+        self._densities: Densities = Densities(capacity)
         self._records: dict[BlockHash, _Record] = {}
         self._rings: tuple[_Ring, ...] = tuple(OrderedDict() for _ in range(NUM_CLASSES))
         self._request = 0
         self._num_ghosts = 0
+        self._open_requests = OpenRequests()
+        self._guard: Guard | None = None
+        if guard and capacity:
+            trial = _Trial(capacity >> sample_shift(capacity), ghosts, self._densities)
+            self._guard = Guard(capacity, trial)
         super().__init__(capacity)
 
     @property
     def ghosts(self) -> float:
         """Number of ghosts for each block of the capacity, as given."""
         return self._ghosts
+
+    @property
+    def guard(self) -> int:
+        """Whether LRU or ARC may be followed, as given; 0 where the capacity is 0."""
+        return int(self._guard is not None)
+
+    @property
+    def rule(self) -> str:
+        """The policy that is followed: ``hit-density``, ``lru`` or ``arc-classic``."""
+        return self._guard.rule if self._guard is not None else HIT_DENSITY
+
+    @property
+    def trial_hits(self) -> Mapping[str, float]:
+        """Recent hits of each policy on the sample, fading; empty without a guard."""
+        return self._guard.hits if self._guard is not None else {}
 
     @property
     def num_requests(self) -> int:
@@ -146,12 +175,27 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _touch(self, batch: list[BlockHash]) -> None:
         if self._continues_request(batch):
+            self._open_requests.end(batch)
             self._renew(batch)
-            return
-        self._request += 1
+        elif self._open_requests.repeats(batch, lambda: self._is_any_being_stored(batch)):
+            self._use(batch, again=True)
+        else:
+            self._request += 1
+            num_stored = self._use(batch)
+            self._densities.end_request(len(batch), self._request)
+            if self._guard is not None:
+                self._guard.serve(batch, num_stored, self._densities.mean_length)
+
+    def _use(self, batch: list[BlockHash], *, again: bool = False) -> int:
+        """Count a use of each block, or, `again` by a request that is under way, none.
+
+        Returns how many leading blocks are not being stored.
+        """
         request, records, densities = self._request, self._records, self._densities
         last_use, use_class = 0, None
-        for block_hash in reversed(batch):
+        num_stored = len(batch)
+        for place in range(len(batch) - 1, -1, -1):
+            block_hash = batch[place]
             record = records.get(block_hash)
             if record is None:
                 record = _Record(0, request)
@@ -168,14 +212,17 @@ class HitDensityCachePolicy(PythonPolicy):
             if use_class is None or record.last >= last_use:
                 last_use, use_class = record.last, record.reuse_class
             densities.end(record.reuse_class, record.last)
-            if self._is_being_stored(block_hash, record):
+            being_stored = self._is_being_stored(block_hash, record)
+            if being_stored:
+                num_stored = place
+            if again or being_stored:
                 record.last = request
                 densities.start(record.reuse_class, request)
                 self._to_most_recent(block_hash, record)
             else:
                 densities.count_reuse(record.reuse_class, request - record.last)
                 self._reuse(block_hash, record, class_after(request - last_use, use_class))
-        densities.end_request(len(batch), request)
+        return num_stored
 
     def _continues_request(self, batch: list[BlockHash]) -> bool:
         """Tell whether all blocks of a batch were already used in the request at work."""
@@ -200,6 +247,13 @@ class HitDensityCachePolicy(PythonPolicy):
         if record.place == _NOT_A_GHOST:
             return self._resident[block_hash].ref_cnt < 0
         return record.declined
+
+    def _is_any_being_stored(self, batch: list[BlockHash]) -> bool:
+        records = self._records
+        return any(
+            block_hash in records and self._is_being_stored(block_hash, records[block_hash])
+            for block_hash in batch
+        )
 
     def _reuse(self, block_hash: BlockHash, record: _Record, reuse_class: int) -> None:
         """Give a block that is used again its new class and the time of its last use."""
@@ -348,8 +402,23 @@ class HitDensityCachePolicy(PythonPolicy):
     def _make_room(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash], undo: Undo
     ) -> tuple[int, Victims]:
+        if self.rule == HIT_DENSITY:
+            num_admitted, victims = self._admit(hashes, num_free, protected)
+        else:
+            num_admitted, victims = self._admit_all(hashes, num_free, protected)
+        for block_hash in hashes[num_admitted:]:
+            ghost = self._ghost(block_hash)
+            if ghost is not None:
+                undo.append((setattr, ghost, "declined", ghost.declined))
+                ghost.declined = True
+        return num_admitted, self._let_go(victims, undo)
+
+    def _admit(
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
+    ) -> tuple[int, list[BlockHash]]:
+        """Admit the leading blocks that are denser than those that they push out."""
         table = self._densities.table
-        candidates = self._sparsest_first(protected)
+        candidates = self._in_order_of_leaving(protected)
         victims: list[BlockHash] = []
         num_admitted = min(num_free, len(hashes))
         for block_hash in hashes[num_admitted:]:
@@ -360,26 +429,30 @@ class HitDensityCachePolicy(PythonPolicy):
                 break
             victims.append(victim)
             num_admitted += 1
-        for block_hash in hashes[num_admitted:]:
-            ghost = self._ghost(block_hash)
-            if ghost is not None:
-                undo.append((setattr, ghost, "declined", ghost.declined))
-                ghost.declined = True
-        return num_admitted, self._let_go(victims, undo)
+        return num_admitted, victims
+
+    def _admit_all(
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
+    ) -> tuple[int, list[BlockHash]]:
+        """Admit all blocks, as LRU and ARC do, or none where there is no room for all."""
+        need = max(0, len(hashes) - num_free)
+        victims = [victim for victim, _ in islice(self._in_order_of_leaving(protected), need)]
+        return (len(hashes), victims) if len(victims) == need else (0, [])
 
     def _evict(
         self, n: int, protected: Collection[BlockHash], undo: Undo
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        victims = [victim for victim, _ in islice(self._sparsest_first(protected), n)]
+        victims = [victim for victim, _ in islice(self._in_order_of_leaving(protected), n)]
         return self._let_go(victims, undo) if len(victims) == n else None
 
-    def _sparsest_first(
+    def _in_order_of_leaving(
         self, protected: Collection[BlockHash]
     ) -> Iterator[tuple[BlockHash, float]]:
-        """Yield the blocks that may leave with their densities, in the order of leaving."""
+        """Yield the blocks that may leave with their densities, in the order of the rule."""
         table, records, request = self._densities.table, self._records, self._request
         rings = [evictable(ring, protected) for ring in self._rings]
-        oldest: dict[int, tuple[BlockHash, int, float]] = {}
+        oldest: dict[int, _Candidate] = {}
+        t1_size = len(self._rings[0])
 
         def advance(number: int) -> None:
             found = next(rings[number], None)
@@ -394,11 +467,14 @@ class HitDensityCachePolicy(PythonPolicy):
         for number in _SPARSEST_FIRST:
             advance(number)
         while oldest:
-            order = [number for number in _SPARSEST_FIRST if number in oldest]
-            sparsest = min(order, key=lambda number: oldest[number][2])
-            number = min(order, key=lambda number: oldest[number][1])
-            if oldest[number][2] > _NEARLY * oldest[sparsest][2]:
-                number = sparsest
+            if self._guard is None or self._guard.rule == HIT_DENSITY:
+                number = _sparsest(oldest)
+            elif self._guard.rule == LRU:
+                number = _least_recent(oldest)
+            else:
+                number = _by_arc(oldest, t1_size, self._guard.target_t1_size)
+                # The block that takes its place is of class 0.
+                t1_size += number != 0
             block_hash, _, density = oldest[number]
             yield block_hash, density
             advance(number)
@@ -423,9 +499,7 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _clear(self, undo: Undo) -> None:
         # What has to be made is made before the first is dropped.
-        fresh = Densities(self._cache_capacity)
-        undo.append((setattr, self, "_densities", self._densities))
-        self._densities = fresh
+        self._densities.clear(undo)
         super()._clear(undo)
 
     def _empty(self) -> None:
@@ -436,7 +510,10 @@ class HitDensityCachePolicy(PythonPolicy):
             clock.hand = 0
         self._resident.clear()
         self._records.clear()
+        self._open_requests.clear()
         self._request = self._num_ghosts = 0
+        if self._guard is not None:
+            self._guard.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
         return chain.from_iterable(self._rings[number].values() for number in _SPARSEST_FIRST)
@@ -476,3 +553,44 @@ class HitDensityCachePolicy(PythonPolicy):
         require(sum(map(len, self._rings)) == len(self._resident), "resident is all rings")
         require(len(self._records) == len(self._resident) + num_ghosts, "every record is in use")
         self._densities._check(ages)
+        if self._guard is not None:
+            self._guard._check()
+
+
+def _sparsest(oldest: dict[int, _Candidate]) -> int:
+    """Return the ring whose oldest block is the sparsest or, if nearly so, the oldest of all."""
+    order = [number for number in _SPARSEST_FIRST if number in oldest]
+    sparsest = min(order, key=lambda number: oldest[number][2])
+    number = min(order, key=lambda number: oldest[number][1])
+    return sparsest if oldest[number][2] > _NEARLY * oldest[sparsest][2] else number
+
+
+def _least_recent(oldest: dict[int, _Candidate]) -> int:
+    """Return the ring with the oldest block of all."""
+    order = [number for number in _SPARSEST_FIRST if number in oldest]
+    return min(order, key=lambda number: oldest[number][1])
+
+
+def _by_arc(oldest: dict[int, _Candidate], t1_size: int, target: float) -> int:
+    """Return the ring that gives by ARC's REPLACE: class 0 is its T1, the others are its T2."""
+    again = {number: oldest[number] for number in oldest if number != 0}
+    if not again or (0 in oldest and t1_size > target):
+        return 0
+    number = _least_recent(again)
+    # Of a request's blocks those that were never used again are the tail.
+    return 0 if 0 in oldest and oldest[0][1] == oldest[number][1] else number
+
+
+class _Trial(HitDensityCachePolicy):
+    """A small cache of hit density for the guard of another policy, whose densities it reads."""
+
+    __slots__ = ()
+
+    def __init__(self, cache_capacity: int, ghosts: float, learned: Densities) -> None:
+        super().__init__(cache_capacity, ghosts=ghosts, guard=0)
+        self._densities = SharedDensities(learned)
+
+    def _touch(self, batch: list[BlockHash]) -> None:
+        # The request that the guarded policy is at.
+        self._request = self._densities.request
+        self._use(batch)

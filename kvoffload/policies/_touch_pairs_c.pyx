@@ -3,6 +3,9 @@
 from cpython.object cimport PyObject
 from libc.string cimport memcmp
 
+from kvoffload._core.batch cimport item_key, item_length
+from kvoffload._core.table cimport hash_key
+
 cdef extern from "Python.h":
     char* PyBytes_AS_STRING(PyObject*) nogil
     Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
@@ -44,3 +47,41 @@ cdef class TouchPairs:
         self.size = 0
         self.first_key = None
         self.last_key = None
+
+
+cdef uint64_t request_key(Table* table, const Batch* batch) noexcept:
+    cdef Py_ssize_t end = batch.size - 1
+    cdef uint64_t key = hash_key(table, item_key(batch, 0), item_length(batch, 0))
+    key = (key ^ <uint64_t>batch.size) * <uint64_t>0x9E3779B97F4A7C15
+    key ^= key >> 32
+    key += hash_key(table, item_key(batch, end), item_length(batch, end))
+    return key if key else 1
+
+
+cdef uint32_t requests_find(const OpenRequests* requests, uint64_t key) noexcept:
+    cdef uint32_t place = requests.next, left = requests.num_open
+    while left:
+        place = (place - 1) % MOST_OPEN
+        if requests.keys[place] == key:
+            return place
+        left -= requests.keys[place] != 0
+    return NOT_OPEN
+
+
+cdef void requests_end(OpenRequests* requests, uint32_t place, bint certain) noexcept:
+    requests.keys[place] = 0
+    requests.num_open -= 1
+    if certain and requests.confirmed < MOST_OPEN:
+        requests.confirmed += 1
+
+
+cdef void requests_begin(OpenRequests* requests, uint64_t key, uint32_t place) noexcept:
+    if place != NOT_OPEN:
+        requests.keys[place] = 0
+        requests.num_open -= 1
+    if requests.keys[requests.next] == 0:
+        requests.num_open += 1
+    elif requests.confirmed:  # it was touched once only, or long ago
+        requests.confirmed -= 1
+    requests.keys[requests.next] = key
+    requests.next = (requests.next + 1) % MOST_OPEN

@@ -58,6 +58,8 @@ cdef class CompiledPolicy:
     cdef const char* c_check(self) noexcept
 
     # -- what a policy may redefine -------------------------------------------------------
+    # Touch what a request that is under way has touched before: recent once more, not used again.
+    cdef void c_touch_again(self, Batch* batch) noexcept
     # The slots of a ring, from 0, least recent first.
     cdef list c_slots(self, int number)
     # Answer how many of the `n` chosen keys of the batch to store, with the victims in

@@ -469,6 +469,9 @@ cdef class CompiledPolicy:
     cdef void c_touch(self, Batch* batch) noexcept:
         pass
 
+    cdef void c_touch_again(self, Batch* batch) noexcept:
+        self.c_touch(batch)
+
     cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
         pass
 

@@ -81,7 +81,8 @@ def state_of(thing: Any) -> Any:
         return sorted(thing)
     if type(thing).__module__.startswith("kvoffload"):
         slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
-        fields = {name: getattr(thing, name) for name in slots if name not in UNSEEN}
+        # A trial's densities are another policy's: its own were never set.
+        fields = {name: getattr(thing, name, None) for name in slots if name not in UNSEEN}
         fields.update(getattr(thing, "__dict__", {}))
         return sorted(
             (name, state_of(value)) for name, value in fields.items() if name not in UNSEEN
@@ -293,6 +294,44 @@ def test_an_interrupt_between_any_two_instructions(name: str, call: str) -> None
     """Signals are answered between instructions, in the middle of lines, too."""
     step = max(1, round(7 / read_budget()))
     check_all_or_nothing(call, name, KeyboardInterrupt, "opcode", step)
+
+
+@pytest.mark.parametrize("call", ["a store", "a store of many", "completion", "a reset", "evict"])
+@pytest.mark.parametrize("rule", ["lru", "arc-classic"])
+def test_an_interrupt_where_hit_density_follows_another(
+    monkeypatch: pytest.MonkeyPatch, rule: str, call: str
+) -> None:
+    build, method, arguments = CALLS[call]
+
+    def following(name: str) -> Any:
+        thing = build(name)
+        policy = thing.policy if hasattr(thing, "policy") else thing
+        policy._guard._rule = rule  # the requests that lead to it take a second
+        return thing
+
+    monkeypatch.setitem(CALLS, call, (following, method, arguments))
+    check_all_or_nothing(call, "hit-density", KeyboardInterrupt, "line")
+
+
+def test_an_interrupt_of_a_touch_makes_the_guard_of_hit_density_forget() -> None:
+    """Its trials are not left with a store that never ends."""
+    batch = [A, G, *NEW[:3]]
+    before, after, forgotten = (managed("hit-density").policy._guard for _ in range(3))
+    watch = Interrupts(None, KeyboardInterrupt, "line")
+    with watch.armed():
+        after.serve(batch, len(batch), 3.0)
+    forgotten.clear()
+    states = [state_of(guard) for guard in (before, after, forgotten)]
+    assert states[0] != states[1] != states[2] != states[0]
+    for number in watch.worth_trying():
+        guard = managed("hit-density").policy._guard
+        interrupts = Interrupts(number, KeyboardInterrupt, "line")
+        with pytest.raises(KeyboardInterrupt), interrupts.armed():
+            guard.serve(batch, len(batch), 3.0)
+        assert state_of(guard) in states, f"interrupted at {number}"
+        guard._check()
+        guard.serve(batch, len(batch), 3.0)
+        guard._check()
 
 
 @pytest.mark.parametrize("call", ["a store", "completion", "failure", "a load", "a reset"])

@@ -85,9 +85,34 @@ def test_the_touch_of_a_pending_block_is_no_use(twin: ModuleType) -> None:
     manager.touch([A])
     assert ring_of(manager.policy, A) in NEVER_AGAIN
     manager.complete_store([A])
-    manager.touch([B])
+    manager.touch([C])
     manager.touch([A])
     assert ring_of(manager.policy, A) in ONCE_AGAIN
+
+
+def test_a_second_touch_is_known_by_its_request_where_requests_overlap(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    chains = [[A, B], [C, D]]
+    for chain in chains:
+        request(manager, chain)  # this caller touches twice
+    assert manager.policy.num_requests == 2
+    for chain in chains * 2:  # two requests that hit, one within the other
+        manager.touch(chain)
+    assert manager.policy.num_requests == 4
+    assert ring_of(manager.policy, A) in ONCE_AGAIN
+    for chain in [[H], *chains]:
+        manager.touch(chain)
+    assert manager.policy.num_requests == 7
+    assert ring_of(manager.policy, A) in MORE_OFTEN
+
+
+def test_a_caller_that_touches_once_is_counted_each_time(twin: ModuleType) -> None:
+    policy = density(twin, 8, [A, B])
+    policy.touch([H])
+    for number in range(600):
+        policy.touch([(A, B)[number % 2]])
+        assert policy.num_requests == number + 2
+    assert ring_of(policy, B) in MORE_OFTEN
 
 
 def test_the_touch_of_a_declined_block_is_no_use(twin: ModuleType) -> None:

@@ -27,10 +27,10 @@ GAINS = {
     ("loops", 20): 2.0,
 }
 # How far below the better of LRU and published ARC it may end, as a share of all blocks.
-REGRET = 0.02
-# That a second use means no third is what published ARC finds out here, and this policy cannot:
-# it holds what was used more often to be worth more, so that a chain leaves last block first.
-KNOWN_REGRETS = {"pairs": 0.1}
+REGRET = 0.015
+# Where requests overlap, a cache that does not hold those under way: what is pinned leaves LRU no
+# room, so that it refuses whole requests and keeps what it has; the trials know of no pins.
+OVERLAP_REGRETS = {("agents", 1): 0.05}
 
 
 @cache
@@ -47,10 +47,9 @@ def ratios_of(
     return hit_ratios(requests, unique * percent // 100, in_flight=in_flight)
 
 
-def shortfall(name: str, ratios: dict[str, float]) -> float:
-    """Return how far hit density is below the better of the others, beyond what is known."""
-    better = max(ratios["lru"], ratios["arc-classic"])
-    return better - ratios["hit-density"] - KNOWN_REGRETS.get(name, REGRET)
+def shortfall(ratios: dict[str, float]) -> float:
+    """Return how far hit density is below the better of the others."""
+    return max(ratios["lru"], ratios["arc-classic"]) - ratios["hit-density"]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -59,7 +58,7 @@ def shortfall(name: str, ratios: dict[str, float]) -> float:
 def test_it_is_nowhere_far_below_the_better_of_lru_and_arc(
     name: str, percent: int, seed: int
 ) -> None:
-    assert shortfall(name, ratios_of(name, seed, percent)) <= 0
+    assert shortfall(ratios_of(name, seed, percent)) <= REGRET
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -78,7 +77,8 @@ def test_it_holds_a_part_of_a_loop_that_is_longer_than_the_cache() -> None:
 @pytest.mark.parametrize("percent", [1, 5])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_requests_that_overlap_do_not_lead_it_astray(name: str, percent: int) -> None:
-    assert shortfall(name, ratios_of(name, 3, percent, in_flight=IN_FLIGHT)) <= 0
+    regret = OVERLAP_REGRETS.get((name, percent), REGRET)
+    assert shortfall(ratios_of(name, 3, percent, in_flight=IN_FLIGHT)) <= regret
 
 
 def test_it_stores_a_fraction_of_what_lru_stores_where_a_cache_thrashes() -> None:

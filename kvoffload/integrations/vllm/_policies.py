@@ -42,7 +42,10 @@ def make_rules(
         ) from None
     if spec.entry.name == "lru":
         return LRURules(RankedLRU(capacity))
-    policy = registry.load(spec.entry, "c")(cache_capacity=capacity, **spec.options)
+    options = dict(spec.options)
+    if only_evicts and spec.entry.name in _BY_CHAIN:
+        options.setdefault("guard", 0)  # the guard compares whole requests
+    policy = registry.load(spec.entry, "c")(cache_capacity=capacity, **options)
     if spec.entry.name == "arc":
         return ARCRules(policy)
     if spec.entry.name in _BY_CHAIN and not only_evicts:

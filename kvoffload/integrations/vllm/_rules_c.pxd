@@ -72,9 +72,11 @@ cdef class UseRules(RequestRules):
     cdef uint64_t items_room
     cdef int32_t* counts        # ref_cnt of chunks in disguise
 
-    cdef void touch(
+    # Take the keys that have one of the flags, of those that are absent one of the others.
+    cdef void choose(
         self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
     ) noexcept
+    cdef void touch(self, Batch* batch, const Access* accesses, uint8_t flags) noexcept
     cdef void disguise(
         self, Batch* batch, const Access* accesses, uint8_t flags, bint pending
     ) noexcept

@@ -180,10 +180,10 @@ cdef class UseRules(RequestRules):
     cdef uint64_t most_moved(self) noexcept:
         return self.policy.num_resident if self.demotes else 0
 
-    cdef void touch(
+    cdef void choose(
         self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
     ) noexcept:
-        """Touch the keys that have one of the flags; for those that are absent, of the others."""
+        """Take the keys that have one of the flags; for those that are absent, of the others."""
         cdef Py_ssize_t place
         cdef uint32_t slot
         cdef Batch* part = &self.part
@@ -196,18 +196,21 @@ cdef class UseRules(RequestRules):
                 part.items[part.size] = batch.items[place]
                 part.slots[part.size] = slot
                 part.size += 1
-        if part.size:
-            self.policy.c_touch(part)
+
+    cdef void touch(self, Batch* batch, const Access* accesses, uint8_t flags) noexcept:
+        """Touch the keys that have one of the flags."""
+        self.choose(batch, accesses, flags, flags)
+        if self.part.size:
+            self.policy.c_touch(&self.part)
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
-        self.touch(batch, accesses, FIRST_MISS, FIRST_MISS)
+        self.touch(batch, accesses, FIRST_MISS)
 
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
         # What was only inserted is touched as a pending block: it becomes recent, tail first, in
         # the place that it has, and does not count as used.
-        cdef uint8_t accounted = USED_AGAIN | ONLY_INSERTED
         self.disguise(batch, accesses, ONLY_INSERTED, True)
-        self.touch(batch, accesses, accounted, accounted)
+        self.touch(batch, accesses, USED_AGAIN | ONLY_INSERTED)
         self.disguise(batch, accesses, ONLY_INSERTED, False)
 
     cdef void disguise(
@@ -259,12 +262,11 @@ cdef class ChainRules(UseRules):
         pass
 
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
-        # Its uses were counted when it started, so all look pending; of what is absent only what
-        # was declined is shown again, what was evicted since is not.
-        cdef uint8_t every = USED_AGAIN | ONLY_INSERTED | NOT_STORED
-        self.disguise(batch, accesses, every, True)
-        self.touch(batch, accesses, every, NOT_STORED)
-        self.disguise(batch, accesses, every, False)
+        # Its uses were counted when it started; of what is absent only what was declined is shown
+        # again, what was evicted since is not.
+        self.choose(batch, accesses, USED_AGAIN | ONLY_INSERTED | NOT_STORED, NOT_STORED)
+        if self.part.size:
+            self.policy.c_touch_again(&self.part)
 
 
 cdef class ARCRules(UseRules):

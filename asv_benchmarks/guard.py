@@ -1,0 +1,76 @@
+"""Print what hit density's guard costs or brings on the traces, in hits.
+
+Each line is a trace, with its mean over the capacities of hits over LRU's: without the guard, with
+it, and the change. The traces are read from the folder that ``KVOFFLOAD_TRACES`` names. Usage::
+
+    python asv_benchmarks/guard.py [--pending N] [--device PERCENT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+from ratios import TRACES
+
+from kvoffload.replay import DecodedTrace, device_hits, simulate
+from kvoffload.traces import Trace
+
+NAMES = ("mooncake_conversation", "weka_cc_a", "lmcache_agents_64c")
+PERCENTS = (0.5, 1, 2, 5, 10, 20, 40)
+POLICIES = ("lru", "arc-classic", "hit-density?guard=0", "hit-density")
+MOST_LOSS = 0.005
+
+
+def hit_ratios(name: str, pending: int, device: float) -> list[list[float]]:
+    """Return, for each capacity, the block hit ratio of each policy."""
+    trace = DecodedTrace.of(Trace(TRACES / f"{name}.jsonl.gz"))
+    keys = trace.keys()
+    in_device = device_hits(trace, int(trace.unique_blocks * device / 100))
+    return [
+        [
+            simulate(
+                trace,
+                keys,
+                policy,
+                int(trace.unique_blocks * percent / 100),
+                device_hits=in_device,
+                pending=pending,
+            ).hit_ratio
+            for policy in POLICIES
+        ]
+        for percent in PERCENTS
+    ]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pending", type=int, default=0, help="requests whose stores overlap")
+    parser.add_argument("--device", type=float, default=0, help="accelerator's cache, in %%")
+    chosen = parser.parse_args()
+    every: list[tuple[float, float]] = []
+    for name in NAMES:
+        cells = hit_ratios(name, chosen.pending, chosen.device)
+        print(f"{name}: hit ratio with the guard (change by it; above the better classic)")
+        for percent, (lru, arc, unguarded, guarded) in zip(PERCENTS, cells, strict=True):
+            over = guarded - max(lru, arc)
+            print(f"  {percent:4} %  {guarded:.4f} ({guarded - unguarded:+.4f}; {over:+.4f})")
+        ratios = [(unguarded / lru, guarded / lru) for lru, _, unguarded, guarded in cells]
+        report("  mean x LRU", ratios)
+        every += ratios
+    change = report("all, mean x LRU", every)
+    verdict = "kept" if change >= -MOST_LOSS else "MISSED"
+    print(f"loss by the guard <= {MOST_LOSS:.1%}: {verdict}")
+
+
+def report(name: str, ratios: list[tuple[float, float]]) -> float:
+    """Print both means; return how much the guard changes."""
+    unguarded, guarded = (statistics.mean(column) for column in zip(*ratios, strict=True))
+    change = guarded / unguarded - 1
+    print(f"{name}: {unguarded:.4f} without, {guarded:.4f} with ({change:+.2%})", flush=True)
+    return change
+
+
+if __name__ == "__main__":
+    main()

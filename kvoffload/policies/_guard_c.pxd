@@ -1,0 +1,37 @@
+"""The guard of hit density, compiled: see ``_guard_py`` for what it does and why."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.table cimport Table
+from kvoffload.policies._densities_c cimport Densities
+from kvoffload.policies._trials_c cimport NUM_TRIALS, Trials
+
+cdef struct Guard:
+    bint on
+    int rule                    # the trial that is followed
+    int shift                   # one block in 2**shift is sampled
+    int64_t capacity            # of the cache that is guarded, in blocks
+    double hits[NUM_TRIALS]     # recent hits of each trial, fading
+    Trials trials
+
+# Return s where one block in 2**s is sampled for a cache of so many blocks.
+cdef int sample_shift(int64_t capacity) noexcept
+# Reserve room for trials with so many ghosts; False, with nothing reserved, if there is none.
+cdef bint guard_open(
+    Guard* guard, int64_t capacity, uint32_t never_reused, uint32_t reused
+) noexcept
+cdef void guard_close(Guard* guard) noexcept
+cdef void guard_clear(Guard* guard) noexcept
+# Serve a request to the trials, and follow the leader.
+cdef void guard_serve(
+    Guard* guard,
+    Table* table,
+    const Batch* batch,
+    Py_ssize_t num_stored,
+    const Densities* learned,
+    uint32_t now,
+) noexcept
+# Return the size that T1 should have in the guarded cache.
+cdef double guard_target(const Guard* guard) noexcept
+cdef const char* guard_check(Guard* guard) noexcept

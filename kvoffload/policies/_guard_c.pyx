@@ -1,0 +1,134 @@
+"""The guard of hit density, compiled; see ``_guard_py``."""
+
+from libc.stdint cimport uint8_t
+from libc.string cimport memcpy, memset
+
+from kvoffload._core.batch cimport item_key, item_length
+from kvoffload._core.table cimport hash_key
+from kvoffload.policies._trials_c cimport (
+    HIT_DENSITY,
+    LRU,
+    MOST_TRIAL_BLOCKS,
+    trials_add,
+    trials_check,
+    trials_clear,
+    trials_close,
+    trials_open,
+    trials_serve,
+)
+
+# 2 ** (-1 / 600): hits lose half their weight over 600 requests.
+cdef double FADE = 0.9988454217380301
+# The leader must be ahead by this many requests' blocks.
+cdef double LEAD = 0.5
+
+cdef enum:
+    # A trial has from this many blocks on, while at least one block in four is sampled ...
+    LEAST_TRIAL_BLOCKS = 64
+    MOST_SHIFT = 2
+
+
+cdef int sample_shift(int64_t capacity) noexcept:
+    cdef int shift = 0
+    while capacity >> shift >= 2 * LEAST_TRIAL_BLOCKS and shift < MOST_SHIFT:
+        shift += 1
+    # ... and no more than fit, however few are sampled then.
+    while capacity >> shift > MOST_TRIAL_BLOCKS:
+        shift += 1
+    return shift
+
+
+cdef bint guard_open(
+    Guard* guard, int64_t capacity, uint32_t never_reused, uint32_t reused
+) noexcept:
+    memset(guard, 0, sizeof(Guard))
+    guard.capacity = capacity
+    guard.shift = sample_shift(capacity)
+    if not trials_open(
+        &guard.trials, <uint32_t>(capacity >> guard.shift), never_reused, reused
+    ):
+        return False
+    guard.on = True
+    guard_clear(guard)
+    return True
+
+
+cdef void guard_close(Guard* guard) noexcept:
+    trials_close(&guard.trials)
+    memset(guard, 0, sizeof(Guard))
+
+
+cdef void guard_clear(Guard* guard) noexcept:
+    guard.rule = HIT_DENSITY
+    memset(guard.hits, 0, sizeof(guard.hits))
+    if guard.on:
+        trials_clear(&guard.trials)
+
+
+cdef inline uint64_t mix(const uint8_t* key, uint64_t length) noexcept:
+    """Return the number of which the low bits say whether a block is sampled."""
+    cdef uint64_t mixed = 0, word
+    while length >= 8:
+        memcpy(&word, key, 8)
+        mixed = (mixed ^ word) * <uint64_t>0x9E3779B97F4A7C15
+        mixed ^= mixed >> 32
+        key += 8
+        length -= 8
+    if length:
+        word = 0
+        memcpy(&word, key, length)
+        mixed = (mixed ^ word) * <uint64_t>0x9E3779B97F4A7C15
+        mixed ^= mixed >> 32
+    return mixed ^ mixed >> 29
+
+
+cdef void guard_serve(
+    Guard* guard,
+    Table* table,
+    const Batch* batch,
+    Py_ssize_t num_stored,
+    const Densities* learned,
+    uint32_t now,
+) noexcept:
+    cdef uint64_t mask = (<uint64_t>1 << guard.shift) - 1
+    cdef uint32_t found[NUM_TRIALS]
+    cdef uint32_t most_hits = 0
+    cdef const uint8_t* key
+    cdef uint64_t length
+    cdef Py_ssize_t place
+    cdef int trial, best
+    for place in range(batch.size):
+        key = item_key(batch, place)
+        length = item_length(batch, place)
+        if mix(key, length) & mask == 0:
+            trials_add(&guard.trials, hash_key(table, key, length))
+        if place < num_stored:
+            most_hits = guard.trials.batch_size
+    memset(found, 0, sizeof(found))
+    if guard.trials.batch_size:
+        trials_serve(&guard.trials, learned, now, found)
+    best = guard.rule
+    for trial in range(NUM_TRIALS):
+        guard.hits[trial] = guard.hits[trial] * FADE + <double>min(found[trial], most_hits)
+    for trial in range(NUM_TRIALS):
+        if guard.hits[trial] > guard.hits[best]:
+            best = trial
+    if best != guard.rule and (
+        (guard.hits[best] - guard.hits[guard.rule]) * <double>(<uint64_t>1 << guard.shift)
+        > LEAD * learned.mean_length
+    ):
+        guard.rule = best
+
+
+cdef double guard_target(const Guard* guard) noexcept:
+    return guard.trials.target * <double>guard.capacity / <double>guard.trials.capacity
+
+
+cdef const char* guard_check(Guard* guard) noexcept:
+    cdef int trial
+    if not LRU <= guard.rule < NUM_TRIALS:
+        return b"the rule is one of three"
+    for trial in range(NUM_TRIALS):
+        if not guard.hits[trial] >= 0.0:
+            return b"hits are counted"
+    return trials_check(&guard.trials) if guard.on else NULL

@@ -1,0 +1,90 @@
+"""Three small caches of keys alone, served side by side: LRU, hit density and published ARC.
+
+What the guard of hit density learns from; ``_guard_py`` runs the policies themselves. A block here
+is its key's 64-bit hash, so nothing is allocated and nothing can fail after `trials_open`.
+
+Structure
+    An entry for each key that one of the caches knows, resident or ghost. The entries are found
+    through one index, and linked into the caches' recency orders by 16-bit numbers from 1.
+Invariants
+    Between requests an entry is in use exactly if a cache knows its key.
+Cost
+    O(1) a block and cache, with the 15 rings for a constant. 32 bytes an entry, touched as they
+    are first used; at most 7.5 entries for each block of the capacity with 3.5 ghosts a block, and
+    4 for the blocks of a request.
+"""
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from kvoffload.policies._densities_c cimport NUM_CLASSES, Densities
+
+# The caches, in the order of their results and of an entry's links.
+cdef enum:
+    LRU = 0
+    HIT_DENSITY = 1
+    ARC = 2
+    NUM_TRIALS = 3
+
+cdef enum:
+    MOST_TRIAL_BLOCKS = 1023    # capacity of each
+    NUM_ARC_LISTS = 5
+    SAMPLE_CAPACITIES = 4       # blocks of a request that are looked at, in capacities
+
+cdef struct Link:
+    uint16_t older              # 0: none
+    uint16_t newer
+
+cdef struct Order:
+    uint16_t oldest
+    uint16_t newest
+    uint32_t size
+
+cdef struct Entry:
+    uint64_t hashed             # of the key
+    uint32_t last               # hit density: request of the last use
+    Link links[NUM_TRIALS]      # of a ghost of hit density: `older` is its place
+    uint16_t following          # in its bucket, or in the stack of unused entries
+    uint8_t in_lru              # resident there
+    uint8_t arc_list            # the list of ARC that it is in; 0: none
+    uint8_t kind                # hit density: class, from 1; 0: unknown
+    uint8_t flags               # IN_BATCH, DENSE, ...
+
+cdef struct TrialClock:
+    uint32_t start
+    uint32_t size
+    uint32_t hand
+
+cdef struct Trials:
+    uint32_t capacity           # of each cache, in blocks
+    Entry* entries              # [0] is not used
+    uint64_t num_reserved
+    uint32_t num_used           # entries that were in use at least once
+    uint16_t unused             # a stack of those that are not any more
+    uint16_t* buckets
+    uint64_t num_buckets        # a power of two
+    uint16_t* batch             # the sampled blocks of the request at work, once each
+    uint32_t batch_size
+    uint16_t* missing           # those of them that a cache does not have
+    uint16_t* victims
+    Order lru
+    Order arc[NUM_ARC_LISTS]
+    double target               # size that ARC's T1 should have
+    Order rings[NUM_CLASSES]
+    uint32_t num_dense          # blocks in the cache of hit density
+    TrialClock clocks[2]
+    uint16_t* places            # of ghosts, in both clocks; 0: free
+
+# Reserve room; False, with nothing reserved, if there is none.
+cdef bint trials_open(
+    Trials* trials, uint32_t capacity, uint32_t never_reused, uint32_t reused
+) noexcept
+cdef void trials_close(Trials* trials) noexcept
+cdef void trials_clear(Trials* trials) noexcept
+# Take a block into the request at work.
+cdef void trials_add(Trials* trials, uint64_t hashed) noexcept
+# Serve the request at work in each cache; say how many leading blocks each has found.
+cdef void trials_serve(
+    Trials* trials, const Densities* learned, uint32_t now, uint32_t* found
+) noexcept
+# Verify the invariants; return the broken one, or NULL.
+cdef const char* trials_check(Trials* trials) noexcept

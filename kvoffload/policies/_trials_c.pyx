@@ -1,0 +1,591 @@
+"""Three small caches of keys alone; see ``_trials_c.pxd``.
+
+Each serves a request as `serve` of ``_guard_py`` does: touch, look up, store, touch. A store ends
+at once, so between requests no block is pending, and the blocks of the request at work are the
+most recent of their orders when room is made.
+"""
+
+from libc.string cimport memset
+
+from kvoffload._core.memory cimport release, reserve
+from kvoffload.policies._densities_c cimport (
+    NEARLY,
+    SPARSEST_FIRST,
+    STORED,
+    age_bin,
+    class_after,
+)
+
+cdef enum:
+    IN_BATCH = 1        # of the request at work
+    DENSE = 2           # resident in the cache of hit density
+    PASSED_OVER = 4     # a ghost of hit density that passes the hand once more
+    COUNTED = 8         # a ghost of ARC whose return was counted
+
+cdef enum:
+    T1 = 1
+    T2 = 2
+    B1 = 3
+    B2 = 4
+
+cdef enum:
+    NONE = -1
+
+
+cdef uint64_t room_of(uint32_t capacity, uint64_t num_ghosts) noexcept:
+    """Return how many entries can be in use, the one that is not used included."""
+    return <uint64_t>capacity * (1 + 1 + 2 + SAMPLE_CAPACITIES) + num_ghosts + 1
+
+
+cdef bint trials_open(
+    Trials* trials, uint32_t capacity, uint32_t never_reused, uint32_t reused
+) noexcept:
+    cdef uint64_t num_ghosts = <uint64_t>never_reused + reused
+    memset(trials, 0, sizeof(Trials))
+    trials.capacity = capacity
+    trials.clocks[0].size = never_reused
+    trials.clocks[1].start = never_reused
+    trials.clocks[1].size = reused
+    trials.num_reserved = room_of(capacity, num_ghosts)
+    trials.num_buckets = 16
+    while trials.num_buckets < 8 * <uint64_t>capacity:
+        trials.num_buckets *= 2
+    trials.entries = <Entry*>reserve(trials.num_reserved * sizeof(Entry))
+    # One stretch for all that is numbers of entries.
+    trials.buckets = <uint16_t*>reserve(num_numbers(trials) * sizeof(uint16_t))
+    if trials.entries == NULL or trials.buckets == NULL:
+        trials_close(trials)
+        return False
+    trials.places = trials.buckets + trials.num_buckets
+    trials.batch = trials.places + num_ghosts
+    trials.missing = trials.batch + SAMPLE_CAPACITIES * capacity
+    trials.victims = trials.missing + SAMPLE_CAPACITIES * capacity
+    return True
+
+
+cdef uint64_t num_numbers(const Trials* trials) noexcept:
+    return (
+        trials.num_buckets
+        + trials.clocks[0].size
+        + trials.clocks[1].size
+        + <uint64_t>trials.capacity * (2 * SAMPLE_CAPACITIES + 1)
+    )
+
+
+cdef void trials_close(Trials* trials) noexcept:
+    release(trials.entries, trials.num_reserved * sizeof(Entry))
+    release(trials.buckets, num_numbers(trials) * sizeof(uint16_t))
+    memset(trials, 0, sizeof(Trials))
+
+
+cdef void trials_clear(Trials* trials) noexcept:
+    cdef int number
+    memset(trials.buckets, 0, trials.num_buckets * sizeof(uint16_t))
+    memset(
+        trials.places,
+        0,
+        (trials.clocks[0].size + trials.clocks[1].size) * sizeof(uint16_t),
+    )
+    trials.num_used = 0
+    trials.unused = 0
+    trials.batch_size = 0
+    memset(&trials.lru, 0, sizeof(Order))
+    memset(trials.arc, 0, sizeof(trials.arc))
+    trials.target = 0.0
+    memset(trials.rings, 0, sizeof(trials.rings))
+    trials.num_dense = 0
+    for number in range(2):
+        trials.clocks[number].hand = 0
+
+
+# -- entries -----------------------------------------------------------------------------------
+
+
+cdef void trials_add(Trials* trials, uint64_t hashed) noexcept:
+    cdef uint16_t* bucket = trials.buckets + (hashed & (trials.num_buckets - 1))
+    cdef uint16_t number = bucket[0]
+    cdef Entry* entry
+    if trials.batch_size == SAMPLE_CAPACITIES * trials.capacity:
+        return
+    while number and trials.entries[number].hashed != hashed:
+        number = trials.entries[number].following
+    if number:
+        entry = trials.entries + number
+        if entry.flags & IN_BATCH:
+            return  # a repeat
+    else:
+        number = trials.unused
+        if number:
+            trials.unused = trials.entries[number].following
+        else:
+            trials.num_used += 1
+            number = <uint16_t>trials.num_used
+        entry = trials.entries + number
+        memset(entry, 0, sizeof(Entry))
+        entry.hashed = hashed
+        entry.following = bucket[0]
+        bucket[0] = number
+    entry.flags |= IN_BATCH
+    trials.batch[trials.batch_size] = number
+    trials.batch_size += 1
+
+
+cdef inline void leave_unknown(Trials* trials, uint16_t number) noexcept:
+    """Give up an entry if no cache knows its key."""
+    cdef Entry* entry = trials.entries + number
+    cdef uint16_t* place
+    if entry.in_lru or entry.arc_list or entry.kind or entry.flags & IN_BATCH:
+        return
+    place = trials.buckets + (entry.hashed & (trials.num_buckets - 1))
+    while place[0] != number:
+        place = &trials.entries[place[0]].following
+    place[0] = entry.following
+    entry.following = trials.unused
+    trials.unused = number
+
+
+cdef inline void append(Entry* entries, Order* order, int trial, uint16_t number) noexcept:
+    """Make an entry the most recent of an order."""
+    cdef Link* link = &entries[number].links[trial]
+    link.newer = 0
+    link.older = order.newest
+    if order.newest:
+        entries[order.newest].links[trial].newer = number
+    else:
+        order.oldest = number
+    order.newest = number
+    order.size += 1
+
+
+cdef inline void take_out(Entry* entries, Order* order, int trial, uint16_t number) noexcept:
+    cdef Link* link = &entries[number].links[trial]
+    if link.older:
+        entries[link.older].links[trial].newer = link.newer
+    else:
+        order.oldest = link.newer
+    if link.newer:
+        entries[link.newer].links[trial].older = link.older
+    else:
+        order.newest = link.older
+    order.size -= 1
+
+
+cdef inline void renew(Entry* entries, Order* order, int trial, uint16_t number) noexcept:
+    if order.newest != number:
+        take_out(entries, order, trial, number)
+        append(entries, order, trial, number)
+
+
+# -- a request ---------------------------------------------------------------------------------
+
+
+cdef void trials_serve(
+    Trials* trials, const Densities* learned, uint32_t now, uint32_t* found
+) noexcept:
+    cdef uint32_t place
+    found[LRU] = serve_lru(trials)
+    found[HIT_DENSITY] = serve_density(trials, learned, now)
+    found[ARC] = serve_arc(trials)
+    for place in range(trials.batch_size):
+        trials.entries[trials.batch[place]].flags &= <uint8_t>(~IN_BATCH & 0xFF)
+        leave_unknown(trials, trials.batch[place])
+    trials.batch_size = 0
+
+
+cdef uint32_t serve_lru(Trials* trials) noexcept:
+    """Serve the request by LRU: both touches, with the room made between them, at once."""
+    cdef Entry* entries = trials.entries
+    cdef Order* order = &trials.lru
+    cdef uint32_t found = 0, size = trials.batch_size, num_missing = 0, place
+    cdef uint16_t number
+    for place in range(size):
+        if not entries[trials.batch[place]].in_lru:
+            num_missing += 1
+        elif num_missing == 0:
+            found += 1
+    if size <= trials.capacity:  # else there is no room for the whole request
+        while order.size + num_missing > trials.capacity:
+            number = order.oldest
+            if entries[number].flags & IN_BATCH:
+                renew(entries, order, LRU, number)
+                continue
+            take_out(entries, order, LRU, number)
+            entries[number].in_lru = 0
+            leave_unknown(trials, number)
+    for place in range(size):
+        number = trials.batch[size - 1 - place]
+        if entries[number].in_lru:
+            renew(entries, order, LRU, number)
+        elif size <= trials.capacity:
+            entries[number].in_lru = 1
+            append(entries, order, LRU, number)
+    return found
+
+
+# -- published ARC -----------------------------------------------------------------------------
+
+
+cdef uint32_t serve_arc(Trials* trials) noexcept:
+    cdef Entry* entries = trials.entries
+    cdef Entry* entry
+    cdef uint32_t found = 0, size = trials.batch_size, num_missing = 0, place
+    cdef uint16_t number
+    cdef bint later_is_in_t2 = False
+    for place in range(size):
+        number = trials.batch[size - 1 - place]
+        entry = entries + number
+        if entry.arc_list == T1:
+            take_out(entries, &trials.arc[T1], ARC, number)
+            entry.arc_list = T2
+            append(entries, &trials.arc[T2], ARC, number)
+        elif entry.arc_list:
+            if entry.arc_list != T2:
+                adapt(trials, entry)
+                entry.flags |= COUNTED
+            renew(entries, &trials.arc[entry.arc_list], ARC, number)
+    for place in range(size):
+        number = trials.batch[place]
+        if entries[number].arc_list != T2:
+            trials.missing[num_missing] = number
+            num_missing += 1
+        elif num_missing == 0:
+            found += 1
+    if num_missing == 0 or size > trials.capacity:
+        return found
+    replace(trials, num_missing)
+    for place in range(num_missing):
+        insert_arc(trials, trials.missing[place])
+    for place in range(size):
+        number = trials.batch[size - 1 - place]
+        entry = entries + number
+        if entry.arc_list == T1 and later_is_in_t2:  # a pending block
+            take_out(entries, &trials.arc[T1], ARC, number)
+            entry.arc_list = T2
+            append(entries, &trials.arc[T2], ARC, number)
+        else:
+            renew(entries, &trials.arc[entry.arc_list], ARC, number)
+            later_is_in_t2 = later_is_in_t2 or entry.arc_list == T2
+    return found
+
+
+cdef void adapt(Trials* trials, const Entry* ghost) noexcept:
+    """Move the target for a ghost that returns, once."""
+    cdef double share
+    if ghost.flags & COUNTED:
+        return
+    if ghost.arc_list == B1:
+        share = <double>trials.arc[B2].size / <double>trials.arc[B1].size
+        trials.target = min(trials.target + max(1.0, share), <double>trials.capacity)
+    else:
+        share = <double>trials.arc[B1].size / <double>trials.arc[B2].size
+        trials.target = max(trials.target - max(1.0, share), 0.0)
+
+
+cdef void replace(Trials* trials, uint32_t num_missing) noexcept:
+    """Make room: the blocks of the request, the newest of T2, stay."""
+    cdef Entry* entries = trials.entries
+    cdef Order* lists = trials.arc
+    cdef uint32_t t1_size = lists[T1].size
+    cdef uint32_t count = lists[T1].size + lists[T2].size + num_missing
+    cdef uint16_t number
+    cdef bint seen_once
+    while count > trials.capacity:
+        seen_once = <double>t1_size > trials.target
+        if lists[T1].size == 0:
+            seen_once = False
+        elif lists[T2].size == 0 or entries[lists[T2].oldest].flags & IN_BATCH:
+            seen_once = True
+        number = lists[T1 if seen_once else T2].oldest
+        take_out(entries, &lists[T1 if seen_once else T2], ARC, number)
+        entries[number].arc_list = B1 if seen_once else B2
+        append(entries, &lists[B1 if seen_once else B2], ARC, number)
+        # The block that takes its place enters T1.
+        t1_size += not seen_once
+        count -= 1
+    trim_ghosts(trials)
+
+
+cdef void insert_arc(Trials* trials, uint16_t number) noexcept:
+    cdef Entry* entry = trials.entries + number
+    if entry.arc_list:
+        take_out(trials.entries, &trials.arc[entry.arc_list], ARC, number)
+        entry.arc_list = T2
+    else:
+        entry.arc_list = T1
+    entry.flags &= <uint8_t>(~COUNTED & 0xFF)
+    append(trials.entries, &trials.arc[entry.arc_list], ARC, number)
+    trim_ghosts(trials)
+
+
+cdef void trim_ghosts(Trials* trials) noexcept:
+    """Drop the oldest ghosts that the paper's bounds leave no room for (case IV)."""
+    cdef Order* lists = trials.arc
+    cdef uint32_t resident = lists[T1].size + lists[T2].size
+    while lists[B1].size and lists[T1].size + lists[B1].size > trials.capacity:
+        drop_ghost(trials, B1)
+    while lists[B2].size and (
+        resident + lists[B1].size + lists[B2].size > 2 * trials.capacity
+    ):
+        drop_ghost(trials, B2)
+
+
+cdef void drop_ghost(Trials* trials, int ghosts) noexcept:
+    cdef uint16_t number = trials.arc[ghosts].oldest
+    take_out(trials.entries, &trials.arc[ghosts], ARC, number)
+    trials.entries[number].arc_list = 0
+    trials.entries[number].flags &= <uint8_t>(~COUNTED & 0xFF)
+    leave_unknown(trials, number)
+
+
+# -- hit density -------------------------------------------------------------------------------
+
+
+cdef uint32_t serve_density(Trials* trials, const Densities* learned, uint32_t now) noexcept:
+    cdef Entry* entries = trials.entries
+    cdef Entry* entry
+    cdef uint32_t found = 0, size = trials.batch_size, num_missing = 0, admitted, place
+    cdef uint16_t number
+    touch_density(trials, now)
+    for place in range(size):
+        number = trials.batch[place]
+        if not entries[number].flags & DENSE:
+            trials.missing[num_missing] = number
+            num_missing += 1
+        elif num_missing == 0:
+            found += 1
+    if num_missing == 0:
+        return found
+    admitted = make_room(trials, learned, now, num_missing)
+    for place in range(admitted):
+        number = trials.missing[place]
+        entry = entries + number
+        if entry.kind == 0:
+            entry.kind = 1
+            entry.last = now
+        else:
+            forget_place(trials, entry)
+        entry.flags |= DENSE
+        append(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, number)
+    trials.num_dense += admitted
+    for place in range(size):
+        number = trials.batch[size - 1 - place]
+        entry = entries + number
+        if entry.kind == 0:  # its ghost made room for another of the request
+            remember(trials, number, 0, now)
+        elif entry.flags & DENSE:
+            renew(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, number)
+    return found
+
+
+cdef void touch_density(Trials* trials, uint32_t now) noexcept:
+    cdef Entry* entries = trials.entries
+    cdef Entry* entry
+    cdef uint32_t place, age, least_age = 0
+    cdef int use_class = NONE, reuse_class
+    cdef uint16_t number
+    for place in range(trials.batch_size):
+        number = trials.batch[trials.batch_size - 1 - place]
+        entry = entries + number
+        if entry.kind == 0:
+            reuse_class = 0 if use_class == NONE else class_after(least_age, use_class)
+            remember(trials, number, reuse_class, now)
+            continue
+        # Who uses a block uses all before it: what is unknown of those, this one tells.
+        age = now - entry.last
+        if use_class == NONE or age <= least_age:
+            least_age = age
+            use_class = entry.kind - 1
+        reuse_class = class_after(least_age, use_class)
+        if entry.flags & DENSE:
+            take_out(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, number)
+            append(entries, &trials.rings[reuse_class], HIT_DENSITY, number)
+            entry.kind = <uint8_t>(reuse_class + 1)
+            entry.last = now
+        elif entry.kind > 1:
+            entry.kind = <uint8_t>(reuse_class + 1)
+            entry.last = now
+            entry.flags |= PASSED_OVER
+        else:
+            forget_place(trials, entry)
+            remember(trials, number, reuse_class, now)
+
+
+cdef void remember(Trials* trials, uint16_t number, int reuse_class, uint32_t last) noexcept:
+    """Make a ghost, in the place of the next one to be forgotten."""
+    cdef Entry* entries = trials.entries
+    cdef Entry* entry = entries + number
+    cdef TrialClock* clock = &trials.clocks[reuse_class > 0]
+    cdef uint32_t hand
+    cdef uint16_t oldest
+    if clock.size == 0:
+        entry.kind = 0
+        leave_unknown(trials, number)
+        return
+    while True:
+        hand = clock.start + clock.hand
+        clock.hand = 0 if clock.hand + 1 == clock.size else clock.hand + 1
+        oldest = trials.places[hand]
+        if oldest == 0:
+            break
+        if not entries[oldest].flags & PASSED_OVER:
+            entries[oldest].kind = 0
+            leave_unknown(trials, oldest)
+            break
+        entries[oldest].flags &= <uint8_t>(~PASSED_OVER & 0xFF)
+    trials.places[hand] = number
+    entry.links[HIT_DENSITY].older = <uint16_t>hand
+    entry.kind = <uint8_t>(reuse_class + 1)
+    entry.last = last
+
+
+cdef inline void forget_place(Trials* trials, Entry* entry) noexcept:
+    """Take a ghost out of its clock."""
+    trials.places[entry.links[HIT_DENSITY].older] = 0
+    entry.flags &= <uint8_t>(~PASSED_OVER & 0xFF)
+
+
+cdef uint32_t make_room(
+    Trials* trials, const Densities* learned, uint32_t now, uint32_t num_missing
+) noexcept:
+    """Say how many of the missing blocks to store, and let others go for them."""
+    cdef Entry* entries = trials.entries
+    cdef Entry* entry
+    cdef uint16_t candidates[NUM_CLASSES]
+    cdef double densities[NUM_CLASSES]
+    cdef uint32_t admitted = min(num_missing, trials.capacity - trials.num_dense)
+    cdef uint32_t num_victims = 0, place
+    cdef int number, ring, oldest, least
+    cdef uint8_t kind
+    if admitted == num_missing:
+        return admitted
+    for number in range(NUM_CLASSES):
+        candidates[number] = trials.rings[number].oldest
+        if candidates[number]:
+            densities[number] = advance(trials, learned, now, number, &candidates[number])
+    while admitted < num_missing:
+        oldest = least = NONE
+        for number in range(NUM_CLASSES):
+            ring = SPARSEST_FIRST[number]
+            if candidates[ring] == 0:
+                continue
+            if least == NONE or densities[ring] < densities[least]:
+                least = ring
+            if oldest == NONE or (
+                now - entries[candidates[ring]].last > now - entries[candidates[oldest]].last
+            ):
+                oldest = ring
+        if least == NONE:
+            break
+        ring = least if densities[oldest] > NEARLY * densities[least] else oldest
+        # What continues a prefix is no denser: the first to fail decides for the rest.
+        kind = entries[trials.missing[admitted]].kind
+        if densities[ring] >= learned.table[kind - 1 if kind else 0][STORED]:
+            break
+        trials.victims[num_victims] = candidates[ring]
+        num_victims += 1
+        admitted += 1
+        candidates[ring] = entries[candidates[ring]].links[HIT_DENSITY].newer
+        if candidates[ring]:
+            densities[ring] = advance(trials, learned, now, ring, &candidates[ring])
+    for place in range(num_victims):
+        entry = entries + trials.victims[place]
+        take_out(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, trials.victims[place])
+        entry.flags &= <uint8_t>(~DENSE & 0xFF)
+        remember(trials, trials.victims[place], entry.kind - 1, entry.last)
+    trials.num_dense -= num_victims
+    return admitted
+
+
+cdef inline double advance(
+    Trials* trials, const Densities* learned, uint32_t now, int ring, uint16_t* candidate
+) noexcept:
+    """Return the density of a candidate; there is none if the request has come to its blocks."""
+    cdef Entry* entry = trials.entries + candidate[0]
+    if entry.flags & IN_BATCH:
+        candidate[0] = 0
+        return 0.0
+    # Its next chance is a request on.
+    return learned.table[ring][age_bin(now - entry.last + 1)]
+
+
+# -- for the tests -----------------------------------------------------------------------------
+
+
+cdef const char* check_order(Trials* trials, Order* order, int trial, uint32_t* total) noexcept:
+    cdef uint16_t number = order.oldest, older = 0
+    cdef uint32_t size = 0
+    while number:
+        if trials.entries[number].links[trial].older != older or size > order.size:
+            return b"a trial's order is linked both ways"
+        older = number
+        number = trials.entries[number].links[trial].newer
+        size += 1
+    if size != order.size or order.newest != older:
+        return b"a trial's order has its length"
+    total[0] += size
+    return NULL
+
+
+cdef const char* trials_check(Trials* trials) noexcept:
+    cdef const char* broken
+    cdef uint32_t sizes[NUM_TRIALS]
+    cdef uint32_t known[NUM_TRIALS]
+    cdef uint32_t arc_ghosts = 0, ghosts = 0, remembered = 0, num_entries = 0, place
+    cdef uint64_t bucket
+    cdef uint16_t other
+    cdef Entry* entry
+    cdef int number
+    memset(sizes, 0, sizeof(sizes))
+    memset(known, 0, sizeof(known))
+    broken = check_order(trials, &trials.lru, LRU, &sizes[LRU])
+    for number in range(NUM_CLASSES):
+        if broken == NULL:
+            broken = check_order(trials, &trials.rings[number], HIT_DENSITY, &sizes[HIT_DENSITY])
+    for number in range(T1, B2 + 1):
+        if broken == NULL:
+            broken = check_order(
+                trials, &trials.arc[number], ARC, &sizes[ARC] if number <= T2 else &arc_ghosts
+            )
+    if broken != NULL:
+        return broken
+    for number in range(NUM_TRIALS):
+        if sizes[number] > trials.capacity:
+            return b"each trial is within its capacity"
+    if sizes[HIT_DENSITY] != trials.num_dense:
+        return b"the blocks of the hit-density trial are counted"
+    if arc_ghosts + sizes[ARC] > 2 * trials.capacity:
+        return b"ARC's lists are within twice the capacity"
+    if not 0.0 <= trials.target <= <double>trials.capacity:
+        return b"the trial's target is within its capacity"
+    for bucket in range(trials.num_buckets):
+        other = trials.buckets[bucket]
+        while other:
+            entry = trials.entries + other
+            if entry.hashed & (trials.num_buckets - 1) != bucket:
+                return b"an entry is in the bucket of its key"
+            if entry.flags & IN_BATCH or not (entry.in_lru or entry.arc_list or entry.kind):
+                return b"an entry is known to a trial"
+            known[LRU] += entry.in_lru
+            known[ARC] += entry.arc_list == T1 or entry.arc_list == T2
+            if entry.flags & DENSE:
+                known[HIT_DENSITY] += 1
+            elif entry.kind:
+                ghosts += 1
+                if trials.places[entry.links[HIT_DENSITY].older] != other:
+                    return b"a ghost of a trial stands in its place"
+            num_entries += 1
+            other = entry.following
+    for number in range(NUM_TRIALS):
+        if known[number] != sizes[number]:
+            return b"a trial's blocks are those of its orders"
+    for place in range(trials.clocks[0].size + trials.clocks[1].size):
+        remembered += trials.places[place] != 0
+    if remembered != ghosts:
+        return b"a trial's clocks hold its ghosts and nothing else"
+    other = trials.unused
+    while other:
+        num_entries += 1
+        other = trials.entries[other].following
+    if num_entries != trials.num_used or trials.num_used >= trials.num_reserved:
+        return b"every entry is in use or not"
+    return NULL

@@ -1,0 +1,237 @@
+"""The guard of hit density: what it samples, whom it follows, and that both twins agree on it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvoffload.policies._guard_py import is_sampled, sample_shift
+from tests.blocks import KEY_LENGTHS, A, B, C, D, H, block_hash, block_hashes
+from tests.differential.pairs import Pair, Twins
+from tests.policies.steps import policy_of, request
+from tests.policies.stress import WORKLOADS, Request, serve, serve_interleaved
+
+# workload, requests, capacity, overlapping requests:
+# hits, stored, evicted, not admitted, the rule at the end, recent hits by LRU, hit density, ARC
+COUNTS: dict[tuple[str, int, int, int], tuple[int, int, int, int, str, tuple[int, int, int]]] = {
+    ("pairs", 700, 60, 0): (1579, 5211, 5151, 0, "arc-classic", (689, 609, 745)),
+    ("twice", 600, 130, 0): (3016, 13251, 13121, 0, "lru", (799, 793, 795)),
+    ("sessions", 600, 300, 0): (13923, 8805, 8505, 245, "hit-density", (2101, 2195, 2170)),
+    ("phases", 900, 600, 0): (10056, 4848, 4248, 0, "lru", (1758, 1743, 1730)),
+    ("loops", 500, 700, 3): (477, 4239, 3539, 0, "arc-classic", (68, 76, 103)),
+    ("mixture", 600, 1500, 6): (9294, 5801, 4301, 0, "arc-classic", (2432, 2448, 2458)),
+}
+# A workload, its length and a capacity that end with the rule.
+ENDS_WITH = {"lru": ("twice", 600, 130), "arc-classic": ("popularity", 600, 130)}
+
+
+def manager_of(twin: ModuleType, capacity: int, options: str = "") -> Any:
+    return twin.CPUOffloadingManager(16, capacity, f"hit-density{options}")
+
+
+def serve_all(manager: Any, requests: list[Request], in_flight: int) -> int:
+    if in_flight:
+        return serve_interleaved(manager, requests, in_flight)
+    return serve(manager, requests)
+
+
+def following(twin: ModuleType, rule: str) -> tuple[Any, dict[bytes, int]]:
+    """Return a manager whose guard follows `rule`, and the request that last used each block."""
+    name, length, capacity = ENDS_WITH[rule]
+    requests = WORKLOADS[name](1, length)
+    manager = manager_of(twin, capacity)
+    serve(manager, requests)
+    assert manager.policy.rule == rule
+    return manager, {
+        block: number for number, ids in enumerate(requests) for block in block_hashes(*ids)
+    }
+
+
+@pytest.mark.parametrize(
+    ("capacity", "shift"),
+    [(1, 0), (127, 0), (128, 1), (255, 1), (256, 2), (4095, 2), (4096, 3), (8191, 3), (200_000, 8)],
+)
+def test_a_trial_has_few_blocks_whatever_the_capacity(capacity: int, shift: int) -> None:
+    assert sample_shift(capacity) == shift
+    assert 1 <= capacity >> shift <= 1023
+
+
+@pytest.mark.parametrize("shift", [0, 1, 3, 6])
+def test_one_block_in_so_many_is_sampled(shift: int) -> None:
+    sampled = sum(is_sampled(block_hash(number), shift) for number in range(20_000))
+    assert sampled == pytest.approx(20_000 >> shift, rel=0.15)
+
+
+def test_a_block_is_sampled_by_the_whole_of_its_hash() -> None:
+    hashes = [
+        bytes(place) + bytes([1]) + bytes(length - place - 1)
+        for length in (1, 7, 8, 9, 36)
+        for place in range(length)
+    ]
+    sampled = [is_sampled(block, 1) for block in hashes]
+    assert 0.3 < sum(sampled) / len(sampled) < 0.7
+
+
+def test_it_is_on_by_default_and_can_be_turned_off(twin: ModuleType) -> None:
+    assert manager_of(twin, 8).policy.guard == 1
+    manager = manager_of(twin, 60, "?guard=0")
+    assert manager.policy.guard == 0
+    serve(manager, WORKLOADS["pairs"](1, 300))
+    assert manager.policy.rule == "hit-density"
+    assert manager.policy.trial_hits == {}
+    manager._check()
+
+
+def test_a_cache_of_no_blocks_needs_no_guard(twin: ModuleType) -> None:
+    manager = manager_of(twin, 0)
+    request(manager, [A, B])
+    assert (manager.policy.guard, manager.policy.rule) == (0, "hit-density")
+    manager._check()
+
+
+@pytest.mark.parametrize("guard", [-1, 2, 0.5, float("nan"), "yes", None, True])
+def test_the_option_is_checked(twin: ModuleType, guard: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="guard must be"):
+        policy_of(twin, "hit-density", 4, guard=guard)
+
+
+@pytest.mark.parametrize("case", COUNTS, ids=lambda case: f"{case[0]}-{case[2]}")
+def test_counts(twin: ModuleType, case: tuple[str, int, int, int]) -> None:
+    name, length, capacity, in_flight = case
+    manager = manager_of(twin, capacity)
+    hits = serve_all(manager, WORKLOADS[name](1, length), in_flight)
+    stats = manager.stats()
+    policy = manager.policy
+    assert (
+        hits,
+        stats["stored_blocks"],
+        stats["evicted_blocks"],
+        stats["not_admitted"],
+        policy.rule,
+        tuple(map(int, policy.trial_hits.values())),
+    ) == COUNTS[case]
+    manager._check()
+
+
+@pytest.mark.parametrize("in_flight", [0, 4])
+@pytest.mark.parametrize("capacity", [1, 7, 127, 300, 5000])
+@pytest.mark.parametrize("name", ["phases", "mixture"])
+def test_the_twins_follow_the_same_rule(
+    twins: Twins, name: str, capacity: int, in_flight: int
+) -> None:
+    requests = WORKLOADS[name](2, 360)
+    pair = Pair(twins, lambda twin: manager_of(twin, capacity))
+    for start in range(0, len(requests), 40):
+        hits = [
+            serve_all(manager, requests[start : start + 40], in_flight)
+            for manager in (pair.python, pair.compiled)
+        ]
+        assert hits[0] == hits[1]
+        assert pair.python.policy.trial_hits == pair.compiled.policy.trial_hits
+        pair.agree()
+
+
+def test_the_twins_sample_hashes_of_any_length_alike(twins: Twins) -> None:
+    pair = Pair(twins, lambda twin: manager_of(twin, 300))
+    for start in range(0, 1200, 3):
+        number = start % 400
+        batch = [block_hash(number + at, KEY_LENGTHS[(number + at) % 12]) for at in range(5)]
+        batch = [block for block in batch if len(block) >= 16]
+        for manager in (pair.python, pair.compiled):
+            request(manager, batch)
+        assert pair.python.policy.trial_hits == pair.compiled.policy.trial_hits
+    assert sum(pair.python.policy.trial_hits.values()) > 0
+    pair.agree()
+
+
+def test_a_request_is_served_to_the_trials_once(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    for _ in range(2):
+        request(manager, [A, B])
+        request(manager, [C])
+    manager.touch([A, B])
+    before = dict(manager.policy.trial_hits)
+    assert before["lru"] > 0
+    manager.prepare_store([H])
+    manager.touch([A, B])
+    assert manager.policy.trial_hits == before
+
+
+def test_what_is_being_stored_is_no_hit_of_a_trial(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    manager.touch([A, B])
+    manager.prepare_store([A, B])
+    manager.touch([A, B])
+    manager.touch([A, B, C])  # another request, which comes before the store has ended
+    assert set(manager.policy.trial_hits.values()) == {0.0}
+    manager.complete_store([A, B])
+    manager.touch([H])
+    manager.touch([A, B, D])
+    assert min(manager.policy.trial_hits.values()) > 0
+
+
+def test_by_lru_s_rule_the_least_recent_leave(twin: ModuleType) -> None:
+    manager, last_use = following(twin, "lru")
+    assert len({number for number, ring in enumerate(manager.policy.rings) if ring}) > 1
+    policy = manager.policy
+    del manager  # which alone changes it while it is there
+    victims = [last_use[block] for block, _ in policy.evict(100, ())]
+    assert all(one <= other for one, other in pairwise(victims))
+    policy._check()
+
+
+def test_by_arc_s_rule_both_of_its_lists_leave_in_order(twin: ModuleType) -> None:
+    manager, last_use = following(twin, "arc-classic")
+    policy = manager.policy
+    del manager  # which alone changes it while it is there
+    once = set(policy.rings[0])
+    assert 0 < len(once) < len(policy)
+    victims = [block for block, _ in policy.evict(len(policy), ())]
+    for part in (
+        [last_use[block] for block in victims if block in once],
+        [last_use[block] for block in victims if block not in once],
+    ):
+        assert all(one <= other for one, other in pairwise(part))
+    policy._check()
+
+
+@pytest.mark.parametrize("rule", ENDS_WITH)
+def test_by_the_rule_of_another_everything_is_stored_or_nothing(
+    twin: ModuleType, rule: str
+) -> None:
+    manager, _ = following(twin, rule)
+    capacity = manager.policy.cache_capacity
+    before = manager.stats()
+    output = manager.prepare_store(block_hashes(*range(10**6, 10**6 + capacity)))
+    assert len(output.block_hashes_to_store) == len(output.block_hashes_evicted) == capacity
+    manager.complete_store(output.block_hashes_to_store)
+    output = manager.prepare_store(block_hashes(*range(10**7, 10**7 + capacity + 1)))
+    assert output.block_hashes_to_store == output.block_hashes_evicted == []
+    after = manager.stats()
+    assert after["not_admitted"] - before["not_admitted"] == capacity + 1
+    assert after["refused_stores"] == before["refused_stores"]
+    manager._check()
+
+
+@pytest.mark.parametrize("rule", ENDS_WITH)
+def test_clear_forgets_the_rule(twin: ModuleType, rule: str) -> None:
+    manager, _ = following(twin, rule)
+    manager.reset_cache()
+    assert manager.policy.rule == "hit-density"
+    assert set(manager.policy.trial_hits.values()) == {0.0}
+    name, length, _ = ENDS_WITH[rule]
+    serve(manager, WORKLOADS[name](1, length))
+    assert manager.policy.rule == rule
+    manager._check()
+
+
+def test_it_finds_back_when_the_traffic_changes(twin: ModuleType) -> None:
+    manager, _ = following(twin, "arc-classic")
+    requests = WORKLOADS["scans"](5, 1500)
+    serve(manager, [[number + 10**8 for number in request] for request in requests])
+    hits = manager.policy.trial_hits
+    assert hits["hit-density"] > max(hits["lru"], hits["arc-classic"])
+    assert manager.policy.rule == "hit-density"
