@@ -168,7 +168,9 @@ class Engine:
         output = self.scheduler.schedule()
         orders = output.kv_connector_metadata
         for job, order in orders.load_jobs.items():
-            self.in_flight.append((self.steps + delay, job, None if order.sync else order.req_id))
+            self.in_flight.append(
+                (self.steps + delay, job, None if is_sync(order) else order.req_id)
+            )
         for job in orders.store_jobs:
             self.in_flight.append((self.steps + delay, job, None))
         flushed = orders.jobs_to_flush or set()
@@ -211,6 +213,11 @@ class Engine:
         return not self.in_flight and not self.scheduler.has_requests()
 
 
+def is_sync(job) -> bool:
+    """Tell whether a load is over before the step's forward pass; before 0.33 none was."""
+    return getattr(job, "sync", False)
+
+
 def plain_orders(orders):
     """Return every transfer that a worker would do, in comparable form."""
 
@@ -218,7 +225,7 @@ def plain_orders(orders):
         return {
             number: (
                 job.req_id,
-                job.sync,
+                is_sync(job),
                 [type(spec).__name__ for spec in (job.src_spec, job.dst_spec)],
                 [str(spec.block_ids.dtype) for spec in (job.src_spec, job.dst_spec)],
                 [spec.block_ids.tolist() for spec in (job.src_spec, job.dst_spec)],

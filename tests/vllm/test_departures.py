@@ -79,6 +79,14 @@ def test_repeats_of_an_offer_are_counted_once(policy):
     assert manager.prepare_store([key(1), key(1)], request).keys_to_store == [key(1)]
 
 
+def test_events_that_were_taken_in_part_do_not_come_again(policy):
+    """In every release; before 0.33 vLLM's own manager gives them again."""
+    manager, _ = filled(policy, [key(1)])
+    first = next(iter(manager.take_events()))
+    assert list(first.keys) == [key(1)]
+    assert list(manager.take_events()) == []
+
+
 @pytest.mark.parametrize(
     ("method", "keys", "error", "text"),
     [

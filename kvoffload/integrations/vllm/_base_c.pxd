@@ -26,6 +26,7 @@ cdef class ManagerBase:
     cdef readonly object _num_chunks
     # vLLM's own classes and constants
     cdef object miss, hit, hit_pending, host
+    cdef bint reports_failed_stores     # a store that fails gives an event
     cdef object context_class, request_context_class, spec_class, output_class, event_class
     # vLLM's public attributes
     cdef public object medium, counts, store_threshold, max_tracker_size

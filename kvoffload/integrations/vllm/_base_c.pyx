@@ -63,7 +63,9 @@ cdef class ManagerBase:
         batch_close(&self.batch)
         discard(self.accesses)
 
-    def _setup(self, int64_t num_chunks, RequestRules rules not None, names):
+    def _setup(
+        self, int64_t num_chunks, RequestRules rules not None, names, bint reports_failed_stores
+    ):
         """Join the parts; `names` has vLLM's classes and constants as attributes."""
         cdef Pool pool
         self.policy = None
@@ -76,12 +78,13 @@ cdef class ManagerBase:
         self.last = NIL
         self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
         self.hit_pending = names.LookupResult.HIT_PENDING
-        self.host = names.CacheHitSource.HOST
+        self.host = names.host
         self.context_class = names.ReqContext
         self.request_context_class = names.RequestOffloadingContext
         self.spec_class = names.CPULoadStoreSpec
         self.output_class = names.PrepareStoreOutput
         self.event_class = names.OffloadingEvent
+        self.reports_failed_stores = reports_failed_stores
         self.follow(rules)
 
     cdef void follow(self, RequestRules rules) noexcept:

@@ -1,4 +1,4 @@
-"""The order in which vLLM 0.33 counts what a finished request has used."""
+"""The order in which vLLM counts what a finished request has used."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t

@@ -1,4 +1,4 @@
-"""The order in which vLLM 0.33 counts what a finished request has used.
+"""The order in which vLLM counts what a finished request has used.
 
 Groups by index; inside a group by token position if all its keys have one, else as seen; then all
 together by position if all have one. Every step is stable.

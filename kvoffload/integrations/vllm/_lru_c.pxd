@@ -1,4 +1,4 @@
-"""LRU as vLLM 0.33 counts uses, by request."""
+"""LRU as vLLM counts uses, by request."""
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 

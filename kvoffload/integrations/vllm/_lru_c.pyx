@@ -1,4 +1,4 @@
-"""LRU as vLLM 0.33 counts uses, by request: the policy alone.
+"""LRU as vLLM counts uses, by request: the policy alone.
 
 A request takes one provisional rank, its chunks share it, newest position first, and what it used
 is ranked anew, tail first, when it finishes. The order is (rank, reverse position, key).

@@ -1,4 +1,4 @@
-"""The call sequence of vLLM 0.33's CPU manager, over the library's compiled policies and pool.
+"""The call sequence of vLLM's CPU manager, over the library's compiled policies and pool.
 
 Structure
     A compiled policy holds the nodes, a pool the chunk ids, rules say what a request's accesses

@@ -34,6 +34,7 @@ cdef class StoringManager(ManagerBase):
         int32_t* chunk_ids,
     ) noexcept
     cdef void forget(self, int64_t start, int64_t stop) noexcept
+    cdef object completion_event(self, list keys, bint stored)
     cdef list pending_keys(self, list batch)
     cdef void complete(self, uint32_t slot, Node* node, bint stored) noexcept
     cdef bint offered_enough(self, object key) except -1

@@ -385,23 +385,16 @@ cdef class StoringManager(ManagerBase):
         cdef bint stored = success
         cdef Py_ssize_t place
         cdef Node* node
-        cdef list completed = None
-        cdef object event = None
+        cdef list completed
         cdef int collecting = PyGC_Disable()
         try:
             if not self.rules.ensure(0):
                 raise MemoryError()
             find_all(self.policy.table, &self.batch)
-            if self.events is not None:
+            if self.events is not None and (stored or self.reports_failed_stores):
                 completed = self.pending_keys(batch)
                 if completed:
-                    event = self.event_class(
-                        keys=completed,
-                        medium=self.medium,
-                        removed=not stored,
-                        metadata_only=not stored,
-                    )
-                    self.events.append(event)
+                    self.events.append(self.completion_event(completed, stored))
             for place in range(self.batch.size):
                 node = self.resident(place)
                 if node != NULL and node.block.ref_cnt < 0:
@@ -409,6 +402,12 @@ cdef class StoringManager(ManagerBase):
         finally:
             if collecting:
                 PyGC_Enable()
+
+    cdef object completion_event(self, list keys, bint stored):
+        """Return the event of a store that has ended."""
+        if stored:
+            return self.event_class(keys=keys, medium=self.medium, removed=False)
+        return self.event_class(keys=keys, medium=self.medium, removed=True, metadata_only=True)
 
     cdef list pending_keys(self, list batch):
         """Return the keys of the batch that are pending, once each."""

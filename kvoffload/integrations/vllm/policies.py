@@ -18,6 +18,7 @@ from kvoffload._checks import check_cache_capacity
 from ._door_c import DoorCore
 from ._policies import make_rules
 from ._rules_c import RequestRules
+from .versions import Release, installed_release
 
 __all__ = [
     "DOOR_POLICIES",
@@ -46,12 +47,15 @@ class DoorPolicy(DoorCore, CachePolicy):  # type: ignore[misc]
     """
 
     policy_text: ClassVar[str]
+    _release: ClassVar[Release] = installed_release()
     cache_capacity: int
     _rules: RequestRules
 
     def __init__(self, cache_capacity: int) -> None:
         CachePolicy.__init__(self, check_cache_capacity(cache_capacity))
-        self._rules = make_rules(self.policy_text, None, self.cache_capacity, only_evicts=True)
+        self._rules = make_rules(
+            self.policy_text, None, self.cache_capacity, self._release, only_evicts=True
+        )
         self._open(self._rules, ReqContext)
 
     def on_request_finished(

@@ -20,6 +20,7 @@ from .manager import KVOffloadManager
 from .policies import DOOR_POLICIES
 from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
 from .tiering import KVOffloadPrimaryTier
+from .versions import installed_release
 
 __all__ = ["KVOffloadSpec", "KVOffloadTieringSpec"]
 
@@ -123,7 +124,7 @@ class KVOffloadSpec(_OwnPolicy):
             enable_events=self.kv_events_config.enable_kv_cache_events,
             store_threshold=int(self.extra_config.get("store_threshold", 0)),
             max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
-            info=self.cpu_info,
+            **installed_release().manager_options(self),
         )
         logger.info(
             "kvoffload: compiled manager active, policy %s, %d chunks",
@@ -143,7 +144,7 @@ class KVOffloadTieringSpec(_OwnPolicy, tiering_spec.TieringOffloadingSpec):  # t
     ``{"spec_name": "KVOffloadTieringSpec", "spec_module_path": "kvoffload.integrations.vllm"}`` in
     ``kv_connector_extra_config``; every option of vLLM's ``TieringOffloadingSpec`` holds.
 
-    vLLM 0.33 names the class of its primary tier inside ``get_manager``. While that runs, and only
+    vLLM names the class of its primary tier inside ``get_manager``. While that runs, and only
     then, the name stands for `KVOffloadPrimaryTier`.
 
     Parameters
