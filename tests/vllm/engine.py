@@ -39,6 +39,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kvoffload.integrations.vllm.versions import installed_release
 from tests.vllm.configuration import PACKAGE
 
 BLOCK_TOKENS = 16
@@ -49,6 +50,9 @@ SPECS = {
     "vllm": {"spec_name": "CPUOffloadingSpec"},
     "kvoffload": {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE},
 }
+#: Before 0.33 vLLM's connector fails at a request that a reset preempts and that loads in the same
+#: step, so there nothing is left to load.
+RESETS_ALL = installed_release().name in ("0.31", "0.32")
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -281,7 +285,7 @@ class Talk:
         for _ in range(rng.randint(1, 12)):
             self.step(rng.randint(0, 3))
         if self.resets and rng.random() < 0.05 and not self.engines[0].is_loading():
-            offloaded = rng.random() < 0.5
+            offloaded = rng.random() < 0.5 or RESETS_ALL
             for engine in self.engines:
                 assert engine.scheduler.reset_prefix_cache(True, offloaded)
             self.resets_done += 1

@@ -11,6 +11,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload import BlockNotFoundError, BlockNotPinnedError, BlockNotReadyError, OffloadError
 from kvoffload.integrations.vllm import KVOffloadManager
+from kvoffload.integrations.vllm.versions import installed_release
 from tests.vllm.pair import statuses
 
 
@@ -145,8 +146,8 @@ def test_a_key_must_be_bytes(policy, bad):
 
 
 def test_a_position_must_fit(policy):
-    if policy == "arc":
-        pytest.skip("ARC reads no positions when it stores")
+    if policy == "arc" or not installed_release().provisional_ranks:
+        pytest.skip("ARC, and LRU before vLLM 0.33, read no positions when they store")
     manager = KVOffloadManager(4, policy)
     request = ReqContext("r")
     request.set_offload_key_position(key(1), 2**31)
