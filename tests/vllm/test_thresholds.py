@@ -116,6 +116,7 @@ def test_ghosts_that_are_offered_below_the_threshold_leave_memory_flat(build, of
             before = resident_bytes()
         if number % 100 == 0:
             context = ReqContext(str(number))  # a request keeps what it has shown
+            manager.get_stats()  # a manager keeps samples until then
         fresh = key(number)
         manager.prepare_store([fresh], context)
         evicted = map(key, range(max(0, number - 2 * capacity - 1), max(0, number - capacity)))
