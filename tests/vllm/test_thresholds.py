@@ -19,13 +19,13 @@ from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
-from kvoffload.integrations.vllm.policies import DOOR_POLICIES
+from kvoffload.integrations.vllm.policy_adapter import ADAPTED_POLICIES
 from tests.vllm.configuration import PACKAGE
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import Pair
 from tests.vllm.sequences import Sequence, Shape
 
-CLASSES = {text: name for name, text in DOOR_POLICIES.items()}
+CLASSES = {text: name for name, text in ADAPTED_POLICIES.items()}
 REMEMBER = ["arc", "arc-classic", "s3fifo"]  # policies with ghosts in the table of keys
 
 
@@ -87,7 +87,7 @@ def test_ghosts_below_the_threshold_are_those_of_vllm():
         run_tiny_sequence(SEED + number, CPUOffloadingManager, KVOffloadManager, "arc")
 
 
-@pytest.mark.parametrize("cache_policy", sorted(DOOR_POLICIES.values()))
+@pytest.mark.parametrize("cache_policy", sorted(ADAPTED_POLICIES.values()))
 def test_every_policy_keeps_its_invariants_below_the_threshold(cache_policy):
     for number in range(SEQUENCES // 15):
         run_tiny_sequence(SEED + number, KVOffloadManager, KVOffloadManager, cache_policy)

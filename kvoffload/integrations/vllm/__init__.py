@@ -41,7 +41,7 @@ _require_compiled_layer()
 
 # After the checks, whose messages are clearer.
 from .manager import KVOffloadManager  # noqa: E402
-from .policies import (  # noqa: E402
+from .policy_adapter import (  # noqa: E402
     KVOffloadARC,
     KVOffloadARCClassic,
     KVOffloadHitDensity,
@@ -52,7 +52,7 @@ from .policies import (  # noqa: E402
     KVOffloadSLRU,
 )
 from .spec import KVOffloadSpec, KVOffloadTieringSpec  # noqa: E402
-from .tiering import KVOffloadPrimaryTier  # noqa: E402
+from .tiers import KVOffloadPrimaryTier  # noqa: E402
 
 __all__ = [
     "KVOffloadARC",

@@ -17,9 +17,9 @@ from vllm.v1.kv_offload.tiering import spec as tiering_spec
 from kvoffload.policies import registry
 
 from .manager import KVOffloadManager
-from .policies import DOOR_POLICIES
+from .policy_adapter import ADAPTED_POLICIES
 from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
-from .tiering import KVOffloadPrimaryTier
+from .tiers import KVOffloadPrimaryTier
 from .versions import installed_release
 
 __all__ = ["KVOffloadSpec", "KVOffloadTieringSpec"]
@@ -50,8 +50,8 @@ def _policy_text(name: str, module_path: str | None) -> str | None:
     ValueError
         If the policy is nobody's.
     """
-    if module_path == _PACKAGE and name in DOOR_POLICIES:
-        return DOOR_POLICIES[name]
+    if module_path == _PACKAGE and name in ADAPTED_POLICIES:
+        return ADAPTED_POLICIES[name]
     try:
         registry.parse(name)
     except ValueError:

@@ -1,9 +1,9 @@
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from kvoffload.integrations.vllm._base_c import ManagerBase
+from kvoffload.integrations.vllm._manager_c import PolicyDriver
 
-class DoorCore(ManagerBase):
+class AdapterCore(PolicyDriver):
     def _open(self, rules: Any, context_class: type) -> None: ...
     def get(self, key: bytes) -> Any: ...
     def insert(self, key: bytes, chunk: Any, req_context: Any = None) -> None: ...

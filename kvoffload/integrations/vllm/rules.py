@@ -1,10 +1,10 @@
-"""From the text of a policy to the compiled parts that decide."""
+"""From the text of a policy to the compiled policy and the rules that drive it."""
 
 from __future__ import annotations
 
 from kvoffload.policies import registry
 
-from ._lru_c import RankedLRU
+from ._ranked_lru_c import RankedLRU
 from ._rules_c import ARCRules, ChainRules, LRURules, RequestRules, UseRules
 from .versions import Release
 

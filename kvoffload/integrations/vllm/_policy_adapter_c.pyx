@@ -23,8 +23,8 @@ from kvoffload._core.table cimport (
     hash_key,
     node_at,
 )
-from kvoffload.integrations.vllm._base_c cimport ManagerBase
-from kvoffload.integrations.vllm._request cimport RequestRank
+from kvoffload.integrations.vllm._manager_c cimport PolicyDriver
+from kvoffload.integrations.vllm._request_c cimport RequestRank
 from kvoffload.integrations.vllm._rules_c cimport (
     FIRST_MISS,
     NEW,
@@ -38,7 +38,7 @@ from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 from kvoffload.errors import block_already_resident, block_not_found, policy_not_initialised
 
 
-cdef class DoorCore(ManagerBase):
+cdef class AdapterCore(PolicyDriver):
     """Answer the calls of vLLM's ``CachePolicy``; a subclass gives the rules."""
 
     cdef PyObject** chunks          # by slot, owned; NULL where not resident
