@@ -53,20 +53,32 @@ from .policy_adapter import (  # noqa: E402
     KVOffloadSieve,
     KVOffloadSLRU,
 )
+from .secondary_tiers import (  # noqa: E402
+    KVOffloadFileTier,
+    KVOffloadObjectTier,
+    KVOffloadRedisTier,
+    KVOffloadSharedTier,
+    KVOffloadTier,
+)
 from .spec import KVOffloadSpec, KVOffloadTieringSpec  # noqa: E402
 from .tiers import KVOffloadPrimaryTier  # noqa: E402
 
 __all__ = [
     "KVOffloadARC",
     "KVOffloadARCClassic",
+    "KVOffloadFileTier",
     "KVOffloadHitDensity",
     "KVOffloadLFU",
     "KVOffloadLRU",
     "KVOffloadManager",
+    "KVOffloadObjectTier",
     "KVOffloadPrimaryTier",
+    "KVOffloadRedisTier",
     "KVOffloadS3FIFO",
     "KVOffloadSLRU",
+    "KVOffloadSharedTier",
     "KVOffloadSieve",
     "KVOffloadSpec",
+    "KVOffloadTier",
     "KVOffloadTieringSpec",
 ]
