@@ -87,7 +87,8 @@ class TierEngine(Engine):
 
     def reset(self):
         self.manager.reset_cache()
-        self.manager.on_reset_flushed()
+        if hasattr(self.manager, "on_reset_flushed"):  # from vLLM 0.33 on
+            self.manager.on_reset_flushed()
 
     def close(self):
         if self.is_open:
