@@ -74,7 +74,7 @@ class TierEngine(Engine):
     def end_step(self):
         """End a scheduler step and wait until the tier has nothing left to do."""
         self.manager.on_schedule_end(ScheduleEndContext((), ()))
-        assert self.tier.tier.wait(list(self.tier._transfers), 60)
+        assert self.tier.tier.wait([*self.tier._transfers, *self.tier._queries], 60)
 
     def look_up(self, keys, context):
         """Look all keys up, step by step, until each answer is final."""
