@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 import kvoffload
-from kvoffload import BlockStatus, OffloadError, _python
+from kvoffload import BlockStatus, OffloadError
 from kvoffload.policies import registry
+from tests import _python
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes
 from tests.conftest import read_budget
 from tests.observation import observe
