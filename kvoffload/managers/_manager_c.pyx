@@ -25,6 +25,7 @@ from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
 from kvoffload._core.table cimport NIL, RESIDENT, Node, Table, node_at, own_id, table_new_epoch
 from kvoffload.managers._results_c cimport new_event, new_ids, new_output, new_spec
 from kvoffload.managers._state_c cimport Counters, ManagerState
+from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
 from kvoffload._checks import as_batch, batch_error, check_bool
@@ -57,23 +58,29 @@ cdef class Manager(ManagerState):
     def __reduce__(self):
         raise cannot_pickle(self)
 
-    def _setup(self, policy, backend, enable_events, rebuild=None):
+    def _setup(self, policy, backend, enable_events, rebuild=None, *, watch=None):
         """Join the parts; a user's own are driven by the Python skeleton."""
         cdef CompiledPolicy own_policy = None
         cdef CompiledPolicy former_policy = self._policy
         cdef object former = self.policy if self.backend_object is not None else policy
         # What is replaced dies when all is done: its finalisers may call this manager.
-        cdef object former_parts = (self.delegate, self.backend_object, self._pool, self._events)
+        cdef object former_parts = (
+            self.delegate, self.backend_object, self._pool, self._events, self._watch
+        )
+        cdef WatchCore core = None
         cdef object delegate = None
         cdef list events = [] if enable_events else None
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
             own_policy = policy
+            if watch is not None:
+                core = WatchCore(watch.plan(self, backend.get_num_free_blocks()), watch.watch)
+                core.attach(own_policy)
             ownership.take(policy, self)
         else:
             if type(backend) is CPUBackend:
                 backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
             delegate = PythonManager()
-            delegate._setup(policy, backend, enable_events, rebuild, self)
+            delegate._setup(policy, backend, enable_events, rebuild, self, watch=watch)
         # From here on nothing fails.
         if former_policy is not None:
             former_policy.leave_manager(<void*>self)
@@ -84,9 +91,12 @@ cdef class Manager(ManagerState):
         self.delegate = delegate
         self.backend_object = backend
         self._events = events
+        self._watch = core
         memset(&self.counters, 0, sizeof(Counters))
         self.num_pending = 0
         self.num_pinned = 0
+        if core is not None:
+            watch.watch._join(self, core)
         if former is not policy:
             ownership.release(former, self)
 
@@ -96,6 +106,8 @@ cdef class Manager(ManagerState):
         """Count the leading blocks that are ready."""
         if self._policy is None or self.delegate is not None:
             return self.driver().lookup(hashes)
+        if self._watch is not None and self._watch.due:
+            self._watch.watch._drain()
         cdef object batch = hashes
         cdef PyObject** items
         cdef Table* table = self._policy.table
@@ -129,6 +141,8 @@ cdef class Manager(ManagerState):
         self.counters.lookups += 1
         self.counters.lookup_blocks += <uint64_t>size
         self.counters.hit_blocks += <uint64_t>place
+        if self._watch is not None:
+            self._watch.c_looked_up(&self.batch, place)
         return place
 
     def touch(self, hashes):
@@ -158,6 +172,8 @@ cdef class Manager(ManagerState):
         if place >= 0:
             raise self.load_error(batch[place])
         self.counters.loaded_blocks += <uint64_t>len(batch)
+        if self._watch is not None:
+            self._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), self.batch.size)
         return spec
 
     cdef object load_error(self, bytes block_hash):
@@ -190,6 +206,8 @@ cdef class Manager(ManagerState):
                     raise block_not_found("complete_load", batch[place])
                 raise block_not_pinned("complete_load", batch[place])
             self.unpin(slot)
+        if self._watch is not None:
+            self._watch.c_loaded(&self.batch)
 
     def prepare_store(self, hashes):
         """Make room for the blocks that are not resident, and make them pending."""
@@ -217,6 +235,8 @@ cdef class Manager(ManagerState):
             &self.batch, num_missing, pool_num_free(&self._pool.pool)
         )
         if num_admitted < 0:
+            if self._watch is not None and not policy.victims.no_memory:
+                self._watch.c_refused(&self.batch, num_missing)
             self.forget(0, num_missing)
             if policy.victims.no_memory:
                 raise MemoryError()
@@ -237,7 +257,11 @@ cdef class Manager(ManagerState):
             policy.cancel()
             self.forget(0, num_missing)
             raise
+        if self._watch is not None:
+            self._watch.c_stored(&self.batch, num_admitted, num_missing)
         self.place_blocks(num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids))
+        if self._watch is not None:
+            self._watch.c_opened(STORE, <int64_t*>cnp.PyArray_DATA(block_ids), num_admitted)
         return output
 
     def complete_store(self, hashes, success=True):
@@ -258,6 +282,8 @@ cdef class Manager(ManagerState):
             finally:
                 if collecting:
                     PyGC_Enable()
+        if self._watch is not None:
+            self._watch.c_ended(&self.batch, succeeded)
         self.end_stores(succeeded)
 
     cdef int emit_stored(self, list batch) except -1:
@@ -331,6 +357,8 @@ cdef class Manager(ManagerState):
         policy.clear_now()
         self.num_pending = 0
         self.num_pinned = 0
+        if self._watch is not None:
+            self._watch.c_dropped()
         return 0
 
     # -- what can be seen --------------------------------------------------------------------
@@ -405,6 +433,13 @@ cdef class Manager(ManagerState):
         return self._policy
 
     @property
+    def watch(self):
+        """The ``Watch`` that looks on, or None."""
+        if self._policy is None or self.delegate is not None:
+            return self.driver().watch
+        return None if self._watch is None else self._watch.watch
+
+    @property
     def events(self):
         """Copy of the events not yet taken; None when events are off."""
         if self._policy is None or self.delegate is not None:
@@ -426,3 +461,5 @@ cdef class Manager(ManagerState):
         if self._policy is None or self.delegate is not None:
             return self.driver()._check()
         self.check_state()
+        if self._watch is not None:
+            self._watch._check()

@@ -44,6 +44,7 @@ from kvoffload.types import (
 )
 
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
+from ._watch_py import LOAD, WatchCore, WatchRequest
 from .base import OffloadingManager
 
 _COUNTERS = (
@@ -74,6 +75,7 @@ class Manager(OffloadingManager[Spec_co]):
     _events: list[OffloadingEvent] | None
     _counters: dict[str, int]
     _owner: weakref.ref[object]
+    _watch: WatchCore | None
 
     def _setup(
         self,
@@ -82,12 +84,17 @@ class Manager(OffloadingManager[Spec_co]):
         enable_events: bool,
         rebuild: Callable[[], CachePolicy] | None = None,
         owner: object | None = None,
+        *,
+        watch: WatchRequest | None = None,
     ) -> None:
         """Join the parts; `rebuild` makes the policy anew where it cannot be cleared.
 
-        The policy belongs to `owner`, by default to this manager.
+        The policy belongs to `owner`, by default to this manager; `watch` looks on.
         """
         owner = self if owner is None else owner
+        core = None
+        if watch is not None:
+            core = WatchCore(watch.plan(owner, backend.get_num_free_blocks()), watch.watch)
         former = vars(self).get("_policy_object", policy)
         trusted = _trusted_policy(policy)
         parts: dict[str, Any] = {
@@ -100,10 +107,14 @@ class Manager(OffloadingManager[Spec_co]):
             "_events": [] if enable_events else None,
             "_counters": dict.fromkeys(_COUNTERS, 0),
             "_owner": weakref.ref(owner),
+            "_watch": core,
         }
         ownership.take(policy, owner)
         # All at once: a construction that is interrupted leaves no part of a manager.
         vars(self).update(parts)
+        if watch is not None and core is not None:
+            core.attach(policy, self._find)
+            watch.watch._join(owner, core)
         if former is not policy:
             ownership.release(former, owner)
 
@@ -121,6 +132,9 @@ class Manager(OffloadingManager[Spec_co]):
     def lookup(self, hashes: Iterable[bytes]) -> int:
         """Count the leading blocks that are ready."""
         find = self._find
+        watch = self._watch
+        if watch is not None and watch.due:
+            watch.watch._drain()
         # A list or tuple is read no further than need be.
         batch: Sequence[BlockHash] = (
             hashes if type(hashes) is list or type(hashes) is tuple else as_batch(hashes)
@@ -137,6 +151,8 @@ class Manager(OffloadingManager[Spec_co]):
         counters["lookups"] += 1
         counters["lookup_blocks"] += len(batch)
         counters["hit_blocks"] += num_hits
+        if watch is not None:
+            watch.looked_up(batch, num_hits)
         return num_hits
 
     def touch(self, hashes: Iterable[bytes]) -> None:
@@ -166,6 +182,8 @@ class Manager(OffloadingManager[Spec_co]):
                 status.ref_cnt -= 1
             raise
         self._counters["loaded_blocks"] += len(pinned)
+        if self._watch is not None:
+            self._watch.opened(LOAD, [status.block_id for status in pinned])
         return spec
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
@@ -186,6 +204,8 @@ class Manager(OffloadingManager[Spec_co]):
             for status in released:
                 status.ref_cnt += 1
             raise
+        if self._watch is not None:
+            self._watch.closed(LOAD, released)
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the blocks that are not resident, and make them pending."""
@@ -202,6 +222,8 @@ class Manager(OffloadingManager[Spec_co]):
             raise fault.error from None
         if room is None:
             counters["refused_stores"] += 1
+            if self._watch is not None:
+                self._watch.refused(missing)
             return None
         num_admitted, victims = room
         to_store = missing[:num_admitted]
@@ -209,6 +231,8 @@ class Manager(OffloadingManager[Spec_co]):
         spec = self._place(to_store)
         counters["stored_blocks"] += num_admitted
         counters["not_admitted"] += len(missing) - num_admitted
+        if self._watch is not None:
+            self._watch.stored(missing, num_admitted, evicted)
         return PrepareStoreOutput(to_store, spec, evicted)
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
@@ -216,7 +240,10 @@ class Manager(OffloadingManager[Spec_co]):
         find = self._find
         success = check_bool("success", success)
         stored: list[BlockHash] = []
-        for block_hash in as_batch(hashes):
+        batch = as_batch(hashes)
+        if self._watch is not None:
+            self._watch.ended(batch, success)
+        for block_hash in batch:
             status = find(block_hash)
             if status is None or status.ref_cnt >= 0:
                 continue
@@ -251,6 +278,8 @@ class Manager(OffloadingManager[Spec_co]):
         else:
             self._policy._clear()
         self._backend._release_all(statuses)
+        if self._watch is not None:
+            self._watch.dropped(self._find)
 
     # -- parts of prepare_store --------------------------------------------------------------
 
@@ -342,6 +371,11 @@ class Manager(OffloadingManager[Spec_co]):
         return self._policy_object
 
     @property
+    def watch(self) -> Any:
+        """The ``Watch`` that looks on, or None."""
+        return None if self._watch is None else self._watch.watch
+
+    @property
     def events(self) -> list[OffloadingEvent] | None:
         """Copy of the events not yet taken; None when events are off."""
         return None if self._events is None else list(self._events)
@@ -358,6 +392,8 @@ class Manager(OffloadingManager[Spec_co]):
         """Verify every invariant; raise AssertionError with the broken one."""
         self._policy._check()
         self._backend._check()
+        if self._watch is not None:
+            self._watch._check()
         block_ids = [status.block_id for status in self._policy._resident.values()]
         if len(set(block_ids)) != len(block_ids):
             raise AssertionError("every resident block owns a slot of its own")

@@ -14,12 +14,15 @@ cache_policy : str or type or CachePolicy
     belongs to this manager as long as that lives.
 enable_events : bool
     Collect events for `take_events`.
+watch : kvoffload.watch.Watch, optional
+    Looks on and changes nothing: hit ratios at other sizes and under other policies, why blocks
+    were missed, what was stored for nothing.
 
 Raises
 ------
 TypeError, ValueError
     If an argument breaks its rule; the message names argument, rule and value. If `cache_policy`
-    is not empty, or belongs to another manager.
+    is not empty, or belongs to another manager; if `watch` does.
 MemoryError
     If the compiled twin cannot reserve room for `num_blocks` blocks.
 """

@@ -11,6 +11,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport Node
 from kvoffload.backends._cpu_c cimport PoolCore
+from kvoffload.managers._watch_c cimport WatchCore
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
 cdef struct Counters:
@@ -34,6 +35,7 @@ cdef class ManagerState:
     cdef object delegate            # the Python skeleton over a user's parts, or None
     cdef object backend_object
     cdef list _events               # None when off
+    cdef WatchCore _watch           # None when nobody looks on
     cdef Batch batch                # of the call at work
     cdef Counters counters
     cdef uint64_t num_pending

@@ -11,6 +11,8 @@ from kvoffload.policies import registry
 from kvoffload.policies._ownership import check_owner
 from kvoffload.policies.base import CachePolicy
 
+from ._watch_py import Watching, watch_request
+
 
 class CPUConstruction:
     """Build ``CPUOffloadingManager`` from its arguments, in both twins."""
@@ -27,13 +29,17 @@ class CPUConstruction:
         num_blocks: int,
         cache_policy: str | type[CachePolicy] | CachePolicy = "lru",
         enable_events: bool = False,
+        *,
+        watch: Watching | None = None,
     ) -> None:
         block_size = check_block_size(block_size)
         num_blocks = check_num_blocks(num_blocks)
         enable_events = check_bool("enable_events", enable_events)
         policy, rebuild = _resolve(cache_policy, num_blocks, self)
         backend = self._backend_class(block_size, num_blocks)
-        self._setup(policy, backend, enable_events, rebuild)
+        self._setup(
+            policy, backend, enable_events, rebuild, watch=watch_request(watch, cache_policy)
+        )
 
     # Python names it where an argument is missing or unknown.
     __init__.__qualname__ = "CPUOffloadingManager.__init__"
