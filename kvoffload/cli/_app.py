@@ -15,11 +15,13 @@ from kvoffload.traces.errors import printable
 from ._signals import EndedBySignal, ending_by_signals
 from .advise import advise
 from .convert import convert
+from .dashboard import dashboard
 from .generate import generate
 from .info import info
 from .replay import replay
 from .sweep import sweep
 from .tier import tier
+from .top import top
 
 DATA_ERROR = 1
 USAGE_ERROR = 2
@@ -42,7 +44,7 @@ def root(ctx: click.Context) -> None:
         ctx.exit(USAGE_ERROR)
 
 
-for command in (replay, sweep, advise, info, generate, convert, tier):
+for command in (replay, sweep, advise, info, generate, convert, tier, top, dashboard):
     root.add_command(command)
 
 

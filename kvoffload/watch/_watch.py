@@ -493,7 +493,8 @@ class Watch:
             found = []
             if held < math.floor(room * 0.99) - quarters:
                 found.append("filling")
-            if counts["long_requests"][nearest]:
+            # What the manager refused, the shadow of what there is did not.
+            if counts["long_requests"][min(nearest, present)]:
                 found.append("long_requests")
             if in_flight:
                 found.append("in_flight")
