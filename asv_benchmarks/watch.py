@@ -2,6 +2,7 @@
 
     python asv_benchmarks/watch.py accuracy [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py policies [--traces FOLDER] [--secrets 20] [NAME…]
+    python asv_benchmarks/watch.py causes [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py cost
     python asv_benchmarks/watch.py memory
 
@@ -151,6 +152,40 @@ def policies(arguments: argparse.Namespace) -> None:
     print(f"mean {statistics.fmean(all_errors):.4f}, max {max(all_errors):.4f}")
 
 
+def causes(arguments: argparse.Namespace) -> None:
+    """Print how far shares at a rate of 1/64 are from those of all blocks."""
+    rows: dict[str, list[float]] = defaultdict(list)
+    for name, trace in traces(arguments.traces, arguments.names):
+        keys = trace.keys()
+        for percent in PERCENT:
+            capacity = trace.unique_blocks * percent // 100
+
+            def shares(rate: float, number: int) -> tuple[float, float]:
+                watch = Watch(
+                    policies=(),
+                    slots=2**20,
+                    max_rate=rate,
+                    window=FOREVER,
+                    secret=secret(number),
+                    clock=lambda: 0.0,
+                )
+                report = watched_replay(trace, keys, capacity, "lru", watch).watch.report()  # noqa: B023
+                missed = report.sampled_missed
+                return report.waste or 0.0, missed["never_seen"] / sum(missed.values())
+
+            truth = shares(1.0, 0)
+            found = [shares(1 / 64, number) for number in range(arguments.secrets)]
+            for what, true, some in zip(
+                ("waste", "never seen"), truth, zip(*found, strict=False), strict=True
+            ):
+                errors = [abs(each - true) for each in some]
+                rows[what] += errors
+                mean = statistics.fmean(errors)
+                print(f"{name} {percent} %: {what} {true:.3f}, mean error {mean:.4f}")
+    for what, errors in rows.items():
+        print(f"{what}: mean {statistics.fmean(errors):.4f}, max {max(errors):.4f}")
+
+
 def cycle(manager: CPUOffloadingManager, requests: list[list[bytes]]) -> None:
     for hashes in requests:
         manager.touch(hashes)
@@ -244,7 +279,7 @@ def memory(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("figure", choices=("accuracy", "policies", "cost", "memory"))
+    parser.add_argument("figure", choices=("accuracy", "policies", "causes", "cost", "memory"))
     parser.add_argument("names", nargs="*", help="traces; all by default")
     parser.add_argument("--traces", type=Path, default=FOLDER)
     parser.add_argument("--secrets", type=int, default=20)
