@@ -22,7 +22,7 @@ from kvoffload._core.batch cimport batch_ensure, batch_set, find_all, find_range
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport first_bad, list_items, tuple_items
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
-from kvoffload._core.table cimport NIL, RESIDENT, Node, Table, node_at, own_id, table_new_epoch
+from kvoffload._core.table cimport NIL, RESIDENT, SAMPLED, Node, Table, node_at, own_id, table_new_epoch
 from kvoffload.managers._results_c cimport new_event, new_ids, new_output, new_spec
 from kvoffload.managers._state_c cimport Counters, ManagerState
 from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
@@ -111,7 +111,7 @@ cdef class Manager(ManagerState):
         cdef object batch = hashes
         cdef PyObject** items
         cdef Table* table = self._policy.table
-        cdef Py_ssize_t size, place = 0, end = 0
+        cdef Py_ssize_t size, place = 0, end = 0, num_sampled = 0
         cdef uint32_t slot
         cdef Node* node
         if type(hashes) is tuple:
@@ -137,12 +137,15 @@ cdef class Manager(ManagerState):
             node = node_at(table, slot)
             if not node.flags & RESIDENT or node.block.ref_cnt < 0:
                 break
+            if node.flags & SAMPLED:
+                self.batch.places[num_sampled] = <uint32_t>place
+                num_sampled += 1
             place += 1
         self.counters.lookups += 1
         self.counters.lookup_blocks += <uint64_t>size
         self.counters.hit_blocks += <uint64_t>place
         if self._watch is not None:
-            self._watch.c_looked_up(&self.batch, place)
+            self._watch.c_looked_up(&self.batch, place, num_sampled)
         return place
 
     def touch(self, hashes):

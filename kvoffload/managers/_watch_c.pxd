@@ -37,7 +37,7 @@ cdef struct WatchCounts:
 # An open transfer. Those of one first block id hang together; all are in the order of opening.
 cdef struct Transfer:
     uint64_t serial
-    uint32_t time           # ms
+    uint64_t time           # ms
     uint32_t kind           # LOAD, STORE
     uint32_t size           # blocks
     uint32_t older          # transfer opened before this one
@@ -49,7 +49,7 @@ cdef struct Transfer:
 cdef class WatchCore:
     cdef readonly object watch
     cdef public bint due
-    cdef public uint32_t next_due           # ms
+    cdef public uint64_t next_due           # ms
     cdef CompiledPolicy policy              # keeps the table
     cdef Table* table
     cdef Shadow shadow
@@ -80,9 +80,12 @@ cdef class WatchCore:
 
     # Begin to look at the blocks of a policy; before the first is stored.
     cdef int attach(self, CompiledPolicy policy) except -1
-    cdef uint32_t c_now(self) noexcept
-    # After a lookup: `items` are those of the whole request, the slots of the hits are found.
-    cdef void c_looked_up(self, Batch* batch, Py_ssize_t num_hits) noexcept
+    cdef uint64_t c_now(self) noexcept
+    # After a lookup: `items` are those of the whole request, the slots of the hits are found, and
+    # `places` begins with the sampled ones of them.
+    cdef void c_looked_up(
+        self, Batch* batch, Py_ssize_t num_hits, Py_ssize_t num_sampled
+    ) noexcept
     # Before the victims leave and the admitted keys become blocks.
     cdef void c_stored(self, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing) noexcept
     cdef void c_refused(self, Batch* batch, Py_ssize_t missing) noexcept

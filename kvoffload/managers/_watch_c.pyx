@@ -144,6 +144,7 @@ cdef class WatchCore:
         table.sample_below = self.sample_below
         for slot in range(table.num_used):
             node = node_at(table, slot)
+            node.flags &= <uint8_t>(~SAMPLED & 0xFF)
             if node.key_length and sample_of(hash_node(table, node)) < self.sample_below:
                 node.flags |= SAMPLED
         self.policy = policy
@@ -152,12 +153,15 @@ cdef class WatchCore:
 
     # -- what a manager calls, after the fact --------------------------------------------------
 
-    cdef void c_looked_up(self, Batch* batch, Py_ssize_t num_hits) noexcept:
+    cdef void c_looked_up(
+        self, Batch* batch, Py_ssize_t num_hits, Py_ssize_t num_sampled
+    ) noexcept:
         """Judge the sampled blocks of a request, then use them, last first."""
         cdef Table* table = self.table
-        cdef Py_ssize_t place, num_uses = 0, checked
+        cdef Py_ssize_t place, num_uses = 0, number
         cdef uint64_t hashed
-        cdef uint32_t slot, now
+        cdef uint32_t slot, below = self.sample_below
+        cdef uint64_t now
         cdef Node* node
         cdef uint64_t* larger
         cdef int size
@@ -172,20 +176,21 @@ cdef class WatchCore:
                 return
             self.uses = larger
             self.use_room = batch.size * 2
-        for place in range(num_hits):
+        for number in range(num_sampled):
+            place = batch.places[number]
             node = node_at(table, batch.slots[place])
-            if node.flags & SAMPLED:
-                hashed = hash_node(table, node)
-                self.uses[num_uses] = hashed
-                num_uses += 1
-                self.judge(hashed, node, True)
-                if sample_of(hashed) < self.policy_below:
-                    self.keep_key(sample_of(hashed), batch.items[place])
-        # What the lookup had no need to check may be no keys.
-        checked = first_bad(batch.items, num_hits, batch.size)
-        for place in range(num_hits, checked):
+            hashed = hash_node(table, node)
+            self.uses[num_uses] = hashed
+            num_uses += 1
+            self.judge(hashed, node, True)
+            if sample_of(hashed) < self.policy_below:
+                self.keep_key(sample_of(hashed), batch.items[place])
+        for place in range(num_hits, batch.size):
+            # What the lookup had no need to check may be no key.
+            if first_bad(batch.items, place, place + 1) == place:
+                break
             hashed = hash_key(table, item_key(batch, place), item_length(batch, place))
-            if sample_of(hashed) < self.sample_below:
+            if sample_of(hashed) < below:
                 slot = index_find(table, item_key(batch, place), item_length(batch, place), hashed)
                 self.uses[num_uses] = hashed
                 num_uses += 1
@@ -198,7 +203,7 @@ cdef class WatchCore:
         for place in range(num_uses - 1, -1, -1):
             hashed = self.uses[place]
             shadow_use(
-                &self.shadow, hashed, <int>(sample_of(hashed) & (self.num_quarters - 1)), now
+                &self.shadow, hashed, <int>(sample_of(hashed) & (self.num_quarters - 1)), <uint32_t>now
             )
         for size in range(self.num_quarters):
             if self.unended & (1 << size):
@@ -243,7 +248,7 @@ cdef class WatchCore:
         cdef uint64_t number
         cdef Node* node
         cdef Entry* entry
-        cdef uint32_t now = self.c_now()
+        cdef uint32_t now = <uint32_t>self.c_now()
         self.tally.stored += <uint64_t>admitted
         self.tally.declined += <uint64_t>(missing - admitted)
         self.tally.evicted += policy.victims.size
@@ -468,16 +473,19 @@ cdef class WatchCore:
 
     # -- what can be seen ----------------------------------------------------------------------
 
-    cdef uint32_t c_now(self) noexcept:
+    cdef uint64_t c_now(self) noexcept:
+        cdef int64_t present = self.start
         if self.clock is None:
-            return <uint32_t>(kvo_monotonic_ms() - self.start)
-        try:
-            return <uint32_t>(<int64_t>self.clock() - self.start)
-        except Exception:
-            return 0
+            present = kvo_monotonic_ms()
+        else:
+            try:
+                present = self.clock()
+            except Exception:
+                pass
+        return <uint64_t>max(present - self.start, <int64_t>0)
 
     def now(self):
-        """Return the time since the start, ms, modulo 2**32."""
+        """Return the time since the start, ms."""
         return self.c_now()
 
     def counts(self):
@@ -525,7 +533,7 @@ cdef class WatchCore:
         """Return what is known of a block: its ref_cnt, whether it is sampled, its record.
 
         The record is None, or the segment, last fate, whether it was used since it was stored,
-        and the times, in ms, of its last use, store and eviction.
+        and the times, in ms modulo 2**32, of its last use, store and eviction.
         """
         cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(key)
         cdef uint64_t hashed = hash_key(self.table, text, <uint64_t>len(key))

@@ -225,9 +225,10 @@ class Record:
     __slots__ = ("evicted", "fate", "last_use", "stored", "used")
 
     def __init__(self) -> None:
-        self.last_use = 0  # ms
-        self.stored = 0  # ms
-        self.evicted = 0  # ms
+        # Times are in ms, modulo 2**32.
+        self.last_use = 0
+        self.stored = 0
+        self.evicted = 0
         self.fate = UNKNOWN
         self.used = False  # since it was stored
 
@@ -339,13 +340,13 @@ class WatchCore:
                 if record.fate == STORED:
                     self._stored_ages[age_bin((now - record.stored) % _TICKS)] += 1
                 record.fate = EVICTED
-                record.evicted = now
+                record.evicted = now % _TICKS
         self._set_fates(declined, DECLINED)
         for fingerprint in self._sampled(admitted):
             record, _ = self._at(fingerprint)
             if record is not None:
                 record.fate = STORED
-                record.stored = now
+                record.stored = now % _TICKS
                 record.used = False
         statuses = [status for key in admitted if (status := self._find(key)) is not None]
         self.opened(STORE, [status.block_id for status in statuses])
@@ -419,9 +420,9 @@ class WatchCore:
     # -- what can be seen ----------------------------------------------------------------------
 
     def now(self) -> int:
-        """Return the time since the start, ms, modulo 2**32."""
+        """Return the time since the start, ms."""
         present = monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
-        return (present - self._start) % _TICKS
+        return max(present - self._start, 0)
 
     def counts(self) -> dict[str, Any]:
         """Return every counter since the start."""
@@ -448,7 +449,7 @@ class WatchCore:
         """Return what is known of a block: its ref_cnt, whether it is sampled, its record.
 
         The record is None, or the segment, last fate, whether it was used since it was stored,
-        and the times, in ms, of its last use, store and eviction.
+        and the times, in ms modulo 2**32, of its last use, store and eviction.
         """
         status = self._find(BlockHash(key))
         ref_cnt = None if status is None else status.ref_cnt
@@ -499,7 +500,7 @@ class WatchCore:
         segments = self._lists[_sample_of(fingerprint) % self._quarters]
         found, number = self._at(fingerprint)
         record = Record() if found is None else segments[number].pop(fingerprint)
-        record.last_use = now
+        record.last_use = now % _TICKS
         segments[0][fingerprint] = record
         for place, room in enumerate(self._rooms):
             if len(segments[place]) <= room:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,7 @@ from kvoffload.managers._watch_py import (
     KINDS,
     NEVER_SEEN,
     SAMPLE_RANGE,
+    STORED,
     WatchPlan,
 )
 from kvoffload.policies import registry
@@ -37,6 +39,7 @@ SNAPSHOTS = 15
 IN_FLIGHT = 0.1
 """Share of sampled misses that are pending from which points are marked."""
 MOST_SIZES = 12
+LONGEST = 1e9  # seconds
 
 logger = logging.getLogger("kvoffload.watch")
 
@@ -162,9 +165,9 @@ class Watch:
         Most of all blocks that are sampled, in (0, 1]. Below 256 / `max_rate` blocks of memory
         nothing is estimated.
     window : float
-        Seconds that the estimates look back, > 0.
+        Seconds that the estimates look back, in (0, 1e9].
     deadline : float
-        Seconds after which a transfer that is not completed is overdue, > 0.
+        Seconds after which a transfer that is not completed is overdue, in (0, 1e9].
     secret : bytes, optional
         64 bytes that choose the sample; by default nobody can foresee it.
     clock : callable, optional
@@ -177,9 +180,10 @@ class Watch:
 
     Notes
     -----
-    Thread-safety: that of the manager.
+    Thread-safety: that of the manager; what a user calls is safe in any thread.
 
-    Memory: 48 bytes for each of eight times `slots`, and the miniature managers; it does not grow.
+    Memory: 48 bytes for each sampled slot of the largest size, and the miniature managers.
+    It does not grow.
 
     Examples
     --------
@@ -212,8 +216,8 @@ class Watch:
         self.slots = check_int("slots", slots, 4, 2**20)
         self.policy_slots = check_int("policy_slots", policy_slots, 4, 2**20)
         self.max_rate = _check_number("max_rate", max_rate, 1.0)
-        self.window = _check_number("window", window)
-        self.deadline = _check_number("deadline", deadline)
+        self.window = _check_number("window", window, LONGEST)
+        self.deadline = _check_number("deadline", deadline, LONGEST)
         if secret is not None and (type(secret) is not bytes or len(secret) != 64):
             raise ValueError(f"secret must be 64 bytes, got {describe(secret)}")
         self._secret = secret
@@ -226,6 +230,7 @@ class Watch:
         self._minis: list[Miniature] = []
         self._snapshots: deque[_Snapshot] = deque()
         self._logged: set[int] = set()
+        self._lock = threading.RLock()
 
     # -- what a manager calls ------------------------------------------------------------------
 
@@ -270,6 +275,14 @@ class Watch:
         core.next_due = self._next_due(core.now())
 
     def _drain(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            self._take_keys()
+        finally:
+            self._lock.release()
+
+    def _take_keys(self) -> None:
         core = self._core
         for quarter, keys in enumerate(core.take_keys()):
             if keys:
@@ -303,7 +316,11 @@ class Watch:
         Complexity: O(sizes and policies), and of transfers that are past their deadline.
         """
         self._require_joined()
-        self._drain()
+        with self._lock:
+            return self._report()
+
+    def _report(self) -> WatchReport:
+        self._take_keys()
         after = self._snapshot()
         self._keep(after, append=False)
         before = self._snapshots[0]
@@ -405,7 +422,7 @@ class Watch:
         now = self._core.now()
         ages = dict.fromkeys(KINDS, 0.0)
         for _, kind, time, _ in self._core.open_transfers():
-            ages[KINDS[kind]] = max(ages[KINDS[kind]], (now - time) % 2**32 / 1000)
+            ages[KINDS[kind]] = max(ages[KINDS[kind]], (now - time) / 1000)
         return ages
 
     def counters(self) -> dict[str, Any]:
@@ -418,7 +435,11 @@ class Watch:
             and stores of the shadow; ``base`` says which of them is what there is.
         """
         self._require_joined()
-        self._drain()
+        with self._lock:
+            self._take_keys()
+            return self._counters()
+
+    def _counters(self) -> dict[str, Any]:
         counts = self._core.counts()
         shadows = {}
         for size, memory in enumerate(self.memory):
@@ -444,7 +465,7 @@ class Watch:
         return plan.sample_below / SAMPLE_RANGE, plan.policy_below / SAMPLE_RANGE
 
     def _next_due(self, now: int) -> int:
-        return min(now + max(1, int(self.window * 1000 / SNAPSHOTS)), 2**32 - 1)
+        return now + max(1, int(self.window * 1000 / SNAPSHOTS))
 
     def _snapshot(self) -> _Snapshot:
         counts = self._core.counts()
@@ -588,17 +609,16 @@ def _explanation(known: tuple[int | None, bool, tuple[int, ...] | None], now: in
         cause,
         bool(used),
         (now - last_use) % 2**32 / 1000,
-        (now - stored) % 2**32 / 1000 if stored or fate == 1 else None,
+        (now - stored) % 2**32 / 1000 if stored or fate == STORED else None,
         (now - evicted) % 2**32 / 1000 if fate == EVICTED else None,
     )
 
 
-def _check_number(name: str, value: Any, maximum: float = math.inf) -> float:
+def _check_number(name: str, value: Any, maximum: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {describe(value)}")
-    if not 0 < value <= maximum or math.isinf(value):
-        bounds = "> 0" if math.isinf(maximum) else f"in (0, {maximum:g}]"
-        raise ValueError(f"{name} must be {bounds}, got {describe(value)}")
+    if not 0 < value <= maximum:
+        raise ValueError(f"{name} must be in (0, {maximum:g}], got {describe(value)}")
     return float(value)
 
 

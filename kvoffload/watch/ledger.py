@@ -64,7 +64,7 @@ def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
     late = [
         (number, kind, age, ids)
         for number, kind, time, ids in core.open_transfers()
-        if (age := (now - time) % 2**32 / 1000) > deadline
+        if (age := (now - time) / 1000) > deadline
     ]
     if not late:
         return []
