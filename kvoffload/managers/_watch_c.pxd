@@ -56,6 +56,7 @@ cdef class WatchCore:
     cdef WatchCounts tally
     cdef uint32_t sample_below
     cdef uint32_t policy_below
+    cdef uint32_t keeps_below               # policy_below, 0 where no keys are kept
     cdef int num_quarters
     cdef int num_sizes
     cdef uint64_t lengths[12]
@@ -65,7 +66,8 @@ cdef class WatchCore:
     cdef list keys                          # by quarter, each a list of keys and None
     cdef Py_ssize_t num_keys
     cdef uint32_t unended                   # quarters, as bits, with keys of the request at work
-    cdef uint64_t* uses                     # scratch: fingerprints of the request at work
+    cdef uint64_t* uses                     # scratch: fingerprints of the call at work
+    cdef uint32_t* use_slots                # and their nodes, NIL for none
     cdef Py_ssize_t use_room
     cdef Transfer* transfers                # (transfer_room,)
     cdef uint32_t transfer_room
@@ -98,5 +100,8 @@ cdef class WatchCore:
     cdef void close_at(self, uint32_t place) noexcept
     cdef Entry* sampled_entry(self, Node* node) noexcept
     cdef void set_fate(self, Node* node, uint8_t fate) noexcept
+    cdef bint ensure_uses(self, Py_ssize_t size) noexcept
+    cdef int quarter_of(self, uint64_t hashed) noexcept
     cdef void judge(self, uint64_t hashed, Node* node, bint hit) noexcept
+    cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept
     cdef void keep_key(self, uint32_t sample, PyObject* key) noexcept

@@ -15,10 +15,14 @@ from kvoffload._core.items cimport first_bad
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.shadow cimport (
     MOST_SIZES,
+    shadow_approach,
     shadow_check,
     shadow_close,
     shadow_find,
+    shadow_first,
+    shadow_near,
     shadow_open,
+    shadow_reach,
     shadow_use,
 )
 from kvoffload._core.table cimport (
@@ -28,6 +32,7 @@ from kvoffload._core.table cimport (
     hash_key,
     hash_node,
     index_find,
+    kvo_prefetch,
     node_at,
     own_id,
     sample_of,
@@ -38,9 +43,15 @@ from kvoffload._core.table cimport (
 cdef extern from *:
     """
     #include <time.h>
+    /* Some milliseconds coarse, where there is such a clock: it is read at every call. */
+    #ifdef CLOCK_MONOTONIC_COARSE
+    #define KVO_CLOCK CLOCK_MONOTONIC_COARSE
+    #else
+    #define KVO_CLOCK CLOCK_MONOTONIC
+    #endif
     static inline int64_t kvo_monotonic_ms(void) {
         struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
+        clock_gettime(KVO_CLOCK, &now);
         return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
     }
     static inline int kvo_exponent(uint32_t value) { return 31 - __builtin_clz(value); }
@@ -109,6 +120,7 @@ cdef class WatchCore:
             self.lengths[size] = plan.lengths[size]
         self.sample_below = plan.sample_below
         self.policy_below = plan.policy_below
+        self.keeps_below = self.policy_below if plan.keeps_keys else 0
         self.secret = plan.secret
         self.clock = plan.clock
         self.keys = [[] for _ in range(self.num_quarters)]
@@ -158,65 +170,88 @@ cdef class WatchCore:
     ) noexcept:
         """Judge the sampled blocks of a request, then use them, last first."""
         cdef Table* table = self.table
-        cdef Py_ssize_t place, num_uses = 0, number
+        cdef Py_ssize_t place, num_uses, number
         cdef uint64_t hashed
         cdef uint32_t slot, below = self.sample_below
         cdef uint64_t now
-        cdef Node* node
-        cdef uint64_t* larger
         cdef int size
         self.tally.requests += 1
         self.tally.asked += <uint64_t>batch.size
         self.tally.missed += <uint64_t>(batch.size - num_hits)
         for size in range(self.num_sizes):
             self.tally.long_requests[size] += <uint64_t>batch.size > self.lengths[size]
-        if self.use_room < batch.size:
-            larger = <uint64_t*>resize(self.uses, <size_t>batch.size * 2 * sizeof(uint64_t))
-            if larger == NULL:
-                return
-            self.uses = larger
-            self.use_room = batch.size * 2
+        if not self.ensure_uses(batch.size):
+            return
         for number in range(num_sampled):
             place = batch.places[number]
-            node = node_at(table, batch.slots[place])
-            hashed = hash_node(table, node)
-            self.uses[num_uses] = hashed
-            num_uses += 1
-            self.judge(hashed, node, True)
-            if sample_of(hashed) < self.policy_below:
+            slot = batch.slots[place]
+            hashed = hash_node(table, node_at(table, slot))
+            self.uses[number] = hashed
+            self.use_slots[number] = slot
+            shadow_approach(&self.shadow, hashed)
+            if sample_of(hashed) < self.keeps_below:
                 self.keep_key(sample_of(hashed), batch.items[place])
+        num_uses = num_sampled
         for place in range(num_hits, batch.size):
             # What the lookup had no need to check may be no key.
             if first_bad(batch.items, place, place + 1) == place:
                 break
             hashed = hash_key(table, item_key(batch, place), item_length(batch, place))
             if sample_of(hashed) < below:
-                slot = index_find(table, item_key(batch, place), item_length(batch, place), hashed)
                 self.uses[num_uses] = hashed
+                self.use_slots[num_uses] = index_find(
+                    table, item_key(batch, place), item_length(batch, place), hashed
+                )
                 num_uses += 1
-                self.judge(hashed, NULL if slot == NIL else node_at(table, slot), False)
-                if sample_of(hashed) < self.policy_below:
+                shadow_approach(&self.shadow, hashed)
+                if sample_of(hashed) < self.keeps_below:
                     self.keep_key(sample_of(hashed), batch.items[place])
         if num_uses == 0:
             return
-        now = self.c_now()
-        for place in range(num_uses - 1, -1, -1):
-            hashed = self.uses[place]
-            shadow_use(
-                &self.shadow, hashed, <int>(sample_of(hashed) & (self.num_quarters - 1)), <uint32_t>now
+        for number in range(num_uses):
+            shadow_near(&self.shadow, self.uses[number], self.quarter_of(self.uses[number]))
+        for number in range(num_uses):
+            slot = self.use_slots[number]
+            self.judge(
+                self.uses[number],
+                NULL if slot == NIL else node_at(table, slot),
+                number < num_sampled,
             )
+        now = self.c_now()
+        for number in range(num_uses - 1, -1, -1):
+            hashed = self.uses[number]
+            shadow_use(&self.shadow, hashed, self.quarter_of(hashed), <uint32_t>now)
         for size in range(self.num_quarters):
             if self.unended & (1 << size):
                 self.keep_key(<uint32_t>size, <PyObject*>None)
         self.unended = 0
         self.due = self.num_keys >= DRAIN_KEYS or now >= self.next_due
 
+    cdef bint ensure_uses(self, Py_ssize_t size) noexcept:
+        """Make room for the sampled blocks of a call; False if there is no memory."""
+        cdef uint64_t* larger
+        if self.use_room >= size:
+            return True
+        larger = <uint64_t*>resize(
+            self.uses, <size_t>size * 2 * (sizeof(uint64_t) + sizeof(uint32_t))
+        )
+        if larger == NULL:
+            return False
+        self.uses = larger
+        self.use_slots = <uint32_t*>(larger + size * 2)
+        self.use_room = size * 2
+        return True
+
+    cdef int quarter_of(self, uint64_t hashed) noexcept:
+        return <int>(sample_of(hashed) & (self.num_quarters - 1))
+
     cdef void judge(self, uint64_t hashed, Node* node, bint hit) noexcept:
         """Count a sampled block of a request by its segment, and by its cause if it missed."""
         cdef Entry* entry = shadow_find(&self.shadow, hashed)
         cdef int segment = self.num_sizes if entry == NULL else entry.segment
         cdef uint32_t sample = sample_of(hashed)
-        cdef int quarter = sample & (self.num_quarters - 1)
+        cdef int quarter = self.quarter_of(hashed)
+        shadow_reach(&self.shadow, entry, quarter)
         self.tally.judged[quarter][segment] += 1
         if sample < self.policy_below:
             self.tally.policy_judged[quarter][segment] += 1
@@ -244,7 +279,7 @@ cdef class WatchCore:
         """Note the fates of a store that was granted."""
         cdef CompiledPolicy policy = self.policy
         cdef Table* table = self.table
-        cdef Py_ssize_t place
+        cdef Py_ssize_t place, num_uses = 0
         cdef uint64_t number
         cdef Node* node
         cdef Entry* entry
@@ -252,18 +287,18 @@ cdef class WatchCore:
         self.tally.stored += <uint64_t>admitted
         self.tally.declined += <uint64_t>(missing - admitted)
         self.tally.evicted += policy.victims.size
+        if not self.ensure_uses(<Py_ssize_t>policy.victims.size):
+            return
         for number in range(policy.victims.size):
             node = node_at(table, policy.victims.items[number].slot)
-            if not node.flags & SAMPLED:
-                continue
-            entry = self.sampled_entry(node)
-            self.tally.evicted_used[entry != NULL and entry.used] += 1
-            if entry != NULL:
-                self.tally.unused_ages[age_bin(now - entry.last_use)] += 1
-                if entry.fate == FATE_STORED:
-                    self.tally.stored_ages[age_bin(now - entry.stored)] += 1
-                entry.fate = FATE_EVICTED
-                entry.evicted = now
+            if node.flags & SAMPLED:
+                self.uses[num_uses] = hash_node(table, node)
+                shadow_approach(&self.shadow, self.uses[num_uses])
+                num_uses += 1
+        for place in range(num_uses):
+            kvo_prefetch(self.shadow.entries + shadow_first(&self.shadow, self.uses[place]))
+        for place in range(num_uses):
+            self.note_evicted(shadow_find(&self.shadow, self.uses[place]), now)
         for place in range(admitted, missing):
             self.set_fate(node_at(table, batch.chosen[place]), FATE_DECLINED)
         for place in range(admitted):
@@ -273,8 +308,18 @@ cdef class WatchCore:
             entry = self.sampled_entry(node)
             if entry != NULL:
                 entry.fate = FATE_STORED
-                entry.stored = now
+                entry.changed = now
                 entry.used = False
+
+    cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept:
+        """Count an evicted block by what is known of it."""
+        self.tally.evicted_used[entry != NULL and entry.used] += 1
+        if entry != NULL:
+            self.tally.unused_ages[age_bin(now - entry.last_use)] += 1
+            if entry.fate == FATE_STORED:
+                self.tally.stored_ages[age_bin(now - entry.changed)] += 1
+            entry.fate = FATE_EVICTED
+            entry.changed = now
 
     cdef void c_refused(self, Batch* batch, Py_ssize_t missing) noexcept:
         """Note the fates of a store that was refused."""
@@ -533,7 +578,7 @@ cdef class WatchCore:
         """Return what is known of a block: its ref_cnt, whether it is sampled, its record.
 
         The record is None, or the segment, last fate, whether it was used since it was stored,
-        and the times, in ms modulo 2**32, of its last use, store and eviction.
+        and the times, in ms modulo 2**32, of its last use and of its store or eviction.
         """
         cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(key)
         cdef uint64_t hashed = hash_key(self.table, text, <uint64_t>len(key))
@@ -555,8 +600,7 @@ cdef class WatchCore:
                 entry.fate,
                 bool(entry.used),
                 entry.last_use,
-                entry.stored,
-                entry.evicted,
+                entry.changed,
             ),
         )
 

@@ -126,7 +126,9 @@ class WatchPlan:
     Attributes
     ----------
     sample_below, policy_below : int
-        Thresholds of the sample, and of the part of it that is kept for the policies.
+        Thresholds of the sample, and of the part of it that the policies see.
+    keeps_keys : bool
+        Whether the keys of that part are kept for the policies.
     limits : tuple of int
         Blocks of one quarter of the sample at each size, smallest size first.
     lengths : tuple of int
@@ -141,6 +143,7 @@ class WatchPlan:
 
     __slots__ = (
         "clock",
+        "keeps_keys",
         "lengths",
         "limits",
         "policy_below",
@@ -157,6 +160,7 @@ class WatchPlan:
         limits: Sequence[int],
         lengths: Sequence[int],
         quarters: int = 4,
+        keeps_keys: bool = True,
         secret: bytes | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
@@ -165,6 +169,7 @@ class WatchPlan:
         self.limits = tuple(limits)
         self.lengths = tuple(lengths)
         self.quarters = quarters
+        self.keeps_keys = keeps_keys
         self.secret = secret
         self.clock = clock
 
@@ -222,13 +227,12 @@ def _policy_text(cache_policy: Any) -> str | None:
 class Record:
     """What is known of a sampled block that is on the list."""
 
-    __slots__ = ("evicted", "fate", "last_use", "stored", "used")
+    __slots__ = ("changed", "fate", "last_use", "used")
 
     def __init__(self) -> None:
         # Times are in ms, modulo 2**32.
         self.last_use = 0
-        self.stored = 0
-        self.evicted = 0
+        self.changed = 0  # when it was stored or evicted, whichever is its fate
         self.fate = UNKNOWN
         self.used = False  # since it was stored
 
@@ -254,6 +258,7 @@ class WatchCore:
         self._sample_below = plan.sample_below
         self._policy_below = plan.policy_below
         self._quarters = plan.quarters
+        self._keeps_keys = plan.keeps_keys
         self._lengths = plan.lengths
         self._rooms = [
             limit - before for before, limit in zip((0, *plan.limits), plan.limits, strict=False)
@@ -307,7 +312,8 @@ class WatchCore:
             self._judged[quarter][segment] += 1
             if sample < self._policy_below:
                 self._policy_judged[quarter][segment] += 1
-                self._keys[quarter].append(key)
+                if self._keeps_keys:
+                    self._keys[quarter].append(key)
             if place >= num_hits:
                 self._causes[self._cause(find(key), record)] += 1
             elif record is not None:
@@ -338,15 +344,15 @@ class WatchCore:
             if record is not None:
                 self._unused_ages[age_bin((now - record.last_use) % _TICKS)] += 1
                 if record.fate == STORED:
-                    self._stored_ages[age_bin((now - record.stored) % _TICKS)] += 1
+                    self._stored_ages[age_bin((now - record.changed) % _TICKS)] += 1
                 record.fate = EVICTED
-                record.evicted = now % _TICKS
+                record.changed = now % _TICKS
         self._set_fates(declined, DECLINED)
         for fingerprint in self._sampled(admitted):
             record, _ = self._at(fingerprint)
             if record is not None:
                 record.fate = STORED
-                record.stored = now % _TICKS
+                record.changed = now % _TICKS
                 record.used = False
         statuses = [status for key in admitted if (status := self._find(key)) is not None]
         self.opened(STORE, [status.block_id for status in statuses])
@@ -449,7 +455,7 @@ class WatchCore:
         """Return what is known of a block: its ref_cnt, whether it is sampled, its record.
 
         The record is None, or the segment, last fate, whether it was used since it was stored,
-        and the times, in ms modulo 2**32, of its last use, store and eviction.
+        and the times, in ms modulo 2**32, of its last use and of its store or eviction.
         """
         status = self._find(BlockHash(key))
         ref_cnt = None if status is None else status.ref_cnt
@@ -459,7 +465,7 @@ class WatchCore:
         record, segment = self._at(fingerprint)
         if record is None:
             return ref_cnt, True, None
-        times = record.last_use, record.stored, record.evicted
+        times = record.last_use, record.changed
         return ref_cnt, True, (segment, record.fate, record.used, *times)
 
     def order(self) -> list[list[int]]:

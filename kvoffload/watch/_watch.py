@@ -9,7 +9,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from kvoffload import BlockHash
@@ -60,7 +59,7 @@ class Explanation:
     used : bool or None
         Whether it was hit since it was last stored.
     since_use, since_stored, since_evicted : float or None
-        Seconds.
+        Seconds; of the last two, the one that happened last.
     """
 
     state: str
@@ -182,7 +181,7 @@ class Watch:
     -----
     Thread-safety: that of the manager; what a user calls is safe in any thread.
 
-    Memory: 48 bytes for each sampled slot of the largest size, and the miniature managers.
+    Memory: 40 bytes for each sampled slot of the largest size, and the miniature managers.
     It does not grow.
 
     Examples
@@ -251,6 +250,7 @@ class Watch:
             limits=[round(sampled * size / self._QUARTERS) for size in self.memory],
             lengths=[int(capacity * size) for size in self.memory],
             quarters=self._QUARTERS,
+            keeps_keys=bool(self._asked()),
             secret=self._secret,
             clock=None if clock is None else lambda: int(clock() * 1000),
         )
@@ -260,14 +260,9 @@ class Watch:
         self._manager = weakref.ref(manager)
         self._core = core
         rate = self._rates()[1]
-        asked = [(policy, 1.0) for policy in self.policies]
-        if self._policy is not None and self._policy != "lru":
-            live = [(self._policy, size) for size in LIVE_MEMORY]
-            asked = [*live, *(pair for pair in asked if pair not in live)]
         self._minis = [
             Miniature(policy, size, rate * self._capacity * size, self._QUARTERS)
-            for policy, size in asked
-            if policy != "lru"
+            for policy, size in self._asked()
         ]
         self._logged.clear()
         self._snapshots.clear()
@@ -285,12 +280,16 @@ class Watch:
     def _take_keys(self) -> None:
         core = self._core
         for quarter, keys in enumerate(core.take_keys()):
-            if keys:
-                requests: list[list[BlockHash]] = [
-                    list(part) for ends, part in groupby(keys, _is_end) if not ends
-                ]
-                for mini in self._minis:
-                    mini.feed(quarter, requests)
+            requests: list[list[BlockHash]] = []
+            part: list[BlockHash] = []
+            for key in keys:
+                if key is None:
+                    requests.append(part)
+                    part = []
+                else:
+                    part.append(key)
+            for mini in self._minis:
+                mini.feed(quarter, requests)
         now = core.now()
         if now >= core.next_due:
             core.next_due = self._next_due(now)
@@ -457,6 +456,14 @@ class Watch:
         if self._core is None:
             raise RuntimeError("the watch looks at no manager: pass it as `watch` to one")
 
+    def _asked(self) -> list[tuple[str, float]]:
+        """Return the policies and sizes that are asked about besides the LRU curve."""
+        asked = [(policy, 1.0) for policy in self.policies]
+        if self._policy is not None:
+            live = [(self._policy, size) for size in LIVE_MEMORY]
+            asked = [*live, *(pair for pair in asked if pair not in live)]
+        return [pair for pair in asked if pair[0] != "lru"]
+
     def _rates(self) -> tuple[float, float]:
         """Return the sampling rates of the list and of the miniature managers."""
         plan = self._plan_made
@@ -586,10 +593,6 @@ def _difference(after: Any, before: Any) -> Any:
     return after - before
 
 
-def _is_end(key: object) -> bool:
-    return key is None
-
-
 def _explanation(known: tuple[int | None, bool, tuple[int, ...] | None], now: int) -> Explanation:
     ref_cnt, sampled, record = known
     state = "absent"
@@ -602,15 +605,16 @@ def _explanation(known: tuple[int | None, bool, tuple[int, ...] | None], now: in
         cause = "pending" if state == "pending" else cause
     if record is None:
         return Explanation(state, sampled, cause)
-    _, fate, used, last_use, stored, evicted = record
+    _, fate, used, last_use, changed = record
+    since_changed = (now - changed) % 2**32 / 1000
     return Explanation(
         state,
         sampled,
         cause,
         bool(used),
         (now - last_use) % 2**32 / 1000,
-        (now - stored) % 2**32 / 1000 if stored or fate == STORED else None,
-        (now - evicted) % 2**32 / 1000 if fate == EVICTED else None,
+        since_changed if fate == STORED else None,
+        since_changed if fate == EVICTED else None,
     )
 
 

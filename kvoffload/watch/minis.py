@@ -39,13 +39,15 @@ class Miniature:
     def feed(self, quarter: int, requests: Sequence[list[BlockHash]]) -> None:
         """Let a quarter's manager do what an engine would with these requests."""
         manager = self.managers[quarter]
+        touch, lookup = manager.touch, manager.lookup
+        prepare_store, complete_store = manager.prepare_store, manager.complete_store
         for keys in requests:
-            manager.touch(keys)
-            manager.lookup(keys)
-            output = manager.prepare_store(keys)
-            manager.touch(keys)
-            if output is not None:
-                manager.complete_store(output.block_hashes_to_store)
+            touch(keys)
+            lookup(keys)
+            output = prepare_store(keys)
+            touch(keys)
+            if output is not None and (stored := output.block_hashes_to_store):
+                complete_store(stored)
 
     def totals(self) -> list[int]:
         """Return the misses of each quarter, then the stored blocks of each."""
