@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -251,37 +252,40 @@ def cost(arguments: argparse.Namespace) -> None:
             )
 
 
-def memory(arguments: argparse.Namespace) -> None:
-    """Print how much resident memory a watch of the defaults takes, after ever longer runs."""
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
+def resident(arguments: argparse.Namespace) -> None:
+    """Print this process's resident KiB after a run, with a watch or with one that is dropped."""
     rng = np.random.default_rng(1)
-    requests = workload(rng, 2_000, 512)
-    sizes = []
-    for watched in (False, True):
-        # What is loaded or kept once, whatever is watched, is paid by the first of each.
-        first = CPUOffloadingManager(16, 100_000, watch=Watch() if watched else None)
-        cycle(first, requests)
-        before = resident()
-        clock = [0.0]
-        watch = Watch(clock=lambda: clock[0]) if watched else None  # noqa: B023
-        manager = CPUOffloadingManager(16, 100_000, watch=watch)
-        grown = []
-        for _ in range(arguments.rounds):
-            clock[0] += 100.0
-            cycle(manager, requests)
-            grown.append(resident() - before)
-        sizes.append(grown)
-        del first
-    extra = [(mine - without) / 1024 for without, mine in zip(*sizes, strict=True)]
-    print("KiB more with a watch, by run:", ", ".join(f"{each:.0f}" for each in extra))
+    requests = workload(rng, 1_000, 512)
+    clock = [0.0]
+    watch = Watch(clock=lambda: clock[0])
+    cycle(CPUOffloadingManager(16, 1_000, watch=Watch()), requests[:20])  # what is loaded once
+    manager = CPUOffloadingManager(16, 100_000, watch=watch if arguments.only else None)
+    for _ in range(arguments.rounds):
+        clock[0] += 100.0
+        cycle(manager, requests)
+    print(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024)
+
+
+def memory(arguments: argparse.Namespace) -> None:
+    """Print what a watch of the defaults adds to the resident memory of a process of its own."""
+    for rounds in (1, arguments.rounds, 4 * arguments.rounds):
+        command = [sys.executable, __file__, "resident", "--rounds", str(rounds)]
+        sizes = [
+            [
+                int(subprocess.run([*command, *more], capture_output=True, check=True).stdout)
+                for _ in range(3)
+            ]
+            for more in ([], ["--only", "watch"])
+        ]
+        without, with_watch = map(statistics.median, sizes)
+        print(f"after {rounds} runs: {with_watch - without:.0f} KiB", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("figure", choices=("accuracy", "policies", "causes", "cost", "memory"))
+    parser.add_argument(
+        "figure", choices=("accuracy", "policies", "causes", "cost", "memory", "resident")
+    )
     parser.add_argument("names", nargs="*", help="traces; all by default")
     parser.add_argument("--traces", type=Path, default=FOLDER)
     parser.add_argument("--secrets", type=int, default=20)
