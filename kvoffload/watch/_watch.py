@@ -142,6 +142,18 @@ class _Snapshot:
     minis: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is watched, and by what."""
+
+    policy: str | None
+    capacity: int  # blocks
+    slots: float  # sampled, of the present size
+    policy_slots: float  # and of the policies' part of the sample
+    minis: list[Miniature]
+    plan: WatchPlan | None
+
+
 class Watch:
     """Look on as a manager works, and say what it would do elsewhere; it changes nothing.
 
@@ -223,10 +235,7 @@ class Watch:
         self._clock = clock
         self._manager: weakref.ref[Any] | None = None
         self._core: Any = None
-        self._policy: str | None = None
-        self._capacity = 0
-        self._plan_made: WatchPlan | None = None
-        self._minis: list[Miniature] = []
+        self._planned = self._subject = _Subject(None, 0, 0.0, 0.0, [], None)
         self._snapshots: deque[_Snapshot] = deque()
         self._logged: set[int] = set()
         self._lock = threading.RLock()
@@ -240,30 +249,30 @@ class Watch:
         rate = min(self.max_rate, self.slots / capacity if capacity else 1.0)
         sample_below = max(1, round(rate * SAMPLE_RANGE))
         sampled = sample_below / SAMPLE_RANGE * capacity
-        share = min(1.0, self.policy_slots / sampled if sampled else 1.0)
+        policy_below = round(sample_below * min(1.0, self.policy_slots / max(sampled, 1e-9)))
+        policy_slots = policy_below / SAMPLE_RANGE * capacity
+        minis = [
+            Miniature(name, size, policy_slots * size, self._QUARTERS)
+            for name, size in self._asked(policy)
+        ]
         clock = self._clock
-        self._policy = policy
-        self._capacity = capacity
-        self._plan_made = WatchPlan(
+        plan = WatchPlan(
             sample_below,
-            round(sample_below * share),
+            policy_below,
             limits=[round(sampled * size / self._QUARTERS) for size in self.memory],
             lengths=[int(capacity * size) for size in self.memory],
             quarters=self._QUARTERS,
-            keeps_keys=bool(self._asked()),
+            keeps_keys=bool(minis),
             secret=self._secret,
             clock=None if clock is None else lambda: int(clock() * 1000),
         )
-        return self._plan_made
+        self._planned = _Subject(policy, capacity, sampled, policy_slots, minis, plan)
+        return plan
 
     def _join(self, manager: object, core: Any) -> None:
         self._manager = weakref.ref(manager)
         self._core = core
-        rate = self._rates()[1]
-        self._minis = [
-            Miniature(policy, size, rate * self._capacity * size, self._QUARTERS)
-            for policy, size in self._asked()
-        ]
+        self._subject = self._planned
         self._logged.clear()
         self._snapshots.clear()
         self._snapshots.append(self._snapshot())
@@ -288,7 +297,7 @@ class Watch:
                     part = []
                 else:
                     part.append(key)
-            for mini in self._minis:
+            for mini in self._subject.minis:
                 mini.feed(quarter, requests)
         now = core.now()
         if now >= core.next_due:
@@ -319,6 +328,7 @@ class Watch:
             return self._report()
 
     def _report(self) -> WatchReport:
+        subject = self._subject
         self._take_keys()
         after = self._snapshot()
         self._keep(after, append=False)
@@ -327,9 +337,9 @@ class Watch:
         every = self._core.counts()
         unused, used = counts["evicted_used"]
         return WatchReport(
-            policy=self._policy,
-            capacity=self._capacity,
-            sampling_rate=self._rates()[0],
+            policy=subject.policy,
+            capacity=subject.capacity,
+            sampling_rate=0.0 if subject.plan is None else subject.plan.sample_below / SAMPLE_RANGE,
             seconds=(after.time - before.time) / 1000,
             requests=counts["requests"],
             asked=counts["asked"],
@@ -444,11 +454,11 @@ class Watch:
         for size, memory in enumerate(self.memory):
             missed = sum(_lru_misses(counts["policy_judged"], size))
             shadows["lru", memory] = (missed, missed)
-        for mini in self._minis:
+        for mini in self._subject.minis:
             totals = mini.totals()
             half = len(totals) // 2
             shadows[mini.policy, mini.memory] = (sum(totals[:half]), sum(totals[half:]))
-        return {**counts, "shadows": shadows, "policy": self._policy}
+        return {**counts, "shadows": shadows, "policy": self._subject.policy}
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -456,20 +466,13 @@ class Watch:
         if self._core is None:
             raise RuntimeError("the watch looks at no manager: pass it as `watch` to one")
 
-    def _asked(self) -> list[tuple[str, float]]:
+    def _asked(self, live: str | None) -> list[tuple[str, float]]:
         """Return the policies and sizes that are asked about besides the LRU curve."""
         asked = [(policy, 1.0) for policy in self.policies]
-        if self._policy is not None:
-            live = [(self._policy, size) for size in LIVE_MEMORY]
-            asked = [*live, *(pair for pair in asked if pair not in live)]
+        if live is not None:
+            sizes = [(live, size) for size in LIVE_MEMORY]
+            asked = [*sizes, *(pair for pair in asked if pair not in sizes)]
         return [pair for pair in asked if pair[0] != "lru"]
-
-    def _rates(self) -> tuple[float, float]:
-        """Return the sampling rates of the list and of the miniature managers."""
-        plan = self._plan_made
-        if plan is None:
-            return 0.0, 0.0
-        return plan.sample_below / SAMPLE_RANGE, plan.policy_below / SAMPLE_RANGE
 
     def _next_due(self, now: int) -> int:
         return now + max(1, int(self.window * 1000 / SNAPSHOTS))
@@ -478,7 +481,9 @@ class Watch:
         counts = self._core.counts()
         for name in ("unused_ages", "stored_ages", "listed", "open"):
             del counts[name]
-        return _Snapshot(self._core.now(), counts, tuple(tuple(m.totals()) for m in self._minis))
+        return _Snapshot(
+            self._core.now(), counts, tuple(tuple(m.totals()) for m in self._subject.minis)
+        )
 
     def _keep(self, snapshot: _Snapshot, *, append: bool = True) -> None:
         """Forget what is older than the window, but for the newest of those."""
@@ -496,7 +501,7 @@ class Watch:
         listed: list[list[int]],
     ) -> Iterable[Point]:
         """Yield the points of the LRU curve, then those of the miniature managers."""
-        rate, policy_rate = self._rates()
+        subject = self._subject
         quarters = self._QUARTERS
         present = self.memory.index(1.0)
         pending = counts["causes"][CAUSES.index("pending")]
@@ -508,15 +513,15 @@ class Watch:
         live = next(
             (
                 total[:quarters]
-                for mini, total in zip(self._minis, totals, strict=True)
-                if (mini.policy, mini.memory) == (self._policy, 1.0)
+                for mini, total in zip(self._subject.minis, totals, strict=True)
+                if (mini.policy, mini.memory) == (self._subject.policy, 1.0)
             ),
             None,
         )
 
         def marks(memory: float) -> tuple[str, ...]:
             nearest = min(range(len(self.memory)), key=lambda size: abs(self.memory[size] - memory))
-            room = rate * self._capacity * memory
+            room = subject.slots * memory
             held = sum(sum(each[: nearest + 1]) for each in listed)
             found = []
             if held < math.floor(room * 0.99) - quarters:
@@ -529,7 +534,7 @@ class Watch:
             return tuple(found)
 
         def point(policy: str, memory: float, slots: float, **misses: list[int]) -> Point:
-            if self._policy is None:
+            if self._subject.policy is None:
                 return Point(policy, memory, reason="own_policy")
             return make_point(
                 policy,
@@ -546,14 +551,14 @@ class Watch:
         lru_base = live if live is not None else _lru_misses(judged, present)
         for size, memory in enumerate(self.memory):
             shadow = _lru_misses(judged, size)
-            slots = rate * self._capacity * memory
+            slots = subject.slots * memory
             yield point("lru", memory, slots, base=lru_base, shadow=shadow, stored=shadow)
         base = live if live is not None else _lru_misses(counts["policy_judged"], present)
-        for mini, total in zip(self._minis, totals, strict=True):
+        for mini, total in zip(self._subject.minis, totals, strict=True):
             yield point(
                 mini.policy,
                 mini.memory,
-                policy_rate * self._capacity * mini.memory,
+                subject.policy_slots * mini.memory,
                 base=base,
                 shadow=total[:quarters],
                 stored=total[quarters:],
