@@ -63,6 +63,19 @@ pytest_result() {
   sed -n 's/^=* *\([0-9].* in [0-9.]*s\).*/result: \1/p' "$1" | tail -1
 }
 
+# vllm_release VERSION SEQUENCES: the tests of the integration against one release of vLLM, with vLLM's own tests on our
+# managers; the same transfers under three hash seeds.
+vllm_release() {
+  local log=$KVO_WORK/logs/pytest-vllm-$1 python tests seed
+  python=$(.ci/vllm-env "$1")
+  tests=$(.ci/vllm-tests "$1")
+  for seed in 1 2; do
+    PYTHONHASHSEED=$seed "$python" -m pytest -q -p no:cacheprovider tests/vllm/test_scheduler.py
+  done
+  PYTHONHASHSEED=3 KVOFFLOAD_VLLM_TESTS=$tests KVOFFLOAD_VLLM_SEQUENCES=$2 \
+    "$python" -m pytest -q -p no:cacheprovider tests/vllm | tee "$log"
+}
+
 # compiled_choice: the value that KVOFFLOAD_PURE_PYTHON has in a compiled run, so that no fallback passes unseen.
 compiled_choice() {
   if [ -n "$(git ls-files 'kvoffload/*.pyx')" ]; then echo 0; fi

@@ -20,7 +20,7 @@ import numpy as np
 
 from kvoffload._checks import as_batch, check_block_size, check_num_blocks, check_status
 from kvoffload.errors import backend_in_use, backend_not_initialised, cannot_pickle
-from kvoffload.policies._undo_py import Undo, drop
+from kvoffload.policies._undo import Undo, drop
 from kvoffload.types import BlockHash, BlockStatus, CPULoadStoreSpec
 
 from .base import Backend

@@ -6,7 +6,7 @@ Structure
 Invariants
     Every resident block owns one slot of the backend, and every slot that this manager was given
     belongs to one resident block. A call that is interrupted, at whichever line, leaves the state
-    before it, or, where it drops blocks only, the state after it (see ``_undo_py``).
+    before it, or, where it drops blocks only, the state after it (see ``_undo``).
 Cost
     O(1) a block, and the victim search of the policy.
 """
@@ -36,7 +36,7 @@ from kvoffload.errors import (
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
 from kvoffload.policies._twin_py import PythonPolicy, block_table
-from kvoffload.policies._undo_py import Undo
+from kvoffload.policies._undo import Undo
 from kvoffload.policies.base import CachePolicy
 from kvoffload.types import (
     BlockHash,

@@ -20,7 +20,7 @@ from typing import Any, Generic
 from kvoffload.backends._cpu_py import keep_slot
 from kvoffload.backends.base import Backend
 from kvoffload.errors import BackendError, PolicyError, describe, describe_hash
-from kvoffload.policies._undo_py import Undo
+from kvoffload.policies._undo import Undo
 from kvoffload.policies.base import CachePolicy
 from kvoffload.types import BlockHash, BlockStatus, Spec_co
 

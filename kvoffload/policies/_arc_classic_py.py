@@ -39,7 +39,7 @@ from kvoffload.types import BlockHash, BlockStatus
 
 from ._arc_lists_py import ARCLists
 from ._twin_py import require
-from ._undo_py import Undo, drop
+from ._undo import Undo, drop
 
 
 class ARCClassicCachePolicy(ARCLists):

@@ -24,7 +24,7 @@ from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._twin_py import PythonPolicy, evictable, require
-from ._undo_py import Undo, drop
+from ._undo import Undo, drop
 from ._views import BlocksView, GhostsView
 
 Ring = OrderedDict[BlockHash, BlockStatus]

@@ -24,7 +24,7 @@ from itertools import count, pairwise
 from kvoffload.types import BlockHash
 
 from ._twin_py import require
-from ._undo_py import Undo, drop
+from ._undo import Undo, drop
 
 
 class _Link:

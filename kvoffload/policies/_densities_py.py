@@ -25,7 +25,7 @@ from bisect import bisect_left
 from itertools import pairwise
 
 from ._twin_py import require
-from ._undo_py import Undo
+from ._undo import Undo
 
 NUM_GAPS = 7
 NUM_CLASSES = 1 + 2 * NUM_GAPS

@@ -30,7 +30,7 @@ from kvoffload.types import BlockHash, BlockStatus
 from ._arc_classic_py import ARCClassicCachePolicy
 from ._lru_py import LRUCachePolicy
 from ._twin_py import PythonPolicy, require
-from ._undo_py import Undo
+from ._undo import Undo
 
 #: The trials, in the order in which they are compared.
 RULES = ("lru", "hit-density", "arc-classic")

@@ -35,7 +35,7 @@ from ._densities_py import NUM_CLASSES, Densities, SharedDensities, age_bin, cla
 from ._guard_py import HIT_DENSITY, LRU, Guard, sample_shift
 from ._touch_pairs_py import OpenRequests
 from ._twin_py import PythonPolicy, Victims, evictable, require
-from ._undo_py import Undo, drop
+from ._undo import Undo, drop
 from ._views import BlocksView
 
 # Classes from the sparsest on, where densities tie: longer gaps first, then fewer uses.

@@ -36,7 +36,7 @@ from kvoffload.types import BlockHash, BlockStatus
 
 from ._touch_pairs_py import TouchPairs
 from ._twin_py import PythonPolicy, evictable, require
-from ._undo_py import Undo, drop
+from ._undo import Undo, drop
 
 MOST_COUNTED = 15
 NUM_RINGS = MOST_COUNTED + 1

@@ -17,7 +17,7 @@ from itertools import islice
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._twin_py import PythonPolicy, evictable
-from ._undo_py import Undo, drop
+from ._undo import Undo, drop
 from ._views import BlocksView
 
 

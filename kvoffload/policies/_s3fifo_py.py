@@ -43,7 +43,7 @@ from ._chains_py import Chains
 from ._queue_policy_py import QueueSearch
 from ._touch_pairs_py import TouchPairs
 from ._twin_py import PythonPolicy, require
-from ._undo_py import Undo, drop
+from ._undo import Undo, drop
 from ._views import BlocksView, GhostsView
 
 _Queue = OrderedDict[BlockHash, BlockStatus]

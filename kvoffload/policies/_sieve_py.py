@@ -34,7 +34,7 @@ from kvoffload.types import BlockHash, BlockStatus
 from ._chains_py import Chains
 from ._queue_policy_py import QueueSearch
 from ._twin_py import PythonPolicy, require
-from ._undo_py import Undo, drop
+from ._undo import Undo, drop
 from ._views import BlocksView
 
 _Victims = list[tuple[BlockHash, BlockStatus]]

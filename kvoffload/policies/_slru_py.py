@@ -34,7 +34,7 @@ from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
 from ._twin_py import PythonPolicy, evictable, require
-from ._undo_py import Undo, drop
+from ._undo import Undo, drop
 from ._views import BlocksView
 
 _Segment = OrderedDict[BlockHash, BlockStatus]

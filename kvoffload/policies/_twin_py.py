@@ -4,7 +4,7 @@ Invariants
     ``_resident`` maps the hash of every resident block to its live status, and is the object that
     the manager skeleton looks hashes up in; it is emptied, never replaced.
     A call that is interrupted leaves the state before it, or, where it drops blocks only, the state
-    after it; `touch` alone may end in between (see ``_undo_py``).
+    after it; `touch` alone may end in between (see ``_undo``).
 Trusted protocol
     Methods with a leading underscore take what is already checked: a list of hashes that are
     ``bytes``, ``protected`` as a set. The Python manager skeleton calls these. It passes all blocks
@@ -32,7 +32,7 @@ from kvoffload.types import BLOCK_DTYPE, BlockHash, BlockStatus
 
 from . import registry
 from ._ownership import owner_of
-from ._undo_py import Undo
+from ._undo import Undo
 from .base import CachePolicy, Room
 
 #: Who leaves, in eviction order.

@@ -154,7 +154,8 @@ class TierMetrics:
             ),
             "breaker": (({"op": op}, value) for op, value in breakers.items()),
         }
-        values.update((name, iter([({}, value)])) for name, value in gauges.items())
+        for name, size in gauges.items():
+            values.setdefault(name, iter([({}, size)]))  # `blocks`, a size, is a counter's name
         for metric in METRICS:
             for labels, value in values.get(metric.name, ()):
                 yield Sample(metric, labels, value)

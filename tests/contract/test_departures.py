@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from kvoffload import BlockNotFoundError, BlockNotPinnedError, OffloadError
-from kvoffload.policies._undo_py import Undo
+from kvoffload.policies._undo import Undo
 from tests import _python
 from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, once, slots, store
 from tests.contract.conftest import Build

@@ -387,6 +387,21 @@ class TestMetrics:
         assert (sum(counts), counts[-1], total) == (2, 1, 100.003)
         assert len(counts) == len(SECONDS_BUCKETS) + 1
 
+    def test_a_tier_s_sizes_do_not_displace_its_counters(self) -> None:
+        with MemoryTier(2**20, namespace=Namespace("model", 4096)) as tier:
+            region = Region.allocate(2, 4096)
+            tier.attach(region)
+            tier.wait([tier.put([b"one", b"two"], [0, 1])], 60)
+            samples = list(tier.samples())
+            for sample in samples:
+                assert tuple(sample.labels) == sample.metric.labels
+            (stored,) = [
+                s.value
+                for s in samples
+                if s.metric.name == "blocks" and s.labels == {"op": "put", "status": "ok"}
+            ]
+            assert stored == 2
+
 
 class TestOpening:
     NAMESPACE = Namespace("model", 4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from typing import Any
 
@@ -15,6 +16,7 @@ from vllm.v1.kv_offload.config import (
 
 CHUNK_BYTES = 4096
 PACKAGE = "kvoffload.integrations.vllm"
+MODEL = {"name": "a/model", "dtype": "float16", "max_model_len": 1024}
 
 
 def configuration(num_chunks: int, *, events: bool = True, **extra: Any) -> OffloadingConfig:
@@ -25,7 +27,9 @@ def configuration(num_chunks: int, *, events: bool = True, **extra: Any) -> Offl
         enable_kv_cache_events=events,
         extra_config={"cpu_bytes_to_use": num_chunks * CHUNK_BYTES, **extra},
         engine_id=uuid.uuid4().hex,
-        model=OffloadingModelConfig("a/model", "float16", 1024),
+        model=OffloadingModelConfig(
+            **{one.name: MODEL[one.name] for one in dataclasses.fields(OffloadingModelConfig)}
+        ),
         cache=OffloadingCacheConfig(16, 1),
         parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True),
     )

@@ -39,6 +39,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kvoffload.integrations.vllm.versions import installed_release
 from tests.vllm.configuration import PACKAGE
 
 BLOCK_TOKENS = 16
@@ -49,6 +50,9 @@ SPECS = {
     "vllm": {"spec_name": "CPUOffloadingSpec"},
     "kvoffload": {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE},
 }
+#: Before 0.33 vLLM's connector fails at a request that a reset preempts and that loads in the same
+#: step, so there nothing is left to load.
+RESETS_ALL = installed_release().name in ("0.31", "0.32")
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -168,7 +172,9 @@ class Engine:
         output = self.scheduler.schedule()
         orders = output.kv_connector_metadata
         for job, order in orders.load_jobs.items():
-            self.in_flight.append((self.steps + delay, job, None if order.sync else order.req_id))
+            self.in_flight.append(
+                (self.steps + delay, job, None if is_sync(order) else order.req_id)
+            )
         for job in orders.store_jobs:
             self.in_flight.append((self.steps + delay, job, None))
         flushed = orders.jobs_to_flush or set()
@@ -211,6 +217,11 @@ class Engine:
         return not self.in_flight and not self.scheduler.has_requests()
 
 
+def is_sync(job) -> bool:
+    """Tell whether a load is over before the step's forward pass; before 0.33 none was."""
+    return getattr(job, "sync", False)
+
+
 def plain_orders(orders):
     """Return every transfer that a worker would do, in comparable form."""
 
@@ -218,7 +229,7 @@ def plain_orders(orders):
         return {
             number: (
                 job.req_id,
-                job.sync,
+                is_sync(job),
                 [type(spec).__name__ for spec in (job.src_spec, job.dst_spec)],
                 [str(spec.block_ids.dtype) for spec in (job.src_spec, job.dst_spec)],
                 [spec.block_ids.tolist() for spec in (job.src_spec, job.dst_spec)],
@@ -274,7 +285,7 @@ class Talk:
         for _ in range(rng.randint(1, 12)):
             self.step(rng.randint(0, 3))
         if self.resets and rng.random() < 0.05 and not self.engines[0].is_loading():
-            offloaded = rng.random() < 0.5
+            offloaded = rng.random() < 0.5 or RESETS_ALL
             for engine in self.engines:
                 assert engine.scheduler.reset_prefix_cache(True, offloaded)
             self.resets_done += 1

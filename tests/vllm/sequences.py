@@ -13,7 +13,13 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import make_offload_key
 
+from kvoffload.integrations.vllm.versions import installed_release
 from tests.vllm.pair import Pair
+
+RELEASE = installed_release()
+#: How many events are taken of those that there are. Where some are left, vLLM gave all of them
+#: again before 0.33; here that happens in no release.
+TAKEN = (None,) if RELEASE.name in ("0.31", "0.32") else (None, 0, 1)
 
 
 @dataclass
@@ -253,10 +259,12 @@ class Sequence:
     def rare(self, request: Request) -> None:
         kind = self.rng.random()
         if kind < 0.35:
-            self.pair.take_events(self.rng.choice((None, 0, 1)))
+            self.pair.take_events(self.rng.choice(TAKEN))
         elif kind < 0.65:
             self.pair.stats()
         elif kind < 0.8:
+            if not RELEASE.hit_sources:
+                return
             key = self.rng.choice(request.keys)
             self.pair.call("get_load_source", key, contexts=request.contexts)
         elif kind < 0.9:

@@ -290,7 +290,7 @@ def test_the_real_scheduler_takes_what_is_declined(tmp_path, host_platform, poli
 
     manager.prepare_store = counted
     talk = Talk([engine], random.Random(SEED), num_conversations=8)
-    while talk.loads == 0 or len(talk.prompts) < 80:
+    while talk.loads == 0 or stored == offered or len(talk.prompts) < 80:
         talk.turn()
         assert len(talk.prompts) < 400
     talk.drain()

@@ -12,11 +12,11 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 
 from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadPrimaryTier
-from kvoffload.integrations.vllm._lru_c import RankedLRU
 from kvoffload.integrations.vllm._manager_c import ManagerCore
+from kvoffload.integrations.vllm._ranked_lru_c import RankedLRU
 from kvoffload.integrations.vllm._rules_c import ARCRules, ChainRules, LRURules, UseRules
-from kvoffload.integrations.vllm.policies import (
-    DOOR_POLICIES,
+from kvoffload.integrations.vllm.policy_adapter import (
+    ADAPTED_POLICIES,
     KVOffloadARC,
     KVOffloadHitDensity,
     KVOffloadLRU,
@@ -191,4 +191,4 @@ def test_a_policy_class_can_be_constructed_again():
         del context
         assert policy.get(KEY) is chunk
         policy._check()
-    assert len(DOOR_POLICIES) == 8
+    assert len(ADAPTED_POLICIES) == 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -105,6 +106,26 @@ def test_positions_are_found_however_they_were_noted(cache_policy, seed):
             for position, key in noted[::2]:
                 pair.set_position(contexts, key, (100 - position) * 16)
         pair.call("on_request_finished", contexts=contexts)
+
+
+def test_the_rules_of_another_release_are_found():
+    """The control: what differs between releases, the sequences see."""
+    release = KVOffloadManager._release
+    other = dataclasses.replace(release, provisional_ranks=not release.provisional_ranks)
+
+    class OfAnotherRelease(KVOffloadManager):
+        _release = other
+
+    def build_other(kind, cache_policy, **arguments):
+        return OfAnotherRelease(cache_policy=cache_policy, **arguments)
+
+    different = 0
+    for number in range(100):
+        try:
+            run_sequence(SEED + number, "manager", "lru", build_other)
+        except DifferenceError:
+            different += 1
+    assert different >= 5
 
 
 class FlawedStore(CPUOffloadingManager):

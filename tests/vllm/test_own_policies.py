@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
-from kvoffload.integrations.vllm.policies import DOOR_POLICIES
+from kvoffload.integrations.vllm.policy_adapter import ADAPTED_POLICIES
 from kvoffload.policies import registry
 from tests.vllm.configuration import PACKAGE
 from tests.vllm.conftest import SEED
@@ -72,10 +72,10 @@ def test_random_sequences_keep_every_invariant_and_repeat(cache_policy):
 
 
 def test_every_policy_of_the_library_has_a_class():
-    assert sorted(DOOR_POLICIES.values()) == sorted(registry.names())
+    assert sorted(ADAPTED_POLICIES.values()) == sorted(registry.names())
 
 
-@pytest.mark.parametrize("name", sorted(DOOR_POLICIES.keys() - DECLINE))
+@pytest.mark.parametrize("name", sorted(ADAPTED_POLICIES.keys() - DECLINE))
 def test_random_sequences_through_the_policy_door(name):
     for number in range(40):
         rng = random.Random(SEED + number)
@@ -85,12 +85,12 @@ def test_random_sequences_through_the_policy_door(name):
         door = CPUOffloadingManager(
             shape.num_chunks, name, cache_policy_module_path=PACKAGE, enable_events=True
         )
-        ours = KVOffloadManager(shape.num_chunks, DOOR_POLICIES[name], enable_events=True)
+        ours = KVOffloadManager(shape.num_chunks, ADAPTED_POLICIES[name], enable_events=True)
         Sequence(Pair(door, ours, keys), chains, rng, shape.unpositioned).run(150)
         door._policy._check()
 
 
-@pytest.mark.parametrize("name", sorted(DOOR_POLICIES))
+@pytest.mark.parametrize("name", sorted(ADAPTED_POLICIES))
 def test_a_policy_behind_the_door_is_asked_for_no_more_than_it_can_say(name):
     """Random sequences: what is absent is stored as long as something may leave."""
     refused = stored = evicted = 0

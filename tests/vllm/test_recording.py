@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from kvoffload import CPUBackend, LRUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm.recording import Recording, RequestRecorder
+from kvoffload.integrations.vllm.versions import installed_release
 from kvoffload.replay import replay
 from kvoffload.traces import MissingExtraError, Trace
 from tests.vllm.configuration import PACKAGE, configuration
@@ -108,7 +109,11 @@ def test_a_recorded_run_replays_to_the_same_hits(tmp_path):
     assert chains(path) == numbered(requests)
     assert all(one.input_length == 16 * len(one.hash_ids) for one in Trace(str(path)))
     result = replay(Trace(str(path)), LRUOffloadingManager(CPUBackend(16, 60)))
-    assert result.hits == drive.hits > 100
+    assert drive.hits > 100
+    if installed_release().provisional_ranks:
+        assert result.hits == drive.hits
+    else:  # what a request loads, and stores in parts, becomes recent only when it finishes
+        assert abs(result.hits - drive.hits) <= 0.3 * drive.hits
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])

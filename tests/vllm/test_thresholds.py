@@ -19,13 +19,13 @@ from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
-from kvoffload.integrations.vllm.policies import DOOR_POLICIES
+from kvoffload.integrations.vllm.policy_adapter import ADAPTED_POLICIES
 from tests.vllm.configuration import PACKAGE
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import Pair
 from tests.vllm.sequences import Sequence, Shape
 
-CLASSES = {text: name for name, text in DOOR_POLICIES.items()}
+CLASSES = {text: name for name, text in ADAPTED_POLICIES.items()}
 REMEMBER = ["arc", "arc-classic", "s3fifo"]  # policies with ghosts in the table of keys
 
 
@@ -87,7 +87,7 @@ def test_ghosts_below_the_threshold_are_those_of_vllm():
         run_tiny_sequence(SEED + number, CPUOffloadingManager, KVOffloadManager, "arc")
 
 
-@pytest.mark.parametrize("cache_policy", sorted(DOOR_POLICIES.values()))
+@pytest.mark.parametrize("cache_policy", sorted(ADAPTED_POLICIES.values()))
 def test_every_policy_keeps_its_invariants_below_the_threshold(cache_policy):
     for number in range(SEQUENCES // 15):
         run_tiny_sequence(SEED + number, KVOffloadManager, KVOffloadManager, cache_policy)
@@ -116,6 +116,7 @@ def test_ghosts_that_are_offered_below_the_threshold_leave_memory_flat(build, of
             before = resident_bytes()
         if number % 100 == 0:
             context = ReqContext(str(number))  # a request keeps what it has shown
+            manager.get_stats()  # a manager keeps samples until then
         fresh = key(number)
         manager.prepare_store([fresh], context)
         evicted = map(key, range(max(0, number - 2 * capacity - 1), max(0, number - capacity)))

@@ -246,7 +246,8 @@ def test_a_reset_leaves_nothing_behind_and_files_stay(tmp_path, engines):
     keys = [key(n) for n in range(4)]
     engine.request(keys)
     engine.manager.reset_cache()
-    engine.manager.on_reset_flushed()
+    if hasattr(engine.manager, "on_reset_flushed"):  # from 0.33 on
+        engine.manager.on_reset_flushed()
     assert_nothing_is_left(engine)
     assert engine.primary.lookup(keys[0], None) is LookupResult.MISS
     assert engine.request(keys) == 4  # from files

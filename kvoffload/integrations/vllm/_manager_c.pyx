@@ -1,53 +1,104 @@
-"""The call sequence of vLLM 0.33's CPU manager, over the library's compiled policies and pool.
+"""vLLM's CPU manager over the library's compiled policies and pool, one call after the other.
 
 Structure
-    A compiled policy holds the nodes, a pool the chunk ids, rules say what a request's accesses
-    mean to the policy.
+    A compiled policy holds the nodes and chooses who leaves, a pool holds the chunk ids. What a
+    request has shown hangs on its context (``_request_c``); rules say what that means to the policy
+    (``_rules_c``). So each call reads *manager, request, rules, policy*.
 Invariants
     ``num_idle`` and ``num_pending`` count the resident chunks by state. An exception leaves no
-    trace.
+    trace; a refused store leaves what it leaves in vLLM: counted offers and skips, the recorded
+    accesses with their ranks, the adaptation to misses and the sample of the allocation size.
+    The policy is set last: whatever of a construction failed, or was never run, it is None, and
+    every method begins with `require_ready`, most of them in `open_batch`.
+Order
+    No Python code runs between the first look at the state and the last change: keys are copied
+    before, and the collector is off while results are allocated. `observe` does everything about an
+    access that can fail; `record` and the rules then change state and cannot. A store allocates
+    everything before the policy learns from the offer, which cannot be undone: the objects of the
+    keys to be evicted, too, though which these are is not known yet. What is changed until then is
+    taken back on an error.
 """
 
 cimport numpy as cnp
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
 
-from kvoffload._core.batch cimport find_all
+from kvoffload._core.batch cimport (
+    Batch,
+    batch_close,
+    batch_ensure,
+    find_all,
+    item_key,
+    item_length,
+)
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.pool cimport pool_reset
+from kvoffload._core.items cimport check_items, list_items
+from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.pool cimport (
+    Pool,
+    pool_close,
+    pool_give,
+    pool_num_free,
+    pool_open,
+    pool_reset,
+    pool_take,
+)
 from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
     Node,
     Table,
+    add_key,
+    drop_key,
     hash_key,
+    hash_node,
     holds_key,
+    home_of,
     index_find,
+    key_bytes,
+    kvo_prefetch,
     node_at,
+    table_new_epoch,
 )
-from kvoffload.integrations.vllm._finish cimport KeyOrder, order_keys
-from kvoffload.integrations.vllm._request cimport (
+from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
+from kvoffload.integrations.vllm._request_c cimport (
     INSERTED,
     MISSED,
     REUSED,
+    KeyOrder,
     RequestAccess,
     RequestRank,
+    find_position,
+    order_keys,
 )
 from kvoffload.integrations.vllm._rules_c cimport (
+    FIRST_MISS,
+    NEW,
     NOT_STORED,
     OBSERVED,
     ONLY_INSERTED,
+    POSITIONED,
     READY,
     USED_AGAIN,
+    Access,
+    RequestRules,
 )
-from kvoffload.integrations.vllm._store_c cimport StoringManager
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
-from kvoffload._checks import batch_error
+from kvoffload._checks import as_batch, batch_error
 from kvoffload.errors import (
+    OffloadError,
     block_not_found,
     block_not_pinned,
     block_not_ready,
+    describe,
+    describe_hash,
+    manager_not_initialised,
     ref_count_overflow,
 )
 
@@ -56,10 +107,330 @@ cnp.import_array()
 cdef extern from "Python.h":
     char* PyBytes_AS_STRING(PyObject*) nogil
     Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
+    void Py_SET_SIZE(PyObject*, Py_ssize_t) nogil
+
+cdef object new_object = object.__new__
+
+# Objects for evicted keys are made before it is known how long each is; longer ones afterwards.
+cdef enum:
+    LONGEST_BLANK = 4096
 
 
-cdef class ManagerCore(StoringManager):
+cdef void shorten(list items, Py_ssize_t size) noexcept:
+    """Drop the last items of a list; no allocation, which every method of lists may need."""
+    cdef PyObject* last
+    while len(items) > size:
+        last = <PyObject*>PyList_GET_ITEM(items, len(items) - 1)
+        Py_SET_SIZE(<PyObject*>items, len(items) - 1)
+        Py_DECREF(<object>last)
+
+
+cdef list blank_keys(int64_t number, uint64_t length):
+    """Return as many new keys of that length, to be written and shortened before they are seen."""
+    cdef list keys = PyList_New(number)
+    cdef int64_t place
+    for place in range(number):
+        key = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>length)
+        Py_INCREF(key)
+        PyList_SET_ITEM(keys, place, key)
+    return keys
+
+
+class RequestFinishedError(OffloadError, RuntimeError):
+    """Say that a request that has finished accesses a key that it had not accessed before."""
+
+
+cdef class PolicyDriver:
+    """What drives a policy by requests: the manager, and the adapter to vLLM's own manager."""
+
+    def __cinit__(self):
+        memset(&self.batch, 0, sizeof(Batch))
+        self.accesses = NULL
+        self.accesses_room = 0
+
+    def __dealloc__(self):
+        batch_close(&self.batch)
+        discard(self.accesses)
+
+    cdef void follow(self, RequestRules rules) noexcept:
+        self.generation += 1
+        self.rules = rules
+        self.policy = rules.policy
+
+    cdef object not_initialised(self):
+        return manager_not_initialised()
+
+    def _require_ready(self):
+        """Raise an error unless the construction has succeeded."""
+        self.require_ready()
+
+    # -- keys in -----------------------------------------------------------------------------
+
+    cdef list open_batch(self, object keys):
+        """Return a checked copy of the keys, which the scratch arrays point into."""
+        cdef list batch
+        self.require_ready()
+        batch = list(keys) if type(keys) is list else list(as_batch(keys, "keys"))
+        if not check_items(batch):
+            raise batch_error(batch, "keys")
+        self.ensure_scratch(len(batch))
+        self.batch.items = list_items(batch)
+        self.batch.size = len(batch)
+        return batch
+
+    cdef int ensure_scratch(self, Py_ssize_t size) except -1:
+        cdef Access* accesses
+        if not batch_ensure(&self.batch, size):
+            raise MemoryError()
+        if self.batch.room > self.accesses_room:
+            accesses = <Access*>resize(self.accesses, self.batch.room * sizeof(Access))
+            if accesses == NULL:
+                raise MemoryError()
+            self.accesses = accesses
+            self.accesses_room = self.batch.room
+        return 0
+
+    cdef object state_of(self, object req_context, object state_class):
+        """Return what hangs on a request's context under a class, or None."""
+        if type(req_context) is self.context_class:
+            return req_context._state.get(state_class)
+        return req_context.get_state(state_class)
+
+    cdef RequestAccess access_of(self, object req_context):
+        """Return what the request has shown to this manager in its present life, or None."""
+        cdef RequestAccess access = self.state_of(req_context, RequestAccess)
+        if access is None or access.owner is not self or access.generation != self.generation:
+            return None
+        return access
+
+    cdef RequestRank rank_of(self, object req_context):
+        """Return the rank that the request has in this policy in its present life, or None."""
+        cdef RequestRank rank = self.state_of(req_context, RequestRank)
+        cdef RankedLRU policy = <RankedLRU>self.policy
+        if rank is None or rank.owner is not policy or rank.generation != policy.generation:
+            return None
+        return rank
+
+    cdef int attach(self, object req_context, object access, object rank) except -1:
+        """Hang new state on a request's context: all that is given or, on an error, none.
+
+        A context has one place for each class, and the last comer has it: where two managers serve
+        one context, each takes the other's place, as vLLM's do.
+        """
+        cdef object before = None
+        if access is not None:
+            if rank is not None:
+                before = self.state_of(req_context, RequestAccess)
+            req_context.set_state(access)
+        if rank is not None:
+            try:
+                req_context.set_state(rank)
+            except BaseException:
+                if access is not None:
+                    self.put_back(req_context, RequestAccess, before)
+                raise
+        return 0
+
+    cdef int put_back(self, object req_context, object state_class, object state) except -1:
+        """Hang on a context what hung there before `attach`, None if nothing did."""
+        if type(req_context) is self.context_class:
+            if state is None:
+                req_context._state.pop(state_class, None)
+            else:
+                req_context._state[state_class] = state
+        elif state is not None:
+            req_context.set_state(state)
+        return 0
+
+    cdef object positions_of(self, object req_context):
+        """Return the dict of token positions, or None where the context has methods of its own."""
+        if type(req_context) is self.context_class:
+            return req_context._offload_key_positions
+        return None
+
+    cdef int read_position(
+        self, object req_context, object positions, Py_ssize_t place, Py_ssize_t* cursor
+    ) except -1:
+        cdef PyObject* found
+        cdef object position
+        cdef long long number
+        cdef int overflow = 0
+        cdef Access* access = self.accesses + place
+        if positions is not None:
+            find_position(positions, self.batch.items[place], cursor, &found)
+            if found == NULL:
+                return 0
+            position = <object>found
+        else:
+            position = req_context.get_offload_key_position(<object>self.batch.items[place])
+        if position is None:
+            return 0
+        number = PyLong_AsLongLongAndOverflow(position, &overflow)
+        if overflow != 0 or not -INT32_MAX <= number <= INT32_MAX:
+            raise ValueError(
+                f"a key's token position must be within +-{INT32_MAX}, got {describe(position)}"
+            )
+        access.reverse_position = -<int32_t>number
+        access.flags |= POSITIONED
+        return 0
+
+    cdef int64_t observe(
+        self, str call, object req_context, RequestAccess access, object positions
+    ) except -1:
+        """Compare the OBSERVED keys with what the request has shown, and make room for them.
+
+        Everything that can fail about recording happens here; nothing is changed. Return how many
+        keys are new to the request.
+        """
+        cdef Table* table = self.policy.table
+        cdef Py_ssize_t place
+        cdef uint64_t num_new = 0
+        cdef Access* entry
+        self.chain = None
+        for place in range(self.batch.size):
+            entry = self.accesses + place
+            if not entry.flags & OBSERVED:
+                continue
+            if entry.flags & READY:
+                entry.hashed = hash_key(
+                    table, item_key(&self.batch, place), item_length(&self.batch, place)
+                )
+            entry.number = access.find(self.batch.items[place], entry.hashed)
+            if entry.number == NIL:
+                if access.finished:
+                    raise RequestFinishedError(
+                        f"{call}: block {describe_hash(<object>self.batch.items[place])} is new "
+                        "to the request, which has finished"
+                    )
+                entry.flags |= NEW
+                num_new += 1
+            if not entry.flags & READY and (
+                entry.flags & NEW or not access.seen[entry.number].uses & MISSED
+            ):
+                entry.flags |= FIRST_MISS
+            if self.rules.ranked and (
+                entry.flags & NEW or not entry.flags & READY
+            ):
+                self.read_position(req_context, positions, place, &access.cursor)
+        if self.rules.by_chain and not access.started and self.batch.size:
+            self.chain = self.chain_of(positions)
+            if not self.rules.open_chain(self.chain):
+                raise MemoryError()
+        if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>self.batch.size):
+            raise MemoryError()
+        return <int64_t>num_new
+
+    cdef list chain_of(self, object positions):
+        """Return the keys of a request by position, then those of the call that have none."""
+        cdef list chain = []
+        cdef Py_ssize_t place
+        if positions is not None:
+            chain = [key for key in positions if type(key) is bytes and key]
+            chain.sort(key=positions.__getitem__)
+        for place in range(self.batch.size):
+            if positions is None or <object>self.batch.items[place] not in positions:
+                chain.append(<object>self.batch.items[place])
+        return chain
+
+    cdef void start(self, RequestAccess access) noexcept:
+        """Show the keys of a request that makes its first access to rules that go by them."""
+        if self.chain is not None:
+            access.started = True
+            self.rules.started()
+            self.chain = None
+
+    cdef void record(self, RequestAccess access, bint may_repeat) noexcept:
+        """Record what `observe` has found."""
+        cdef Py_ssize_t place
+        cdef Access* entry
+        cdef uint8_t* uses
+        for place in range(self.batch.size):
+            entry = self.accesses + place
+            if not entry.flags & OBSERVED:
+                continue
+            if entry.flags & NEW:
+                if may_repeat:  # what is repeated is new once
+                    entry.number = access.find(self.batch.items[place], entry.hashed)
+                if entry.number != NIL:
+                    entry.flags &= <uint8_t>(~NEW & 0xFF)
+                else:
+                    entry.number = access.add(self.batch.items[place], entry.hashed)
+            uses = &access.seen[entry.number].uses
+            if not entry.flags & READY:
+                uses[0] |= MISSED
+            elif not uses[0] & INSERTED:
+                uses[0] |= REUSED
+
+    cdef void protect_resident(self) noexcept:
+        """Let the resident keys of the batch stay in the search that follows.
+
+        Ghosts are not marked: that would say that they are about to be stored.
+        """
+        cdef Py_ssize_t place
+        cdef Node* node
+        table_new_epoch(self.policy.table)
+        for place in range(self.batch.size):
+            node = self.resident(place)
+            if node != NULL:
+                node.block.mark = self.policy.table.epoch
+
+
+cdef class Offer:
+    """What one offer changes in the counts of offers."""
+
+    cdef list known         # keys that were counted before, in the order offered
+    cdef list numbers       # how often each was offered by now
+    cdef list tracked       # keys that are counted from now on
+    cdef list dropped       # keys that make room for them, oldest first
+
+
+cdef class ManagerCore(PolicyDriver):
     """Do for vLLM what its own CPU manager does; ``KVOffloadManager`` adds what is not hot."""
+
+    cdef Pool pool
+    cdef uint64_t num_idle          # resident chunks that may leave
+    cdef uint64_t num_pending       # resident chunks that are being stored
+    cdef uint64_t longest_key       # bytes of the longest key that was ever stored
+    cdef uint32_t last              # node of the last key that was looked up, or NIL
+    cdef readonly object _num_chunks
+    # vLLM's own classes and constants
+    cdef object miss, hit, hit_pending, host
+    cdef object request_context_class, spec_class, output_class, event_class
+    cdef bint reports_failed_stores     # a store that fails gives an event
+    # vLLM's public attributes
+    cdef public object medium, counts, store_threshold, max_tracker_size
+    cdef public object stores_skipped_in_current_batch
+    cdef public list events, allocation_sizes_in_current_batch
+
+    def __cinit__(self):
+        memset(&self.pool, 0, sizeof(Pool))
+
+    def __dealloc__(self):
+        pool_close(&self.pool)
+
+    def _setup(
+        self, int64_t num_chunks, RequestRules rules not None, names, bint reports_failed_stores
+    ):
+        """Join the parts; `names` has vLLM's classes and constants as attributes."""
+        cdef Pool pool
+        self.policy = None
+        if not pool_open(&pool, num_chunks):
+            raise MemoryError(f"no room for {num_chunks} chunk ids")
+        pool_close(&self.pool)
+        self.pool = pool
+        self._num_chunks = num_chunks
+        self.num_idle = self.num_pending = 0
+        self.last = NIL
+        self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
+        self.hit_pending = names.LookupResult.HIT_PENDING
+        self.host = names.host
+        self.context_class = names.ReqContext
+        self.request_context_class = names.RequestOffloadingContext
+        self.spec_class = names.CPULoadStoreSpec
+        self.output_class = names.PrepareStoreOutput
+        self.event_class = names.OffloadingEvent
+        self.reports_failed_stores = reports_failed_stores
+        self.follow(rules)
 
     # -- reads -------------------------------------------------------------------------------
 
@@ -188,6 +559,452 @@ cdef class ManagerCore(StoringManager):
             raise MemoryError()
         find_all(self.policy.table, &self.batch)
         self.policy.c_touch(&self.batch)
+
+    # -- stores ------------------------------------------------------------------------------------
+
+    def prepare_store(self, keys, req_context):
+        """Make room for the chunks that are absent, and make them pending.
+
+        Returns None if enough chunks cannot be evicted. Repeated keys count once.
+        """
+        cdef list batch = self.open_batch(keys)
+        cdef int collecting
+        if self.counts is not None:
+            batch = self.open_batch(list(dict.fromkeys(batch)))  # repeats are counted once
+        collecting = PyGC_Disable()
+        try:
+            return self.store(batch, req_context)
+        finally:
+            if collecting:
+                PyGC_Enable()
+
+    cdef object store(self, list batch, object req_context):
+        cdef CompiledPolicy policy = self.policy
+        cdef RequestAccess access = self.access_of(req_context), new_access = None
+        cdef RequestRank rank = None, new_rank = None
+        cdef object positions = self.positions_of(req_context)
+        cdef object access_before = None, rank_before = None, output, skipped
+        cdef Py_ssize_t num_samples = len(self.allocation_sizes_in_current_batch)
+        cdef Py_ssize_t num_events = 0 if self.events is None else len(self.events)
+        cdef Py_ssize_t num_missing, num_skipped = 0
+        cdef bint refused
+        cdef int64_t num_new, num_admitted = -1, num_leaving
+        cdef cnp.ndarray chunk_ids
+        cdef list to_store, evicted, removed = None
+        cdef Offer offer = None
+        # Request: what it has shown so far, or that it is new.
+        if access is None:
+            access = new_access = RequestAccess(self, self.generation)
+            access_before = self.state_of(req_context, RequestAccess)
+        if self.rules.ranked:
+            rank = self.rank_of(req_context)
+            if rank is None:
+                rank_before = self.state_of(req_context, RequestRank)
+        # Manager: what is absent, and of that what was offered often enough to be stored.
+        num_missing = self.partition(&num_skipped)
+        try:
+            # Request: which keys are new to it, which it misses for the first time, and where.
+            num_new = self.observe("prepare_store", req_context, access, positions)
+            # Manager: how many have to leave, and everything that is given back, counted or hung on
+            # the context.
+            num_leaving = max(0, num_missing - pool_num_free(&self.pool))
+            refused = self.rules.all_or_none and num_leaving > <int64_t>self.num_evictable()
+            num_leaving = 0 if refused else num_leaving
+            if not self.rules.ensure_search(<uint64_t>num_leaving, <uint64_t>self.batch.size):
+                raise MemoryError()
+            chunk_ids = self.new_ids(num_missing)
+            if not self.rules.all_or_none:
+                chunk_ids = chunk_ids[:]  # a view can be cut to what is admitted
+            to_store = self.missing_keys(num_missing)
+            evicted = blank_keys(num_leaving, min(self.longest_key, <uint64_t>LONGEST_BLANK))
+            output = self.new_output(to_store, self.new_spec(chunk_ids), evicted)
+            if self.events is not None and num_leaving:
+                removed = list(evicted)
+                self.events.append(
+                    self.event_class(keys=removed, medium=self.medium, removed=True)
+                )
+            skipped = self.stores_skipped_in_current_batch + num_skipped
+            if num_missing:
+                self.allocation_sizes_in_current_batch.append(num_missing)
+            if self.rules.ranked and rank is None and (
+                num_new or not refused and self.any_positioned(num_missing)
+            ):
+                rank = new_rank = RequestRank(policy)
+            if self.counts is not None:
+                offer = self.open_offer(batch)
+            self.attach(req_context, new_access, new_rank)
+            # Rules: what the policy learns from the offer. From here on only the searches of SIEVE
+            # and S3-FIFO allocate; they learn nothing here.
+            self.start(access)
+            self.rules.missed(&self.batch, self.accesses)
+            self.rules.accessed(&self.batch, self.accesses, rank)
+            # Policy: how many are stored, and who leaves for them.
+            if num_missing and not refused:
+                if not self.rules.all_or_none:
+                    self.protect()  # learning from misses may have begun a new epoch
+                policy.victims.no_memory = False
+                num_admitted = policy.c_make_room(
+                    &self.batch, num_missing, pool_num_free(&self.pool)
+                )
+                if num_admitted < 0 and policy.victims.no_memory:
+                    raise MemoryError()
+                self.write_keys(evicted, removed)
+        except BaseException:
+            if num_admitted >= 0:
+                self.rules.cancel()
+            self.chain = None
+            self.forget(0, num_missing)
+            shorten(self.allocation_sizes_in_current_batch, num_samples)
+            if removed is not None:
+                shorten(self.events, num_events)
+            if offer is not None:
+                self.cancel_offer(offer)
+            if new_access is not None:
+                self.put_back(req_context, RequestAccess, access_before)
+            if new_rank is not None:
+                self.put_back(req_context, RequestRank, rank_before)
+            raise
+        # Decided: what follows cannot fail.
+        self.stores_skipped_in_current_batch = skipped
+        if offer is not None:
+            self.count_offer(offer)
+        self.record(access, False)
+        if removed is not None and policy.victims.size == 0:
+            shorten(self.events, num_events)
+        if num_missing == 0:
+            return output
+        if num_admitted < 0:
+            self.forget(0, num_missing)
+            return None
+        if num_admitted < num_missing:
+            shorten(to_store, num_admitted)
+            cnp.PyArray_DIMS(chunk_ids)[0] = num_admitted
+        self.place(access, rank, num_admitted, num_missing, <int32_t*>cnp.PyArray_DATA(chunk_ids))
+        return output
+
+    cdef Py_ssize_t partition(self, Py_ssize_t* num_skipped) except -1:
+        """Choose the keys to store; unknown ones get nodes. Return their number.
+
+        Marked are the resident keys, which stay, and the chosen ones: a mark on a ghost says that
+        it is about to be stored. Below the threshold a key counts as absent, ghost or not.
+        """
+        cdef CompiledPolicy policy = self.policy
+        cdef Table* table = policy.table
+        cdef Batch* keys = &self.batch
+        cdef Py_ssize_t place, number, num_absent = 0, num_unknown = 0, num_missing = 0
+        cdef uint32_t slot
+        cdef uint64_t hashed
+        cdef Node* node
+        for place in range(keys.size):
+            hashed = hash_key(table, item_key(keys, place), item_length(keys, place))
+            kvo_prefetch(table.buckets + home_of(table, hashed))
+            self.accesses[place].hashed = hashed
+            self.accesses[place].flags = 0
+        # A loop of its own, whose cache misses overlap: in one with what follows a store cycle of
+        # ARC takes 2.3 times as long.
+        for place in range(keys.size):
+            keys.slots[place] = index_find(
+                table,
+                item_key(keys, place),
+                item_length(keys, place),
+                self.accesses[place].hashed,
+            )
+        table_new_epoch(table)
+        for place in range(keys.size):
+            slot = keys.slots[place]
+            if slot != NIL:
+                node = node_at(table, slot)
+                if node.block.mark == table.epoch:
+                    continue  # a repeat
+                if node.flags & RESIDENT:
+                    node.block.mark = table.epoch
+                    if node.block.ref_cnt >= 0:
+                        self.accesses[place].flags = OBSERVED | READY
+                    continue
+            if self.counts is not None and not self.offered_enough(<object>keys.items[place]):
+                keys.slots[place] = NIL
+                num_skipped[0] += 1
+                continue
+            if slot == NIL:
+                num_unknown += 1
+            else:
+                node.block.mark = table.epoch
+            keys.places[num_absent] = <uint32_t>place
+            num_absent += 1
+        if not policy.c_ensure(<uint64_t>num_unknown):
+            raise MemoryError()
+        for number in range(num_absent):
+            place = keys.places[number]
+            slot = keys.slots[place]
+            if slot == NIL:
+                hashed = self.accesses[place].hashed
+                # A repeat of an unknown key has got a node by now.
+                slot = index_find(table, item_key(keys, place), item_length(keys, place), hashed)
+                if slot != NIL:
+                    keys.slots[place] = slot
+                    continue
+                slot = add_key(table, item_key(keys, place), item_length(keys, place), hashed)
+                if slot == NIL:
+                    self.forget(0, num_missing)
+                    raise MemoryError()
+                keys.slots[place] = slot
+                node_at(table, slot).block.mark = table.epoch
+                self.longest_key = max(self.longest_key, item_length(keys, place))
+            self.accesses[place].flags = OBSERVED
+            keys.chosen[num_missing] = slot
+            keys.places[num_missing] = <uint32_t>place
+            num_missing += 1
+        return num_missing
+
+    cdef list missing_keys(self, Py_ssize_t num_missing):
+        """Return the keys that were chosen."""
+        cdef list missing = PyList_New(num_missing)
+        cdef Py_ssize_t place
+        cdef object key
+        for place in range(num_missing):
+            key = <object>self.batch.items[self.batch.places[place]]
+            Py_INCREF(key)
+            PyList_SET_ITEM(missing, place, key)
+        return missing
+
+    cdef void protect(self) noexcept:
+        """Mark what `partition` has marked, in another epoch."""
+        cdef Table* table = self.policy.table
+        cdef Py_ssize_t place
+        table_new_epoch(table)
+        for place in range(self.batch.size):
+            if self.batch.slots[place] != NIL:
+                node_at(table, self.batch.slots[place]).block.mark = table.epoch
+
+    cdef uint64_t num_evictable(self) noexcept:
+        """Count the idle chunks that the running call does not protect."""
+        cdef Py_ssize_t place
+        cdef uint64_t num_protected = 0
+        cdef Table* table = self.policy.table
+        cdef Node* node
+        for place in range(self.batch.size):
+            # A repeat is not OBSERVED.
+            if self.accesses[place].flags & READY:
+                node = node_at(table, self.batch.slots[place])
+                num_protected += node.block.ref_cnt == 0
+        return self.num_idle - num_protected
+
+    cdef bint any_positioned(self, Py_ssize_t num_missing) noexcept:
+        """Tell whether the request knows the token position of a key that was chosen."""
+        cdef Py_ssize_t place
+        for place in range(num_missing):
+            if self.accesses[self.batch.places[place]].flags & POSITIONED:
+                return True
+        return False
+
+    cdef int write_keys(self, list evicted, list removed) except -1:
+        """Write the keys of the victims over the blank ones, of which `removed` has the same."""
+        cdef Py_ssize_t place, size = <Py_ssize_t>self.policy.victims.size
+        cdef uint64_t length
+        cdef const uint8_t* key
+        cdef PyObject* blank
+        cdef Node* node
+        shorten(evicted, size)
+        if removed is not None:
+            shorten(removed, size)
+        for place in range(size):
+            node = node_at(self.policy.table, self.policy.victims.items[place].slot)
+            key = key_bytes(node, &length)
+            blank = PyList_GET_ITEM(evicted, place)
+            if length > <uint64_t>PyBytes_GET_SIZE(blank):
+                evicted[place] = key_of(node)
+                if removed is not None:
+                    removed[place] = evicted[place]
+                continue
+            memcpy(PyBytes_AS_STRING(blank), key, length)
+            if length < <uint64_t>PyBytes_GET_SIZE(blank):
+                Py_SET_SIZE(blank, <Py_ssize_t>length)
+                PyBytes_AS_STRING(blank)[length] = 0
+        return 0
+
+    cdef void free_victims(self) noexcept:
+        """Give the victims' chunk ids back."""
+        cdef Table* table = self.policy.table
+        cdef uint64_t victim
+        cdef Node* node
+        for victim in range(self.policy.victims.size):
+            node = node_at(table, self.policy.victims.items[victim].slot)
+            kvo_prefetch(table.buckets + home_of(table, hash_node(table, node)))
+            pool_give(&self.pool, node.block.block_id)
+        self.num_idle -= self.policy.victims.size
+
+    cdef void place(
+        self,
+        RequestAccess access,
+        RequestRank rank,
+        int64_t num_admitted,
+        int64_t num_missing,
+        int32_t* chunk_ids,
+    ) noexcept:
+        """Let the victims go, then give the chosen keys chunks."""
+        cdef CompiledPolicy policy = self.policy
+        cdef int64_t chosen
+        cdef Access* entry
+        cdef Node* node
+        self.free_victims()
+        policy.commit()
+        for chosen in range(num_admitted):
+            entry = self.accesses + self.batch.places[chosen]
+            node = node_at(policy.table, self.batch.chosen[chosen])
+            node.block.ref_cnt = -1
+            node.block.block_id = pool_take(&self.pool)
+            node.flags |= RESIDENT
+            policy.num_resident += 1
+            self.rules.insert(self.batch.chosen[chosen], node, entry, rank)
+            access.seen[entry.number].uses |= INSERTED
+            chunk_ids[chosen] = <int32_t>node.block.block_id
+        self.num_pending += <uint64_t>num_admitted
+        self.forget(num_admitted, num_missing)
+
+    cdef void forget(self, int64_t start, int64_t stop) noexcept:
+        """Take back the nodes of chosen keys that were unknown and are not stored."""
+        cdef Node* node
+        cdef int64_t chosen
+        for chosen in range(start, stop):
+            node = node_at(self.policy.table, self.batch.chosen[chosen])
+            if node.ring == 0 and not node.flags & RESIDENT:
+                drop_key(self.policy.table, self.batch.chosen[chosen], node)
+
+    def complete_store(self, keys, req_context, success=True):
+        """Make pending chunks readable, or drop them where the store failed."""
+        cdef list batch = self.open_batch(keys)
+        cdef bint stored = success
+        cdef Py_ssize_t place
+        cdef Node* node
+        cdef list completed
+        cdef int collecting = PyGC_Disable()
+        try:
+            if not self.rules.ensure(0):
+                raise MemoryError()
+            find_all(self.policy.table, &self.batch)
+            if self.events is not None and (stored or self.reports_failed_stores):
+                completed = self.pending_keys(batch)
+                if completed:
+                    self.events.append(self.completion_event(completed, stored))
+            for place in range(self.batch.size):
+                node = self.resident(place)
+                if node != NULL and node.block.ref_cnt < 0:
+                    self.complete(self.batch.slots[place], node, stored)
+        finally:
+            if collecting:
+                PyGC_Enable()
+
+    cdef object completion_event(self, list keys, bint stored):
+        """Return the event of a store that has ended."""
+        if stored:
+            return self.event_class(keys=keys, medium=self.medium, removed=False)
+        return self.event_class(keys=keys, medium=self.medium, removed=True, metadata_only=True)
+
+    cdef list pending_keys(self, list batch):
+        """Return the keys of the batch that are pending, once each."""
+        cdef list pending = []
+        cdef Py_ssize_t place
+        cdef Node* node
+        cdef Table* table = self.policy.table
+        table_new_epoch(table)
+        for place in range(self.batch.size):
+            node = self.resident(place)
+            if node != NULL and node.block.ref_cnt < 0 and node.block.mark != table.epoch:
+                node.block.mark = table.epoch
+                pending.append(batch[place])
+        return pending
+
+    cdef void complete(self, uint32_t slot, Node* node, bint stored) noexcept:
+        self.num_pending -= 1
+        if stored:
+            node.block.ref_cnt = 0
+            self.num_idle += 1
+            self.rules.became_idle(slot, node)
+        else:
+            pool_give(&self.pool, node.block.block_id)
+            self.policy.c_removed(slot, node)
+            self.policy.take_off(node)
+            drop_key(self.policy.table, slot, node)
+
+    # -- the threshold -----------------------------------------------------------------------
+
+    cdef bint offered_enough(self, object key) except -1:
+        """Tell whether this offer of a key is at least the threshold's."""
+        count = self.counts.get(key)
+        return count is not None and count + 1 >= self.store_threshold
+
+    cdef Offer open_offer(self, list batch):
+        """Count new keys, and find out what else changes; only keys of earlier offers make room.
+
+        `count_offer` or `cancel_offer` follows; neither allocates.
+        """
+        cdef object counts = self.counts, room
+        cdef Offer offer = Offer()
+        cdef Py_ssize_t num_tracked, num_dropped
+        offer.known, offer.numbers, offer.tracked, offer.dropped = [], [], [], []
+        for key in batch:
+            count = counts.get(key)
+            if count is None:
+                offer.tracked.append(key)
+            else:
+                offer.known.append(key)
+                offer.numbers.append(count + 1)
+        room = max(0, self.max_tracker_size - len(counts))
+        num_tracked = min(len(offer.tracked), room + len(counts) - len(offer.known))
+        num_dropped = max(0, num_tracked - room)
+        del offer.tracked[num_tracked:]
+        if num_dropped:
+            offered = set(offer.known)
+            for key in counts:
+                if key not in offered:
+                    offer.dropped.append(key)
+                    if len(offer.dropped) == num_dropped:
+                        break
+        try:
+            for key in offer.tracked:
+                counts[key] = 1
+        except BaseException:
+            self.cancel_offer(offer)
+            raise
+        return offer
+
+    cdef int cancel_offer(self, Offer offer) except -1:
+        """Forget the new keys of an offer."""
+        for key in offer.tracked:
+            if key in self.counts:
+                del self.counts[key]
+        return 0
+
+    cdef int count_offer(self, Offer offer) except -1:
+        """Count the known keys of an offer, and let others go for the new ones."""
+        cdef object counts = self.counts
+        cdef Py_ssize_t place
+        for place in range(len(offer.known)):
+            counts[offer.known[place]] = offer.numbers[place]
+            counts.move_to_end(offer.known[place])
+        for key in offer.tracked:
+            counts.move_to_end(key)
+        for key in offer.dropped:
+            del counts[key]
+        return 0
+
+    cdef cnp.ndarray new_ids(self, Py_ssize_t size):
+        cdef cnp.npy_intp length = size
+        return cnp.PyArray_SimpleNew(1, &length, cnp.NPY_INT32)
+
+    cdef object new_spec(self, cnp.ndarray chunk_ids):
+        """Build vLLM's spec without its constructor, which copies from a list."""
+        spec = new_object(self.spec_class)
+        spec.block_ids = chunk_ids
+        return spec
+
+    cdef object new_output(self, list to_store, object spec, list evicted):
+        """Build vLLM's output without its constructor, which only sets what is given."""
+        output = new_object(self.output_class)
+        output.keys_to_store = to_store
+        output.store_spec = spec
+        output.evicted_keys = evicted
+        return output
 
     # -- requests ----------------------------------------------------------------------------
 

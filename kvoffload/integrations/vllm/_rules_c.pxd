@@ -5,8 +5,8 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport Node
-from kvoffload.integrations.vllm._lru_c cimport RankedLRU
-from kvoffload.integrations.vllm._request cimport RequestRank
+from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
+from kvoffload.integrations.vllm._request_c cimport RequestRank
 from kvoffload.policies._arc_c cimport _ARC
 from kvoffload.policies._twin_c cimport CompiledPolicy
 

@@ -1,14 +1,13 @@
 """What a request's accesses mean to a policy; see ``_rules_c.pxd``.
 
-``LRURules`` and ``ARCRules`` decide as vLLM 0.33's own policies do. ``UseRules`` drives any other
-policy of the library: one touch a request and key, at the request's first miss of it (a policy may
-learn from ghosts) or at the request's finish if it was reused; what the request only inserted
-becomes recent at its finish without counting as used.
+``LRURules`` and ``ARCRules`` decide as vLLM's own policies do; in releases before 0.33 requests
+take no ranks. ``UseRules`` drives any other policy of the library: one touch a request and key, at
+the request's first miss of it (a policy may learn from ghosts) or at the request's finish if it was
+reused; what the request only inserted becomes recent at its finish without counting as used.
 
-``ChainRules`` drives policies that learn
-from whole requests and decline stores: the touch is that of all keys of the request, at its first
-access, so that a store is decided with all that is known; at its finish what is left of it becomes
-recent once more, tail first, without counting as used.
+``ChainRules`` drives policies that learn from whole requests and decline stores: the touch is that
+of all keys of the request, at its first access, so that a store is decided with all that is known;
+at its finish what is left of it becomes recent once more, tail first, without counting as used.
 """
 
 from libc.string cimport memset
@@ -35,9 +34,10 @@ cdef enum:
 
 
 cdef class RequestRules:
-    def __cinit__(self, CompiledPolicy policy not None):
+    def __cinit__(self, CompiledPolicy policy not None, bint ranked=False):
         policy.require_ready()
         self.policy = policy
+        self.ranked = ranked
         policy.victims.managed = True
 
     def keys(self, name):
@@ -93,9 +93,8 @@ cdef class RequestRules:
 
 
 cdef class LRURules(RequestRules):
-    def __cinit__(self, RankedLRU policy not None):
+    def __cinit__(self, RankedLRU policy not None, bint ranked=False):
         self.lru = policy
-        self.ranked = True
         self.all_or_none = True
 
     def keys(self, name):
@@ -113,6 +112,8 @@ cdef class LRURules(RequestRules):
     cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept:
         cdef Py_ssize_t place
         cdef Node* node
+        if not self.ranked:
+            return
         for place in range(batch.size):
             if not accesses[place].flags & NEW:
                 continue

@@ -1,42 +1,35 @@
-"""``KVOffloadManager``: vLLM's CPU offloading manager, with the compiled core inside."""
+"""``KVOffloadManager``: vLLM's CPU offloading manager, with the compiled core inside.
+
+What is called for every step of the scheduler is in the core, ``_manager_c``.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload import base
-from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec, CPUOffloadingMetrics
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.kv_offload.cpu.common import CPUOffloadingMetrics
+from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 
 from ._manager_c import ManagerCore
-from ._policies import make_rules
-from ._view import PolicyView
+from .rules import make_rules
+from .versions import Release, installed_release
 
 __all__ = ["KVOffloadManager"]
-
-_NAMES = SimpleNamespace(
-    LookupResult=base.LookupResult,
-    CacheHitSource=CacheHitSource,
-    ReqContext=base.ReqContext,
-    RequestOffloadingContext=base.RequestOffloadingContext,
-    CPULoadStoreSpec=CPULoadStoreSpec,
-    PrepareStoreOutput=base.PrepareStoreOutput,
-    OffloadingEvent=base.OffloadingEvent,
-)
 
 
 class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[misc]
     """Track the chunks in host memory for vLLM's offloading connector.
 
-    With `cache_policy` ``"lru"`` and ``"arc"`` it decides as vLLM 0.33's own manager does; any
-    other policy of the library is driven by request: a request's use of a key is one touch.
+    With `cache_policy` ``"lru"`` and ``"arc"`` it decides as the own manager of the vLLM that is
+    installed; any other policy of the library is driven by request: a request's use of a key is one
+    touch.
 
     Parameters
     ----------
@@ -54,7 +47,7 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
     max_tracker_size : int
         Keys whose offers are counted, at most.
     info : CPUOffloadingInfo or None
-        Labels for vLLM's info metric.
+        Labels for vLLM's info metric, from 0.33 on.
 
     Raises
     ------
@@ -66,6 +59,8 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
     Complexity: a call is linear in its keys, whatever is pinned. Thread-safety: as vLLM has it,
     callers hold `lock`.
     """
+
+    _release: ClassVar[Release] = installed_release()
 
     def __init__(  # noqa: PLR0917  (vLLM's own constructor)
         self,
@@ -80,7 +75,7 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
         capacity = check_int("num_chunks", num_chunks, 0, MAX_NUM_BLOCKS)
         threshold = check_int("store_threshold", store_threshold)
         max_tracker_size = check_int("max_tracker_size", max_tracker_size)
-        rules = make_rules(cache_policy, cache_policy_module_path, capacity)
+        rules = make_rules(cache_policy, cache_policy_module_path, capacity, self._release)
         self._config_info = info.as_config_info() if info is not None else {}
         self._rules = rules
         self._policy = PolicyView(self, rules)
@@ -91,7 +86,10 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
         self.stores_skipped_in_current_batch = 0
         self.allocation_sizes_in_current_batch = []
         self.counts = OrderedDict() if threshold >= 2 else None
-        self._setup(capacity, rules, _NAMES)  # at last: until then every method raises
+        # At last: until then every method raises.
+        self._setup(
+            capacity, rules, self._release.manager_names(), self._release.reports_failed_stores
+        )
 
     def take_events(self) -> Iterator[Any]:
         """Return the events since the last call; the batch is detached when the first is asked for.
@@ -132,9 +130,72 @@ def _take_events(manager: KVOffloadManager) -> Iterator[Any]:
         return
     events, manager.events = manager.events, []
     for event in events:
-        if not event.metadata_only:
+        if not getattr(event, "metadata_only", False):
             yield event
             continue
         gone = [key for key in event.keys if manager._chunk(key) is None]
         if gone:
             yield replace(event, keys=gone)
+
+
+class PolicyView:
+    """Show the state of a manager's policy; the statuses are copies.
+
+    ``chunks`` (LRU), ``t1``, ``t2``, ``b1``, ``b2`` (ARC) are ordered dicts, least to most recent.
+
+    Parameters
+    ----------
+    manager : KVOffloadManager
+        Whose policy.
+    rules : RequestRules
+        The compiled rules over that policy.
+    """
+
+    def __init__(self, manager: Any, rules: Any) -> None:
+        self._manager = manager
+        self._rules = rules
+
+    @property
+    def cache_capacity(self) -> int:
+        """Chunks that the manager has room for."""
+        capacity: int = self._manager._num_chunks
+        return capacity
+
+    @property
+    def target_t1_size(self) -> float:
+        """ARC's target for the number of chunks in T1; can be set."""
+        target: float = self._rules.target_t1_size
+        return target
+
+    @target_t1_size.setter
+    def target_t1_size(self, value: float) -> None:
+        self._rules.target_t1_size = value
+
+    def get(self, key: bytes) -> ChunkStatus | None:
+        """Return a copy of the status of a resident chunk, or None."""
+        found = self._manager._chunk(key)
+        return None if found is None else _status(*found)
+
+    def evict(self, n: int, protected: Collection[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
+        """Evict exactly `n` idle chunks that are not protected, or none: None.
+
+        Unlike vLLM's, it gives the chunk ids back to the manager's pool.
+        """
+        evicted = self._manager._evict(n, protected)
+        if evicted is None:
+            return None
+        return [(key, _status(0, chunk_id)) for key, chunk_id in evicted]
+
+    def __getattr__(self, name: str) -> OrderedDict[bytes, Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        keys = self._rules.keys(name)
+        if name in ("b1", "b2"):
+            return OrderedDict.fromkeys(keys)
+        return OrderedDict((key, self.get(key)) for key in keys)
+
+
+def _status(ref_cnt: int, chunk_id: int) -> ChunkStatus:
+    status = ChunkStatus(chunk_id)
+    status.ref_cnt = ref_cnt
+    return status

@@ -17,9 +17,10 @@ from vllm.v1.kv_offload.tiering import spec as tiering_spec
 from kvoffload.policies import registry
 
 from .manager import KVOffloadManager
-from .policies import DOOR_POLICIES
+from .policy_adapter import ADAPTED_POLICIES
 from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
-from .tiering import KVOffloadPrimaryTier
+from .tiers import KVOffloadPrimaryTier
+from .versions import installed_release
 
 __all__ = ["KVOffloadSpec", "KVOffloadTieringSpec"]
 
@@ -49,8 +50,8 @@ def _policy_text(name: str, module_path: str | None) -> str | None:
     ValueError
         If the policy is nobody's.
     """
-    if module_path == _PACKAGE and name in DOOR_POLICIES:
-        return DOOR_POLICIES[name]
+    if module_path == _PACKAGE and name in ADAPTED_POLICIES:
+        return ADAPTED_POLICIES[name]
     try:
         registry.parse(name)
     except ValueError:
@@ -123,7 +124,7 @@ class KVOffloadSpec(_OwnPolicy):
             enable_events=self.kv_events_config.enable_kv_cache_events,
             store_threshold=int(self.extra_config.get("store_threshold", 0)),
             max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
-            info=self.cpu_info,
+            **installed_release().manager_options(self),
         )
         logger.info(
             "kvoffload: compiled manager active, policy %s, %d chunks",
@@ -143,7 +144,7 @@ class KVOffloadTieringSpec(_OwnPolicy, tiering_spec.TieringOffloadingSpec):  # t
     ``{"spec_name": "KVOffloadTieringSpec", "spec_module_path": "kvoffload.integrations.vllm"}`` in
     ``kv_connector_extra_config``; every option of vLLM's ``TieringOffloadingSpec`` holds.
 
-    vLLM 0.33 names the class of its primary tier inside ``get_manager``. While that runs, and only
+    vLLM names the class of its primary tier inside ``get_manager``. While that runs, and only
     then, the name stands for `KVOffloadPrimaryTier`.
 
     Parameters

@@ -1,36 +1,23 @@
-"""What every call of the manager begins with: keys, request contexts, what was accessed before."""
+"""What drives a policy by the requests of vLLM: the part that managers and adapters share."""
 
-cimport numpy as cnp
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.pool cimport Pool
 from kvoffload._core.table cimport NIL, RESIDENT, Node, node_at
-from kvoffload.integrations.vllm._request cimport RequestAccess, RequestRank
+from kvoffload.integrations.vllm._request_c cimport RequestAccess, RequestRank
 from kvoffload.integrations.vllm._rules_c cimport Access, RequestRules
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
 
-cdef class ManagerBase:
+cdef class PolicyDriver:
     cdef CompiledPolicy policy      # None until the construction has succeeded
     cdef RequestRules rules
-    cdef Pool pool
     cdef Batch batch                # of the call at work
     cdef Access* accesses           # beside its slots
     cdef Py_ssize_t accesses_room
-    cdef uint64_t num_idle          # resident chunks that may leave
-    cdef uint64_t num_pending       # resident chunks that are being stored
     cdef uint64_t generation        # how often the cache was reset
     cdef list chain                 # keys of the request at work, None if they are not to be shown
-    cdef uint32_t last              # node of the last key that was looked up, or NIL
-    cdef readonly object _num_chunks
-    # vLLM's own classes and constants
-    cdef object miss, hit, hit_pending, host
-    cdef object context_class, request_context_class, spec_class, output_class, event_class
-    # vLLM's public attributes
-    cdef public object medium, counts, store_threshold, max_tracker_size
-    cdef public object stores_skipped_in_current_batch
-    cdef public list events, allocation_sizes_in_current_batch
+    cdef object context_class       # vLLM's
 
     cdef object not_initialised(self)
     cdef void follow(self, RequestRules rules) noexcept
@@ -52,9 +39,6 @@ cdef class ManagerBase:
     cdef void start(self, RequestAccess access) noexcept
     cdef void record(self, RequestAccess access, bint may_repeat) noexcept
     cdef void protect_resident(self) noexcept
-    cdef cnp.ndarray new_ids(self, Py_ssize_t size)
-    cdef object new_spec(self, cnp.ndarray chunk_ids)
-    cdef object new_output(self, list to_store, object spec, list evicted)
 
     cdef inline int require_ready(self) except -1:
         if self.policy is None:

@@ -1,11 +1,12 @@
-"""From the text of a policy to the compiled parts that decide."""
+"""From the text of a policy to the compiled policy and the rules that drive it."""
 
 from __future__ import annotations
 
 from kvoffload.policies import registry
 
-from ._lru_c import RankedLRU
+from ._ranked_lru_c import RankedLRU
 from ._rules_c import ARCRules, ChainRules, LRURules, RequestRules, UseRules
+from .versions import Release
 
 __all__ = ["make_rules"]
 
@@ -16,9 +17,14 @@ _DEMOTE = ("slru",)
 
 
 def make_rules(
-    cache_policy: str, module_path: str | None, capacity: int, *, only_evicts: bool = False
+    cache_policy: str,
+    module_path: str | None,
+    capacity: int,
+    release: Release,
+    *,
+    only_evicts: bool = False,
 ) -> RequestRules:
-    """Build the policy named by `cache_policy` and the rules that drive it by request.
+    """Build the policy named by `cache_policy` and the rules that drive it in a release of vLLM.
 
     Where it `only_evicts`, it is neither shown whole requests nor asked what to store.
 
@@ -41,7 +47,7 @@ def make_rules(
             "manager"
         ) from None
     if spec.entry.name == "lru":
-        return LRURules(RankedLRU(capacity))
+        return LRURules(RankedLRU(capacity), release.provisional_ranks)
     options = dict(spec.options)
     if only_evicts and spec.entry.name in _BY_CHAIN:
         options.setdefault("guard", 0)  # the guard compares whole requests

@@ -1,7 +1,7 @@
 """The primary tier: the manager of host memory as vLLM's secondary tiers see it.
 
 A request whose chunks lie in a secondary tier waits until all of them are in the primary one. In
-vLLM 0.33 a promotion may evict what was promoted before it, for the same request or for another
+vLLM itself a promotion may evict what was promoted before it, for the same request or for another
 that waits, and where memory is small they evict each other for ever. Here a promoted chunk is
 pinned for the request that it was promoted for, until that loads, stores or finishes. So every
 promotion brings a waiting request nearer to its end, or finds no room, which is an answer, too.

@@ -1,4 +1,4 @@
-"""A compiled policy behind vLLM 0.33's own policy interface.
+"""A compiled policy behind vLLM's own policy interface.
 
 vLLM's manager owns the ``ChunkStatus`` objects and changes their counts itself; it says through
 ``mark_evictable`` and ``mark_non_evictable`` when a chunk becomes idle or is pinned, and that is
@@ -23,8 +23,8 @@ from kvoffload._core.table cimport (
     hash_key,
     node_at,
 )
-from kvoffload.integrations.vllm._base_c cimport ManagerBase
-from kvoffload.integrations.vllm._request cimport RequestRank
+from kvoffload.integrations.vllm._manager_c cimport PolicyDriver
+from kvoffload.integrations.vllm._request_c cimport RequestRank
 from kvoffload.integrations.vllm._rules_c cimport (
     FIRST_MISS,
     NEW,
@@ -38,7 +38,7 @@ from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 from kvoffload.errors import block_already_resident, block_not_found, policy_not_initialised
 
 
-cdef class DoorCore(ManagerBase):
+cdef class AdapterCore(PolicyDriver):
     """Answer the calls of vLLM's ``CachePolicy``; a subclass gives the rules."""
 
     cdef PyObject** chunks          # by slot, owned; NULL where not resident
@@ -93,8 +93,8 @@ cdef class DoorCore(ManagerBase):
             return None
         return <object>self.chunks[self.batch.slots[0]]
 
-    def insert(self, key, chunk, req_context):
-        """Add a chunk that vLLM has allocated for a request."""
+    def insert(self, key, chunk, req_context=None):
+        """Add a chunk that vLLM has allocated; from 0.33 on it says for which request."""
         cdef int32_t ref_cnt = chunk.ref_cnt
         cdef int64_t chunk_id = chunk.chunk_id
         cdef list batch = self.find_one(key)
@@ -117,7 +117,7 @@ cdef class DoorCore(ManagerBase):
         cdef Py_ssize_t cursor = 0
         cdef uint32_t slot = self.batch.slots[0]
         cdef Node* node
-        if self.rules.ranked:
+        if self.rules.ranked and req_context is not None:
             self.read_position(req_context, self.positions_of(req_context), 0, &cursor)
         if not self.policy.c_ensure(1) or not self.ensure_chunks():
             raise MemoryError()

@@ -1,5 +1,7 @@
 """What one request has shown to a manager: its keys, in the order seen, and what became of them."""
 
+from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
+from cpython.exc cimport PyErr_Occurred
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
@@ -68,3 +70,28 @@ cdef class RequestRank:
     cdef readonly object owner
     cdef readonly uint64_t generation
     cdef uint32_t group         # NIL until taken
+
+
+cdef class KeyOrder:
+    cdef PyObject** keys        # head to tail, borrowed from the request's accesses
+    cdef uint32_t* numbers      # in RequestAccess.seen, one a key
+
+# Return the keys that a request has shown, head to tail.
+cdef KeyOrder order_keys(RequestAccess access, object req_context, object positions)
+
+
+# A request shows its keys mostly in the order in which the connector has noted their positions, and
+# with the same objects: the entry after the last one found is tried before the dictionary is asked.
+cdef inline int find_position(
+    object positions, PyObject* key, Py_ssize_t* cursor, PyObject** position
+) except -1:
+    """Look a key up; `position` is borrowed, NULL if it has none. `cursor` starts at 0."""
+    cdef PyObject* found_key
+    cdef Py_ssize_t following = cursor[0]
+    if PyDict_Next(positions, &following, &found_key, position) and found_key == key:
+        cursor[0] = following
+        return 0
+    position[0] = PyDict_GetItemWithError(positions, <object>key)
+    if position[0] == NULL and PyErr_Occurred() != NULL:
+        raise
+    return 0

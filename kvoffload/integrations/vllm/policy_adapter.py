@@ -15,13 +15,13 @@ from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, order_request_keys
 
 from kvoffload._checks import check_cache_capacity
 
-from ._door_c import DoorCore
-from ._policies import make_rules
+from ._policy_adapter_c import AdapterCore
 from ._rules_c import RequestRules
+from .rules import make_rules
+from .versions import Release, installed_release
 
 __all__ = [
-    "DOOR_POLICIES",
-    "DoorPolicy",
+    "ADAPTED_POLICIES",
     "KVOffloadARC",
     "KVOffloadARCClassic",
     "KVOffloadHitDensity",
@@ -30,11 +30,12 @@ __all__ = [
     "KVOffloadS3FIFO",
     "KVOffloadSLRU",
     "KVOffloadSieve",
+    "PolicyAdapter",
 ]
 
 
-class DoorPolicy(DoorCore, CachePolicy):  # type: ignore[misc]
-    """Be a policy of the library in the form that vLLM's CPU manager drives.
+class PolicyAdapter(AdapterCore, CachePolicy):  # type: ignore[misc]
+    """A policy of the library in the form that vLLM's CPU manager drives.
 
     A further policy is a subclass with `policy_text`. vLLM builds it as ``cls(cache_capacity=n)``,
     so options stand in the text.
@@ -46,12 +47,15 @@ class DoorPolicy(DoorCore, CachePolicy):  # type: ignore[misc]
     """
 
     policy_text: ClassVar[str]
+    _release: ClassVar[Release] = installed_release()
     cache_capacity: int
     _rules: RequestRules
 
     def __init__(self, cache_capacity: int) -> None:
         CachePolicy.__init__(self, check_cache_capacity(cache_capacity))
-        self._rules = make_rules(self.policy_text, None, self.cache_capacity, only_evicts=True)
+        self._rules = make_rules(
+            self.policy_text, None, self.cache_capacity, self._release, only_evicts=True
+        )
         self._open(self._rules, ReqContext)
 
     def on_request_finished(
@@ -74,13 +78,13 @@ class DoorPolicy(DoorCore, CachePolicy):  # type: ignore[misc]
         return OrderedDict((key, self.get(key)) for key in keys)
 
 
-class KVOffloadLRU(DoorPolicy):
+class KVOffloadLRU(PolicyAdapter):
     """Least recently used; decides as vLLM's ``lru`` does."""
 
     policy_text = "lru"
 
 
-class KVOffloadARC(DoorPolicy):
+class KVOffloadARC(PolicyAdapter):
     """Adaptive replacement; decides as vLLM's ``arc`` does."""
 
     policy_text = "arc"
@@ -98,44 +102,44 @@ class KVOffloadARC(DoorPolicy):
         self._rules.target_t1_size = value
 
 
-class KVOffloadARCClassic(DoorPolicy):
+class KVOffloadARCClassic(PolicyAdapter):
     """Adaptive replacement as published: a key that is remembered returns to T2."""
 
     policy_text = "arc-classic"
 
 
-class KVOffloadHitDensity(DoorPolicy):
+class KVOffloadHitDensity(PolicyAdapter):
     """Hit density: what brings the fewest hits for its room leaves; here it stores everything."""
 
     policy_text = "hit-density"
 
 
-class KVOffloadSLRU(DoorPolicy):
+class KVOffloadSLRU(PolicyAdapter):
     """LRU in two segments: what was used again is protected."""
 
     policy_text = "slru"
 
 
-class KVOffloadLFU(DoorPolicy):
+class KVOffloadLFU(PolicyAdapter):
     """Least frequently used, counts age."""
 
     policy_text = "lfu"
 
 
-class KVOffloadSieve(DoorPolicy):
+class KVOffloadSieve(PolicyAdapter):
     """SIEVE: the oldest that was not used since the hand last passed leaves."""
 
     policy_text = "sieve"
 
 
-class KVOffloadS3FIFO(DoorPolicy):
+class KVOffloadS3FIFO(PolicyAdapter):
     """S3-FIFO: what is new and not used soon leaves first."""
 
     policy_text = "s3fifo"
 
 
 #: Name of the class -> text of the policy, for the managers that need no such class.
-DOOR_POLICIES = {
+ADAPTED_POLICIES = {
     policy_class.__name__: policy_class.policy_text
     for policy_class in (
         KVOffloadLRU,

@@ -1,0 +1,57 @@
+"""LRU as vLLM counts uses, by request."""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from kvoffload._core.table cimport Node, Table
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+cdef struct Rank:
+    uint64_t rank               # greater is newer; shared by the nodes of a group
+    int32_t reverse_position    # minus the token position; 0 where the rank is the node's own
+    uint32_t heap_place         # IN_HEAP: index in the heap
+
+cdef struct Group:
+    uint64_t rank
+    uint32_t member             # the node linked last, NIL if none; free: the next free group
+    bint held                   # a request still refers to it
+
+cdef struct Order:
+    Table* table
+    Rank* ranks                 # by slot
+    uint64_t ranks_room
+    uint64_t first              # rank of log[0]
+    uint32_t* log               # slot, or GROUP | number of a group
+    uint64_t head               # entries before it are passed
+    uint64_t size
+    uint64_t room
+    uint32_t* heap
+    uint64_t heap_size
+    uint64_t heap_room
+    Group* groups
+    uint32_t groups_size
+    uint32_t groups_room
+    uint32_t free_group         # stack of groups to use again
+    uint32_t aside              # idle nodes passed over as protected, linked through ``next``
+
+
+cdef class RankedLRU(CompiledPolicy):
+    cdef Order order
+    cdef readonly uint64_t generation   # how often it was cleared
+
+    # Make room for `entries` moves and one provisional rank; call `c_ensure` before.
+    cdef bint ensure_moves(self, uint64_t entries) noexcept
+    # Make room for `n` victims.
+    cdef bint ensure_victims(self, uint64_t n) noexcept
+    # Move to the newest end.
+    cdef void renew(self, uint32_t slot, Node* node) noexcept
+    # Raise to a request's rank, never lower.
+    cdef void raise_to(
+        self, uint32_t slot, Node* node, uint32_t group, int32_t reverse_position
+    ) noexcept
+    # Give a node that stands nowhere a request's rank.
+    cdef void join(
+        self, uint32_t slot, Node* node, uint32_t group, int32_t reverse_position
+    ) noexcept
+    cdef uint32_t open_group(self) noexcept
+    cdef void release(self, uint64_t generation, uint32_t group) noexcept
+    cdef void cancel(self) noexcept

@@ -1,0 +1,564 @@
+"""LRU as vLLM counts uses, by request: the policy alone.
+
+A request takes one provisional rank, its chunks share it, newest position first, and what it used
+is ranked anew, tail first, when it finishes. The order is (rank, reverse position, key). Where no
+request takes a rank, as before vLLM 0.33, this is plain LRU.
+
+The order has room in its middle, and gives the oldest node that may leave.
+
+Structure
+    ``log`` holds slots in order of rank; a rank is an index into it, counted from ``first``. A node
+    that moves is appended again and its older entry is stale: the entry of rank r is live if its
+    node is IN_LOG with rank r. An entry may name a *group* instead: the nodes that a running
+    request has ranked provisionally, linked through ``prev`` and ``next``; more may join at any
+    time, and inside a group the order is (reverse position, key).
+    ``heap`` holds idle nodes that the front of the log has passed, by (rank, reverse position,
+    key).
+Invariants
+    Whatever is in the heap is older than whatever is in the log: the front only moves on, and a
+    node of a rank that it has passed enters the heap when it is (again) idle. A node that it
+    passed over because it was pinned, pending or protected is NOWHERE, and costs nothing.
+    So *heap, then log* is the order in which a scan that started over would find the idle nodes.
+Cost
+    O(1) for everything, O(log heap) for nodes that return behind the front; 16 bytes a node, and
+    4 bytes an entry of the log, which is compacted when it is full and grows if half is live.
+"""
+
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memset
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.table cimport (
+    NIL,
+    RESIDENT,
+    SEGMENT_BITS,
+    Node,
+    Table,
+    drop_key,
+    key_bytes,
+    kvo_prefetch,
+    node_at,
+)
+from kvoffload._core.victims cimport Victim, victims_ensure
+from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
+
+cdef extern from *:
+    """
+    #define KVO_GROUP 0x80000000u
+    """
+    const uint32_t GROUP "KVO_GROUP"  # marks an entry of the log that names a group
+
+# Where a node stands; kept in Node.note.
+cdef enum:
+    NOWHERE = 0
+    IN_LOG = 1
+    IN_GROUP = 2
+    IN_HEAP = 3
+
+cdef enum:
+    SMALLEST = 64
+    AHEAD = 8           # entries of the log that a scan prefetches
+
+
+# -- the order: where a node stands ----------------------------------------------------------------
+
+
+cdef inline bint is_older(Order* order, uint32_t left, uint32_t right) noexcept nogil:
+    cdef Rank* one = order.ranks + left
+    cdef Rank* other = order.ranks + right
+    cdef const uint8_t* left_key
+    cdef const uint8_t* right_key
+    cdef uint64_t left_length, right_length
+    cdef int difference
+    if one.rank != other.rank:
+        return one.rank < other.rank
+    if one.reverse_position != other.reverse_position:
+        return one.reverse_position < other.reverse_position
+    left_key = key_bytes(node_at(order.table, left), &left_length)
+    right_key = key_bytes(node_at(order.table, right), &right_length)
+    difference = memcmp(left_key, right_key, min(left_length, right_length))
+    return difference < 0 if difference else left_length < right_length
+
+
+cdef inline void heap_put(Order* order, uint64_t place, uint32_t slot) noexcept nogil:
+    order.heap[place] = slot
+    order.ranks[slot].heap_place = <uint32_t>place
+
+
+cdef inline void heap_rise(Order* order, uint64_t place, uint32_t slot) noexcept nogil:
+    cdef uint64_t parent
+    while place:
+        parent = (place - 1) // 2
+        if not is_older(order, slot, order.heap[parent]):
+            break
+        heap_put(order, place, order.heap[parent])
+        place = parent
+    heap_put(order, place, slot)
+
+
+cdef inline void heap_push(Order* order, uint32_t slot) noexcept nogil:
+    """Add an idle node that is NOWHERE; room was made by `order_ensure`."""
+    node_at(order.table, slot).note = IN_HEAP
+    order.heap_size += 1
+    heap_rise(order, order.heap_size - 1, slot)
+
+
+cdef inline void heap_remove(Order* order, uint32_t slot) noexcept nogil:
+    cdef uint64_t place = order.ranks[slot].heap_place
+    cdef uint64_t child
+    cdef uint32_t moved
+    node_at(order.table, slot).note = NOWHERE
+    order.heap_size -= 1
+    if place == order.heap_size:
+        return
+    moved = order.heap[order.heap_size]
+    while True:
+        child = 2 * place + 1
+        if child >= order.heap_size:
+            break
+        if child + 1 < order.heap_size and is_older(
+            order, order.heap[child + 1], order.heap[child]
+        ):
+            child += 1
+        if not is_older(order, order.heap[child], moved):
+            break
+        heap_put(order, place, order.heap[child])
+        place = child
+    heap_rise(order, place, moved)
+
+
+cdef inline bint is_passed(const Order* order, uint64_t rank) noexcept nogil:
+    return rank < order.first + order.head
+
+
+cdef inline void group_give(Order* order, uint32_t number) noexcept nogil:
+    order.groups[number].member = order.free_group
+    order.free_group = number
+
+
+cdef inline uint32_t group_open(Order* order) noexcept nogil:
+    """Take the next rank for a request; room was made by `order_ensure`."""
+    cdef uint32_t number = order.free_group
+    if number != NIL:
+        order.free_group = order.groups[number].member
+    else:
+        number = order.groups_size
+        order.groups_size += 1
+    order.groups[number].rank = order.first + order.size
+    order.groups[number].member = NIL
+    order.groups[number].held = True
+    order.log[order.size] = GROUP | number
+    order.size += 1
+    return number
+
+
+cdef inline void group_release(Order* order, uint32_t number) noexcept nogil:
+    """Say that no request refers to the group any more; its members keep their rank."""
+    order.groups[number].held = False
+    if is_passed(order, order.groups[number].rank):
+        group_give(order, number)  # otherwise when the front gets there
+
+
+cdef inline void group_unlink(Order* order, Node* node, uint64_t rank) noexcept nogil:
+    if node.next != NIL:
+        node_at(order.table, node.next).prev = node.prev
+    if node.prev != NIL:
+        node_at(order.table, node.prev).next = node.next
+    else:
+        order.groups[order.log[rank - order.first] & ~GROUP].member = node.next
+
+
+cdef inline void order_leave(Order* order, uint32_t slot, Node* node) noexcept nogil:
+    """Take a node out of wherever it stands."""
+    if node.note == IN_HEAP:
+        heap_remove(order, slot)
+    elif node.note == IN_GROUP:
+        group_unlink(order, node, order.ranks[slot].rank)
+    node.note = NOWHERE
+
+
+cdef inline void order_append(Order* order, uint32_t slot, Node* node) noexcept nogil:
+    """Make a node that is NOWHERE the newest; room was made by `order_ensure`."""
+    order.ranks[slot].rank = order.first + order.size
+    order.ranks[slot].reverse_position = 0
+    node.note = IN_LOG
+    order.log[order.size] = slot
+    order.size += 1
+
+
+cdef inline void order_join(
+    Order* order, uint32_t slot, Node* node, uint32_t number, int32_t reverse_position
+) noexcept nogil:
+    """Give a node that is NOWHERE the provisional rank of a group."""
+    cdef Group* group = order.groups + number
+    order.ranks[slot].rank = group.rank
+    order.ranks[slot].reverse_position = reverse_position
+    if is_passed(order, group.rank):
+        if node.block.ref_cnt == 0:
+            heap_push(order, slot)
+        return
+    node.note = IN_GROUP
+    node.prev = NIL
+    node.next = group.member
+    if group.member != NIL:
+        node_at(order.table, group.member).prev = slot
+    group.member = slot
+
+
+cdef inline void order_idle(Order* order, uint32_t slot, Node* node) noexcept nogil:
+    """Say that a node has become idle, or is idle and not protected any more."""
+    if node.note == NOWHERE:
+        heap_push(order, slot)
+
+
+cdef void order_open(Order* order, Table* table) noexcept:
+    memset(order, 0, sizeof(Order))
+    order.table = table
+    order.first = 1
+    order.free_group = NIL
+    order.aside = NIL
+
+
+cdef void order_close(Order* order) noexcept:
+    discard(order.ranks)
+    discard(order.log)
+    discard(order.heap)
+    discard(order.groups)
+    order_open(order, order.table)
+
+
+cdef inline bint is_live(Order* order, uint64_t place) noexcept nogil:
+    cdef uint32_t slot = order.log[place]
+    return (
+        order.ranks[slot].rank == order.first + place
+        and node_at(order.table, slot).note == IN_LOG
+    )
+
+
+cdef void compact(Order* order) noexcept nogil:
+    """Drop stale entries and number the others anew, from the rank of the front on."""
+    cdef uint64_t kept = 0, place
+    cdef uint64_t first = order.first + order.head
+    cdef uint32_t entry, slot
+    cdef Group* group
+    for place in range(order.head, order.size):
+        entry = order.log[place]
+        if entry & GROUP:
+            group = order.groups + (entry & ~GROUP)
+            if group.member == NIL and not group.held:
+                group_give(order, entry & ~GROUP)
+                continue
+            group.rank = first + kept
+            slot = group.member
+            while slot != NIL:
+                order.ranks[slot].rank = group.rank
+                slot = node_at(order.table, slot).next
+        elif is_live(order, place):
+            order.ranks[entry].rank = first + kept
+        else:
+            continue
+        order.log[kept] = entry
+        kept += 1
+    order.first = first
+    order.head = 0
+    order.size = kept
+
+
+cdef bint grow(void** array, uint64_t* room, uint64_t wanted, uint64_t item_bytes) noexcept:
+    cdef uint64_t larger
+    cdef void* grown
+    if wanted <= room[0]:
+        return True
+    larger = max(wanted, room[0] + room[0] // 2, <uint64_t>SMALLEST)
+    grown = resize(array[0], larger * item_bytes)
+    if grown == NULL:
+        return False
+    array[0] = grown
+    room[0] = larger
+    return True
+
+
+cdef bint order_ensure(Order* order, uint64_t entries, uint64_t idle) noexcept:
+    cdef uint64_t groups_room = order.groups_room
+    cdef bint done
+    if order.size + entries > order.room:
+        compact(order)
+        if 2 * (order.size + entries) > order.room and not grow(
+            <void**>&order.log, &order.room, 2 * (order.size + entries), sizeof(uint32_t)
+        ):
+            return False
+    if order.free_group == NIL and order.groups_size == order.groups_room:
+        done = grow(
+            <void**>&order.groups, &groups_room, <uint64_t>order.groups_size + 1, sizeof(Group)
+        )
+        order.groups_room = <uint32_t>groups_room
+        if not done:
+            return False
+    return grow(
+        <void**>&order.ranks, &order.ranks_room, order.table.num_ready, sizeof(Rank)
+    ) and grow(<void**>&order.heap, &order.heap_room, idle, sizeof(uint32_t))
+
+
+cdef inline bint may_leave(Order* order, uint32_t slot) noexcept nogil:
+    """Tell whether a node that has just been passed may leave."""
+    cdef Node* node = node_at(order.table, slot)
+    if node.block.ref_cnt != 0:
+        return False
+    if node.block.mark != order.table.epoch:
+        return True
+    node.next = order.aside
+    order.aside = slot
+    return False
+
+
+cdef void order_settle(Order* order) noexcept nogil:
+    cdef uint32_t slot = order.aside
+    cdef uint32_t following
+    while slot != NIL:
+        following = node_at(order.table, slot).next
+        heap_push(order, slot)
+        slot = following
+    order.aside = NIL
+
+
+cdef void pass_group(Order* order, uint32_t number) noexcept nogil:
+    """Let the front pass a group: its idle members go to the heap."""
+    cdef uint32_t slot = order.groups[number].member
+    cdef Node* node
+    order.groups[number].member = NIL
+    while slot != NIL:
+        node = node_at(order.table, slot)
+        node.note = NOWHERE
+        if node.block.ref_cnt == 0:
+            heap_push(order, slot)
+        slot = node.next
+    if not order.groups[number].held:
+        group_give(order, number)
+
+
+cdef uint32_t order_take(Order* order) noexcept nogil:
+    cdef uint32_t slot, entry
+    while True:
+        while order.heap_size:
+            slot = order.heap[0]
+            heap_remove(order, slot)
+            if may_leave(order, slot):
+                return slot
+        if order.head == order.size:
+            return NIL
+        if order.head + AHEAD < order.size:
+            entry = order.log[order.head + AHEAD]
+            if not entry & GROUP:
+                kvo_prefetch(order.ranks + entry)
+                kvo_prefetch(node_at(order.table, entry))
+        entry = order.log[order.head]
+        if entry & GROUP:
+            order.head += 1
+            pass_group(order, entry & ~GROUP)
+        elif is_live(order, order.head):
+            order.head += 1
+            node_at(order.table, entry).note = NOWHERE
+            if may_leave(order, entry):
+                return entry
+        else:
+            order.head += 1
+
+
+cdef list order_slots(Order* order):
+    cdef list found = []
+    cdef uint32_t slot
+    cdef uint64_t length
+    cdef const uint8_t* key
+    cdef Node* node
+    for slot in range(order.table.num_used):
+        node = node_at(order.table, slot)
+        if node.flags & RESIDENT:
+            key = key_bytes(node, &length)
+            found.append((
+                order.ranks[slot].rank,
+                order.ranks[slot].reverse_position,
+                <bytes>(<const char*>key)[:length],
+                slot,
+            ))
+    found.sort()
+    return [entry[3] for entry in found]
+
+
+cdef const char* order_check(Order* order) noexcept:
+    cdef uint64_t place, live = 0, linked = 0, standing = 0
+    cdef uint32_t slot, before, entry
+    cdef Node* node
+    for place in range(order.heap_size):
+        slot = order.heap[place]
+        node = node_at(order.table, slot)
+        if node.note != IN_HEAP or order.ranks[slot].heap_place != place:
+            return b"a node in the heap knows its place"
+        if not is_passed(order, order.ranks[slot].rank):
+            return b"the heap is older than the log"
+        if place and is_older(order, slot, order.heap[(place - 1) // 2]):
+            return b"the heap is ordered"
+    for place in range(order.head, order.size):
+        entry = order.log[place]
+        if not entry & GROUP:
+            live += is_live(order, place)
+            continue
+        if order.groups[entry & ~GROUP].rank != order.first + place:
+            return b"a group's rank is its place in the log"
+        slot = order.groups[entry & ~GROUP].member
+        before = NIL
+        while slot != NIL:
+            node = node_at(order.table, slot)
+            if node.note != IN_GROUP or node.prev != before:
+                return b"the links of a group agree in both directions"
+            if order.ranks[slot].rank != order.first + place:
+                return b"the members of a group have its rank"
+            linked += 1
+            before = slot
+            slot = node.next
+    for slot in range(order.table.num_used):
+        node = node_at(order.table, slot)
+        if not node.flags & RESIDENT:
+            if node.note != NOWHERE:
+                return b"only resident nodes stand in the order"
+            continue
+        standing += node.note != NOWHERE
+        if node.note == NOWHERE and node.block.ref_cnt == 0:
+            return b"every idle node stands in the order"
+    if standing != live + linked + order.heap_size:
+        return b"every node stands in one place"
+    return NULL
+
+
+# -- the policy ------------------------------------------------------------------------------------
+
+
+cdef class RankedLRU(CompiledPolicy):
+    def __init__(self, cache_capacity):
+        self.set_up(cache_capacity, 1, 0)
+        self.victims.managed = True
+        order_close(&self.order)
+        order_open(&self.order, &self.storage.table)
+        self.generation += 1
+        self.publish()
+
+    def __dealloc__(self):
+        order_close(&self.order)
+
+    def _keys(self):
+        """Return the resident keys, oldest first."""
+        self.require_ready()
+        return [key_of(node_at(self.table, slot)) for slot in order_slots(&self.order)]
+
+    # -- moves -------------------------------------------------------------------------------
+
+    cdef bint ensure_moves(self, uint64_t entries) noexcept:
+        # Beside the moves, a request may take a rank.
+        return order_ensure(&self.order, entries + 1, self.table.num_keys)
+
+    cdef bint ensure_victims(self, uint64_t n) noexcept:
+        return victims_ensure(&self.victims, n, 0)
+
+    cdef void renew(self, uint32_t slot, Node* node) noexcept:
+        order_leave(&self.order, slot, node)
+        order_append(&self.order, slot, node)
+
+    cdef void raise_to(
+        self, uint32_t slot, Node* node, uint32_t group, int32_t reverse_position
+    ) noexcept:
+        cdef uint64_t rank = self.order.groups[group].rank
+        if self.order.ranks[slot].rank > rank or (
+            self.order.ranks[slot].rank == rank
+            and self.order.ranks[slot].reverse_position >= reverse_position
+        ):
+            return
+        order_leave(&self.order, slot, node)
+        order_join(&self.order, slot, node, group, reverse_position)
+
+    cdef void join(
+        self, uint32_t slot, Node* node, uint32_t group, int32_t reverse_position
+    ) noexcept:
+        order_join(&self.order, slot, node, group, reverse_position)
+
+    cdef uint32_t open_group(self) noexcept:
+        return group_open(&self.order)
+
+    cdef void release(self, uint64_t generation, uint32_t group) noexcept:
+        if generation == self.generation:
+            group_release(&self.order, group)
+
+    # -- what the skeleton calls -------------------------------------------------------------
+
+    cdef bint c_ensure(self, uint64_t more) noexcept:
+        return CompiledPolicy.c_ensure(self, more) and self.ensure_moves(more)
+
+    cdef void c_touch(self, Batch* batch) noexcept:
+        # Without memory for the log the order stays as it is.
+        cdef Py_ssize_t place
+        if not self.ensure_moves(<uint64_t>batch.size):
+            return
+        for place in range(batch.size - 1, -1, -1):
+            if batch.slots[place] != NIL:
+                self.renew(batch.slots[place], node_at(self.table, batch.slots[place]))
+
+    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+        order_append(&self.order, slot, node)
+
+    cdef bint c_search(self, uint64_t n) noexcept:
+        cdef uint32_t slot
+        if not self.ensure_victims(n):
+            self.victims.no_memory = True
+            return False
+        while self.victims.size < n:
+            slot = order_take(&self.order)
+            if slot == NIL:
+                self.cancel()
+                return False
+            self.victims.items[self.victims.size].slot = slot
+            self.victims.items[self.victims.size].ring = NULL
+            self.victims.size += 1
+        return True
+
+    cdef void cancel(self) noexcept:
+        """End a search and give the victims back, where a scan would find them again."""
+        cdef uint64_t place
+        cdef uint32_t slot
+        for place in range(self.victims.size):
+            slot = self.victims.items[place].slot
+            order_idle(&self.order, slot, node_at(self.table, slot))
+        self.victims.size = 0
+        order_settle(&self.order)
+
+    cdef void c_evicted(self, const Victim* victim) noexcept:
+        self.num_resident -= 1
+        drop_key(self.table, victim.slot, node_at(self.table, victim.slot))
+
+    cdef void c_settled(self) noexcept:
+        order_settle(&self.order)
+
+    cdef void take_off(self, Node* node) noexcept:
+        order_leave(&self.order, slot_of(self.table, node), node)
+        self.num_resident -= 1
+
+    cdef void became_idle(self, uint32_t slot, Node* node) noexcept:
+        order_idle(&self.order, slot, node)
+
+    cdef void c_clear(self) noexcept:
+        order_close(&self.order)
+        self.generation += 1
+
+    cdef const char* c_check(self) noexcept:
+        return order_check(&self.order)
+
+
+cdef uint32_t slot_of(Table* table, Node* node) noexcept:
+    """Return the slot of a node of the table."""
+    cdef uint32_t number
+    cdef Node* segment
+    if table.nodes <= node < table.nodes + table.num_reserved:
+        return <uint32_t>(node - table.nodes)
+    for number in range(table.num_segments):
+        segment = table.segments[number]
+        if segment <= node < segment + (1 << SEGMENT_BITS):
+            return table.num_reserved + (number << SEGMENT_BITS) + <uint32_t>(node - segment)
+    return NIL

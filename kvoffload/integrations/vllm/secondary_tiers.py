@@ -1,0 +1,686 @@
+"""The tiers of ``kvoffload.tiers`` as secondary tiers of vLLM's ``TieringOffloadingManager``.
+
+vLLM loads the classes by name, from ``secondary_tiers`` in ``kv_connector_extra_config``:
+``{"type": "KVOffloadFileTier", "module_path": "kvoffload.integrations.vllm", "path": "/nvme/kv",
+"capacity_bytes": 2000000000000}``.
+
+Structure
+    `SecondaryTier` translates: vLLM's jobs to those of a `Tier`, statuses to results, a request's
+    end to an access, counters and events to vLLM's. The classes below it say how a tier is opened.
+Invariants
+    Every job that vLLM submits is reported once. Trouble with a tier is a failed job or a miss,
+    never an exception out of a call of the scheduler's. A chunk that failed to load is a miss for
+    the request that asked for it, so that no request waits for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import (
+    canonical_format_id,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingEvent,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+    OffloadingMetricMetadata,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from kvoffload.errors import describe
+from kvoffload.tiers import (
+    Done,
+    FileTier,
+    Namespace,
+    Region,
+    State,
+    Status,
+    Tier,
+    TierError,
+    open_tier,
+    weights_identity,
+)
+from kvoffload.tiers.metrics import METRICS, PREFIX, SECONDS_BUCKETS, Metric
+from kvoffload.tiers.opening import parse_size
+
+__all__ = [
+    "KVOffloadFileTier",
+    "KVOffloadObjectTier",
+    "KVOffloadRedisTier",
+    "KVOffloadSharedTier",
+    "KVOffloadTier",
+    "SecondaryTier",
+    "namespace_of",
+]
+
+logger = init_logger("vllm.kvoffload")
+
+WAIT_LOG_S = 5.0
+"""Seconds between two lines in the log while a reset waits for jobs."""
+CLOSE_S = 5.0
+"""Seconds that jobs under way have when the engine ends."""
+ERROR_LOG_S = 60.0
+"""An exception of a tier is logged at most so often."""
+MAX_TIMES = 10_000
+"""Times of jobs that are kept until vLLM asks for them."""
+
+_RESULTS: dict[int, LookupResult] = {
+    State.HIT: LookupResult.HIT,
+    State.MISS: LookupResult.MISS,
+    State.UNKNOWN: LookupResult.RETRY,
+}
+# A put of which nothing is wrong: what the policy declines is not to be stored.
+_STORED = (Status.OK, Status.DECLINED)
+
+
+def namespace_of(
+    config: OffloadingConfig,
+    block_bytes: int,
+    *,
+    weights_id: str | None = None,
+    revision: str | None = None,
+    salt: str = "",
+) -> Namespace:
+    """Return what the bytes of a chunk depend on, as far as vLLM tells a plug-in.
+
+    Parameters
+    ----------
+    config : OffloadingConfig
+        From vLLM.
+    block_bytes : int
+        Bytes per chunk, of all workers together.
+    weights_id : str, optional
+        Identity of the weights; by default `weights_identity` of the model's name.
+    revision : str, optional
+        The revision that was asked for, where the model's name is no directory.
+    salt : str
+        Anything else that keeps namespaces apart.
+
+    Returns
+    -------
+    Namespace
+        vLLM's release counts as far as the second number. The sizes of the parallel groups count
+        unless the bytes are the same for all of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an option is wrong.
+    """
+    for name, value in (("weights_id", weights_id), ("revision", revision), ("salt", salt)):
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name} must be text, got {describe(value)}")
+    parallel, cache = config.parallel, config.cache
+    canonical = None
+    if config.canonical_layout and config.kv_cache_layout is not None:
+        canonical = canonical_format_id(config.kv_cache_layout)
+    is_portable = parallel.is_parallelism_agnostic or config.replicated_layout
+    tokens = config.groups[0].tokens_per_block if config.groups else cache.tokens_per_hash
+    return Namespace(
+        model=config.model.name,
+        block_bytes=block_bytes,
+        engine=f"vllm {'.'.join(vllm.__version__.split('.')[:2])}",
+        weights=weights_identity(config.model.name, revision) if weights_id is None else weights_id,
+        kv_dtype=config.model.dtype,
+        layout={
+            "canonical": canonical,
+            "kv_cache": config.kv_cache_layout,
+            "replicated": config.replicated_layout,
+            "blocks_per_chunk": cache.blocks_per_chunk,
+        },
+        groups=[[group.tokens_per_block, *group.layer_names] for group in config.groups],
+        hash_seed=os.environ.get("PYTHONHASHSEED"),
+        tokens_per_hash=cache.tokens_per_hash,
+        tokens_per_block=tokens * cache.blocks_per_chunk,
+        parallel=None
+        if is_portable
+        else {
+            "tensor": parallel.tp_size,
+            "pipeline": parallel.pp_size,
+            "prefill_context": parallel.pcp_size,
+            "decode_context": parallel.dcp_size,
+            "workers": parallel.world_size,
+        },
+        salt=salt,
+    )
+
+
+@dataclass(slots=True)
+class _Request:
+    """What is known for one request.
+
+    Attributes
+    ----------
+    failed : set of bytes
+        Chunks that could not be loaded for it.
+    answers : dict of bytes to bool or None
+        Chunks that were asked for; None: no answer yet.
+    """
+
+    failed: set[bytes] = field(default_factory=set)
+    answers: dict[bytes, bool | None] = field(default_factory=dict)
+
+
+class _Transfer(NamedTuple):
+    """A job of vLLM's that the tier has."""
+
+    job_id: int
+    keys: list[bytes]
+    request_id: str | None  # of a load
+
+
+class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
+    """A `Tier` below vLLM's primary tier; subclasses open it.
+
+    Parameters
+    ----------
+    offloading_spec, primary_kv_view, tier_type, backpressure_detector
+        From vLLM.
+    opener : callable
+        Opens the tier, given its namespace and whether it is to collect events.
+    on_reset : str
+        What a reset of vLLM's caches does here, such as after an update of the weights:
+        ``"forget"`` drops everything, ``"keep"`` nothing, as vLLM's own tiers.
+    weights_id, revision, salt
+        As for `namespace_of`.
+    enable_kv_events : bool
+        Whether to emit KV events; needs vLLM's own to be enabled.
+    locality : str, optional
+        ``"LOCAL"`` or ``"REMOTE"``, for vLLM's filters and events.
+
+    Attributes
+    ----------
+    tier : Tier
+        The tier.
+    namespace : Namespace
+        What the bytes mean.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an option is wrong.
+    TierError
+        If the tier cannot be opened.
+
+    Notes
+    -----
+    Thread-safety: as vLLM has it, callers hold the manager's lock. Complexity: linear in the keys
+    of a call; `lookup` is O(1), a request's first lookup of a remote tier linear in its chunks.
+    """
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        opener: Callable[[Namespace, bool], Tier],
+        *,
+        on_reset: str = "forget",
+        weights_id: str | None = None,
+        revision: str | None = None,
+        salt: str = "",
+        enable_kv_events: bool = False,
+        locality: str | None = None,
+        backpressure_detector: Any = None,
+    ) -> None:
+        if on_reset not in ("forget", "keep"):
+            raise ValueError(f"on_reset must be 'forget' or 'keep', got {describe(on_reset)}")
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = None if locality is None else Locality(locality)
+        self._forgets = on_reset == "forget"
+        self._emits = _emits_events(offloading_spec, tier_type, enable_kv_events)
+        self.namespace = namespace_of(
+            offloading_spec.config,
+            self.block_size_bytes,
+            weights_id=weights_id,
+            revision=revision,
+            salt=salt,
+        )
+        self._requests: dict[str, _Request] = {}
+        self._transfers: dict[int, _Transfer] = {}  # job of the tier -> job of vLLM
+        self._queries: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, keys
+        self._finished: list[JobResult] = []
+        self._times: deque[tuple[str, float]] = deque(maxlen=MAX_TIMES)
+        self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # what vLLM was told
+        self._log_error_at = 0.0
+        self.tier = opener(self.namespace, self._emits)
+        try:
+            self.tier.attach(Region(primary_kv_view, self.block_size_bytes))
+        except BaseException:
+            self.tier.close(0.0)
+            raise
+        logger.info(
+            "kvoffload: tier %r (%s) active, namespace %s, %s chunks found",
+            self.tier.name,
+            tier_type,
+            self.namespace.fingerprint.hex(),
+            self.tier.stats().get("restored", "unknown"),
+        )
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Take note of a request; chunks are offloaded as they come."""
+        self._requests.setdefault(req_context.req_id, _Request())
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Count all chunks of the request as one access."""
+        self._requests.pop(req_context.req_id, None)
+        self._touch(_chain(req_context))
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
+        """Mark chunks as recently used."""
+        self._touch(keys)
+
+    def _touch(self, keys: Iterable[bytes]) -> None:
+        try:
+            self.tier.touch(keys)
+        except Exception as error:  # noqa: BLE001  (a user's policy may raise anything)
+            self._log_error("touch", error)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Say whether a chunk is there: HIT, MISS, or RETRY while a server is being asked."""
+        request = self._requests.get(req_context.req_id)
+        if request is not None and key in request.failed:
+            return LookupResult.MISS
+        try:
+            state = self.tier.state(key)
+            if state == State.UNKNOWN:
+                state = self._ask(key, req_context)
+        except Exception as error:  # noqa: BLE001
+            self._log_error("lookup", error)
+            return LookupResult.MISS
+        return _RESULTS[state]
+
+    def _ask(self, key: bytes, req_context: ReqContext) -> State:
+        """Ask for all chunks of a request at once, or say what was answered."""
+        request = self._requests.setdefault(req_context.req_id, _Request())
+        if key not in request.answers:
+            chain = dict.fromkeys([*_chain(req_context), key])
+            wanted = [one for one in chain if one not in request.answers]
+            job = self.tier.query(wanted)
+            self._queries[job] = (req_context.req_id, wanted)
+            request.answers.update(dict.fromkeys(wanted))
+            self._collect()  # a tier that is given up for now answers at once
+        answer = request.answers.get(key)
+        if answer is None:
+            return State.UNKNOWN
+        return State.HIT if answer else State.MISS
+
+    # -- jobs --------------------------------------------------------------------------------
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Start to store chunks; those that are there are not written again."""
+        self._submit(self.tier.put, job_metadata, None)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Start to load chunks into the primary tier."""
+        self._submit(self.tier.get, job_metadata, job_metadata.req_context.req_id)
+
+    def _submit(
+        self,
+        submit: Callable[[list[bytes], Any], int],
+        job_metadata: TransferJob,
+        request_id: str | None,
+    ) -> None:
+        keys = list(job_metadata.keys)
+        try:
+            job = submit(keys, np.asarray(job_metadata.chunk_ids))
+        except Exception as error:  # noqa: BLE001  (a user's policy may raise anything)
+            self._log_error("store" if request_id is None else "load", error)
+            self._failed(request_id, keys)
+            self._finished.append(JobResult(job_id=job_metadata.job_id, success=False))
+            return
+        self._transfers[job] = _Transfer(job_metadata.job_id, keys, request_id)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Return the jobs that ended since the last call."""
+        self._collect()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _collect(self) -> None:
+        for done in self.tier.poll():
+            self._times.append((done.op, done.seconds))
+            if done.op == "query":
+                request_id, keys = self._queries.pop(done.job)
+                request = self._requests.get(request_id)
+                if request is not None:
+                    found = (done.status == Status.OK).tolist()
+                    request.answers.update(zip(keys, found, strict=True))
+                continue
+            self._finished.append(self._result(self._transfers.pop(done.job), done))
+
+    def _result(self, transfer: _Transfer, done: Done) -> JobResult:
+        successful = None
+        if transfer.request_id is None:
+            is_success = bool(np.isin(done.status, _STORED).all())
+        else:
+            found = (done.status == Status.OK).tolist()
+            is_success = all(found)
+            if not is_success:
+                pairs = list(zip(transfer.keys, found, strict=True))
+                self._failed(transfer.request_id, [key for key, is_there in pairs if not is_there])
+                successful = tuple(key for key, is_there in pairs if is_there) or None
+        return JobResult(
+            job_id=transfer.job_id,
+            success=is_success,
+            successful_keys=successful,
+            transfer_time=done.seconds,
+            transfer_bytes=done.nbytes,
+        )
+
+    def _failed(self, request_id: str | None, keys: Iterable[bytes]) -> None:
+        """Make chunks that could not be loaded misses for their request."""
+        request = self._requests.get(request_id) if request_id is not None else None
+        if request is not None:
+            request.failed.update(keys)
+
+    def _log_error(self, what: str, error: Exception) -> None:
+        now = time.monotonic()
+        if now >= self._log_error_at:
+            self._log_error_at = now + ERROR_LOG_S
+            logger.error("kvoffload: tier %r: %s failed", self.tier.name, what, exc_info=error)
+
+    def drain_jobs(self) -> None:
+        """Wait until no job touches the primary tier's memory, and do as `on_reset` says.
+
+        vLLM calls it when it resets its caches, and at no other time. A tier with buffers of its
+        own (see `Tier`, *Deadlines*) is waited for until the jobs' deadlines at most.
+        """
+        waited = 0.0
+        while not self.tier.wait(list(self._transfers), WAIT_LOG_S):
+            waited += WAIT_LOG_S
+            logger.warning(
+                "kvoffload: tier %r: a reset has waited %.0f s for %d jobs",
+                self.tier.name,
+                waited,
+                len(self._transfers),
+            )
+        self._collect()
+        if self._forgets:
+            self.tier.forget()
+            for request in self._requests.values():
+                request.answers.clear()
+
+    def shutdown(self) -> None:
+        """Close the tier; a second call does nothing.
+
+        Raises
+        ------
+        TierError
+            If a call of the kernel's has not returned that may still write to the primary tier's
+            memory, which vLLM then keeps.
+        """
+        tier: Tier | None = self.__dict__.pop("tier", None)  # it holds the primary tier's memory
+        if tier is not None and not tier.close(CLOSE_S) and tier.direct:
+            raise TierError(
+                f"tier {tier.name!r} has a call that has not returned in {CLOSE_S:.0f} s; it may "
+                "still use the primary tier's memory"
+            )
+
+    # -- events and metrics ------------------------------------------------------------------
+
+    def take_events(self) -> Iterator[OffloadingEvent]:
+        """Give what was stored and what left since the last call.
+
+        A reset gives none: vLLM announces it for all tiers.
+        """
+        if not self._emits:
+            return
+        for event in self.tier.take_events():
+            if event.keys:
+                yield OffloadingEvent(
+                    keys=[OffloadKey(key) for key in event.keys],
+                    medium=self.medium,
+                    removed=event.removed,
+                    locality=self.locality,
+                    ownership=self.tier.name,
+                    removal_expected=not event.removed,
+                )
+
+    @classmethod
+    def build_metric_definitions(
+        cls,
+        extra_config: dict[str, Any],  # noqa: ARG003
+    ) -> dict[str, OffloadingMetricMetadata]:
+        """Return the metrics of every tier, with the label ``tier``."""
+        return {PREFIX + metric.name: _definition(metric) for metric in METRICS}
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Return what was counted since the last call."""
+        stats = OffloadingConnectorStats()
+        samples = getattr(self.tier, "samples", None)
+        for metric, labels, value in samples() if samples is not None else ():
+            name = PREFIX + metric.name
+            values = (self.tier.name, *(labels[label] for label in metric.labels))
+            if metric.kind == "gauge":
+                stats.set_gauge(name, value, values)
+            elif metric.kind == "counter":
+                more = value - self._counted.get((name, values), 0)
+                if more:
+                    self._counted[name, values] = value
+                    stats.increase_counter(name, more, values)
+        for op, seconds in self._times:
+            stats.observe_histogram(f"{PREFIX}seconds", seconds, (self.tier.name, op))
+        self._times.clear()
+        return stats
+
+
+def _chain(req_context: ReqContext) -> list[bytes]:
+    """Return the keys of a request, head to tail."""
+    positions = req_context._offload_key_positions
+    return sorted(positions, key=positions.__getitem__)
+
+
+def _emits_events(offloading_spec: Any, tier_type: str, is_enabled: bool) -> bool:
+    if is_enabled and not offloading_spec.kv_events_config.enable_kv_cache_events:
+        logger.warning(
+            "kvoffload: enable_kv_events of secondary tier %r has no effect: vLLM's KV cache "
+            "events are disabled",
+            tier_type,
+        )
+        return False
+    return is_enabled
+
+
+def _definition(metric: Metric) -> OffloadingMetricMetadata:
+    text = metric.help[0].upper() + metric.help[1:] + "."
+    labels = ("tier", *metric.labels)
+    if metric.kind == "gauge":
+        return OffloadingGaugeMetadata(text, labels)
+    if metric.kind == "counter":
+        return OffloadingCounterMetadata(text, labels)
+    return OffloadingHistogramMetadata(text, labels, buckets=SECONDS_BUCKETS)
+
+
+def _replica_folder(folder: str, offloading_spec: Any) -> str:
+    """Return the folder of one data-parallel replica: two cannot share a slab."""
+    parallel = offloading_spec.config.parallel
+    if parallel.data_parallel_size > 1:
+        return f"{folder.rstrip('/')}/replica{parallel.data_parallel_index}"
+    return folder
+
+
+class KVOffloadFileTier(SecondaryTier):
+    """A slab on a local disk below vLLM's primary tier: a `FileTier`.
+
+    With data parallelism, replica ``k`` has the slab in the folder ``replica<k>`` of `path`.
+
+    Parameters
+    ----------
+    offloading_spec, primary_kv_view, tier_type
+        From vLLM.
+    path : str
+        A folder; made if there is none.
+    capacity_bytes : int or str
+        Bytes of chunks, which are allocated at once; a number or text such as ``"2TB"``.
+    policy : str
+        Which chunks stay: a policy of the library, with its options.
+    threads, staged, staging_bytes, ack, max_queued_bytes, name
+        As for `FileTier`.
+    locality : str, optional
+        As for `SecondaryTier`.
+    **options
+        As for `SecondaryTier`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an option is wrong.
+    TierError
+        If the slab cannot be opened: too little space, or it is in use.
+    """
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        *,
+        path: str,
+        capacity_bytes: int | str,
+        policy: str = "lru",
+        threads: int | None = None,
+        staged: bool = False,
+        staging_bytes: int | str | None = None,
+        ack: str | None = None,
+        max_queued_bytes: int | str | None = None,
+        name: str | None = None,
+        locality: str | None = "LOCAL",
+        **options: Any,
+    ) -> None:
+        if not isinstance(path, str) or not path:  # type: ignore[redundant-expr]
+            raise ValueError(f"path must be a folder, got {describe(path)}")
+        given = {
+            "capacity_bytes": _bytes("capacity_bytes", capacity_bytes),
+            "threads": threads,
+            "staging_bytes": _bytes("staging_bytes", staging_bytes),
+            "ack": ack,
+            "max_queued_bytes": _bytes("max_queued_bytes", max_queued_bytes),
+            "name": name,
+        }
+        arguments = {keyword: value for keyword, value in given.items() if value is not None}
+        folder = _replica_folder(path, offloading_spec)
+
+        def opener(namespace: Namespace, enable_events: bool) -> Tier:
+            return FileTier(
+                folder,
+                policy=policy,
+                namespace=namespace,
+                staged=staged,
+                enable_events=enable_events,
+                **arguments,
+            )
+
+        super().__init__(
+            offloading_spec, primary_kv_view, tier_type, opener, locality=locality, **options
+        )
+
+
+def _bytes(name: str, value: Any) -> Any:
+    """Return a size that may be text as a number of bytes."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
+
+
+class KVOffloadTier(SecondaryTier):
+    """Any tier that a line of text names, below vLLM's primary tier.
+
+    A slab is put into a folder of its own for each data-parallel replica, as by
+    `KVOffloadFileTier`.
+
+    Parameters
+    ----------
+    offloading_spec, primary_kv_view, tier_type
+        From vLLM.
+    url : str
+        As for `open_tier`, such as ``"slab:/nvme/kv?capacity=2TB&policy=hit-density"``.
+    **options
+        As for `SecondaryTier`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an option is wrong.
+    TierError
+        If the tier cannot be opened.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """What `url` may start with; any, if empty."""
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        *,
+        url: str,
+        **options: Any,
+    ) -> None:
+        if not isinstance(url, str):
+            raise TypeError(f"url must be text, got {type(url).__name__}")
+        kind, colon, rest = url.partition(":")
+        if self.kinds and kind not in self.kinds:
+            known = ", ".join(f"{one}:" for one in self.kinds)
+            raise ValueError(f"url of {tier_type} must start with one of {known}")
+        place, _, text = rest.partition("?")
+        if kind == "slab":
+            place = _replica_folder(place, offloading_spec)
+
+        def opener(namespace: Namespace, enable_events: bool) -> Tier:
+            given = "&".join([*filter(None, [text]), *["events=true"] * enable_events])
+            return open_tier(f"{kind}{colon}{place}{'?' * bool(given)}{given}", namespace)
+
+        super().__init__(offloading_spec, primary_kv_view, tier_type, opener, **options)
+
+
+class _RemoteTier(KVOffloadTier):
+    """A tier that several engines share."""
+
+    def __init__(self, *arguments: Any, locality: str | None = "REMOTE", **options: Any) -> None:
+        super().__init__(*arguments, locality=locality, **options)
+
+
+class KVOffloadSharedTier(_RemoteTier):
+    """A directory that several engines share: ``dir:``; see `KVOffloadTier`."""
+
+    kinds = ("dir",)
+
+
+class KVOffloadRedisTier(_RemoteTier):
+    """A Redis or Valkey server: ``redis:`` or ``rediss:``; see `KVOffloadTier`."""
+
+    kinds = ("redis", "rediss")
+
+
+class KVOffloadObjectTier(_RemoteTier):
+    """An object store: ``s3:``, ``gs:`` or ``az:``; see `KVOffloadTier`."""
+
+    kinds = ("s3", "gs", "az")

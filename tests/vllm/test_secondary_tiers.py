@@ -1,0 +1,732 @@
+"""The library's tiers below vLLM's real tiering manager, with its primary tier and with ours."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingEvent,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+    ReqContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.config import OffloadingModelConfig
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm.v1.kv_offload.tiering.base import TransferJob
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
+
+from kvoffload.integrations.vllm import KVOffloadFileTier, KVOffloadTier, secondary_tiers
+from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier, namespace_of
+from kvoffload.tiers import Done, MemoryTier, State, Status, TierError
+from kvoffload.tiers.metrics import METRICS, PREFIX
+from kvoffload.tiers.testing import FaultyTier
+from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
+from tests.vllm.test_tiers import OURS, THEIRS, Engine, content, key
+
+SPECS = pytest.mark.parametrize("names", [OURS, THEIRS], ids=["ours", "theirs"])
+
+
+def slab(folder, chunks=64, **options):
+    return {
+        "type": "KVOffloadFileTier",
+        "module_path": PACKAGE,
+        "path": str(folder),
+        "capacity_bytes": chunks * CHUNK_BYTES,
+        **options,
+    }
+
+
+class TierEngine(Engine):
+    """Drive a tiering manager over any secondary tier."""
+
+    def __init__(self, tier, num_chunks=4, names=OURS, **extra):
+        self.spec = OffloadingSpecFactory.create_spec(
+            configuration(num_chunks, **names, secondary_tiers=[tier], **extra)
+        )
+        self.manager = self.spec.get_manager()
+        self.primary = self.manager.primary_tier
+        (self.tier,) = self.manager.secondary_tiers
+        self.jobs = []
+        self.count = 0
+        self.is_open = True
+        for direction in ("submit_store", "submit_load"):
+            self.record(direction)
+
+    def end_step(self):
+        """End a scheduler step and wait until the tier has nothing left to do."""
+        self.manager.on_schedule_end(ScheduleEndContext((), ()))
+        assert self.tier.tier.wait(list(self.tier._transfers), 60)
+
+    def look_up(self, keys, context):
+        """Look all keys up, step by step, until each answer is final."""
+        for _ in range(50):
+            answers = [self.manager.lookup(one, context) for one in keys]
+            if not {LookupResult.RETRY, LookupResult.HIT_PENDING} & set(answers):
+                return answers
+            self.end_step()
+        raise AssertionError(answers)
+
+    def reset(self):
+        self.manager.reset_cache()
+        self.manager.on_reset_flushed()
+
+    def close(self):
+        if self.is_open:
+            self.is_open = False
+            self.manager.shutdown()
+
+
+@pytest.fixture
+def engines():
+    made = []
+
+    def make(*arguments, **extra):
+        made.append(TierEngine(*arguments, **extra))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def chain(start, length=4):
+    return [key(number) for number in range(start, start + length)]
+
+
+def assert_nothing_is_left(engine):
+    """No pinned, no pending and no lost chunk; no job and no request."""
+    engine.settle()
+    assert not engine.manager._jobs
+    assert not engine.tier._transfers
+    assert not engine.tier._requests
+    for one in engine.tier.get_finished_jobs():
+        raise AssertionError(one)
+    if hasattr(engine.primary, "_check"):
+        assert engine.primary._usage() == (0, 0)
+        engine.primary._check()
+
+
+# -- bytes ---------------------------------------------------------------------------------------
+
+
+@SPECS
+@pytest.mark.parametrize("policy", ["lru", "hit-density", "s3fifo"])
+def test_chunks_come_back_byte_for_byte_also_after_a_restart(tmp_path, engines, names, policy):
+    tier = slab(tmp_path, policy=policy)
+    engine = engines(tier, names=names)
+    assert type(engine.manager) is TieringOffloadingManager
+    assert type(engine.tier) is KVOffloadFileTier
+    starts = [0, 10, 20, 30]
+    for start in starts:
+        assert engine.request(chain(start)) == 0
+    for start in starts:  # each evicts the others from the primary; bytes are compared in `request`
+        assert engine.request(chain(start)) == 4
+    assert_nothing_is_left(engine)
+    engine.close()
+    again = engines(tier, names=names)
+    assert again.tier.tier.num_restored == 16
+    for start in starts:
+        assert again.request(chain(start)) == 4
+    assert {job for job, *_ in again.jobs} == {"submit_load"}
+    assert_nothing_is_left(again)
+
+
+CHILD = """
+import os, signal, sys
+from tests.vllm.test_secondary_tiers import TierEngine, chain, slab
+engine = TierEngine(slab(sys.argv[1], 2000))
+for start in range(0, 400, 4):
+    engine.request(chain(start))
+    print(start, flush=True)
+"""
+
+
+def test_after_kill_9_the_chunks_are_there(tmp_path, engines):
+    child = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", CHILD, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        for line in child.stdout:
+            if line.strip() == "120":
+                break
+        else:
+            raise AssertionError("the child has ended")
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.stdout.close()
+        child.wait()
+    engine = engines(slab(tmp_path, 2000))
+    assert engine.tier.tier.num_restored >= 120
+    for start in range(0, 120, 4):
+        assert engine.request(chain(start)) == 4
+    assert_nothing_is_left(engine)
+
+
+def test_a_chunk_that_is_there_is_not_written_again(tmp_path, engines):
+    engine = engines(slab(tmp_path))
+    engine.request(chain(0))
+    engine.settle()
+    job = TransferJob(77, chain(0), np.arange(4), False, ReqContext("r"))
+    engine.tier.submit_store(job)
+    (result,) = engine.tier.get_finished_jobs()
+    assert (result.job_id, result.success, result.transfer_bytes) == (77, True, 0)
+
+
+def test_damaged_chunks_are_computed_again_and_never_served(tmp_path, engines):
+    tier = slab(tmp_path)
+    engine = engines(tier)
+    engine.request(chain(0))
+    engine.request(chain(10))
+    engine.close()
+    (path,) = tmp_path.rglob("blocks.dat")
+    data = bytearray(path.read_bytes())
+    at = data.index(content(key(2)))
+    data[at + 1234] ^= 0x10
+    path.write_bytes(data)
+    engine = engines(tier)
+    assert engine.request(chain(0)) == 2  # up to the damage; the rest is computed and stored
+    assert_nothing_is_left(engine)
+    assert engine.tier.tier.stats()["get_corrupt"] == 1
+    engine.request(chain(10))
+    assert engine.request(chain(0)) == 4
+
+
+def test_a_slab_that_is_in_use_or_too_large_stops_the_start(tmp_path, engines):
+    engines(slab(tmp_path))
+    with pytest.raises(TierError, match=str(os.getpid())):
+        TierEngine(slab(tmp_path))
+    with pytest.raises(TierError, match="space"):
+        TierEngine(slab(tmp_path / "more", 2**30))
+
+
+# -- trouble -------------------------------------------------------------------------------------
+
+
+class FaultySecondaryTier(SecondaryTier):
+    """A tier that fails when it is told to."""
+
+    def __init__(self, *arguments, chunks=64, **options):
+        def opener(namespace, enable_events):
+            return FaultyTier(
+                chunks * CHUNK_BYTES, namespace=namespace, enable_events=enable_events
+            )
+
+        super().__init__(*arguments, opener=opener, **options)
+
+
+def faulty(**options):
+    return {"type": "FaultySecondaryTier", "module_path": __name__, **options}
+
+
+@SPECS
+def test_a_chunk_that_cannot_be_loaded_is_a_miss_for_its_request(engines, names):
+    engine = engines(faulty(), names=names)
+    engine.request(chain(0))
+    engine.request(chain(10))
+    engine.tier.tier.fail("get", 2)
+    assert engine.request(chain(0)) < 4
+    assert_nothing_is_left(engine)
+    engine.request(chain(10))
+    assert engine.request(chain(0)) == 4
+
+
+def test_a_request_does_not_ask_again_for_what_failed(engines):
+    engine = engines(faulty())
+    engine.request(chain(0))
+    engine.request(chain(10))
+    # Nothing is known of a block whose get timed out: the tier still says HIT.
+    tier = engine.tier.tier
+    real_poll = tier.poll
+
+    def poll():
+        return [
+            replace(done, status=np.full_like(done.status, Status.TIMEOUT), nbytes=0)
+            if done.op == "get"
+            else done
+            for done in real_poll()
+        ]
+
+    tier.poll = poll
+    loads = Counter()
+    assert engine.request(chain(0)) == 0
+    for direction, keys, _ in engine.jobs:
+        if direction == "submit_load":
+            loads.update(keys)
+    assert set(loads.values()) == {1}
+    assert tier.state(key(0)) == State.HIT
+    del tier.poll
+    assert_nothing_is_left(engine)
+    engine.request(chain(10))
+    assert engine.request(chain(0)) == 4
+
+
+def test_a_tier_that_cannot_write_costs_nothing_but_hits(engines):
+    engine = engines(faulty())
+    engine.tier.tier.fail("put", 1000)
+    for start in range(0, 80, 4):
+        assert engine.request(chain(start)) == 0
+    assert engine.tier.tier.health().writes == "open"
+    assert_nothing_is_left(engine)
+    stats = engine.manager.get_stats().reduce()
+    failures = [name for name in stats if "cascade_job_failures" in name]
+    assert failures
+
+
+def test_a_hung_tier_lets_go_of_the_primary_by_the_deadline(engines, monkeypatch):
+    engine = engines(faulty())
+    engine.request(chain(0))
+    engine.request(chain(10))
+    tier = engine.tier.tier
+    get = tier.get
+    tier.get = lambda keys, ids: get(keys, ids, 0.05)
+    tier.hang()
+    try:
+        assert engine.request(chain(0)) == 0
+        engine.reset()  # waits for jobs, and ends
+        assert not engine.manager._jobs
+    finally:
+        tier.resume()
+        del tier.get
+    assert_nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tier_in_all_kinds_of_trouble_never_serves_a_wrong_byte(engines, seed):
+    """Bytes are compared in `request`."""
+    rng = random.Random(seed)
+    engine = engines(faulty(chunks=40), num_chunks=6)
+    tier = engine.tier.tier
+    hits = 0
+    for _ in range(150):
+        trouble = rng.random()
+        if trouble < 0.1:
+            tier.fail(rng.choice(["get", "put"]), rng.randint(1, 3))
+        elif trouble < 0.2:
+            one = key(rng.randrange(40))
+            if tier.state(one) == State.HIT:
+                tier.flip(one, rng.randrange(8 * CHUNK_BYTES))
+        elif trouble < 0.23:
+            engine.reset()
+        elif trouble < 0.3:
+            tier.discard([key(rng.randrange(40))])
+        elif trouble < 0.4:
+            tier.health(reset=True)
+        start = rng.randrange(36)
+        hits += engine.request(chain(start, rng.randint(1, 5)))
+    assert hits > 0
+    assert_nothing_is_left(engine)
+
+
+def test_what_a_tier_raises_does_not_reach_the_scheduler(engines):
+    engine = engines(faulty())
+
+    def broken(*_):
+        raise ZeroDivisionError("a policy of one's own")
+
+    for name in ("put", "touch"):
+        setattr(engine.tier.tier, name, broken)
+    assert engine.request(chain(0)) == 0
+    for name in ("put", "touch"):
+        delattr(engine.tier.tier, name)
+    engine.request(chain(0))
+    engine.request(chain(10))
+    for name in ("get", "state"):
+        setattr(engine.tier.tier, name, broken)
+        assert engine.request(chain(0)) == 0
+        delattr(engine.tier.tier, name)
+        assert engine.request(chain(10)) == 4
+    assert_nothing_is_left(engine)
+
+
+def test_a_chunk_id_out_of_bounds_fails_the_job(tmp_path, engines):
+    engine = engines(slab(tmp_path))
+    for submit in (engine.tier.submit_store, engine.tier.submit_load):
+        submit(TransferJob(5, chain(0, 1), np.array([4]), False, ReqContext("r")))
+        (result,) = engine.tier.get_finished_jobs()
+        assert (result.job_id, result.success) == (5, False)
+
+
+def test_a_load_says_which_chunks_came(tmp_path, engines):
+    engine = engines(slab(tmp_path))
+    engine.request(chain(0, 3))
+    engine.settle()
+    keys = [key(0), key(99), key(2)]
+    engine.tier.submit_load(TransferJob(9, keys, np.array([3, 2, 1]), True, ReqContext("r")))
+    assert engine.tier.tier.wait(list(engine.tier._transfers), 60)
+    (result,) = engine.tier.get_finished_jobs()
+    assert not result.success
+    assert result.successful_keys == (key(0), key(2))
+    assert result.transfer_bytes == 2 * CHUNK_BYTES
+    assert engine.read(3) == content(key(0))
+    assert engine.read(1) == content(key(2))
+
+
+# -- resets and the end --------------------------------------------------------------------------
+
+
+@SPECS
+@pytest.mark.parametrize("on_reset", ["forget", "keep", None])
+def test_a_reset_forgets_unless_told_otherwise(tmp_path, engines, names, on_reset):
+    tier = slab(tmp_path, **({} if on_reset is None else {"on_reset": on_reset}))
+    engine = engines(tier, names=names)
+    engine.request(chain(0))
+    engine.request(chain(10))
+    engine.reset()
+    kept = 4 if on_reset == "keep" else 0
+    assert engine.request(chain(0)) == kept
+    assert_nothing_is_left(engine)
+    engine.close()
+    engine = engines(tier, names=names)
+    assert engine.request(chain(0)) == 4  # stored after the reset, if not kept
+    assert engine.request(chain(10)) == kept
+
+
+def test_a_reset_in_the_middle_of_a_request_ends_it_all(tmp_path, engines):
+    engine = engines(slab(tmp_path))
+    engine.request(chain(0))
+    engine.request(chain(10))
+    context = ReqContext("waits")
+    engine.manager.on_new_request(context)
+    assert engine.manager.lookup(key(0), context) is LookupResult.HIT_PENDING
+    engine.manager.on_schedule_end(ScheduleEndContext((), ()))
+    engine.reset()
+    assert engine.manager.lookup(key(0), context) is LookupResult.MISS
+    engine.manager.on_request_finished(context)
+    assert_nothing_is_left(engine)
+
+
+@SPECS
+def test_the_end_unmaps_the_primary_s_memory(tmp_path, engines, names):
+    engine = engines(slab(tmp_path), names=names)
+    engine.request(chain(0))
+    region = engine.spec._scheduler_mmap
+    tier = engine.tier
+    engine.close()
+    assert region.mmap_obj is None
+    tier.shutdown()  # again
+
+
+def test_memory_that_a_hung_call_may_write_is_kept(engines, monkeypatch):
+    engine = engines(faulty())
+    monkeypatch.setattr(secondary_tiers, "CLOSE_S", 0.1)
+    engine.request(chain(0))
+    engine.request(chain(10))
+    tier = engine.tier.tier
+    tier.direct = True  # as a slab is
+    tier.hang()
+    engine.tier.submit_load(TransferJob(9, chain(0), np.arange(4), True, ReqContext("r")))
+    with pytest.raises(TierError, match="has not returned"):
+        engine.close()
+    assert engine.spec._scheduler_mmap.mmap_obj is not None
+    tier.resume()
+    engine.primary.shutdown()
+
+
+# -- recency -------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_request_is_one_access_of_its_chunks(tmp_path, engines):
+    engine = engines(slab(tmp_path, 10), num_chunks=8)
+    engine.request(chain(0))
+    engine.request(chain(10))
+    engine.request(chain(0))  # hits in the primary: only the end of the request tells the tier
+    engine.request(chain(20))  # evicts two: the tail of the oldest
+    there = [engine.tier.tier.state(one) for one in [*chain(0), *chain(10), *chain(20)]]
+    assert there == [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
+
+
+# -- tiers that have to be asked -----------------------------------------------------------------
+
+
+class AskedTier(MemoryTier):
+    """A memory tier that knows nothing before it is asked, as servers are."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.known = set()
+        self.queries = []
+        self.is_silent = False
+        self.held = []
+
+    def state(self, key):
+        return super().state(key) if key in self.known else int(State.UNKNOWN)
+
+    def query(self, keys, deadline_s=None):
+        keys = list(keys)
+        self.queries.append(keys)
+        job = super().query(keys, deadline_s)
+        if not self.is_silent:
+            self.known.update(keys)
+        return job
+
+    def poll(self):
+        found, self.held = self.held, []
+        for done in super().poll():
+            if self.is_silent and done.op == "query":
+                done = Done(done.job, done.op, np.full_like(done.status, Status.TIMEOUT), 0, 0.1)
+            (self.held if done.op == "query" else found).append(done)  # a step later
+        return found
+
+
+class AskedSecondaryTier(SecondaryTier):
+    def __init__(self, *arguments, **options):
+        def opener(namespace, enable_events):
+            return AskedTier(64 * CHUNK_BYTES, namespace=namespace)
+
+        super().__init__(*arguments, opener=opener, **options)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_request_asks_for_its_chunks_at_once(engines, is_silent):
+    engine = engines({"type": "AskedSecondaryTier", "module_path": __name__})
+    engine.request(chain(0))
+    engine.request(chain(10))
+    tier = engine.tier.tier
+    tier.queries.clear()
+    tier.known.clear()
+    tier.is_silent = is_silent
+    assert engine.request(chain(0)) == (0 if is_silent else 4)
+    assert tier.queries == [chain(0)]
+    assert_nothing_is_left(engine)
+
+
+def test_an_answer_after_the_request_has_ended_is_nothing(engines):
+    engine = engines({"type": "AskedSecondaryTier", "module_path": __name__})
+    context = ReqContext("gone")
+    context.set_offload_key_position(key(0), 16)
+    engine.manager.on_new_request(context)
+    assert engine.manager.lookup(key(0), context) is LookupResult.RETRY
+    engine.manager.on_request_finished(context)
+    assert_nothing_is_left(engine)
+    assert not engine.tier._queries
+
+
+# -- what the bytes mean -------------------------------------------------------------------------
+
+
+def test_every_part_of_the_configuration_is_in_the_namespace(tmp_path, monkeypatch):
+    config = replace(
+        configuration(4), parallel=replace(configuration(4).parallel, is_parallelism_agnostic=False)
+    )
+    group = config.groups[0]
+    others = {
+        "model": replace(config, model=OffloadingModelConfig("another/model", "float16")),
+        "dtype": replace(config, model=replace(config.model, dtype="fp8")),
+        "layout": replace(config, kv_cache_layout="LBNHC"),
+        "canonical": replace(config, kv_cache_layout="LBNHC", canonical_layout=True),
+        "replicated": replace(config, replicated_layout=True),
+        "chunk": replace(config, cache=replace(config.cache, blocks_per_chunk=2)),
+        "hash": replace(config, cache=replace(config.cache, tokens_per_hash=32)),
+        "tokens": replace(config, groups=(replace(group, tokens_per_block=32),)),
+        "layers": replace(config, groups=(replace(group, layer_names=("other",)),)),
+        "groups": replace(config, groups=(group, group)),
+        "portable": replace(config, parallel=configuration(4).parallel),
+        **{
+            name: replace(config, parallel=replace(config.parallel, **{name: 2}))
+            for name in ("tp_size", "pp_size", "pcp_size", "dcp_size", "world_size")
+        },
+    }
+    found = {name: namespace_of(one, CHUNK_BYTES).fingerprint for name, one in others.items()}
+    found["same"] = namespace_of(config, CHUNK_BYTES).fingerprint
+    found["bytes"] = namespace_of(config, 2 * CHUNK_BYTES).fingerprint
+    found["weights"] = namespace_of(config, CHUNK_BYTES, weights_id="step 7").fingerprint
+    found["revision"] = namespace_of(config, CHUNK_BYTES, revision="v2").fingerprint
+    found["salt"] = namespace_of(config, CHUNK_BYTES, salt="quantized").fingerprint
+    monkeypatch.setenv("PYTHONHASHSEED", "12345")
+    found["seed"] = namespace_of(config, CHUNK_BYTES).fingerprint
+    monkeypatch.delenv("PYTHONHASHSEED")
+    monkeypatch.setattr(secondary_tiers, "vllm", SimpleNamespace(__version__="9.9.0"))
+    found["vllm"] = namespace_of(config, CHUNK_BYTES).fingerprint
+    assert len(set(found.values())) == len(found)
+
+
+def test_the_same_configuration_gives_the_same_namespace():
+    first, second = (namespace_of(configuration(n), CHUNK_BYTES) for n in (4, 9))
+    assert first.json == second.json
+    assert '"weights":"a/model"' in first.json
+    portable = replace(
+        configuration(4), parallel=replace(configuration(4).parallel, tp_size=8, world_size=8)
+    )
+    assert namespace_of(portable, CHUNK_BYTES) == first
+
+
+def test_replaced_weights_are_another_namespace(tmp_path, engines):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"old")
+    config = replace(configuration(4), model=OffloadingModelConfig(str(model), "float16"))
+    old = namespace_of(config, CHUNK_BYTES)
+    (model / "model.safetensors").write_bytes(b"newer")
+    assert namespace_of(config, CHUNK_BYTES) != old
+
+
+def test_replicas_have_slabs_of_their_own(tmp_path):
+    config = configuration(4)
+    config = replace(
+        config, parallel=replace(config.parallel, data_parallel_index=3, data_parallel_size=4)
+    )
+    spec = SimpleNamespace(config=config, kv_events_config=None)
+    view = memoryview(np.zeros((4, CHUNK_BYTES), np.int8))
+    size = 8 * CHUNK_BYTES
+    for tier in (
+        KVOffloadFileTier(spec, view, "t", path=f"{tmp_path}/a", capacity_bytes=size),
+        KVOffloadTier(spec, view, "t", url=f"slab:{tmp_path}/b?capacity={size}"),
+    ):
+        assert tier.tier.folder.parent.name == "replica3"
+        tier.shutdown()
+
+
+# -- configuration -------------------------------------------------------------------------------
+
+
+def test_any_tier_by_a_line_of_text(tmp_path, engines):
+    for number, url in enumerate(
+        (
+            "memory:?capacity=1MiB&policy=arc&name=far",
+            f"slab:{tmp_path}?capacity={64 * CHUNK_BYTES}&name=far",
+        )
+    ):
+        engine = engines({"type": "KVOffloadTier", "module_path": PACKAGE, "url": url})
+        assert engine.tier.tier.name == "far"
+        engine.request(chain(0))
+        engine.request(chain(10))
+        assert engine.request(chain(0)) == 4, number
+        assert_nothing_is_left(engine)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"type": "KVOffloadFileTier", "path": "", "capacity_bytes": 8192}, "path must be"),
+        ({"type": "KVOffloadFileTier", "path": "x", "capacity_bytes": "2 dozen"}, "capacity_bytes"),
+        ({"type": "KVOffloadFileTier", "path": "x", "capacity_bytes": 1}, "capacity_bytes must be"),
+        ({"type": "KVOffloadTier", "url": 5}, "url must be text"),
+        ({"type": "KVOffloadTier", "url": "nowhere"}, "url must start with"),
+        ({"type": "KVOffloadRedisTier", "url": "s3://bucket"}, "must start with one of redis:"),
+        ({"type": "KVOffloadTier", "url": "memory:?capacity=1MiB", "on_reset": "x"}, "on_reset"),
+        ({"type": "KVOffloadTier", "url": "memory:?capacity=1MiB", "locality": "x"}, "Locality"),
+        ({"type": "KVOffloadTier", "url": "memory:?capacity=1MiB", "salt": 5}, "salt must be text"),
+        ({"type": "KVOffloadTier", "url": "memory:?capacity=1MiB", "size": 5}, "size"),
+    ],
+)
+def test_a_wrong_option_is_named(tmp_path, monkeypatch, options, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((TypeError, ValueError), match=text):
+        TierEngine({"module_path": PACKAGE, **options})
+    assert not list(tmp_path.rglob("blocks.dat"))
+
+
+def test_a_size_may_be_text_and_options_reach_the_tier(tmp_path, engines):
+    engine = engines(
+        slab(
+            tmp_path,
+            capacity_bytes="1MiB",
+            policy="s3fifo",
+            threads=3,
+            staged=True,
+            staging_bytes="1MiB",
+            ack="stored",
+            max_queued_bytes="1GiB",
+            name="near",
+            locality="REMOTE",
+        )
+    )
+    tier = engine.tier.tier
+    assert (tier.num_slots, tier.name, tier.direct) == (256, "near", False)
+    assert tier.max_queued_bytes == 2**30
+    assert engine.tier.locality is Locality.REMOTE
+    engine.request(chain(0))
+    engine.request(chain(10))
+    assert engine.request(chain(0)) == 4
+
+
+# -- events and metrics --------------------------------------------------------------------------
+
+
+def test_events_say_what_was_stored_and_what_left(tmp_path, engines):
+    engine = engines(slab(tmp_path, 4, enable_kv_events=True, name="near"), num_chunks=8)
+    engine.request(chain(0, 3))
+    engine.request(chain(10, 3))
+    engine.settle()
+    events = [one for one in engine.manager.take_events() if one.ownership is not None]
+    assert {(one.medium, one.locality, one.ownership) for one in events} == {
+        (Medium.STORAGE, Locality.LOCAL, "near")
+    }
+    assert all(one.removal_expected is not one.removed for one in events)
+    there = set()
+    for one in events:
+        there = there.difference(one.keys) if one.removed else there.union(one.keys)
+    assert there == {one for one in chain(0, 14) if engine.tier.tier.state(one)}
+    assert any(one.removed for one in events)
+    engine.reset()  # which vLLM announces itself
+    assert not [one for one in engine.manager.take_events() if one.ownership is not None]
+
+
+@pytest.mark.parametrize("is_global", [True, False])
+def test_events_are_off_unless_asked_for_twice(tmp_path, engines, is_global):
+    engine = engines(slab(tmp_path, enable_kv_events=not is_global), events=is_global)
+    engine.request(chain(0))
+    engine.settle()
+    events: list[OffloadingEvent] = list(engine.tier.take_events())
+    assert events == []
+
+
+def test_metrics_are_those_of_the_tier(tmp_path, engines):
+    tier = slab(tmp_path, 8, name="near")
+    engine = engines(tier)
+    definitions = type(engine.spec).build_metric_definitions({"secondary_tiers": [tier]})
+    assert {name for name in definitions if name.startswith(PREFIX)} == {
+        PREFIX + metric.name for metric in METRICS
+    }
+    kinds = {
+        "counter": OffloadingCounterMetadata,
+        "gauge": OffloadingGaugeMetadata,
+        "histogram": OffloadingHistogramMetadata,
+    }
+    for metric in METRICS:
+        assert type(definitions[PREFIX + metric.name]) is kinds[metric.kind]
+        assert definitions[PREFIX + metric.name].labelnames == ("tier", *metric.labels)
+    total = engine.tier.get_stats()
+    for start in (0, 10, 0, 20, 30):
+        engine.request(chain(start))
+        total.aggregate(engine.manager.get_stats())
+    engine.settle()
+    total.aggregate(engine.manager.get_stats())
+    for name, values in total.data["data"].items():
+        if name.startswith(PREFIX):
+            assert all(
+                labels[0] == "near" and len(labels) == len(definitions[name].labelnames)
+                for labels in values
+            )
+    found, stats = total.data["data"], engine.tier.tier.stats()
+    assert found[f"{PREFIX}hits"]["near",] == stats["hits"] > 0
+    assert found[f"{PREFIX}misses"]["near",] == stats["misses"] > 0
+    assert found[f"{PREFIX}blocks"]["near", "put", "ok"] == stats["put_ok"] == 16
+    assert found[f"{PREFIX}bytes"]["near", "get"] == stats["get_bytes"] == 4 * CHUNK_BYTES
+    assert found[f"{PREFIX}evicted"]["near", "evicted"] == stats["removed_evicted"] == 8
+    assert found[f"{PREFIX}used_bytes"]["near",] == stats["used_bytes"] == 8 * CHUNK_BYTES
+    assert len(found[f"{PREFIX}seconds"]["near", "put"]) == 4
+    assert len(found[f"{PREFIX}seconds"]["near", "get"]) == 1
+    assert engine.tier.get_stats().data["types"].get(f"{PREFIX}hits") is None  # told already
