@@ -337,7 +337,7 @@ class Manager(OffloadingManager[Spec_co]):
         undo.append((vars(self).update, {name: vars(self)[name] for name in parts}))
         if self._watch is not None:
             undo.append((self._watch.attach, self._find))
-            self._watch.attach(parts["_find"])
+            self._watch.attach(adapter._resident.get)
         vars(self).update(parts)
         if policy is not former:
             ownership.release(former, owner)

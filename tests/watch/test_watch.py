@@ -285,6 +285,61 @@ def test_a_lookup_that_stops_early_passes_over_what_is_no_hash(twin):
     assert (counts["asked"], sum(map(sum, counts["judged"]))) == (4, 2)
 
 
+def test_a_clock_that_fails_stands_still(twin):
+    clock = Clock()
+    manager = whole(twin, 8, clock=clock)
+    clock.seconds += 2
+    serve(manager, [A, B])
+    clock.seconds = "no number"
+    assert serve(manager, [A, B, C]) == 2
+    assert manager.watch._core.now() == 2000
+    manager._check()
+
+
+def test_a_clock_that_calls_the_manager_harms_nothing(twin):
+    """Its calls come between those of the user, not in the middle of one."""
+    keys = [block_hash(number) for number in range(400)]
+    depth = [0]
+
+    def clock() -> float:
+        if depth[0] == 0 and "manager" in found:
+            depth[0] += 1
+            try:
+                serve(found["manager"], random.Random(len(served)).sample(keys, 60))
+            finally:
+                depth[0] -= 1
+        return float(len(served))
+
+    found, served = {}, []
+    found["manager"] = manager = whole(twin, 64, clock=clock)
+    for number in range(0, 400, 8):
+        served.append(number)
+        hashes = keys[number : number + 8]
+        output = manager.prepare_store(hashes)
+        if output is not None:
+            stored = output.block_hashes_to_store
+            assert all(manager.policy.get(key).ref_cnt == -1 for key in stored)
+            manager.complete_store(stored)
+        manager._check()
+    stats = manager.stats()
+    assert stats["resident"] + stats["free"] == 64
+    assert stats["pending"] == 0
+    manager.watch.report()
+
+
+def test_a_store_whose_end_fails_is_not_counted(twin):
+    class Failing(twin.LRUCachePolicy):  # type: ignore[name-defined]
+        def remove(self, block_hash: bytes) -> None:
+            raise RuntimeError("not today")
+
+    manager = whole(twin, 8, Failing)
+    manager.prepare_store([A, B])
+    with pytest.raises(RuntimeError, match="not today"):
+        manager.complete_store([A, B], False)
+    counts = manager.watch._core.counts()
+    assert (counts["failed"], counts["open"]) == (0, 1)
+
+
 def test_a_watch_belongs_to_one_manager(twin):
     watch = Watch()
     manager = twin.CPUOffloadingManager(16, 8, watch=watch)
