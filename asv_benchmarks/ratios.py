@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from os import environ
+from os import devnull, environ
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 from tests import _compiled, _python  # noqa: E402 - they stand beside this folder
 
 COMPILED = {**environ, "KVOFFLOAD_PURE_PYTHON": "0"}
-TRACES = Path(environ.get("KVOFFLOAD_TRACES") or ROOT.parent / "shared" / "traces")
+TRACES = Path(environ.get("KVOFFLOAD_TRACES") or devnull)
 REQUEST = 128
 Sides = dict[str, Callable[[int], Any]]
 

@@ -18,10 +18,7 @@ pretend()
 
 SEED = int(os.environ.get("KVOFFLOAD_VLLM_SEED", "") or random.SystemRandom().randrange(2**32))
 SEQUENCES = int(os.environ.get("KVOFFLOAD_VLLM_SEQUENCES", "") or 750)
-TRACES = Path(
-    os.environ.get("KVOFFLOAD_TRACES", "")
-    or Path(__file__).resolve().parents[2] / ".." / "shared" / "traces"
-)
+TRACES = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
 
 
 def pytest_configure(config: pytest.Config) -> None:

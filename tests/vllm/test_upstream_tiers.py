@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+vllm = pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.environ.get("KVOFFLOAD_VLLM_TESTS", "")
@@ -33,7 +33,8 @@ KNOWN = {
     "test_mixed_job_results_emit_event_only_for_successful_job": "replaces vLLM's writing of files",
     "test_partially_failed_store_emits_no_event": "replaces vLLM's writing of files",
 }
-LEAST = 97
+#: How many pass, at least, by release.
+LEAST = {"0.31": 81, "0.32": 87, "0.33": 97}
 
 
 @pytest.mark.skipif(not SOURCES, reason="no tests of vLLM: KVOFFLOAD_VLLM_TESTS is unset")
@@ -71,4 +72,4 @@ def test_vllm_s_tests_of_tiers_pass_on_ours(tmp_path):
     print(f"{len(passed)} passed, {len(failed)} cannot pass")
     assert not {name: text for name, text in failed.items() if name not in KNOWN}
     assert not set(passed) & KNOWN.keys() - failed.keys(), "listed, but they pass"
-    assert len(passed) >= LEAST
+    assert len(passed) >= LEAST[vllm.__version__.rpartition(".")[0]]

@@ -96,7 +96,7 @@ class Example(KVOffloadTier):
             backpressure_detector=backpressure_detector,
         )
         self.chunks = Chunks(self)
-        self._config_info = example.ExampleTierInfo(example_info=custom_param)
+        self._custom_param = custom_param
 
     @property
     def completed_jobs(self):
@@ -111,7 +111,7 @@ class Example(KVOffloadTier):
         return example.ExampleTierInfo.config_info_keys()
 
     def config_info(self):
-        return self._config_info.as_config_info()
+        return example.ExampleTierInfo(example_info=self._custom_param).as_config_info()
 
     def submit_store(self, job_metadata):
         super().submit_store(job_metadata)
