@@ -4,6 +4,7 @@ from importlib.metadata import version as installed_version
 
 from kvoffload.policies import registry
 from kvoffload.tiers.metrics import METRICS
+from kvoffload.watch.metrics import METRICS as WATCH_METRICS
 
 project = "kvoffload"
 author = "The kvoffload developers"
@@ -33,6 +34,7 @@ numpydoc_show_class_members = False
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|ctypes|os|np|npt|numpy|pathlib|typing)(\..*)?"),
     ("py:.*", r"Any|Callable|Collection|Iterable|Iterator|KeysView|Literal|Mapping|Sequence"),
+    ("py:.*", r"kvoffload\.managers\._watch_py\.Watching"),  # the protocol that Watch follows
     ("py:.*", r"kvoffload\.types\.Spec_co"),  # the type of a manager's specs, a type variable
     ("py:.*", r"ABC|abc\.ABC|NDArray|Path|Structure|ImportError"),
     ("py:class", r"kvoffload\.tiers\.pool\.Pool"),  # of the two implementations, not of users
@@ -52,16 +54,20 @@ def policy_table():
     return "\n".join(lines)
 
 
-def tier_metrics():
-    """Make the table of the metrics of tiers from the library's own."""
+def metrics_table(metrics):
+    """Make a table of metrics from one of the library's own."""
     lines = ["| name | kind | labels | what |", "|---|---|---|---|"]
-    for metric in METRICS:
+    for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
     return "\n".join(lines)
 
 
-myst_substitutions = {"policy_table": policy_table(), "tier_metrics": tier_metrics()}
+myst_substitutions = {
+    "policy_table": policy_table(),
+    "tier_metrics": metrics_table(METRICS),
+    "watch_metrics": metrics_table(WATCH_METRICS),
+}
 
 html_theme = "furo"
 html_title = "kvoffload"

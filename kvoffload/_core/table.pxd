@@ -60,6 +60,7 @@ cdef enum:
     RETIRED = 16        # the block left, the BlockStatus remains
     SHOWN = 32          # a BlockStatus of the block was handed out, and its block_id kept
     CHOSEN = 64         # a victim of the search at work, for a policy that meets it again
+    SAMPLED = 128       # a watch looks at the key; for as long as the key has a node
 
 cdef struct Table:
     Node* nodes             # the contiguous nodes
@@ -79,6 +80,7 @@ cdef struct Table:
     int64_t* kept_ids       # by node, where SHOWN: the block_id before anyone could write to it
     uint64_t num_kept_ids   # length of the array, in nodes
     uint64_t secret[8]      # words that key the hash
+    uint32_t sample_below   # keys are SAMPLED whose hash has less than this in bits 32 to 55
 
 # Reserve room for about `num_nodes` nodes; False, with nothing reserved, if there is none.
 cdef bint table_open(Table* table, uint64_t num_nodes) noexcept
@@ -147,6 +149,11 @@ cdef inline uint8_t tag_of(uint64_t hashed) noexcept nogil:
 
 cdef inline uint64_t home_of(Table* table, uint64_t hashed) noexcept nogil:
     return (<uint64_t><uint32_t>hashed * table.num_buckets) >> 32
+
+
+cdef inline uint32_t sample_of(uint64_t hashed) noexcept nogil:
+    """Return the 24 bits that decide about a sample: neither those of the tag nor of the home."""
+    return <uint32_t>(hashed >> 32) & 0xFFFFFF
 
 
 cdef inline uint32_t index_find(
@@ -262,6 +269,8 @@ cdef inline uint32_t add_key(
     elif not store_long_key(node, key, length):
         give_node(table, slot, node)
         return NIL
+    if sample_of(hashed) < table.sample_below:
+        node.flags = SAMPLED
     index_insert_at(table, slot, tag, home)
     return slot
 
@@ -307,7 +316,7 @@ cdef inline uint32_t drop_block(Table* table, uint32_t slot, Node* node) noexcep
     node.block.ref_cnt = 0
     node.block.block_id = -1
     node.ring = 0
-    node.flags = 0
+    node.flags &= SAMPLED
     return slot
 
 

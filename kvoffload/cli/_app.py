@@ -16,12 +16,14 @@ from ._options import present_name
 from ._signals import EndedBySignal, ending_by_signals
 from .advise import advise
 from .convert import convert
+from .dashboard import dashboard
 from .generate import generate
 from .info import info
 from .policies import policies
 from .replay import replay
 from .sweep import sweep
 from .tier import tier
+from .top import top
 from .workload import workload
 
 DATA_ERROR = 1
@@ -48,7 +50,19 @@ def root(ctx: click.Context) -> None:
         ctx.exit(USAGE_ERROR)
 
 
-for command in (replay, sweep, advise, policies, info, generate, convert, workload, tier):
+for command in (
+    replay,
+    sweep,
+    advise,
+    policies,
+    info,
+    generate,
+    convert,
+    workload,
+    tier,
+    top,
+    dashboard,
+):
     root.add_command(command)
 
 

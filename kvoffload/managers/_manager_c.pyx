@@ -53,6 +53,7 @@ from kvoffload._core.table cimport (
 )
 from kvoffload.backends._cpu_c cimport PoolCore
 from kvoffload.managers._results_c cimport new_event, new_ids, new_output, new_spec
+from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
 from kvoffload._checks import as_batch, batch_error, check_bool
@@ -126,6 +127,7 @@ cdef class CompiledSteps(Steps):
     cdef CompiledPolicy _policy
     cdef PoolCore _pool
     cdef list _events               # None when off
+    cdef WatchCore _watch           # None when nobody looks on
     cdef Batch batch                # of the call at work
     cdef Counters counters
     cdef uint64_t num_pending
@@ -140,10 +142,12 @@ cdef class CompiledSteps(Steps):
             self._policy.leave_manager(<void*>self)
         batch_close(&self.batch)
 
-    cdef tuple join(self, CompiledPolicy policy, PoolCore pool, bint enable_events):
+    cdef tuple join(
+        self, CompiledPolicy policy, PoolCore pool, bint enable_events, WatchCore watch
+    ):
         """Join built-in parts; return what they replace, which is to die when all is done."""
         cdef list events = [] if enable_events else None
-        cdef tuple former = (self._policy, self._pool, self._events)
+        cdef tuple former = (self._policy, self._pool, self._events, self._watch)
         # From here on nothing fails.
         if self._policy is not None:
             self._policy.leave_manager(<void*>self)
@@ -151,6 +155,7 @@ cdef class CompiledSteps(Steps):
         self._policy = policy
         self._pool = pool
         self._events = events
+        self._watch = watch
         memset(&self.counters, 0, sizeof(Counters))
         self.num_pending = 0
         self.num_pinned = 0
@@ -159,6 +164,8 @@ cdef class CompiledSteps(Steps):
     # -- the life of a block -----------------------------------------------------------------
 
     cdef object lookup(self, object hashes):
+        if self._watch is not None:
+            self._watch.begin_lookup()
         cdef object batch = hashes
         cdef PyObject** items
         cdef Table* table
@@ -193,6 +200,8 @@ cdef class CompiledSteps(Steps):
         self.counters.lookups += 1
         self.counters.lookup_blocks += <uint64_t>size
         self.counters.hit_blocks += <uint64_t>place
+        if self._watch is not None:
+            self._watch.c_looked_up(&self.batch, place)
         return place
 
     cdef object touch(self, object hashes):
@@ -216,6 +225,8 @@ cdef class CompiledSteps(Steps):
         if place >= 0:
             raise self.load_error(batch[place])
         self.counters.loaded_blocks += <uint64_t>len(batch)
+        if self._watch is not None:
+            self._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), self.batch.size)
         return spec
 
     cdef Py_ssize_t pin(self, int64_t* block_ids) noexcept:
@@ -268,6 +279,8 @@ cdef class CompiledSteps(Steps):
                     raise block_not_found("complete_load", batch[place])
                 raise block_not_pinned("complete_load", batch[place])
             self.unpin(slot)
+        if self._watch is not None:
+            self._watch.c_loaded(&self.batch)
 
     cdef void unpin(self, uint32_t slot) noexcept:
         """Take one pin from a pinned block."""
@@ -307,6 +320,8 @@ cdef class CompiledSteps(Steps):
             &self.batch, num_missing, pool_num_free(&self._pool.pool)
         )
         if num_admitted < 0:
+            if self._watch is not None and not policy.victims.no_memory:
+                self._watch.c_refused(&self.batch, num_missing)
             self.forget(0, num_missing)
             if policy.victims.no_memory:
                 raise MemoryError()
@@ -327,7 +342,11 @@ cdef class CompiledSteps(Steps):
             policy.cancel()
             self.forget(0, num_missing)
             raise
+        if self._watch is not None:
+            self._watch.c_stored(&self.batch, num_admitted, num_missing)
         self.place_blocks(num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids))
+        if self._watch is not None:
+            self._watch.c_opened(STORE, <int64_t*>cnp.PyArray_DATA(block_ids), num_admitted)
         return output
 
     cdef Py_ssize_t choose_missing(self) noexcept:
@@ -436,6 +455,8 @@ cdef class CompiledSteps(Steps):
             finally:
                 if collecting:
                     PyGC_Enable()
+        if self._watch is not None:
+            self._watch.c_ended(&self.batch, succeeded)
         self.end_stores(succeeded)
 
     cdef int emit_stored(self, list batch) except -1:
@@ -528,6 +549,8 @@ cdef class CompiledSteps(Steps):
         policy.clear_now()
         self.num_pending = 0
         self.num_pinned = 0
+        if self._watch is not None:
+            self._watch.c_dropped()
         return 0
 
     # -- what can be seen --------------------------------------------------------------------
@@ -573,6 +596,10 @@ cdef class CompiledSteps(Steps):
         return self._policy
 
     @property
+    def watch(self):
+        return None if self._watch is None else self._watch.watch
+
+    @property
     def events(self):
         return None if self._events is None else list(self._events)
 
@@ -597,11 +624,15 @@ cdef class CompiledSteps(Steps):
             raise AssertionError("every resident block owns a slot of its own")
         if pending != self.num_pending or pinned != self.num_pinned:
             raise AssertionError("pending and pinned blocks are counted")
+        if self._watch is not None:
+            self._watch._check()
 
     # -- what the steps share ----------------------------------------------------------------
 
     cdef list open_batch(self, object hashes):
         """Return the batch as a checked list, which the scratch arrays point into."""
+        if self._watch is not None:
+            self._watch.tick()
         cdef list batch = checked_list(hashes, "hashes")
         batch_open(&self.batch, batch)
         return batch
@@ -679,9 +710,10 @@ cdef class ManagerCore:
     def __reduce__(self):
         raise cannot_pickle(self)
 
-    def _setup(self, policy, backend, enable_events, rebuild=None):
+    def _setup(self, policy, backend, enable_events, rebuild=None, *, watch=None):
         """Join the parts; `rebuild` makes the policy anew where it cannot be cleared."""
         cdef CompiledSteps compiled
+        cdef WatchCore core = None
         cdef Steps former_steps = self.steps
         # What is replaced dies when all is done: its finalisers may call this manager.
         cdef object former_skeleton = self.skeleton, former_parts
@@ -689,16 +721,21 @@ cdef class ManagerCore:
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
             # The same steps as before: a call at work, which has read its batch, goes on with them.
             compiled = former_steps if type(former_steps) is CompiledSteps else CompiledSteps()
+            if watch is not None:
+                core = WatchCore(watch.plan(self, backend.get_num_free_blocks()), watch.watch)
+                core.attach(policy)
             ownership.take(policy, self)
-            former_parts = compiled.join(policy, backend, enable_events)
+            former_parts = compiled.join(policy, backend, enable_events, core)
             self.steps = compiled
             self.skeleton = compiled
+            if core is not None:
+                core.watch._join(self, core)
         else:
             if type(backend) is CPUBackend:
                 backend = PythonCPUBackend(backend.block_size, backend.num_blocks)
             skeleton = PythonManager()
             steps = PythonSteps(skeleton)
-            skeleton._setup(policy, backend, enable_events, rebuild, self)
+            skeleton._setup(policy, backend, enable_events, rebuild, self, watch=watch)
             self.steps = steps
             self.skeleton = skeleton
         if former is not policy:
@@ -791,6 +828,11 @@ cdef class ManagerCore:
     def policy(self):
         """The policy that decides which block leaves."""
         return self.skeleton.policy
+
+    @property
+    def watch(self):
+        """The ``Watch`` that looks on, or None."""
+        return self.skeleton.watch
 
     @property
     def events(self):

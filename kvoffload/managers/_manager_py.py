@@ -47,6 +47,7 @@ from kvoffload.types import (
 )
 
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
+from ._watch_py import LOAD, WatchCore, WatchRequest
 from .base import OffloadingManager, take_contract
 
 _COUNTERS = (
@@ -81,6 +82,7 @@ class Manager(OffloadingManager[Spec_co]):
     _events: list[OffloadingEvent] | None
     _counters: dict[str, int]
     _owner: weakref.ref[object]
+    _watch: WatchCore | None
 
     def _setup(
         self,
@@ -89,12 +91,15 @@ class Manager(OffloadingManager[Spec_co]):
         enable_events: bool,
         rebuild: Callable[[], CachePolicy] | None = None,
         owner: object | None = None,
+        *,
+        watch: WatchRequest | None = None,
     ) -> None:
         """Join the parts; `rebuild` makes the policy anew where it cannot be cleared.
 
-        The policy belongs to `owner`, by default to this manager.
+        The policy belongs to `owner`, by default to this manager; `watch` looks on.
         """
         owner = self if owner is None else owner
+        core = None if watch is None else watch.core(owner, backend.get_num_free_blocks())
         former = vars(self).get("_policy_object", policy)
         trusted = _trusted_policy(policy)
         parts: dict[str, Any] = {
@@ -107,10 +112,14 @@ class Manager(OffloadingManager[Spec_co]):
             "_events": [] if enable_events else None,
             "_counters": dict.fromkeys(_COUNTERS, 0),
             "_owner": weakref.ref(owner),
+            "_watch": core,
         }
         ownership.take(policy, owner)
         # All at once: a construction that is interrupted leaves no part of a manager.
         vars(self).update(parts)
+        if core is not None:
+            core.attach(self._find)
+            core.watch._join(owner, core)
         if former is not policy:
             ownership.release(former, owner)
 
@@ -127,6 +136,9 @@ class Manager(OffloadingManager[Spec_co]):
 
     def lookup(self, hashes: Iterable[bytes]) -> int:
         """Count the leading blocks that are ready."""
+        watch = self._watch
+        if watch is not None and watch.due:
+            watch.watch._drain()
         find = self._find
         # A list or tuple is read no further than need be.
         batch: Sequence[BlockHash] = (
@@ -144,6 +156,8 @@ class Manager(OffloadingManager[Spec_co]):
         counters["lookups"] += 1
         counters["lookup_blocks"] += len(batch)
         counters["hit_blocks"] += num_hits
+        if watch is not None:
+            watch.looked_up(batch, num_hits)
         return num_hits
 
     def touch(self, hashes: Iterable[bytes]) -> None:
@@ -176,6 +190,8 @@ class Manager(OffloadingManager[Spec_co]):
                 raise
             spec = self._backend._load_store_spec(batch, [status for status, _ in pinned])
             self._counters["loaded_blocks"] += len(pinned)
+            if self._watch is not None:
+                self._watch.opened(LOAD, [status.block_id for status, _ in pinned])
         return spec
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
@@ -198,6 +214,8 @@ class Manager(OffloadingManager[Spec_co]):
             except OffloadError:
                 _put_ref_cnts(released)
                 raise
+            if self._watch is not None:
+                self._watch.loaded([status.block_id for status, _ in released])
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the blocks that are not resident, and make them pending."""
@@ -218,6 +236,8 @@ class Manager(OffloadingManager[Spec_co]):
                 raise fault.error from None
             if room is None:
                 self._counters["refused_stores"] += 1
+                if self._watch is not None:
+                    self._watch.refused(missing)
                 return None
             num_admitted, victims = room
             to_store = missing[:num_admitted]
@@ -225,7 +245,10 @@ class Manager(OffloadingManager[Spec_co]):
             spec = self._place(to_store, undo)
             self._counters["stored_blocks"] += num_admitted
             self._counters["not_admitted"] += len(missing) - num_admitted
-            return PrepareStoreOutput(to_store, spec, evicted)
+            output = PrepareStoreOutput(to_store, spec, evicted)
+            if self._watch is not None:
+                self._watch.stored(missing, num_admitted, evicted)
+            return output
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
         """Make pending blocks readable, or drop them."""
@@ -241,11 +264,14 @@ class Manager(OffloadingManager[Spec_co]):
                     pending.append(block_hash)
                     if success:
                         status.ref_cnt = 0
+            slots = {} if self._watch is None else self._slots_of(pending)
             if success:
                 self._emit(pending, undo, removed=False)
             elif pending:
                 self._keep_counters(undo)
                 self._fail(dict.fromkeys(pending), undo)
+            if self._watch is not None:
+                self._watch.ended(batch, slots, success)
 
     def take_events(self) -> Iterator[OffloadingEvent]:
         """Return the events since the last call, oldest first."""
@@ -267,12 +293,18 @@ class Manager(OffloadingManager[Spec_co]):
             empty = partial(self._begin_anew, self._rebuild)
         with Undo() as undo:
             self._leave(partial(self._backend._release_all, statuses), empty, undo)
+            if self._watch is not None:
+                self._watch.dropped()
 
     # -- parts of the above ------------------------------------------------------------------
 
     def _make_pending(self, hashes: Iterable[BlockHash]) -> None:
         for block_hash in hashes:
             self._policy._resident[block_hash].ref_cnt = -1
+
+    def _slots_of(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, int]:
+        resident = self._policy._resident
+        return {block_hash: resident[block_hash].block_id for block_hash in hashes}
 
     def _fail(self, pending: Collection[BlockHash], undo: Undo) -> None:
         """Drop blocks that were not stored."""
@@ -303,6 +335,9 @@ class Manager(OffloadingManager[Spec_co]):
         ownership.take(policy, owner)
         parts = {"_policy_object": policy, "_policy": adapter, "_find": adapter._resident.get}
         undo.append((vars(self).update, {name: vars(self)[name] for name in parts}))
+        if self._watch is not None:
+            undo.append((self._watch.attach, self._find))
+            self._watch.attach(adapter._resident.get)
         vars(self).update(parts)
         if policy is not former:
             ownership.release(former, owner)
@@ -394,6 +429,11 @@ class Manager(OffloadingManager[Spec_co]):
         return self._policy_object
 
     @property
+    def watch(self) -> Any:
+        """The ``Watch`` that looks on, or None."""
+        return None if self._watch is None else self._watch.watch
+
+    @property
     def events(self) -> list[OffloadingEvent] | None:
         """Copy of the events not yet taken; None when events are off."""
         return None if self._events is None else list(self._events)
@@ -410,6 +450,8 @@ class Manager(OffloadingManager[Spec_co]):
         """Verify every invariant; raise AssertionError with the broken one."""
         self._policy._check()
         self._backend._check()
+        if self._watch is not None:
+            self._watch._check()
         block_ids = [status.block_id for status in self._policy._resident.values()]
         if len(set(block_ids)) != len(block_ids):
             raise AssertionError("every resident block owns a slot of its own")

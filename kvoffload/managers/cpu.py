@@ -13,6 +13,7 @@ from kvoffload.policies.base import CachePolicy
 from kvoffload.types import CPULoadStoreSpec
 
 from ._manager import Manager
+from ._watch_py import Watching, watch_request
 
 __all__ = ["CPUOffloadingManager"]
 
@@ -32,12 +33,15 @@ class CPUOffloadingManager(Manager[CPULoadStoreSpec]):
         belongs to this manager as long as that lives.
     enable_events : bool
         Collect events for `take_events`.
+    watch : kvoffload.watch.Watch, optional
+        Looks on and changes nothing: hit ratios at other sizes and under other policies, why
+        blocks were missed, what was stored for nothing.
 
     Raises
     ------
     TypeError, ValueError
         If an argument breaks its rule; the message names argument, rule and value. If
-        `cache_policy` is not empty, or belongs to another manager.
+        `cache_policy` is not empty, or belongs to another manager; if `watch` does.
     MemoryError
         If the compiled twin cannot reserve room for `num_blocks` blocks.
     """
@@ -50,13 +54,17 @@ class CPUOffloadingManager(Manager[CPULoadStoreSpec]):
         num_blocks: int,
         cache_policy: str | type[CachePolicy] | CachePolicy = "lru",
         enable_events: bool = False,
+        *,
+        watch: Watching | None = None,
     ) -> None:
         block_size = check_block_size(block_size)
         num_blocks = check_num_blocks(num_blocks)
         enable_events = check_bool("enable_events", enable_events)
         policy, rebuild = _resolve(cache_policy, num_blocks, self)
         backend = self._backend_class(block_size, num_blocks)
-        self._setup(policy, backend, enable_events, rebuild)
+        self._setup(
+            policy, backend, enable_events, rebuild, watch=watch_request(watch, cache_policy)
+        )
 
 
 def _resolve(

@@ -20,6 +20,7 @@ import pytest
 import kvoffload
 from kvoffload import BlockStatus, OffloadError
 from kvoffload.policies import registry
+from kvoffload.watch import Watch
 from tests import _python
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes
 from tests.conftest import read_budget
@@ -93,6 +94,7 @@ def state_of(thing: Any) -> Any:
 
 # How many numbers were drawn is nobody's business, nor is what a scan remembers of its last look.
 UNSEEN = {"__weakref__", "_numbers", "waiting", "number", "before_number", "_find", "_owner"}
+UNSEEN.add("_watch")  # what a watch has sampled is approximate after an interrupt
 
 
 def managed(name: str, events: bool = True) -> Any:
@@ -312,6 +314,35 @@ def test_an_interrupt_where_hit_density_follows_another(
 
     monkeypatch.setitem(CALLS, call, (following, method, arguments))
     check_all_or_nothing(call, "hit-density", KeyboardInterrupt, "line")
+
+
+@pytest.mark.parametrize("name", ["lru", "hit-density"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "a store",
+        "a refused store",
+        "completion",
+        "failure",
+        "a load",
+        "the end of a load",
+        "a reset",
+    ],
+)
+def test_an_interrupt_where_a_watch_looks_on(
+    monkeypatch: pytest.MonkeyPatch, call: str, name: str
+) -> None:
+    """The manager is as before or after, and the watch keeps its invariants."""
+    build = _python.CPUOffloadingManager
+
+    def watched(*arguments: Any) -> Any:
+        watch = Watch(max_rate=1.0, slots=16, policy_slots=4, secret=bytes(range(64)))
+        return build(*arguments, watch=watch)
+
+    monkeypatch.setattr(_python, "CPUOffloadingManager", watched)
+    thing, _ = prepared(call, name)
+    assert thing.watch is not None
+    check_all_or_nothing(call, name, KeyboardInterrupt, "line")
 
 
 def test_an_interrupt_of_a_touch_makes_the_guard_of_hit_density_forget() -> None:

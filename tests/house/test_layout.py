@@ -27,7 +27,7 @@ LAYERS = [
     {"_python", "_compiled"},
     {"_impl"},
     {"__init__", "_extras"},
-    {"tiers"},
+    {"tiers", "watch"},
     {"traces"},
     {"replay"},
     {"advise"},
@@ -40,7 +40,7 @@ PUBLIC = LEVELS["__init__"]
 # Below the public level, but everyone may import them by path: their names are documented.
 DOCUMENTED = {"errors", "types", "policies.registry"}
 DOCUMENTED |= {"_checks", "_implementation"}  # and these are the same for every module
-BUILT_ON_THE_CORE = {"tiers", "integrations"}
+BUILT_ON_THE_CORE = {"tiers", "watch", "integrations"}
 
 LIBRARY = sorted(
     path for suffix in ("py", "pyi", "pyx", "pxd") for path in PACKAGE.rglob(f"*.{suffix}")

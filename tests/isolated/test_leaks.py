@@ -224,6 +224,41 @@ def step():
     manager.prepare_store(KEYS)
 """,
     ),
+    "a manager that is watched": (
+        3000,
+        """
+from kvoffload.watch import Watch
+clock = [0.0]
+watch = Watch(max_rate=1.0, slots=64, policy_slots=64, clock=lambda: clock[0], window=30.0)
+manager = twin.CPUOffloadingManager(16, 6, name, watch=watch)
+def step():
+    clock[0] += 0.1
+    keys = new_keys(3)
+    manager.lookup(keys)
+    output = manager.prepare_store(keys)
+    if output is not None:
+        manager.complete_store(keys, next(fresh) % 7 > 0)
+        manager.prepare_load(keys[: manager.lookup(keys)])  # some are never completed
+        watch.explain(keys)
+    if next(fresh) % 50 == 0:
+        watch.report()
+    if next(fresh) % 500 == 0:
+        manager.reset_cache()
+""",
+    ),
+    "managers with a watch": (
+        400,
+        """
+from kvoffload.watch import Watch
+def step():
+    manager = twin.CPUOffloadingManager(16, 6, name, watch=Watch(max_rate=1.0, slots=64))
+    manager.lookup(KEYS)
+    manager.prepare_store(KEYS[:3])
+    manager.watch.report()
+    if next(fresh) % 20 == 0:
+        gc.collect()
+""",
+    ),
     "managers in cycles": (
         1000,
         """

@@ -1,0 +1,302 @@
+"""What a watch is worth and what it costs: accuracy against exact replays, and ratios of effort.
+
+    python asv_benchmarks/watch.py accuracy [--traces FOLDER] [--secrets 20] [NAME…]
+    python asv_benchmarks/watch.py policies [--traces FOLDER] [--secrets 20] [NAME…]
+    python asv_benchmarks/watch.py causes [--traces FOLDER] [--secrets 20] [NAME…]
+    python asv_benchmarks/watch.py cost
+    python asv_benchmarks/watch.py memory
+
+Errors are of hit ratios over a whole trace. The cost is CPU time: the medians of interleaved rounds
+within one process, as ratios, and what valgrind counts with ``cost --rounds 1`` under it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from hashlib import sha512
+from pathlib import Path
+
+import numpy as np
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.replay import DecodedTrace, simulate
+from kvoffload.traces import Trace
+from kvoffload.watch import Watch
+
+ROOT = Path(__file__).parents[1]
+FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or ROOT.parent / "shared" / "traces")
+SIZES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+PERCENT = (2, 5, 10)
+FOREVER = 1e9
+
+
+def traces(folder: Path, names: list[str]) -> Iterator[tuple[str, DecodedTrace]]:
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        name = path.name.removesuffix(".jsonl.gz")
+        if not names or name in names:
+            yield name, DecodedTrace.of(Trace(path))
+
+
+def watched_replay(
+    trace: DecodedTrace, keys: list[bytes], capacity: int, policy: str, watch: Watch
+):
+    manager = CPUOffloadingManager(1, capacity, policy, watch=watch)
+    key_of = keys.__getitem__
+    for row in trace.rows():
+        hashes = list(map(key_of, row))
+        manager.touch(hashes)
+        manager.lookup(hashes)
+        output = manager.prepare_store(hashes)
+        manager.touch(hashes)
+        if output is not None:
+            manager.complete_store(output.block_hashes_to_store)
+    return manager
+
+
+def exact(trace: DecodedTrace, keys: list[bytes], policy: str, capacity: int) -> tuple[float, int]:
+    none = np.zeros(trace.num_requests, np.int64)
+    counts = simulate(trace, keys, policy, capacity, device_hits=none)
+    return counts.hit_ratio, counts.refused
+
+
+def secret(number: int) -> bytes:
+    return sha512(b"%d" % number).digest()
+
+
+def accuracy(arguments: argparse.Namespace) -> None:
+    """Print the p95 of the error at each size, and how often the error bar covers the truth."""
+    pooled: dict[float, list[float]] = defaultdict(list)
+    covered: list[bool] = []
+    marked: list[float] = []
+    worst: dict[float, float] = defaultdict(float)
+    for name, trace in traces(arguments.traces, arguments.names):
+        keys = trace.keys()
+        for percent in PERCENT:
+            capacity = trace.unique_blocks * percent // 100
+            if capacity < arguments.slots:
+                print(f"{name} {percent} %: {capacity} blocks are fewer than the slots")
+                continue
+            truth = {size: exact(trace, keys, "lru", int(capacity * size)) for size in SIZES}
+            errors: dict[float, list[float]] = defaultdict(list)
+            for number in range(arguments.secrets):
+                watch = Watch(
+                    slots=arguments.slots,
+                    policies=(),
+                    max_rate=1.0,
+                    window=FOREVER,
+                    secret=secret(number),
+                    clock=lambda: 0.0,
+                )
+                manager = watched_replay(trace, keys, capacity, "lru", watch)
+                for point in manager.watch.report().points:
+                    if point.hit_ratio is None:
+                        continue
+                    error = abs(point.hit_ratio - truth[point.memory][0])
+                    if "long_requests" in point.marks:
+                        marked.append(error)
+                        continue
+                    errors[point.memory].append(error)
+                    if point.memory != 1.0:
+                        covered.append(error <= point.error)
+            line = []
+            for size in SIZES:
+                pooled[size] += errors[size]
+                if not errors[size]:
+                    line.append(f"{size:g}x none")
+                    continue
+                p95 = float(np.quantile(errors[size], 0.95))
+                worst[size] = max(worst[size], p95)
+                line.append(f"{size:g}x {p95:.4f}")
+            print(f"{name} {percent} %: p95 {', '.join(line)}", flush=True)
+    print("worst p95:", ", ".join(f"{size:g}x {worst[size]:.4f}" for size in SIZES))
+    means = [statistics.fmean(pooled[size]) for size in (0.5, 2.0, 4.0, 8.0) if pooled[size]]
+    print(f"mean of 1/2x to 8x: {statistics.fmean(means):.4f}")
+    print(f"marked long_requests: {len(marked)} points, the worst {max(marked, default=0):.4f} off")
+    print(f"error bars that cover: {statistics.fmean(covered):.3f} of {len(covered)}")
+
+
+def policies(arguments: argparse.Namespace) -> None:
+    """Print the errors of miniature managers at the present size."""
+    names = ("arc", "hit-density", "slru", "s3fifo")
+    all_errors = []
+    for name, trace in traces(arguments.traces, arguments.names):
+        keys = trace.keys()
+        for percent in PERCENT:
+            capacity = trace.unique_blocks * percent // 100
+            if capacity < 1024:
+                continue
+            truth = {policy: exact(trace, keys, policy, capacity)[0] for policy in names}
+            errors = defaultdict(list)
+            for number in range(arguments.secrets):
+                watch = Watch(
+                    policies=names,
+                    max_rate=1.0,
+                    window=FOREVER,
+                    secret=secret(number),
+                    clock=lambda: 0.0,
+                )
+                report = watched_replay(trace, keys, capacity, "lru", watch).watch.report()
+                for point in report.points:
+                    if "long_requests" in point.marks:
+                        continue
+                    if point.policy in truth and point.hit_ratio is not None:
+                        errors[point.policy].append(abs(point.hit_ratio - truth[point.policy]))
+            all_errors += [each for some in errors.values() for each in some]
+            means = {policy: statistics.fmean(some) for policy, some in errors.items()}
+            shown = ", ".join(f"{policy} {mean:.4f}" for policy, mean in means.items())
+            print(f"{name} {percent} %: mean error {shown}", flush=True)
+    print(f"mean {statistics.fmean(all_errors):.4f}, max {max(all_errors):.4f}")
+
+
+def causes(arguments: argparse.Namespace) -> None:
+    """Print how far shares at a rate of 1/64 are from those of all blocks."""
+    rows: dict[str, list[float]] = defaultdict(list)
+    for name, trace in traces(arguments.traces, arguments.names):
+        keys = trace.keys()
+        for percent in PERCENT:
+            capacity = trace.unique_blocks * percent // 100
+
+            def shares(rate: float, number: int) -> tuple[float, float]:
+                watch = Watch(
+                    policies=(),
+                    slots=2**20,
+                    max_rate=rate,
+                    window=FOREVER,
+                    secret=secret(number),
+                    clock=lambda: 0.0,
+                )
+                report = watched_replay(trace, keys, capacity, "lru", watch).watch.report()  # noqa: B023
+                missed = report.sampled_missed
+                return report.waste or 0.0, missed["never_seen"] / sum(missed.values())
+
+            truth = shares(1.0, 0)
+            found = [shares(1 / 64, number) for number in range(arguments.secrets)]
+            for what, true, some in zip(
+                ("waste", "never seen"), truth, zip(*found, strict=False), strict=True
+            ):
+                errors = [abs(each - true) for each in some]
+                rows[what] += errors
+                mean = statistics.fmean(errors)
+                print(f"{name} {percent} %: {what} {true:.3f}, mean error {mean:.4f}")
+    for what, errors in rows.items():
+        print(f"{what}: mean {statistics.fmean(errors):.4f}, max {max(errors):.4f}")
+
+
+def cycle(manager: CPUOffloadingManager, requests: list[list[bytes]]) -> None:
+    for hashes in requests:
+        manager.touch(hashes)
+        found = manager.lookup(hashes)
+        if found:
+            manager.prepare_load(hashes[:found])
+            manager.complete_load(hashes[:found])
+        output = manager.prepare_store(hashes)
+        manager.touch(hashes)
+        if output is not None:
+            manager.complete_store(output.block_hashes_to_store)
+
+
+def workload(rng: np.random.Generator, number: int, length: int) -> list[list[bytes]]:
+    """Make chains of which a half was there before, on about twice the memory."""
+    documents = rng.integers(0, 400 * 512 // length, number)
+    return [
+        [
+            b"%016d%016d" % (document, place if place < length // 2 else place + 1000 * tail)
+            for place in range(length)
+        ]
+        for document, tail in zip(
+            documents.tolist(), rng.integers(0, 4, number).tolist(), strict=True
+        )
+    ]
+
+
+def cost(arguments: argparse.Namespace) -> None:
+    """Print the CPU time of a cycle with a watch against that without."""
+    variants: dict[str, Callable[[], Watch | None]] = {
+        "none": lambda: None,
+        "none again": lambda: None,
+        "curve": lambda: Watch(policies=()),
+        "curve and one policy": Watch,
+    }
+    if arguments.only:
+        variants = {arguments.only: variants[arguments.only]}
+    for length in arguments.lengths:
+        rng = np.random.default_rng(1)
+        warm = workload(rng, 200_000 // length, length)
+        parts = [workload(rng, arguments.blocks // length, length) for _ in range(4)]
+        managers = {
+            name: CPUOffloadingManager(16, 100_000, watch=make()) for name, make in variants.items()
+        }
+        for manager in managers.values():
+            cycle(manager, warm)
+        times: dict[str, list[float]] = defaultdict(list)
+        for number in range(arguments.rounds):
+            names = list(managers)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                start = time.process_time_ns()
+                cycle(managers[name], parts[number % 4])
+                times[name].append(time.process_time_ns() - start)
+        base = times.get("none", next(iter(times.values())))
+        blocks = sum(map(len, parts[0]))
+        for name, some in times.items():
+            ratios = [mine / other for mine, other in zip(some, base, strict=True)]
+            print(
+                f"requests of {length}, {name}: {statistics.median(ratios):.4f} times, least time "
+                f"{min(some) / min(base):.4f} times ({min(some) / blocks:.1f} ns a block)"
+            )
+
+
+def resident(arguments: argparse.Namespace) -> None:
+    """Print this process's resident KiB after a run, with a watch or with one that is dropped."""
+    rng = np.random.default_rng(1)
+    requests = workload(rng, 1_000, 512)
+    clock = [0.0]
+    watch = Watch(clock=lambda: clock[0])
+    cycle(CPUOffloadingManager(16, 1_000, watch=Watch()), requests[:20])  # what is loaded once
+    manager = CPUOffloadingManager(16, 100_000, watch=watch if arguments.only else None)
+    for _ in range(arguments.rounds):
+        clock[0] += 100.0
+        cycle(manager, requests)
+    print(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024)
+
+
+def memory(arguments: argparse.Namespace) -> None:
+    """Print what a watch of the defaults adds to the resident memory of a process of its own."""
+    for rounds in (1, arguments.rounds, 4 * arguments.rounds):
+        command = [sys.executable, __file__, "resident", "--rounds", str(rounds)]
+        sizes = [
+            [
+                int(subprocess.run([*command, *more], capture_output=True, check=True).stdout)
+                for _ in range(3)
+            ]
+            for more in ([], ["--only", "watch"])
+        ]
+        without, with_watch = map(statistics.median, sizes)
+        print(f"after {rounds} runs: {with_watch - without:.0f} KiB", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "figure", choices=("accuracy", "policies", "causes", "cost", "memory", "resident")
+    )
+    parser.add_argument("names", nargs="*", help="traces; all by default")
+    parser.add_argument("--traces", type=Path, default=FOLDER)
+    parser.add_argument("--secrets", type=int, default=20)
+    parser.add_argument("--slots", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--blocks", type=int, default=100_000)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--only")
+    arguments = parser.parse_args()
+    globals()[arguments.figure](arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

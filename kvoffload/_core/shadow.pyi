@@ -1,0 +1,1 @@
+# C level only: nothing here is for Python.

@@ -1,0 +1,165 @@
+"""The shadow of a sample; see ``shadow.pxd``."""
+
+from libc.string cimport memset
+
+from kvoffload._core.memory cimport release, reserve
+
+
+cdef bint shadow_open(
+    Shadow* shadow, int num_quarters, int num_sizes, const uint32_t* limits
+) noexcept:
+    cdef uint64_t chains = 1
+    cdef uint64_t entries = (<uint64_t>limits[num_sizes - 1] + 1) * <uint64_t>num_quarters
+    cdef uint64_t place
+    cdef int number, size
+    memset(shadow, 0, sizeof(Shadow))
+    while chains < entries:
+        chains *= 2
+    if entries >= NIL:
+        return False
+    shadow.entries = <Entry*>reserve(entries * sizeof(Entry))
+    shadow.chains = <uint32_t*>reserve(chains * sizeof(uint32_t))
+    shadow.num_entries = <uint32_t>entries
+    shadow.num_chains = chains
+    if shadow.entries == NULL or shadow.chains == NULL:
+        shadow_close(shadow)
+        return False
+    for place in range(chains):
+        shadow.chains[place] = NIL
+    shadow.free_head = NIL
+    shadow.num_sizes = num_sizes
+    shadow.num_quarters = num_quarters
+    for number in range(num_quarters):
+        shadow.lists[number].head = NIL
+        for size in range(num_sizes):
+            shadow.lists[number].markers[size] = NIL
+            shadow.lists[number].rooms[size] = limits[size] - (limits[size - 1] if size else 0)
+    return True
+
+
+cdef void shadow_close(Shadow* shadow) noexcept:
+    release(shadow.entries, shadow.num_entries * sizeof(Entry))
+    release(shadow.chains, shadow.num_chains * sizeof(uint32_t))
+    memset(shadow, 0, sizeof(Shadow))
+
+
+cdef inline void unlink(Shadow* shadow, ShadowList* line, uint32_t place, Entry* entry) noexcept:
+    """Take an entry off its list, and its segment's marker back where it was the last."""
+    line.counts[entry.segment] -= 1
+    if line.markers[entry.segment] == place:
+        line.markers[entry.segment] = entry.prev if line.counts[entry.segment] else NIL
+    if entry.prev == NIL:
+        line.head = entry.next
+    else:
+        shadow.entries[entry.prev].next = entry.next
+    if entry.next != NIL:
+        shadow.entries[entry.next].prev = entry.prev
+
+
+cdef void forget(Shadow* shadow, ShadowList* line, uint32_t place) noexcept:
+    """Drop the last entry of a list."""
+    cdef Entry* entry = shadow.entries + place
+    cdef uint32_t* link = shadow.chains + (entry.fingerprint & (shadow.num_chains - 1))
+    while link[0] != place:
+        link = &shadow.entries[link[0]].chain
+    link[0] = entry.chain
+    unlink(shadow, line, place, entry)
+    entry.next = shadow.free_head
+    shadow.free_head = place
+
+
+cdef uint32_t new_entry(Shadow* shadow, uint64_t fingerprint, int quarter) noexcept:
+    """Take an entry; there is one more than the lists have room for."""
+    cdef uint32_t place = shadow.free_head
+    cdef Entry* entry
+    cdef uint32_t* chain = shadow.chains + (fingerprint & (shadow.num_chains - 1))
+    if place != NIL:
+        shadow.free_head = shadow.entries[place].next
+    else:
+        place = shadow.num_used
+        shadow.num_used += 1
+    entry = shadow.entries + place
+    memset(entry, 0, sizeof(Entry))
+    entry.fingerprint = fingerprint
+    entry.quarter = <uint8_t>quarter
+    entry.chain = chain[0]
+    chain[0] = place
+    return place
+
+
+cdef void shadow_use(Shadow* shadow, uint64_t fingerprint, int quarter, uint32_t now) noexcept:
+    cdef ShadowList* line = &shadow.lists[quarter]
+    cdef Entry* entry = shadow_find(shadow, fingerprint)
+    cdef uint32_t place, moved
+    cdef int size
+    if entry != NULL:
+        place = <uint32_t>(entry - shadow.entries)
+        entry.last_use = now
+        if line.head == place and line.rooms[0]:
+            return
+        unlink(shadow, line, place, entry)
+    else:
+        place = new_entry(shadow, fingerprint, quarter)
+        entry = shadow.entries + place
+        entry.last_use = now
+    entry.prev = NIL
+    entry.next = line.head
+    if line.head != NIL:
+        shadow.entries[line.head].prev = place
+    line.head = place
+    entry.segment = 0
+    line.counts[0] += 1
+    if line.counts[0] == 1:
+        line.markers[0] = place
+    for size in range(shadow.num_sizes):
+        if line.counts[size] <= line.rooms[size]:
+            return
+        moved = line.markers[size]
+        if size + 1 == shadow.num_sizes:
+            forget(shadow, line, moved)
+            return
+        line.counts[size] -= 1
+        line.markers[size] = shadow.entries[moved].prev if line.counts[size] else NIL
+        shadow.entries[moved].segment = <uint8_t>(size + 1)
+        line.counts[size + 1] += 1
+        if line.counts[size + 1] == 1:
+            line.markers[size + 1] = moved
+
+
+cdef const char* shadow_check(Shadow* shadow) noexcept:
+    """Verify the invariants; return the broken one, or NULL."""
+    cdef uint64_t listed = 0, chained = 0, number
+    cdef uint32_t place, last, count
+    cdef int quarter, size
+    cdef ShadowList* line
+    for quarter in range(shadow.num_quarters):
+        line = &shadow.lists[quarter]
+        place = line.head
+        last = NIL
+        for size in range(shadow.num_sizes):
+            count = 0
+            if line.counts[size] > line.rooms[size]:
+                return b"no segment holds more than its room"
+            while place != NIL and shadow.entries[place].segment == size:
+                if shadow.entries[place].prev != last or shadow.entries[place].quarter != quarter:
+                    return b"a list runs both ways, in its quarter"
+                last = place
+                place = shadow.entries[place].next
+                count += 1
+            if count != line.counts[size]:
+                return b"the entries of each segment are counted"
+            if line.markers[size] != (last if count else NIL):
+                return b"a marker is the last entry of its segment"
+            listed += count
+        if place != NIL:
+            return b"segments follow each other"
+    for number in range(shadow.num_chains):
+        place = shadow.chains[number]
+        while place != NIL:
+            if (shadow.entries[place].fingerprint & (shadow.num_chains - 1)) != number:
+                return b"an entry is in its own chain"
+            chained += 1
+            place = shadow.entries[place].chain
+    if listed != chained:
+        return b"every entry is on a list and in a chain"
+    return NULL

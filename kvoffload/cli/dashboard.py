@@ -1,0 +1,36 @@
+"""``kvoffload dashboard``: what Grafana and Prometheus are given to show a watch."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+
+@click.group()
+def dashboard() -> None:
+    """Print the dashboard and the rules that show what watches see."""
+
+
+@dashboard.command()
+def grafana() -> None:
+    """Print the dashboard, which Grafana imports.
+
+    Its variable `prefix` is what stands in front of kvoffload_ in the names of the metrics.
+    """
+    from kvoffload.watch.dashboard import grafana_json
+
+    click.echo(grafana_json(), nl=False)
+
+
+@dashboard.command()
+@click.option(
+    "--prefix", default="", help="What stands in front of kvoffload_ in the names, such as vllm:"
+)
+def rules(prefix: str) -> None:
+    """Print recording rules for Prometheus."""
+    from kvoffload.watch.dashboard import rules_yaml
+
+    if not re.fullmatch(r"([A-Za-z_:][A-Za-z0-9_:]*)?", prefix):
+        raise click.UsageError(f"--prefix must be the start of a metric's name, got {prefix!r}")
+    click.echo(rules_yaml(prefix), nl=False)

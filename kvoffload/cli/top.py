@@ -1,0 +1,237 @@
+"""``kvoffload top``: what watches see, on one screen."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvoffload.advise.units import count_text, percent_text
+from kvoffload.traces import MissingExtraError
+from kvoffload.traces.errors import printable
+
+from ._options import json_option
+from ._terminal import note, print_json
+
+if TYPE_CHECKING:
+    from kvoffload.watch.scraped import Engine, View
+
+TIMEOUT = 10.0  # seconds
+MOST_BYTES = 2**26
+WIDEST_BAR = 100
+
+CAUSES = {
+    "broken_prefix": "there, behind a gap",
+    "pending": "still being stored",
+    "evicted": "evicted",
+    "declined": "not admitted",
+    "refused": "no room: store refused",
+    "failed": "store failed",
+    "reset": "cache was reset",
+    "never_seen": "never seen",
+}
+
+
+@click.command()
+@click.argument("urls", metavar="URL…", nargs=-1, required=True)
+@click.option("--once", is_flag=True, help="Look once, print, and end.")
+@json_option
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=5.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+def top(urls: tuple[str, ...], *, once: bool, as_json: bool, interval: float) -> None:
+    """Show what watches see: whether offloading pays, and what would pay more.
+
+    Each URL is an exporter's, such as localhost:8000 or http://host:8000/metrics. Counters are
+    since the last look, with --once and --json since the start; the hit ratios of other sizes and
+    policies are of the watches' own window. Several engines are added up.
+    """
+    places = [_address(url) for url in urls]
+    engines, faults = _look(places)
+    if not engines:
+        raise OSError(faults[0])
+    for fault in faults:
+        note(fault, quiet=False)
+    from kvoffload.watch.scraped import view
+
+    if as_json:
+        print_json(_as_object(view(engines)))
+        return
+    console = Console(highlight=False)
+    if once:
+        with console.capture() as captured:
+            console.print(screen(view(engines), "since the start", (), console.width))
+        click.echo(captured.get(), nl=False)
+        return
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        since, before = "since the start", engines
+        shown = view(engines)
+        while True:
+            live.update(screen(shown, since, faults, console.width), refresh=True)
+            time.sleep(interval)
+            engines, faults = _look(places)
+            shown = view(engines, before)
+            since, before = f"in the last {interval:g} s", engines
+
+
+def _address(url: str) -> str:
+    """Complete a URL; a usage error where it is none."""
+    whole = url if "://" in url else f"http://{url}"
+    try:
+        parts = urllib.parse.urlsplit(whole)
+        _ = parts.port
+    except ValueError as error:
+        raise click.UsageError(f"URL must be an address of http or https, got {url!r}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise click.UsageError(f"URL must be an address of http or https, got {url!r}")
+    path = parts.path if parts.path not in ("", "/") else "/metrics"
+    return urllib.parse.urlunsplit(parts._replace(path=path))
+
+
+def _look(urls: Sequence[str]) -> tuple[list[Engine], list[str]]:
+    """Scrape all; return the watches, and a line for each URL that has none."""
+    try:
+        import prometheus_client  # noqa: F401
+
+        from kvoffload.watch.scraped import read_engines
+    except ImportError as error:
+        raise MissingExtraError(
+            "kvoffload top needs prometheus_client: pip install 'kvoffload[watch]'", name=error.name
+        ) from error
+    engines: list[Engine] = []
+    faults = []
+
+    def look(url: str) -> list[Engine]:
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:  # noqa: S310
+                body = answer.read(MOST_BYTES + 1)
+            if len(body) > MOST_BYTES:
+                raise ValueError(f"more than {MOST_BYTES} bytes")
+            found: list[Engine] = read_engines(url, body.decode("utf-8", "replace"))
+        except urllib.error.HTTPError as error:
+            faults.append(f"{url}: HTTP status {error.code}")
+        except (OSError, http.client.HTTPException) as error:
+            faults.append(f"{url}: {getattr(error, 'reason', None) or error}")
+        except (ValueError, KeyError, IndexError) as error:
+            faults.append(f"{url}: {error}")
+        else:
+            if not found:
+                faults.append(f"{url}: no metrics of a watch")
+            return found
+        return []
+
+    for url in urls:
+        engines += look(url)
+    return engines, faults
+
+
+def screen(view: View, since: str, faults: Sequence[str], width: int) -> RenderableType:
+    """Draw one look.
+
+    Parameters
+    ----------
+    view : View
+        What there is to show.
+    since : str
+        What the counters are of.
+    faults : sequence of str
+        URLs that did not answer.
+    width : int
+        Columns.
+
+    Returns
+    -------
+    rich renderable
+    """
+    parts: list[RenderableType] = [_headline(view, since), Text()]
+    parts.append(_curve(view, width))
+    parts.append(Text())
+    sides = Table.grid(padding=(0, 4))
+    sides.add_row(_misses(view), _waste(view))
+    parts.append(sides)
+    if view.advice:
+        parts += [Text(), *(Text(printable(line), style="bold green") for line in view.advice)]
+    parts += [Text(printable(fault), style="red") for fault in faults]
+    return Group(*parts)
+
+
+def _headline(view: View, since: str) -> Text:
+    text = Text("hit ratio ")
+    text.append(percent_text(view.hit_ratio), style="bold")
+    text.append(f" of {count_text(view.asked)} blocks {since}\n")
+    text.append(f"policy {printable(view.policy) or '-'}, {view.capacity:,.0f} blocks of memory")
+    if view.engines > 1:
+        text.append(f" in {view.engines} engines")
+    return text
+
+
+def _curve(view: View, width: int) -> Table:
+    """Draw the points: a bar as long as the hit ratio, lighter where the error bar is."""
+    room = max(10, min(WIDEST_BAR, width - 50))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("policy")
+    table.add_column("memory", justify="right")
+    table.add_column("hit ratio", justify="right")
+    table.add_column("±", justify="right")
+    table.add_column("")
+    live = view.policy
+    for each in sorted(
+        view.shadows, key=lambda each: (each.policy != live, each.policy, each.memory)
+    ):
+        present = each.policy == live and each.memory == 1
+        name = Text(printable(each.policy), style="bold" if present else "")
+        size = f"{each.memory:g}×"
+        if each.hit_ratio is None:
+            table.add_row(name, size, "-", "", Text("not enough data", style="dim"))
+            continue
+        error = each.error or 0.0
+        low = round(room * max(0.0, each.hit_ratio - error))
+        high = round(room * min(1.0, each.hit_ratio + error))
+        bar = Text("█" * low, style="cyan" if each.policy == live else "blue")
+        bar.append("░" * (high - low))
+        table.add_row(name, size, percent_text(each.hit_ratio), f"{100 * error:.1f}", bar)
+    return table
+
+
+def _misses(view: View) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("why blocks were missed")
+    table.add_column("", justify="right")
+    for cause, share in view.causes.items():
+        table.add_row(Text(printable(CAUSES.get(cause, cause))), percent_text(share))
+    return table
+
+
+def _waste(view: View) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("stores")
+    table.add_column("", justify="right")
+    hits = view.asked - view.missed
+    table.add_row("blocks stored for each hit", f"{view.stored / hits:.2f}" if hits > 0 else "-")
+    table.add_row("evicted without a hit", percent_text(view.waste))
+    table.add_row("not admitted", count_text(view.declined))
+    table.add_row("stores refused", count_text(view.refused))
+    for kind, blocks in view.overdue.items():
+        style = "bold red" if blocks else ""
+        table.add_row(Text(f"overdue {kind}s, blocks"), Text(f"{blocks:,.0f}", style=style))
+    return table
+
+
+def _as_object(view: View) -> dict[str, object]:
+    """Return a look as the object that ``--json`` prints."""
+    return {**dataclasses.asdict(view), "hit_ratio": view.hit_ratio}

@@ -1,0 +1,108 @@
+"""What a compiled manager tells a watch; see ``_watch_py`` for the Python twin."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.shadow cimport Entry, Shadow
+from kvoffload._core.table cimport Node, Table
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+cdef enum:
+    BINS = 256
+    MOST_CAUSES = 8
+
+cdef enum:
+    LOAD = 0
+    STORE = 1
+
+cdef struct WatchCounts:
+    uint64_t requests
+    uint64_t asked
+    uint64_t missed
+    uint64_t stored
+    uint64_t evicted
+    uint64_t declined
+    uint64_t refused
+    uint64_t failed
+    uint64_t untracked                      # transfers that found no room in the ledger
+    uint64_t causes[MOST_CAUSES]
+    uint64_t evicted_used[2]
+    uint64_t long_requests[12]              # by size: requests longer than it
+    uint64_t judged[4][13]                  # by quarter: sampled blocks by segment; not listed last
+    uint64_t policy_judged[4][13]           # those of the policies' part of the sample
+    uint64_t unused_ages[BINS]
+    uint64_t stored_ages[BINS]
+
+# An open transfer. Those of one first block id hang together; all are in the order of opening.
+cdef struct Transfer:
+    uint64_t serial
+    uint64_t time           # ms
+    uint32_t kind           # LOAD, STORE
+    uint32_t size           # blocks
+    uint32_t older          # transfer opened before this one
+    uint32_t newer          # and after; free: the next free one
+    uint32_t chain          # next of the same chain, newer
+    int32_t* block_ids
+
+
+cdef class WatchCore:
+    cdef readonly object watch
+    cdef public bint due
+    cdef public uint64_t next_due           # ms
+    cdef CompiledPolicy policy              # keeps the table
+    cdef Table* table
+    cdef Shadow shadow
+    cdef WatchCounts tally
+    cdef uint32_t sample_below
+    cdef uint32_t policy_below
+    cdef uint32_t keeps_below               # policy_below, 0 where no keys are kept
+    cdef int num_quarters
+    cdef int num_sizes
+    cdef uint64_t lengths[12]
+    cdef object clock
+    cdef bytes secret
+    cdef int64_t start                      # ms
+    cdef int64_t present                    # ms: when the clock was last read
+    cdef list keys                          # by quarter, each a list of keys and None
+    cdef Py_ssize_t num_keys
+    cdef uint32_t unended                   # quarters, as bits, with keys of the request at work
+    cdef uint64_t* uses                     # scratch: fingerprints of the call at work
+    cdef uint32_t* use_slots                # and their nodes, NIL for none
+    cdef Py_ssize_t use_room
+    cdef Transfer* transfers                # (transfer_room,)
+    cdef uint32_t transfer_room
+    cdef uint32_t num_transfers             # handed out at least once
+    cdef uint32_t free_transfer
+    cdef uint32_t oldest
+    cdef uint32_t newest
+    cdef uint32_t chains[256]
+    cdef uint32_t num_open
+    cdef uint64_t open_blocks
+    cdef uint64_t serial
+
+    # Begin to look at the blocks of a policy; before the first is stored.
+    cdef int attach(self, CompiledPolicy policy) except -1
+    # Before a call looks at the state: these run a user's code.
+    cdef int tick(self) except -1
+    cdef int begin_lookup(self) except -1
+    cdef uint64_t c_now(self) noexcept
+    # After a lookup: `items` are those of the whole request, and the slots of the hits are found.
+    cdef void c_looked_up(self, Batch* batch, Py_ssize_t num_hits) noexcept
+    # Before the victims leave and the admitted keys become blocks.
+    cdef void c_stored(self, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing) noexcept
+    cdef void c_refused(self, Batch* batch, Py_ssize_t missing) noexcept
+    # Before the blocks of a failed store are dropped; whatever the outcome, close the transfer.
+    cdef void c_ended(self, Batch* batch, bint succeeded) noexcept
+    cdef void c_loaded(self, Batch* batch) noexcept
+    cdef void c_dropped(self) noexcept
+    cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
+    cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept
+    cdef void close_at(self, uint32_t place) noexcept
+    cdef Entry* sampled_entry(self, Node* node) noexcept
+    cdef void set_fate(self, Node* node, uint8_t fate) noexcept
+    cdef bint ensure_uses(self, Py_ssize_t size) noexcept
+    cdef int quarter_of(self, uint64_t hashed) noexcept
+    cdef void judge(self, uint64_t hashed, Node* node, bint hit) noexcept
+    cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept
+    cdef void keep_key(self, uint32_t sample, PyObject* key) noexcept

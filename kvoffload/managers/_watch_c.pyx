@@ -1,0 +1,671 @@
+"""What a compiled manager tells a watch: the shadow of a sample, and the open transfers.
+
+Structure
+    The blocks that hit have nodes, whose SAMPLED flag tells; a key without one is hashed. Here the
+    list and its markers are those of ``_core/shadow``, and the open transfers hang in chains by
+    their first block id. See ``_watch_py`` for the Python twin, the invariants and the source.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.string cimport memcpy, memset
+
+from kvoffload._core.batch cimport item_key, item_length
+from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
+from kvoffload._core.items cimport first_bad
+from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.shadow cimport (
+    MOST_SIZES,
+    shadow_approach,
+    shadow_check,
+    shadow_close,
+    shadow_find,
+    shadow_first,
+    shadow_near,
+    shadow_open,
+    shadow_reach,
+    shadow_use,
+)
+from kvoffload._core.table cimport (
+    NIL,
+    RESIDENT,
+    SAMPLED,
+    hash_key,
+    hash_node,
+    index_find,
+    kvo_prefetch,
+    node_at,
+    own_id,
+    sample_of,
+    table_new_epoch,
+)
+
+
+cdef extern from *:
+    """
+    #include <time.h>
+    /* Some milliseconds coarse, where there is such a clock: it is read at every call. */
+    #ifdef CLOCK_MONOTONIC_COARSE
+    #define KVO_CLOCK CLOCK_MONOTONIC_COARSE
+    #else
+    #define KVO_CLOCK CLOCK_MONOTONIC
+    #endif
+    static inline int64_t kvo_monotonic_ms(void) {
+        struct timespec now;
+        clock_gettime(KVO_CLOCK, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    }
+    static inline int kvo_exponent(uint32_t value) { return 31 - __builtin_clz(value); }
+    """
+    int64_t kvo_monotonic_ms() noexcept nogil
+    int kvo_exponent(uint32_t value) noexcept nogil
+
+cdef enum:
+    FATE_UNKNOWN = 0
+    FATE_STORED = 1
+    FATE_EVICTED = 2
+    FATE_DECLINED = 3
+    FATE_REFUSED = 4
+    FATE_FAILED = 5
+    FATE_RESET = 6
+
+cdef enum:
+    BROKEN_PREFIX = 0
+    PENDING = 1
+    NEVER_SEEN = 7
+
+cdef enum:
+    DRAIN_KEYS = 256
+    MOST_OPEN = 4096
+    MOST_OPEN_BLOCKS = 1 << 18
+    NUM_CHAINS = 256
+
+
+cdef inline int age_bin(uint32_t age) noexcept nogil:
+    """Return the bin of an age in ms: exact below 8, then eight bins for each doubling."""
+    cdef int exponent
+    if age < 8:
+        return <int>age
+    exponent = kvo_exponent(age)
+    return (exponent - 2) * 8 + <int>((age >> (exponent - 3)) & 7)
+
+
+cdef list numbers(const uint64_t* values, int size):
+    return [values[place] for place in range(size)]
+
+
+# Without tp_clear: a manager that is cleared with it may still be called. The watch is cleared.
+@cython.no_gc_clear
+cdef class WatchCore:
+    """Look on as a manager works.
+
+    Parameters
+    ----------
+    plan : WatchPlan
+        What to look at.
+    watch : Watching
+        Who wants to know.
+    """
+
+    def __cinit__(self, plan, watch):
+        cdef uint32_t limits[MOST_SIZES]
+        cdef int size
+        cdef Py_ssize_t number
+        memset(&self.shadow, 0, sizeof(Shadow))
+        memset(&self.tally, 0, sizeof(WatchCounts))
+        self.watch = watch
+        self.num_quarters = plan.quarters
+        self.num_sizes = len(plan.limits)
+        if not 0 < self.num_sizes <= MOST_SIZES or self.num_quarters not in (1, 2, 4):
+            raise ValueError("a plan has 1 ... 12 sizes and 1, 2 or 4 quarters")
+        for size in range(self.num_sizes):
+            limits[size] = plan.limits[size]
+            self.lengths[size] = plan.lengths[size]
+        self.sample_below = plan.sample_below
+        self.policy_below = plan.policy_below
+        self.keeps_below = self.policy_below if plan.keeps_keys else 0
+        self.secret = plan.secret
+        self.clock = plan.clock
+        self.keys = [[] for _ in range(self.num_quarters)]
+        self.start = kvo_monotonic_ms() if self.clock is None else self.clock()
+        self.present = self.start
+        self.free_transfer = NIL
+        self.oldest = NIL
+        self.newest = NIL
+        for number in range(NUM_CHAINS):
+            self.chains[number] = NIL
+        if not shadow_open(&self.shadow, self.num_quarters, self.num_sizes, limits):
+            raise MemoryError()
+
+    def __dealloc__(self):
+        cdef uint32_t place
+        shadow_close(&self.shadow)
+        for place in range(self.num_transfers):
+            discard(self.transfers[place].block_ids)
+        discard(self.transfers)
+        discard(self.uses)
+
+    def __reduce__(self):
+        raise TypeError("cannot pickle a watch: it looks at a manager")
+
+    cdef int attach(self, CompiledPolicy policy) except -1:
+        """Begin to look at the blocks of a manager's policy."""
+        cdef uint32_t slot
+        cdef Node* node
+        cdef Table* table = policy.table
+        if self.secret is not None and table.num_keys == 0:
+            if len(self.secret) != sizeof(table.secret):
+                raise ValueError(f"secret must be 64 bytes, got {len(self.secret)}")
+            memcpy(table.secret, PyBytes_AS_STRING(self.secret), sizeof(table.secret))
+        table.sample_below = self.sample_below
+        for slot in range(table.num_used):
+            node = node_at(table, slot)
+            node.flags &= <uint8_t>(~SAMPLED & 0xFF)
+            if node.key_length and sample_of(hash_node(table, node)) < self.sample_below:
+                node.flags |= SAMPLED
+        self.policy = policy
+        self.table = table
+        return 0
+
+    cdef int tick(self) except -1:
+        """Read the clock of a user, whose code may not run while a manager is at work."""
+        if self.clock is not None:
+            try:
+                self.present = self.clock()
+            except Exception:
+                pass
+        return 0
+
+    cdef int begin_lookup(self) except -1:
+        """Hand over what has been collected, if it is enough, and read the clock."""
+        if self.due:
+            self.watch._drain()
+        return self.tick()
+
+    # -- what a manager calls, after the fact --------------------------------------------------
+
+    cdef void c_looked_up(self, Batch* batch, Py_ssize_t num_hits) noexcept:
+        """Judge the sampled blocks of a request, then use them, last first."""
+        cdef Table* table = self.table
+        cdef Py_ssize_t place, num_sampled, number, num_uses = 0
+        cdef uint64_t hashed
+        cdef Node* node
+        cdef uint32_t slot, below = self.sample_below
+        cdef uint64_t now
+        cdef int size
+        self.tally.requests += 1
+        self.tally.asked += <uint64_t>batch.size
+        self.tally.missed += <uint64_t>(batch.size - num_hits)
+        for size in range(self.num_sizes):
+            self.tally.long_requests[size] += <uint64_t>batch.size > self.lengths[size]
+        if not self.ensure_uses(batch.size):
+            return
+        for place in range(num_hits):
+            slot = batch.slots[place]
+            node = node_at(table, slot)
+            if not node.flags & SAMPLED:
+                continue
+            hashed = hash_node(table, node)
+            self.uses[num_uses] = hashed
+            self.use_slots[num_uses] = slot
+            num_uses += 1
+            shadow_approach(&self.shadow, hashed)
+            if sample_of(hashed) < self.keeps_below:
+                self.keep_key(sample_of(hashed), batch.items[place])
+        num_sampled = num_uses
+        for place in range(num_hits, batch.size):
+            # What the lookup had no need to check may be no key.
+            if first_bad(batch.items, place, place + 1) == place:
+                break
+            hashed = hash_key(table, item_key(batch, place), item_length(batch, place))
+            if sample_of(hashed) < below:
+                self.uses[num_uses] = hashed
+                self.use_slots[num_uses] = index_find(
+                    table, item_key(batch, place), item_length(batch, place), hashed
+                )
+                num_uses += 1
+                shadow_approach(&self.shadow, hashed)
+                if sample_of(hashed) < self.keeps_below:
+                    self.keep_key(sample_of(hashed), batch.items[place])
+        if num_uses == 0:
+            return
+        for number in range(num_uses):
+            shadow_near(&self.shadow, self.uses[number], self.quarter_of(self.uses[number]))
+        for number in range(num_uses):
+            slot = self.use_slots[number]
+            self.judge(
+                self.uses[number],
+                NULL if slot == NIL else node_at(table, slot),
+                number < num_sampled,
+            )
+        now = self.c_now()
+        for number in range(num_uses - 1, -1, -1):
+            hashed = self.uses[number]
+            shadow_use(&self.shadow, hashed, self.quarter_of(hashed), <uint32_t>now)
+        for size in range(self.num_quarters):
+            if self.unended & (1 << size):
+                self.keep_key(<uint32_t>size, <PyObject*>None)
+        self.unended = 0
+        self.due = self.num_keys >= DRAIN_KEYS or now >= self.next_due
+
+    cdef bint ensure_uses(self, Py_ssize_t size) noexcept:
+        """Make room for the sampled blocks of a call; False if there is no memory."""
+        cdef uint64_t* larger
+        if self.use_room >= size:
+            return True
+        larger = <uint64_t*>resize(
+            self.uses, <size_t>size * 2 * (sizeof(uint64_t) + sizeof(uint32_t))
+        )
+        if larger == NULL:
+            return False
+        self.uses = larger
+        self.use_slots = <uint32_t*>(larger + size * 2)
+        self.use_room = size * 2
+        return True
+
+    cdef int quarter_of(self, uint64_t hashed) noexcept:
+        return <int>(sample_of(hashed) & (self.num_quarters - 1))
+
+    cdef void judge(self, uint64_t hashed, Node* node, bint hit) noexcept:
+        """Count a sampled block of a request by its segment, and by its cause if it missed."""
+        cdef Entry* entry = shadow_find(&self.shadow, hashed)
+        cdef int segment = self.num_sizes if entry == NULL else entry.segment
+        cdef uint32_t sample = sample_of(hashed)
+        cdef int quarter = self.quarter_of(hashed)
+        shadow_reach(&self.shadow, entry, quarter)
+        self.tally.judged[quarter][segment] += 1
+        if sample < self.policy_below:
+            self.tally.policy_judged[quarter][segment] += 1
+        if hit:
+            if entry != NULL:
+                entry.used = True
+        elif node != NULL and node.flags & RESIDENT:
+            self.tally.causes[PENDING if node.block.ref_cnt < 0 else BROKEN_PREFIX] += 1
+        elif entry != NULL and entry.fate >= FATE_EVICTED:
+            self.tally.causes[entry.fate] += 1
+        else:
+            self.tally.causes[NEVER_SEEN] += 1
+
+    cdef void keep_key(self, uint32_t sample, PyObject* key) noexcept:
+        """Keep a key, or None at the end of a request, for the policies."""
+        cdef int quarter = sample & (self.num_quarters - 1)
+        try:
+            (<list>self.keys[quarter]).append(<object>key)
+        except MemoryError:
+            return
+        self.num_keys += 1
+        self.unended |= <uint32_t>1 << quarter
+
+    cdef void c_stored(self, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing) noexcept:
+        """Note the fates of a store that was granted."""
+        cdef CompiledPolicy policy = self.policy
+        cdef Table* table = self.table
+        cdef Py_ssize_t place, num_uses = 0
+        cdef uint64_t number
+        cdef Node* node
+        cdef Entry* entry
+        cdef uint32_t now = <uint32_t>self.c_now()
+        self.tally.stored += <uint64_t>admitted
+        self.tally.declined += <uint64_t>(missing - admitted)
+        self.tally.evicted += policy.victims.size
+        if not self.ensure_uses(<Py_ssize_t>policy.victims.size):
+            return
+        for number in range(policy.victims.size):
+            node = node_at(table, policy.victims.items[number].slot)
+            if node.flags & SAMPLED:
+                self.uses[num_uses] = hash_node(table, node)
+                shadow_approach(&self.shadow, self.uses[num_uses])
+                num_uses += 1
+        for place in range(num_uses):
+            kvo_prefetch(self.shadow.entries + shadow_first(&self.shadow, self.uses[place]))
+        for place in range(num_uses):
+            self.note_evicted(shadow_find(&self.shadow, self.uses[place]), now)
+        for place in range(admitted, missing):
+            self.set_fate(node_at(table, batch.chosen[place]), FATE_DECLINED)
+        for place in range(admitted):
+            node = node_at(table, batch.chosen[place])
+            if not node.flags & SAMPLED:
+                continue
+            entry = self.sampled_entry(node)
+            if entry != NULL:
+                entry.fate = FATE_STORED
+                entry.changed = now
+                entry.used = False
+
+    cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept:
+        """Count an evicted block by what is known of it."""
+        self.tally.evicted_used[entry != NULL and entry.used] += 1
+        if entry != NULL:
+            self.tally.unused_ages[age_bin(now - entry.last_use)] += 1
+            if entry.fate == FATE_STORED:
+                self.tally.stored_ages[age_bin(now - entry.changed)] += 1
+            entry.fate = FATE_EVICTED
+            entry.changed = now
+
+    cdef void c_refused(self, Batch* batch, Py_ssize_t missing) noexcept:
+        """Note the fates of a store that was refused."""
+        cdef Py_ssize_t place
+        self.tally.refused += 1
+        for place in range(missing):
+            self.set_fate(node_at(self.table, batch.chosen[place]), FATE_REFUSED)
+
+    cdef void c_ended(self, Batch* batch, bint succeeded) noexcept:
+        """Close the transfer of a store, and note the fates of blocks whose store failed."""
+        cdef Table* table = self.table
+        cdef Py_ssize_t place
+        cdef uint32_t slot, first, last
+        cdef Node* node
+        if batch.size == 0:
+            return
+        first = batch.slots[0]
+        last = batch.slots[batch.size - 1]
+        if first != NIL and last != NIL:
+            if (
+                node_at(table, first).flags & node_at(table, last).flags & RESIDENT
+                and node_at(table, first).block.ref_cnt < 0
+                and node_at(table, last).block.ref_cnt < 0
+            ):
+                self.c_closed(
+                    STORE,
+                    batch.size,
+                    own_id(table, first, node_at(table, first)),
+                    own_id(table, last, node_at(table, last)),
+                )
+        if succeeded:
+            return
+        table_new_epoch(table)
+        for place in range(batch.size):
+            slot = batch.slots[place]
+            if slot == NIL:
+                continue
+            node = node_at(table, slot)
+            if node.flags & RESIDENT and node.block.ref_cnt < 0 and node.block.mark != table.epoch:
+                node.block.mark = table.epoch
+                self.tally.failed += 1
+                self.set_fate(node, FATE_FAILED)
+
+    cdef void c_loaded(self, Batch* batch) noexcept:
+        """Close the transfer of a load."""
+        cdef Table* table = self.table
+        cdef uint32_t first, last
+        if batch.size == 0:
+            return
+        first = batch.slots[0]
+        last = batch.slots[batch.size - 1]
+        self.c_closed(
+            LOAD,
+            batch.size,
+            own_id(table, first, node_at(table, first)),
+            own_id(table, last, node_at(table, last)),
+        )
+
+    cdef void c_dropped(self) noexcept:
+        """Note that all blocks are gone."""
+        cdef uint32_t place
+        cdef int quarter
+        for quarter in range(self.num_quarters):
+            place = self.shadow.lists[quarter].head
+            while place != NIL:
+                if self.shadow.entries[place].fate == FATE_STORED:
+                    self.shadow.entries[place].fate = FATE_RESET
+                place = self.shadow.entries[place].next
+        while self.oldest != NIL:
+            self.close_at(self.oldest)
+
+    # -- the ledger ----------------------------------------------------------------------------
+
+    cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept:
+        """Open a transfer."""
+        cdef uint32_t place = self.free_transfer
+        cdef uint32_t room
+        cdef uint32_t* link
+        cdef Transfer* transfer
+        cdef Transfer* larger
+        cdef int32_t* own
+        cdef Py_ssize_t number
+        if size == 0:
+            return
+        if self.num_open >= MOST_OPEN or self.open_blocks + <uint64_t>size > MOST_OPEN_BLOCKS:
+            self.tally.untracked += 1
+            return
+        if place == NIL and self.num_transfers == self.transfer_room:
+            room = 2 * self.transfer_room if self.transfer_room else 64
+            larger = <Transfer*>resize(self.transfers, room * sizeof(Transfer))
+            if larger == NULL:
+                self.tally.untracked += 1
+                return
+            self.transfers = larger
+            self.transfer_room = room
+        own = <int32_t*>resize(NULL, <size_t>size * sizeof(int32_t))
+        if own == NULL:
+            self.tally.untracked += 1
+            return
+        for number in range(size):
+            own[number] = <int32_t>block_ids[number]
+        if place == NIL:
+            place = self.num_transfers
+            self.num_transfers += 1
+        else:
+            self.free_transfer = self.transfers[place].newer
+        self.serial += 1
+        transfer = self.transfers + place
+        transfer.serial = self.serial
+        transfer.time = self.c_now()
+        transfer.kind = kind
+        transfer.size = <uint32_t>size
+        transfer.block_ids = own
+        transfer.older = self.newest
+        transfer.newer = NIL
+        transfer.chain = NIL
+        if self.newest == NIL:
+            self.oldest = place
+        else:
+            self.transfers[self.newest].newer = place
+        self.newest = place
+        # At the end of its chain, so that the oldest that matches is found first.
+        link = &self.chains[<uint32_t>own[0] % NUM_CHAINS]
+        while link[0] != NIL:
+            link = &self.transfers[link[0]].chain
+        link[0] = place
+        self.num_open += 1
+        self.open_blocks += <uint64_t>size
+
+    cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept:
+        """Close the oldest transfer of this kind and size with this first and last block id."""
+        cdef uint32_t place = self.chains[<uint32_t>first % NUM_CHAINS]
+        cdef Transfer* transfer
+        while place != NIL:
+            transfer = self.transfers + place
+            if (
+                transfer.kind == kind
+                and <Py_ssize_t>transfer.size == size
+                and transfer.block_ids[0] == first
+                and transfer.block_ids[size - 1] == last
+            ):
+                self.close_at(place)
+                return
+            place = transfer.chain
+
+    cdef void close_at(self, uint32_t place) noexcept:
+        """Take a transfer out."""
+        cdef Transfer* transfer = self.transfers + place
+        cdef uint32_t* link = &self.chains[<uint32_t>transfer.block_ids[0] % NUM_CHAINS]
+        while link[0] != place:
+            link = &self.transfers[link[0]].chain
+        link[0] = transfer.chain
+        if transfer.older == NIL:
+            self.oldest = transfer.newer
+        else:
+            self.transfers[transfer.older].newer = transfer.newer
+        if transfer.newer == NIL:
+            self.newest = transfer.older
+        else:
+            self.transfers[transfer.newer].older = transfer.older
+        self.num_open -= 1
+        self.open_blocks -= transfer.size
+        discard(transfer.block_ids)
+        transfer.block_ids = NULL
+        transfer.newer = self.free_transfer
+        self.free_transfer = place
+
+    def open_transfers(self):
+        """Return the open transfers, oldest first: number, kind, time in ms, block ids."""
+        cdef list found = []
+        cdef uint32_t place
+        cdef uint32_t number
+        cdef Transfer* transfer
+        cdef int collecting = PyGC_Disable()
+        try:
+            place = self.oldest
+            while place != NIL:
+                transfer = self.transfers + place
+                ids = [transfer.block_ids[number] for number in range(transfer.size)]
+                found.append((transfer.serial, transfer.kind, transfer.time, ids))
+                place = transfer.newer
+            return found
+        finally:
+            if collecting:
+                PyGC_Enable()
+
+    def close_transfer(self, serial):
+        """Close a transfer by its number."""
+        cdef uint64_t wanted = serial
+        cdef uint32_t place = self.oldest
+        while place != NIL:
+            if self.transfers[place].serial == wanted:
+                self.close_at(place)
+                return
+            place = self.transfers[place].newer
+
+    # -- what can be seen ----------------------------------------------------------------------
+
+    cdef uint64_t c_now(self) noexcept:
+        if self.clock is None:
+            self.present = kvo_monotonic_ms()
+        return <uint64_t>max(self.present - self.start, <int64_t>0)
+
+    def now(self):
+        """Return the time since the start, ms; the last one where a user's clock fails."""
+        self.tick()
+        return self.c_now()
+
+    def counts(self):
+        """Return every counter since the start."""
+        cdef int quarter, size = self.num_sizes + 1
+        return {
+            "requests": self.tally.requests,
+            "asked": self.tally.asked,
+            "missed": self.tally.missed,
+            "stored": self.tally.stored,
+            "evicted": self.tally.evicted,
+            "declined": self.tally.declined,
+            "refused": self.tally.refused,
+            "failed": self.tally.failed,
+            "untracked": self.tally.untracked,
+            "causes": numbers(self.tally.causes, MOST_CAUSES),
+            "evicted_used": numbers(self.tally.evicted_used, 2),
+            "long_requests": numbers(self.tally.long_requests, self.num_sizes),
+            "judged": [
+                numbers(self.tally.judged[quarter], size) for quarter in range(self.num_quarters)
+            ],
+            "policy_judged": [
+                numbers(self.tally.policy_judged[quarter], size)
+                for quarter in range(self.num_quarters)
+            ],
+            "unused_ages": numbers(self.tally.unused_ages, BINS),
+            "stored_ages": numbers(self.tally.stored_ages, BINS),
+            "listed": [
+                [self.shadow.lists[quarter].counts[place] for place in range(self.num_sizes)]
+                for quarter in range(self.num_quarters)
+            ],
+            "open": self.num_open,
+        }
+
+    def take_keys(self):
+        """Return each quarter's keys for the policies, requests ended by None, and forget them."""
+        cdef list fresh = [[] for _ in range(self.num_quarters)]
+        cdef list keys = self.keys
+        self.keys = fresh
+        self.num_keys = 0
+        self.due = False
+        return keys
+
+    def explain(self, bytes key not None):
+        """Return what is known of a block: its ref_cnt, whether it is sampled, its record.
+
+        The record is None, or the segment, last fate, whether it was used since it was stored,
+        and the times, in ms modulo 2**32, of its last use and of its store or eviction.
+        """
+        cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(key)
+        cdef uint64_t hashed = hash_key(self.table, text, <uint64_t>len(key))
+        cdef uint32_t slot = index_find(self.table, text, <uint64_t>len(key), hashed)
+        cdef Entry* entry
+        cdef object ref_cnt = None
+        if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
+            ref_cnt = node_at(self.table, slot).block.ref_cnt
+        if sample_of(hashed) >= self.sample_below:
+            return ref_cnt, False, None
+        entry = shadow_find(&self.shadow, hashed)
+        if entry == NULL:
+            return ref_cnt, True, None
+        return (
+            ref_cnt,
+            True,
+            (
+                entry.segment,
+                entry.fate,
+                bool(entry.used),
+                entry.last_use,
+                entry.changed,
+            ),
+        )
+
+    def order(self):
+        """Return the fingerprints of each quarter, most recent first."""
+        cdef list orders = []
+        cdef list order
+        cdef int quarter
+        cdef uint32_t place
+        for quarter in range(self.num_quarters):
+            order = []
+            place = self.shadow.lists[quarter].head
+            while place != NIL:
+                order.append(self.shadow.entries[place].fingerprint)
+                place = self.shadow.entries[place].next
+            orders.append(order)
+        return orders
+
+    def _check(self):
+        """Verify every invariant; raise AssertionError with the broken one."""
+        cdef const char* broken = shadow_check(&self.shadow)
+        cdef uint32_t place = self.oldest
+        cdef uint64_t blocks = 0, number = 0
+        if broken != NULL:
+            raise AssertionError((<bytes>broken).decode())
+        while place != NIL:
+            blocks += self.transfers[place].size
+            number += 1
+            place = self.transfers[place].newer
+        if blocks != self.open_blocks or number != self.num_open:
+            raise AssertionError("the blocks of open transfers are counted")
+        if self.table != NULL:
+            for place in range(self.table.num_used):
+                node = node_at(self.table, place)
+                if node.key_length and bool(node.flags & SAMPLED) != (
+                    sample_of(hash_node(self.table, node)) < self.sample_below
+                ):
+                    raise AssertionError("the flag says which keys are sampled")
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    cdef Entry* sampled_entry(self, Node* node) noexcept:
+        """Return the entry of a sampled block, or NULL."""
+        return shadow_find(&self.shadow, hash_node(self.table, node))
+
+    cdef void set_fate(self, Node* node, uint8_t fate) noexcept:
+        """Note what became of a block, if it is sampled."""
+        cdef Entry* entry
+        if node.flags & SAMPLED:
+            entry = self.sampled_entry(node)
+            if entry != NULL:
+                entry.fate = fate

@@ -1,0 +1,554 @@
+"""What a manager tells a watch, in Python: the shadow of a sample, and the open transfers.
+
+Structure
+    A block is sampled if 24 bits of its keyed hash are below a threshold; two of them say which
+    quarter it belongs to. Each quarter is a list of fingerprints, most recent first, cut into
+    segments: those up to segment ``i`` are what LRU would hold at size ``i``. Here each segment is
+    a dict, and what it has no room for moves on to the next.
+Invariants
+    No segment holds more than its room. Nothing here changes a decision of the manager.
+    A manager tells the watch last of all, so that a call that fails or is interrupted before is
+    never counted. One that is interrupted within, which the manager takes back, may be counted in
+    part: what is counted and sampled is approximate then, and the invariants hold.
+Cost
+    O(1) a sampled block and size; a block that is not sampled costs its hash.
+Source
+    Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST 2015. Differs from it: the
+    rate is fixed, and the sample is split into quarters, from which the error is estimated.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic_ns
+from typing import Any, Literal, Protocol
+
+from kvoffload.errors import describe
+from kvoffload.policies import registry
+from kvoffload.types import BlockHash, BlockStatus
+
+__all__ = [
+    "AGE_BINS",
+    "CAUSES",
+    "KINDS",
+    "SAMPLE_RANGE",
+    "Record",
+    "WatchCore",
+    "WatchPlan",
+    "WatchRequest",
+    "Watching",
+    "age_bin",
+    "hash_key",
+    "watch_request",
+]
+
+SAMPLE_RANGE = 2**24
+"""A block is sampled if its 24 bits, ``0 ... SAMPLE_RANGE - 1``, are below the threshold."""
+
+CAUSES = (
+    "broken_prefix",
+    "pending",
+    "evicted",
+    "declined",
+    "refused",
+    "failed",
+    "reset",
+    "never_seen",
+)
+"""Why a sampled block missed; a block has the first that applies."""
+
+UNKNOWN, STORED, EVICTED, DECLINED, REFUSED, FAILED, RESET = range(7)
+"""The last fate of a block; from EVICTED on, its place in CAUSES is the cause of a miss."""
+BROKEN_PREFIX, PENDING, NEVER_SEEN = 0, 1, 7
+
+KINDS = ("load", "store")
+"""The kinds of open transfers."""
+LOAD, STORE = range(2)
+
+AGE_BINS = 256
+"""Bins of the histograms of ages: eight for each doubling of the age in ms."""
+
+DRAIN_KEYS = 256
+"""Keys, and ends of requests, after which the sample of the policies is taken to them."""
+
+MOST_OPEN = 4096
+MOST_OPEN_BLOCKS = 2**18
+"""Transfers, and blocks of them, that the ledger holds at most; what is beyond is counted."""
+
+Find = Callable[[BlockHash], BlockStatus | None]
+
+_MASK = 2**64 - 1
+_TICKS = 2**32
+
+
+def _fold(a: int, b: int) -> int:
+    product = a * b
+    return (product & _MASK) ^ (product >> 64)
+
+
+def hash_key(key: bytes, secret: Sequence[int]) -> int:
+    """Hash a key with eight secret words; ``_core/hash.h`` does the same."""
+    read, length = int.from_bytes, len(key)
+    state = secret[0] ^ length
+    if length in (32, 36):
+        words = [read(key[i : i + 8], "little") ^ secret[1 + i // 8] for i in range(0, 32, 8)]
+        tail = read(key[32:], "little")
+        left, right = _fold(words[0], words[1]), _fold(words[2], words[3])
+        return _fold(left ^ tail ^ secret[5], right ^ state ^ secret[6])
+    place = 0
+    while length - place > 16:
+        first = read(key[place : place + 8], "little")
+        second = read(key[place + 8 : place + 16], "little")
+        state = _fold(first ^ secret[1] ^ state, second ^ secret[2])
+        place += 16
+    rest = key[place:]
+    left_over = len(rest)
+    if left_over >= 4:
+        width = 8 if left_over >= 8 else 4
+        first, second = read(rest[:width], "little"), read(rest[-width:], "little")
+    else:
+        first, second = rest[0] << 16 | rest[left_over >> 1] << 8 | rest[-1], 0
+    return _fold(
+        _fold(first ^ secret[3], second ^ secret[4] ^ state) ^ secret[5], state ^ secret[6]
+    )
+
+
+def age_bin(age: int) -> int:
+    """Return the bin of an age in ms: exact below 8, then eight bins for each doubling."""
+    if age < 8:
+        return age
+    exponent = age.bit_length() - 1
+    return (exponent - 2) * 8 + (age >> (exponent - 3) & 7)
+
+
+class WatchPlan:
+    """What a watch wants of a manager: its sample, and what becomes of it.
+
+    Attributes
+    ----------
+    sample_below, policy_below : int
+        Thresholds of the sample, and of the part of it that the policies see.
+    keeps_keys : bool
+        Whether the keys of that part are kept for the policies.
+    limits : tuple of int
+        Blocks of one quarter of the sample at each size, smallest size first.
+    lengths : tuple of int
+        Blocks of the memory at each size.
+    quarters : int
+        Disjoint parts of the sample, each with a shadow of its own: 1, 2 or 4.
+    secret : bytes or None
+        64 bytes that key the hash; None leaves the choice to the manager.
+    clock : callable or None
+        Gives milliseconds; None is the system's monotonic clock.
+    """
+
+    __slots__ = (
+        "clock",
+        "keeps_keys",
+        "lengths",
+        "limits",
+        "policy_below",
+        "quarters",
+        "sample_below",
+        "secret",
+    )
+
+    def __init__(
+        self,
+        sample_below: int,
+        policy_below: int,
+        *,
+        limits: Sequence[int],
+        lengths: Sequence[int],
+        quarters: int = 4,
+        keeps_keys: bool = True,
+        secret: bytes | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.sample_below = sample_below
+        self.policy_below = policy_below
+        self.limits = tuple(limits)
+        self.lengths = tuple(lengths)
+        self.quarters = quarters
+        self.keeps_keys = keeps_keys
+        self.secret = secret
+        self.clock = clock
+
+
+class Watching(Protocol):
+    """What a manager asks of the object that is passed as ``watch``."""
+
+    def _plan(self, manager: object, policy: str | None, capacity: int) -> WatchPlan:
+        """Say what to look at; an error where the watch belongs to another manager.
+
+        The policy is None where it is a user's own.
+        """
+
+    def _join(self, manager: object, core: Any) -> None:
+        """Take the core that was made by the plan; nothing fails here."""
+
+    def _drain(self) -> None:
+        """Take what has been collected; called before a lookup when there is enough."""
+
+
+class WatchRequest:
+    """A watch that a manager under construction will have, and the policy as its user named it."""
+
+    __slots__ = ("policy", "watch")
+
+    def __init__(self, watch: Watching, cache_policy: Any) -> None:
+        self.watch = watch
+        self.policy = _policy_text(cache_policy)
+
+    def plan(self, manager: object, capacity: int) -> WatchPlan:
+        """Ask the watch for its plan."""
+        return self.watch._plan(manager, self.policy, capacity)
+
+    def core(self, manager: object, capacity: int) -> WatchCore:
+        """Make the core of a Python manager by that plan."""
+        return WatchCore(self.plan(manager, capacity), self.watch)
+
+
+def watch_request(watch: Any, cache_policy: Any) -> WatchRequest | None:
+    """Return the request for a watch, None where there is none; TypeError if it is no ``Watch``."""
+    if watch is None:
+        return None
+    if not (hasattr(watch, "_plan") and hasattr(watch, "_join")):
+        raise TypeError(f"watch must be a Watch or None, got {describe(watch)}")
+    return WatchRequest(watch, cache_policy)
+
+
+def _policy_text(cache_policy: Any) -> str | None:
+    """Return the policy string that builds such a policy; None if it is a user's own."""
+    if isinstance(cache_policy, str):
+        return cache_policy
+    kind = cache_policy if isinstance(cache_policy, type) else type(cache_policy)
+    twins: tuple[Literal["py", "c"], ...] = ("py", "c")
+    if any(registry.is_builtin(kind, twin) for twin in twins):
+        return next(n for n in registry.names() if registry.entry(n).class_name == kind.__name__)
+    return None
+
+
+class Record:
+    """What is known of a sampled block that is on the list."""
+
+    __slots__ = ("changed", "fate", "last_use", "used")
+
+    def __init__(self) -> None:
+        # Times are in ms, modulo 2**32.
+        self.last_use = 0
+        self.changed = 0  # when it was stored or evicted, whichever is its fate
+        self.fate = UNKNOWN
+        self.used = False  # since it was stored
+
+
+class WatchCore:
+    """Look on as a manager works.
+
+    Parameters
+    ----------
+    plan : WatchPlan
+        What to look at.
+    watch : Watching
+        Who wants to know.
+    """
+
+    def __init__(self, plan: WatchPlan, watch: Watching) -> None:
+        self.watch = watch
+        self.due = False
+        self.next_due = 0  # ms
+        self._find: Find = _find_nothing
+        secret = os.urandom(64) if plan.secret is None else plan.secret
+        self._secret = [int.from_bytes(secret[i : i + 8], "little") for i in range(0, 64, 8)]
+        self._sample_below = plan.sample_below
+        self._policy_below = plan.policy_below
+        self._quarters = plan.quarters
+        self._keeps_keys = plan.keeps_keys
+        self._lengths = plan.lengths
+        self._rooms = [
+            limit - before for before, limit in zip((0, *plan.limits), plan.limits, strict=False)
+        ]
+        self._lists: list[list[OrderedDict[int, Record]]] = [
+            [OrderedDict() for _ in self._rooms] for _ in range(plan.quarters)
+        ]
+        self._clock = plan.clock
+        self._start = monotonic_ns() // 1_000_000 if plan.clock is None else plan.clock()
+        self._present = self._start
+        self._keys: list[list[BlockHash | None]] = [[] for _ in range(plan.quarters)]
+        self._counts = dict.fromkeys(_COUNTS, 0)
+        self._causes = [0] * len(CAUSES)
+        self._evicted_used = [0, 0]
+        self._long = [0] * len(plan.lengths)
+        self._judged = [[0] * (len(self._rooms) + 1) for _ in range(plan.quarters)]
+        self._policy_judged = [[0] * (len(self._rooms) + 1) for _ in range(plan.quarters)]
+        self._unused_ages = [0] * AGE_BINS
+        self._stored_ages = [0] * AGE_BINS
+        self._serial = 0
+        self._open: OrderedDict[int, tuple[int, int, list[int]]] = OrderedDict()
+
+    def attach(self, find: Find) -> None:
+        """Begin to look at the blocks of a manager's policy, which `find` gives."""
+        self._find = find
+
+    # -- what a manager calls, after the fact --------------------------------------------------
+
+    def looked_up(self, batch: Sequence[BlockHash], num_hits: int) -> None:
+        """Judge the sampled blocks of a request, then use them, last first."""
+        find, counts = self._find, self._counts
+        counts["requests"] += 1
+        counts["asked"] += len(batch)
+        counts["missed"] += len(batch) - num_hits
+        for size, length in enumerate(self._lengths):
+            self._long[size] += len(batch) > length
+        uses = []
+        now = -1
+        for place, key in enumerate(batch):
+            if type(key) is not bytes or not key:
+                break  # beyond what the lookup had to check
+            fingerprint = hash_key(key, self._secret)
+            sample = _sample_of(fingerprint)
+            if sample >= self._sample_below:
+                continue
+            if now < 0:
+                now = self.now()
+            record, segment = self._at(fingerprint)
+            quarter = sample % self._quarters
+            self._judged[quarter][segment] += 1
+            if sample < self._policy_below:
+                self._policy_judged[quarter][segment] += 1
+                if self._keeps_keys:
+                    self._keys[quarter].append(key)
+            if place >= num_hits:
+                self._causes[self._cause(find(key), record)] += 1
+            elif record is not None:
+                record.used = True
+            uses.append(fingerprint)
+        if now < 0:
+            return
+        for fingerprint in reversed(uses):
+            self._use(fingerprint, now)
+        for keys in self._keys:
+            if keys and keys[-1] is not None:
+                keys.append(None)
+        self.due = sum(map(len, self._keys)) >= DRAIN_KEYS or now >= self.next_due
+
+    def stored(
+        self, missing: Sequence[BlockHash], num_admitted: int, evicted: Sequence[BlockHash]
+    ) -> None:
+        """Note the fates of a store that was granted, and open its transfer."""
+        now = self.now()
+        admitted, declined = missing[:num_admitted], missing[num_admitted:]
+        counts = self._counts
+        counts["stored"] += len(admitted)
+        counts["declined"] += len(declined)
+        counts["evicted"] += len(evicted)
+        for fingerprint in self._sampled(evicted):
+            record, _ = self._at(fingerprint)
+            self._evicted_used[record is not None and record.used] += 1
+            if record is not None:
+                self._unused_ages[age_bin((now - record.last_use) % _TICKS)] += 1
+                if record.fate == STORED:
+                    self._stored_ages[age_bin((now - record.changed) % _TICKS)] += 1
+                record.fate = EVICTED
+                record.changed = now % _TICKS
+        self._set_fates(declined, DECLINED)
+        for fingerprint in self._sampled(admitted):
+            record, _ = self._at(fingerprint)
+            if record is not None:
+                record.fate = STORED
+                record.changed = now % _TICKS
+                record.used = False
+        statuses = [status for key in admitted if (status := self._find(key)) is not None]
+        self.opened(STORE, [status.block_id for status in statuses])
+
+    def refused(self, missing: Sequence[BlockHash]) -> None:
+        """Note the fates of a store that was refused."""
+        self._counts["refused"] += 1
+        self._set_fates(missing, REFUSED)
+
+    def ended(
+        self, batch: Sequence[BlockHash], slots: Mapping[BlockHash, int], success: bool
+    ) -> None:
+        """Close the transfer of a store that ended, and note the fates if it failed.
+
+        `slots` are the block ids of those that were pending.
+        """
+        if batch and batch[0] in slots and batch[-1] in slots:
+            self._close(STORE, len(batch), slots[batch[0]], slots[batch[-1]])
+        if not success:
+            self._counts["failed"] += len(slots)
+            self._set_fates(list(slots), FAILED)
+
+    def loaded(self, block_ids: Sequence[int]) -> None:
+        """Close the transfer of a load that ended."""
+        if block_ids:
+            self._close(LOAD, len(block_ids), block_ids[0], block_ids[-1])
+
+    def dropped(self) -> None:
+        """Note that all blocks are gone."""
+        for segments in self._lists:
+            for segment in segments:
+                for record in segment.values():
+                    if record.fate == STORED:
+                        record.fate = RESET
+        self._open.clear()
+
+    # -- the ledger ----------------------------------------------------------------------------
+
+    def opened(self, kind: int, block_ids: Sequence[int]) -> None:
+        """Open a transfer."""
+        size = len(block_ids)
+        if size == 0:
+            return
+        open_blocks = sum(len(ids) for _, _, ids in self._open.values())
+        if len(self._open) >= MOST_OPEN or open_blocks + size > MOST_OPEN_BLOCKS:
+            self._counts["untracked"] += 1
+            return
+        self._serial += 1
+        self._open[self._serial] = (kind, self.now(), [int(number) for number in block_ids])
+
+    def _close(self, kind: int, size: int, first: int, last: int) -> None:
+        """Close the oldest transfer of this kind and size with this first and last block id."""
+        for serial, (own_kind, _, ids) in self._open.items():
+            if own_kind == kind and len(ids) == size and ids[0] == first and ids[-1] == last:
+                self.close_transfer(serial)
+                return
+
+    def open_transfers(self) -> list[tuple[int, int, int, list[int]]]:
+        """Return the open transfers, oldest first: number, kind, time in ms, block ids."""
+        return [(serial, *transfer) for serial, transfer in self._open.items()]
+
+    def close_transfer(self, serial: int) -> None:
+        """Close a transfer by its number."""
+        self._open.pop(serial, None)
+
+    # -- what can be seen ----------------------------------------------------------------------
+
+    def now(self) -> int:
+        """Return the time since the start, ms; the last one where a user's clock fails."""
+        if self._clock is None:
+            self._present = monotonic_ns() // 1_000_000
+        else:
+            with suppress(Exception):
+                self._present = self._clock()
+        return max(self._present - self._start, 0)
+
+    def counts(self) -> dict[str, Any]:
+        """Return every counter since the start."""
+        return {
+            **self._counts,
+            "causes": list(self._causes),
+            "evicted_used": list(self._evicted_used),
+            "long_requests": list(self._long),
+            "judged": [list(counts) for counts in self._judged],
+            "policy_judged": [list(counts) for counts in self._policy_judged],
+            "unused_ages": list(self._unused_ages),
+            "stored_ages": list(self._stored_ages),
+            "listed": [[len(segment) for segment in segments] for segments in self._lists],
+            "open": len(self._open),
+        }
+
+    def take_keys(self) -> list[list[BlockHash | None]]:
+        """Return each quarter's keys for the policies, requests ended by None, and forget them."""
+        keys, self._keys = self._keys, [[] for _ in range(self._quarters)]
+        self.due = False
+        return keys
+
+    def explain(self, key: bytes) -> tuple[int | None, bool, Any]:
+        """Return what is known of a block: its ref_cnt, whether it is sampled, its record.
+
+        The record is None, or the segment, last fate, whether it was used since it was stored,
+        and the times, in ms modulo 2**32, of its last use and of its store or eviction.
+        """
+        status = self._find(BlockHash(key))
+        ref_cnt = None if status is None else status.ref_cnt
+        fingerprint = hash_key(key, self._secret)
+        if _sample_of(fingerprint) >= self._sample_below:
+            return ref_cnt, False, None
+        record, segment = self._at(fingerprint)
+        if record is None:
+            return ref_cnt, True, None
+        times = record.last_use, record.changed
+        return ref_cnt, True, (segment, record.fate, record.used, *times)
+
+    def order(self) -> list[list[int]]:
+        """Return the fingerprints of each quarter, most recent first."""
+        return [
+            [fingerprint for segment in segments for fingerprint in reversed(segment)]
+            for segments in self._lists
+        ]
+
+    def _check(self) -> None:
+        """Verify every invariant; raise AssertionError with the broken one."""
+        for quarter, segments in enumerate(self._lists):
+            for room, segment in zip(self._rooms, segments, strict=True):
+                if len(segment) > room:
+                    raise AssertionError("no segment holds more than its room")
+                if any(_sample_of(each) % self._quarters != quarter for each in segment):
+                    raise AssertionError("a block is on the list of its quarter")
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _sampled(self, keys: Sequence[BlockHash]) -> list[int]:
+        """Return the fingerprints of the sampled ones."""
+        hashes = [hash_key(key, self._secret) for key in keys]
+        return [each for each in hashes if _sample_of(each) < self._sample_below]
+
+    def _at(self, fingerprint: int) -> tuple[Record | None, int]:
+        """Return the record of a block and its segment; one beyond the last if it is not listed."""
+        segments = self._lists[_sample_of(fingerprint) % self._quarters]
+        for number, segment in enumerate(segments):
+            if fingerprint in segment:
+                return segment[fingerprint], number
+        return None, len(segments)
+
+    def _use(self, fingerprint: int, now: int) -> None:
+        """Move a block to the front, and what finds no room on to the next segment."""
+        segments = self._lists[_sample_of(fingerprint) % self._quarters]
+        found, number = self._at(fingerprint)
+        record = Record() if found is None else segments[number].pop(fingerprint)
+        record.last_use = now % _TICKS
+        segments[0][fingerprint] = record
+        for place, room in enumerate(self._rooms):
+            while len(segments[place]) > room:
+                moved, its_record = segments[place].popitem(last=False)
+                if place + 1 < len(segments):
+                    segments[place + 1][moved] = its_record
+
+    def _cause(self, status: BlockStatus | None, record: Record | None) -> int:
+        """Return why a block missed."""
+        if status is not None:
+            return PENDING if status.ref_cnt < 0 else BROKEN_PREFIX
+        fate = UNKNOWN if record is None else record.fate
+        return fate if fate >= EVICTED else NEVER_SEEN
+
+    def _set_fates(self, keys: Sequence[BlockHash], fate: int) -> None:
+        for fingerprint in self._sampled(keys):
+            record, _ = self._at(fingerprint)
+            if record is not None:
+                record.fate = fate
+
+
+_COUNTS = (
+    "requests",
+    "asked",
+    "missed",
+    "stored",
+    "evicted",
+    "declined",
+    "refused",
+    "failed",
+    "untracked",
+)
+
+
+def _find_nothing(key: BlockHash) -> None:
+    """Find no block: nobody is watched yet."""
+    del key
+
+
+def _sample_of(fingerprint: int) -> int:
+    return fingerprint >> 32 & 0xFFFFFF

@@ -1,0 +1,650 @@
+"""Look on as a manager works: its hits elsewhere, why it misses, what it stores for nothing."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvoffload import BlockHash
+from kvoffload._checks import as_batch, check_int
+from kvoffload.errors import describe
+from kvoffload.managers._watch_py import (
+    CAUSES,
+    EVICTED,
+    KINDS,
+    NEVER_SEEN,
+    SAMPLE_RANGE,
+    STORED,
+    WatchPlan,
+)
+from kvoffload.policies import registry
+
+from .estimate import Point, make_point
+from .ledger import Overdue, find_overdue
+from .minis import Miniature
+
+__all__ = ["Explanation", "Watch", "WatchReport"]
+
+LIVE_MEMORY = (0.5, 1.0, 2.0, 4.0)
+"""Sizes at which a live policy other than LRU is shadowed."""
+SNAPSHOTS = 15
+"""Counters are kept so many times in a window: it is exact to this part."""
+IN_FLIGHT = 0.1
+"""Share of sampled misses that are pending from which points are marked."""
+MOST_SIZES = 12
+LONGEST = 1e9  # seconds
+
+logger = logging.getLogger("kvoffload.watch")
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a watch knows of a block.
+
+    Attributes
+    ----------
+    state : str
+        ``"absent"``, ``"pending"``, ``"idle"`` or ``"pinned"``.
+    sampled : bool
+        Whether the watch looks at it; what follows is None if not, or if it does not remember it.
+    cause : str or None
+        Why the block is absent or pending: one of ``broken_prefix``, ``pending``, ``evicted``,
+        ``declined``, ``refused``, ``failed``, ``reset``, ``never_seen``.
+    used : bool or None
+        Whether it was hit since it was last stored.
+    since_use, since_stored, since_evicted : float or None
+        Seconds; of the last two, the one that happened last.
+    """
+
+    state: str
+    sampled: bool
+    cause: str | None = None
+    used: bool | None = None
+    since_use: float | None = None
+    since_stored: float | None = None
+    since_evicted: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchReport:
+    """What a watch found out, in its window where nothing else is said.
+
+    Attributes
+    ----------
+    policy : str or None
+        The policy of the manager; None if it is a user's own.
+    capacity : int
+        Blocks that the manager has room for.
+    sampling_rate : float
+        Share of the blocks that the watch looks at.
+    seconds : float
+        Length of the window so far.
+    requests, asked, missed : int
+        Lookups, their blocks, and those that were no hit. Exact, as the next five are.
+    stored, evicted, declined, refused, failed : int
+        Blocks given a slot, evicted, not admitted; stores refused (calls); blocks whose store
+        failed.
+    points : tuple of Point
+        Hit ratios at other sizes and under other policies.
+    sampled_missed : dict of str to int
+        Sampled blocks that missed, by cause.
+    sampled_evicted, sampled_unused : int
+        Sampled blocks that were evicted, and those of them that were never hit since stored.
+    since_use, since_stored : float or None
+        Median age at eviction in seconds, of the whole run: since the last use, since the store.
+    overdue : tuple of Overdue
+        Transfers past their deadline.
+    """
+
+    policy: str | None
+    capacity: int
+    sampling_rate: float
+    seconds: float
+    requests: int
+    asked: int
+    missed: int
+    stored: int
+    evicted: int
+    declined: int
+    refused: int
+    failed: int
+    points: tuple[Point, ...]
+    sampled_missed: dict[str, int]
+    sampled_evicted: int
+    sampled_unused: int
+    since_use: float | None
+    since_stored: float | None
+    overdue: tuple[Overdue, ...]
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the blocks asked for that were hits; 0 if there are none."""
+        return 1 - self.missed / self.asked if self.asked else 0.0
+
+    @property
+    def waste(self) -> float | None:
+        """Share of the evicted blocks that were never hit since stored; None if there are none."""
+        return self.sampled_unused / self.sampled_evicted if self.sampled_evicted else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """Counters at one moment."""
+
+    time: int  # ms
+    counts: dict[str, Any]
+    minis: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is watched, and by what."""
+
+    policy: str | None
+    capacity: int  # blocks
+    slots: float  # sampled, of the present size
+    policy_slots: float  # and of the policies' part of the sample
+    minis: list[Miniature]
+    plan: WatchPlan | None
+
+
+class Watch:
+    """Look on as a manager works, and say what it would do elsewhere; it changes nothing.
+
+    A sample of the blocks, chosen by a keyed hash, goes through shadows: LRU at every size in
+    `memory`, and miniature managers of other policies. Their misses, against those of the shadow
+    of what there is, scale the misses that the manager counts.
+
+    Parameters
+    ----------
+    memory : sequence of float
+        Sizes to ask about, times the memory that there is; 1 is always among them. At most 12.
+    policies : sequence of str
+        Policy strings to ask about, at the memory that there is.
+    slots : int
+        Sampled blocks at the present size, >= 4: more of them make errors smaller, as the square
+        root, and cost memory and time in proportion.
+    policy_slots : int
+        The same for miniature managers.
+    max_rate : float
+        Most of all blocks that are sampled, in (0, 1]. Below 256 / `max_rate` blocks of memory
+        nothing is estimated.
+    window : float
+        Seconds that the estimates look back, in (0, 1e9].
+    deadline : float
+        Seconds after which a transfer that is not completed is overdue, in (0, 1e9].
+    secret : bytes, optional
+        64 bytes that choose the sample; by default nobody can foresee it.
+    clock : callable, optional
+        Gives seconds; by default the system's monotonic clock.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument breaks its rule.
+
+    Notes
+    -----
+    Thread-safety: that of the manager; what a user calls is safe in any thread.
+
+    Memory: 40 bytes for each sampled slot of the largest size, and the miniature managers.
+    It does not grow.
+
+    Examples
+    --------
+    >>> from kvoffload import CPUOffloadingManager
+    >>> from kvoffload.watch import Watch
+    >>> manager = CPUOffloadingManager(16, 100_000, watch=Watch())
+    >>> manager.lookup([b"block"])
+    0
+    >>> manager.watch.report().missed
+    1
+    """
+
+    _QUARTERS = 4
+
+    def __init__(
+        self,
+        *,
+        memory: Sequence[float] = (0.25, 0.5, 1, 2, 4, 8),
+        policies: Sequence[str] = ("hit-density",),
+        slots: int = 1024,
+        policy_slots: int = 512,
+        max_rate: float = 1 / 16,
+        window: float = 900.0,
+        deadline: float = 60.0,
+        secret: bytes | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.memory = _check_memory(memory)
+        self.policies = _check_policies(policies)
+        self.slots = check_int("slots", slots, 4, 2**20)
+        self.policy_slots = check_int("policy_slots", policy_slots, 4, 2**20)
+        self.max_rate = _check_number("max_rate", max_rate, 1.0)
+        self.window = _check_number("window", window, LONGEST)
+        self.deadline = _check_number("deadline", deadline, LONGEST)
+        if secret is not None and (type(secret) is not bytes or len(secret) != 64):
+            raise ValueError(f"secret must be 64 bytes, got {describe(secret)}")
+        self._secret = secret
+        self._clock = clock
+        self._manager: weakref.ref[Any] | None = None
+        self._core: Any = None
+        self._planned = self._subject = _Subject(None, 0, 0.0, 0.0, [], None)
+        self._snapshots: deque[_Snapshot] = deque()
+        self._logged: set[int] = set()
+        self._lock = threading.RLock()
+
+    # -- what a manager calls ------------------------------------------------------------------
+
+    def _plan(self, manager: object, policy: str | None, capacity: int) -> WatchPlan:
+        former = None if self._manager is None else self._manager()
+        if former is not None and former is not manager:
+            raise ValueError("watch must be a Watch of its own, got one of another manager")
+        rate = min(self.max_rate, self.slots / capacity if capacity else 1.0)
+        sample_below = max(1, round(rate * SAMPLE_RANGE))
+        sampled = sample_below / SAMPLE_RANGE * capacity
+        policy_below = round(sample_below * min(1.0, self.policy_slots / max(sampled, 1e-9)))
+        policy_slots = policy_below / SAMPLE_RANGE * capacity
+        minis = [
+            Miniature(name, size, policy_slots * size, self._QUARTERS)
+            for name, size in self._asked(policy)
+        ]
+        clock = self._clock
+        plan = WatchPlan(
+            sample_below,
+            policy_below,
+            limits=[round(sampled * size / self._QUARTERS) for size in self.memory],
+            lengths=[int(capacity * size) for size in self.memory],
+            quarters=self._QUARTERS,
+            keeps_keys=bool(minis),
+            secret=self._secret,
+            clock=None if clock is None else lambda: int(clock() * 1000),
+        )
+        self._planned = _Subject(policy, capacity, sampled, policy_slots, minis, plan)
+        return plan
+
+    def _join(self, manager: object, core: Any) -> None:
+        self._manager = weakref.ref(manager)
+        self._core = core
+        self._subject = self._planned
+        self._logged.clear()
+        self._snapshots.clear()
+        self._snapshots.append(self._snapshot())
+        core.next_due = self._next_due(core.now())
+
+    def _drain(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            self._take_keys()
+        finally:
+            self._lock.release()
+
+    def _take_keys(self) -> None:
+        core = self._core
+        for quarter, keys in enumerate(core.take_keys()):
+            requests: list[list[BlockHash]] = []
+            part: list[BlockHash] = []
+            for key in keys:
+                if key is None:
+                    requests.append(part)
+                    part = []
+                else:
+                    part.append(key)
+            for mini in self._subject.minis:
+                mini.feed(quarter, requests)
+        now = core.now()
+        if now >= core.next_due:
+            core.next_due = self._next_due(now)
+            self._keep(self._snapshot())
+            self.overdue()
+
+    # -- what a user calls ---------------------------------------------------------------------
+
+    def report(self) -> WatchReport:
+        """Say what was found out in the window.
+
+        Returns
+        -------
+        WatchReport
+
+        Raises
+        ------
+        RuntimeError
+            If no manager was made with this watch.
+
+        Notes
+        -----
+        Complexity: O(sizes and policies), and of transfers that are past their deadline.
+        """
+        self._require_joined()
+        with self._lock:
+            return self._report()
+
+    def _report(self) -> WatchReport:
+        subject = self._subject
+        self._take_keys()
+        after = self._snapshot()
+        self._keep(after, append=False)
+        before = self._snapshots[0]
+        counts = _difference(after.counts, before.counts)
+        every = self._core.counts()
+        unused, used = counts["evicted_used"]
+        return WatchReport(
+            policy=subject.policy,
+            capacity=subject.capacity,
+            sampling_rate=0.0 if subject.plan is None else subject.plan.sample_below / SAMPLE_RANGE,
+            seconds=(after.time - before.time) / 1000,
+            requests=counts["requests"],
+            asked=counts["asked"],
+            missed=counts["missed"],
+            stored=counts["stored"],
+            evicted=counts["evicted"],
+            declined=counts["declined"],
+            refused=counts["refused"],
+            failed=counts["failed"],
+            points=tuple(self._points(counts, after, before, every["listed"])),
+            sampled_missed=dict(zip(CAUSES, counts["causes"], strict=True)),
+            sampled_evicted=unused + used,
+            sampled_unused=unused,
+            since_use=median_age(every["unused_ages"]),
+            since_stored=median_age(every["stored_ages"]),
+            overdue=tuple(self.overdue()),
+        )
+
+    def explain(self, hashes: Iterable[bytes]) -> list[Explanation]:
+        """Say of each block where it is, and, where it is sampled, why; nothing changes.
+
+        Parameters
+        ----------
+        hashes : iterable of bytes
+            Block hashes.
+
+        Returns
+        -------
+        list of Explanation
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an element is no block hash.
+        RuntimeError
+            If no manager was made with this watch.
+        """
+        self._require_joined()
+        now = self._core.now()
+        return [_explanation(self._core.explain(key), now) for key in as_batch(hashes)]
+
+    def overdue(self) -> list[Overdue]:
+        """List the transfers that are past their deadline, oldest first; each is logged once.
+
+        Returns
+        -------
+        list of Overdue
+            Empty when the manager is gone.
+
+        Raises
+        ------
+        RuntimeError
+            If no manager was made with this watch.
+        """
+        self._require_joined()
+        manager = None if self._manager is None else self._manager()
+        if manager is None:
+            return []
+        found = find_overdue(self._core, manager, self.deadline)
+        for each in found:
+            if each.number not in self._logged:
+                self._logged.add(each.number)
+                logger.warning(
+                    "a %s of %d blocks was prepared %.0f s ago and not completed; %d blocks are "
+                    "still held, the first in slot %d",
+                    each.kind,
+                    each.num_blocks,
+                    each.seconds,
+                    len(each.block_ids),
+                    each.block_ids[0],
+                )
+        self._logged.intersection_update([each.number for each in found])
+        return found
+
+    def open_seconds(self) -> dict[str, float]:
+        """Return the age of the oldest open transfer of each kind, in seconds; 0 for none.
+
+        Returns
+        -------
+        dict of str to float
+            By kind: ``"load"``, ``"store"``.
+
+        Raises
+        ------
+        RuntimeError
+            If no manager was made with this watch.
+        """
+        self._require_joined()
+        now = self._core.now()
+        ages = dict.fromkeys(KINDS, 0.0)
+        for _, kind, time, _ in self._core.open_transfers():
+            ages[KINDS[kind]] = max(ages[KINDS[kind]], (now - time) / 1000)
+        return ages
+
+    def counters(self) -> dict[str, Any]:
+        """Return what is counted since the start, as the exporters need it.
+
+        Returns
+        -------
+        dict of str to object
+            Counts of the manager and of the sample; ``shadows``: by policy and memory, the misses
+            and stores of the shadow; ``base`` says which of them is what there is.
+        """
+        self._require_joined()
+        with self._lock:
+            self._take_keys()
+            return self._counters()
+
+    def _counters(self) -> dict[str, Any]:
+        counts = self._core.counts()
+        shadows = {}
+        for size, memory in enumerate(self.memory):
+            missed = sum(_lru_misses(counts["policy_judged"], size))
+            shadows["lru", memory] = (missed, missed)
+        for mini in self._subject.minis:
+            totals = mini.totals()
+            half = len(totals) // 2
+            shadows[mini.policy, mini.memory] = (sum(totals[:half]), sum(totals[half:]))
+        return {**counts, "shadows": shadows, "policy": self._subject.policy}
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _require_joined(self) -> None:
+        if self._core is None:
+            raise RuntimeError("the watch looks at no manager: pass it as `watch` to one")
+
+    def _asked(self, live: str | None) -> list[tuple[str, float]]:
+        """Return the policies and sizes that are asked about besides the LRU curve."""
+        asked = [(policy, 1.0) for policy in self.policies]
+        if live is not None:
+            sizes = [(live, size) for size in LIVE_MEMORY]
+            asked = [*sizes, *(pair for pair in asked if pair not in sizes)]
+        return [pair for pair in asked if pair[0] != "lru"]
+
+    def _next_due(self, now: int) -> int:
+        return now + max(1, int(self.window * 1000 / SNAPSHOTS))
+
+    def _snapshot(self) -> _Snapshot:
+        counts = self._core.counts()
+        for name in ("unused_ages", "stored_ages", "listed", "open"):
+            del counts[name]
+        return _Snapshot(
+            self._core.now(), counts, tuple(tuple(m.totals()) for m in self._subject.minis)
+        )
+
+    def _keep(self, snapshot: _Snapshot, *, append: bool = True) -> None:
+        """Forget what is older than the window, but for the newest of those."""
+        start = snapshot.time - self.window * 1000
+        while len(self._snapshots) > 1 and self._snapshots[1].time <= start:
+            self._snapshots.popleft()
+        if append:
+            self._snapshots.append(snapshot)
+
+    def _points(
+        self,
+        counts: dict[str, Any],
+        after: _Snapshot,
+        before: _Snapshot,
+        listed: list[list[int]],
+    ) -> Iterable[Point]:
+        """Yield the points of the LRU curve, then those of the miniature managers."""
+        subject = self._subject
+        quarters = self._QUARTERS
+        present = self.memory.index(1.0)
+        pending = counts["causes"][CAUSES.index("pending")]
+        in_flight = pending > IN_FLIGHT * sum(counts["causes"])
+        totals = [
+            [a - b for a, b in zip(new, old, strict=True)]
+            for new, old in zip(after.minis, before.minis, strict=True)
+        ]
+        live = next(
+            (
+                total[:quarters]
+                for mini, total in zip(self._subject.minis, totals, strict=True)
+                if (mini.policy, mini.memory) == (self._subject.policy, 1.0)
+            ),
+            None,
+        )
+
+        def marks(memory: float) -> tuple[str, ...]:
+            nearest = min(range(len(self.memory)), key=lambda size: abs(self.memory[size] - memory))
+            room = subject.slots * memory
+            held = sum(sum(each[: nearest + 1]) for each in listed)
+            found = []
+            if held < math.floor(room * 0.99) - quarters:
+                found.append("filling")
+            # What the manager refused, the shadow of what there is did not.
+            if counts["long_requests"][min(nearest, present)]:
+                found.append("long_requests")
+            if in_flight:
+                found.append("in_flight")
+            return tuple(found)
+
+        def point(policy: str, memory: float, slots: float, **misses: list[int]) -> Point:
+            if self._subject.policy is None:
+                return Point(policy, memory, reason="own_policy")
+            return make_point(
+                policy,
+                memory,
+                slots=slots,
+                asked=counts["asked"],
+                missed=counts["missed"],
+                marks=marks(memory),
+                **misses,
+            )
+
+        # Both sides of a ratio must be of the same sample.
+        judged = counts["judged" if live is None else "policy_judged"]
+        lru_base = live if live is not None else _lru_misses(judged, present)
+        for size, memory in enumerate(self.memory):
+            shadow = _lru_misses(judged, size)
+            slots = subject.slots * memory
+            yield point("lru", memory, slots, base=lru_base, shadow=shadow, stored=shadow)
+        base = live if live is not None else _lru_misses(counts["policy_judged"], present)
+        for mini, total in zip(self._subject.minis, totals, strict=True):
+            yield point(
+                mini.policy,
+                mini.memory,
+                subject.policy_slots * mini.memory,
+                base=base,
+                shadow=total[:quarters],
+                stored=total[quarters:],
+            )
+
+
+def median_age(bins: Sequence[int]) -> float | None:
+    """Return the median of a histogram of ages, in seconds; None if it is empty."""
+    rank = (sum(bins) + 1) // 2
+    if not rank:
+        return None
+    for number, count in enumerate(bins):
+        rank -= count
+        if rank <= 0:
+            return (bin_start(number) + bin_start(number + 1) - 1) / 2000
+    return None
+
+
+def bin_start(number: int) -> int:
+    """Return the least age in ms of a bin."""
+    if number < 8:
+        return number
+    return (8 + number % 8) << (number // 8 - 1)
+
+
+def _lru_misses(judged: Sequence[Sequence[int]], size: int) -> list[int]:
+    """Return each quarter's misses of LRU at a size."""
+    return [sum(counts[size + 1 :]) for counts in judged]
+
+
+def _difference(after: Any, before: Any) -> Any:
+    """Subtract counters, nested alike."""
+    if isinstance(after, dict):
+        return {name: _difference(value, before[name]) for name, value in after.items()}
+    if isinstance(after, list):
+        return [_difference(new, old) for new, old in zip(after, before, strict=True)]
+    return after - before
+
+
+def _explanation(known: tuple[int | None, bool, tuple[int, ...] | None], now: int) -> Explanation:
+    ref_cnt, sampled, record = known
+    state = "absent"
+    if ref_cnt is not None:
+        state = "pending" if ref_cnt < 0 else "pinned" if ref_cnt else "idle"
+    cause = None
+    if sampled and state in ("absent", "pending"):
+        fate = 0 if record is None else record[1]
+        cause = CAUSES[fate if fate >= EVICTED else NEVER_SEEN]
+        cause = "pending" if state == "pending" else cause
+    if record is None:
+        return Explanation(state, sampled, cause)
+    _, fate, used, last_use, changed = record
+    since_changed = (now - changed) % 2**32 / 1000
+    return Explanation(
+        state,
+        sampled,
+        cause,
+        bool(used),
+        (now - last_use) % 2**32 / 1000,
+        since_changed if fate == STORED else None,
+        since_changed if fate == EVICTED else None,
+    )
+
+
+def _check_number(name: str, value: Any, maximum: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {describe(value)}")
+    if not 0 < value <= maximum:
+        raise ValueError(f"{name} must be in (0, {maximum:g}], got {describe(value)}")
+    return float(value)
+
+
+def _check_memory(memory: Any) -> tuple[float, ...]:
+    if isinstance(memory, str | bytes) or not isinstance(memory, Sequence):
+        raise TypeError(f"memory must be a sequence of numbers, got {describe(memory)}")
+    sizes = sorted({1.0, *(_check_number("memory", size, 1024.0) for size in memory)})
+    if len(sizes) > MOST_SIZES:
+        raise ValueError(f"memory must be at most {MOST_SIZES} sizes, got {len(sizes)}")
+    return tuple(sizes)
+
+
+def _check_policies(policies: Any) -> tuple[str, ...]:
+    if isinstance(policies, str | bytes) or not isinstance(policies, Sequence):
+        raise TypeError(f"policies must be a sequence of names, got {describe(policies)}")
+    for policy in policies:
+        if not isinstance(policy, str):
+            raise TypeError(f"policies must be names, got {describe(policy)}")
+        registry.parse(policy)
+    return tuple(dict.fromkeys(policies))

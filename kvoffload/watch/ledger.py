@@ -1,0 +1,83 @@
+"""Transfers that were prepared and never completed: blocks that stay pinned, or pending, for good.
+
+A transfer is open from `prepare_load` or `prepare_store` to the completion of as many blocks with
+the same first and last slot. Past its deadline it is overdue as long as one of its slots is still
+pinned, or pending. Nothing is released: the engine may yet write there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvoffload.managers._watch_py import KINDS
+
+__all__ = ["Overdue", "find_overdue"]
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A transfer that is past its deadline.
+
+    Attributes
+    ----------
+    kind : str
+        ``"load"`` or ``"store"``.
+    seconds : float
+        Seconds since it was prepared.
+    block_ids : tuple of int
+        Its slots that are still pinned (load) or pending (store).
+    num_blocks : int
+        Blocks of the whole transfer.
+    number : int
+        Number of the transfer, counted from 1 in the order of preparation.
+    """
+
+    kind: str
+    seconds: float
+    block_ids: tuple[int, ...]
+    num_blocks: int
+    number: int
+
+
+def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
+    """Return what is overdue, oldest first; close what ended another way.
+
+    Parameters
+    ----------
+    core : WatchCore
+        The open transfers.
+    manager : OffloadingManager
+        Whose blocks they move.
+    deadline : float
+        Seconds after which a transfer is overdue.
+
+    Returns
+    -------
+    list of Overdue
+
+    Notes
+    -----
+    O(open transfers), and O(resident blocks) where one is past its deadline.
+    """
+    now = core.now()
+    late = [
+        (number, kind, age, ids)
+        for number, kind, time, ids in core.open_transfers()
+        if (age := (now - time) / 1000) > deadline
+    ]
+    if not late:
+        return []
+    table = manager.block_table
+    busy = (
+        set(table["block_id"][table["ref_cnt"] > 0].tolist()),
+        set(table["block_id"][table["ref_cnt"] < 0].tolist()),
+    )
+    found = []
+    for number, kind, age, ids in late:
+        held = tuple(block_id for block_id in ids if block_id in busy[kind])
+        if held:
+            found.append(Overdue(KINDS[kind], age, held, len(ids), number))
+        else:
+            core.close_transfer(number)
+    return found

@@ -1,0 +1,284 @@
+"""What watches exported, read back: the metrics of an engine or of a fleet, and advice."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .metrics import METRICS, memory_label
+
+__all__ = ["LEAST_GAIN", "Engine", "Shadow", "View", "advise", "read_engines", "view"]
+
+LEAST_GAIN = 0.01
+"""What a change must gain, less its error, to be worth a sentence."""
+MOST_ENGINES = 4096
+
+_NAME = re.compile(r"(?:\w*[:_])?kvoffload_(\w+?)(_total)?")
+_KNOWN = {metric.name: metric for metric in METRICS if metric.kind != "histogram"}
+
+Values = dict[str, dict[tuple[str, ...], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One watch, as it was scraped.
+
+    Attributes
+    ----------
+    labels : tuple of (str, str)
+        Where it is: its URL, and labels that are not the metrics' own.
+    values : dict
+        By metric, by its own labels.
+    """
+
+    labels: tuple[tuple[str, str], ...]
+    values: Values = field(default_factory=lambda: defaultdict(dict))
+
+    def value(self, name: str, *labels: str) -> float:
+        """Return a value; 0 if it is not there."""
+        return self.values.get(name, {}).get(labels, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """A point of the fleet: a hit ratio and its error, None where an engine has none."""
+
+    policy: str
+    memory: float
+    hit_ratio: float | None
+    error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one look at a fleet shows.
+
+    Attributes
+    ----------
+    engines : int
+        Number of watches.
+    policy : str
+        The policies in use, separated by commas.
+    capacity, asked, missed, stored, evicted, declined, refused, failed : float
+        Sums; of counters since the last look, or since the start.
+    shadows : tuple of Shadow
+        Points in the watches' own window, by policy and memory.
+    causes : dict of str to float
+        Shares of the misses, largest first.
+    waste : float or None
+        Share of what was evicted that was never hit.
+    overdue, oldest : dict of str to float
+        By kind: blocks of overdue transfers; age of the oldest open one in seconds.
+    advice : tuple of str
+        At most three sentences.
+    """
+
+    engines: int
+    policy: str
+    capacity: float
+    asked: float
+    missed: float
+    stored: float
+    evicted: float
+    declined: float
+    refused: float
+    failed: float
+    shadows: tuple[Shadow, ...]
+    causes: dict[str, float]
+    waste: float | None
+    overdue: dict[str, float]
+    oldest: dict[str, float]
+    advice: tuple[str, ...]
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Share of the blocks asked for that were hits; None if there are none."""
+        return 1 - self.missed / self.asked if self.asked > 0 else None
+
+
+def read_engines(url: str, text: str) -> list[Engine]:
+    """Read what was scraped from a URL.
+
+    Parameters
+    ----------
+    url : str
+        Where it comes from.
+    text : str
+        The text format of Prometheus. What is not of a watch is passed over.
+
+    Returns
+    -------
+    list of Engine
+        One for each set of labels that are not the metrics' own.
+
+    Raises
+    ------
+    ValueError
+        If it is not that format.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    engines: dict[tuple[tuple[str, str], ...], Engine] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            match = _NAME.fullmatch(sample.name)
+            metric = _KNOWN.get(match[1]) if match else None
+            if metric is None or not math.isfinite(sample.value):
+                continue
+            own = tuple(sample.labels.get(name, "") for name in metric.labels)
+            rest = sorted(pair for pair in sample.labels.items() if pair[0] not in metric.labels)
+            key = (("url", url), *rest)
+            if len(engines) >= MOST_ENGINES and key not in engines:
+                raise ValueError(f"{url} exports more than {MOST_ENGINES} watches")
+            engines.setdefault(key, Engine(key)).values[metric.name][own] = sample.value
+    return list(engines.values())
+
+
+def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
+    """Add up a fleet.
+
+    Parameters
+    ----------
+    engines : sequence of Engine
+        What was scraped now.
+    before : sequence of Engine
+        And the last time; counters are what was added since, of engines that did not start anew.
+
+    Returns
+    -------
+    View
+    """
+    former = {engine.labels: engine for engine in before}
+
+    def added(engine: Engine, name: str, *labels: str) -> float:
+        value = engine.value(name, *labels)
+        past = former[engine.labels].value(name, *labels) if engine.labels in former else 0.0
+        return value if value < past else value - past
+
+    def total(name: str, *labels: str) -> float:
+        return sum(added(engine, name, *labels) for engine in engines)
+
+    def by_label(name: str) -> dict[str, float]:
+        labels = {own[0] for engine in engines for own in engine.values.get(name, {})}
+        sums = {label: total(name, label) for label in labels}
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    missed = by_label("sampled_missed_blocks")
+    causes = {name: n / sum(missed.values()) for name, n in missed.items() if n}
+    left = by_label("sampled_evicted_blocks")
+    kinds = ("load", "store")
+    policies = {own[0] for engine in engines for own in engine.values.get("watch_info", {})}
+    shadows = tuple(_shadows(engines))
+    return View(
+        engines=len(engines),
+        policy=", ".join(sorted(policies)),
+        capacity=sum(engine.value("capacity_blocks") for engine in engines),
+        asked=total("asked_blocks"),
+        missed=total("missed_blocks"),
+        stored=total("stored_blocks"),
+        evicted=total("evicted_blocks"),
+        declined=total("declined_blocks"),
+        refused=total("refused_stores"),
+        failed=total("failed_blocks"),
+        shadows=shadows,
+        causes=causes,
+        waste=left.get("false", 0.0) / sum(left.values()) if sum(left.values()) > 0 else None,
+        overdue={
+            kind: sum(engine.value("overdue_blocks", kind) for engine in engines) for kind in kinds
+        },
+        oldest={
+            kind: max((engine.value("oldest_open_seconds", kind) for engine in engines), default=0)
+            for kind in kinds
+        },
+        advice=tuple(advise(policies, shadows)),
+    )
+
+
+def _shadows(engines: Sequence[Engine]) -> Iterable[Shadow]:
+    """Yield the means of the engines' points, weighted by what each was asked for."""
+    weights = [max(engine.value("asked_blocks"), 0.0) for engine in engines]
+    whole = sum(weights)
+    places = {
+        own
+        for engine in engines
+        for name in ("shadow_missed_blocks", "shadow_hit_ratio")
+        for own in engine.values.get(name, {})
+    }
+    for policy, memory in sorted(places, key=lambda place: (place[0], _number(place[1]))):
+        points = [
+            engine.values.get("shadow_hit_ratio", {}).get((policy, memory)) for engine in engines
+        ]
+        errors = [engine.value("shadow_error", policy, memory) for engine in engines]
+        pairs = [
+            (weight / whole, point, error)
+            for weight, point, error in zip(weights, points, errors, strict=True)
+            if whole and weight
+        ]
+        found = [
+            (weight * point, weight * error) for weight, point, error in pairs if point is not None
+        ]
+        if not pairs or len(found) < len(pairs):
+            yield Shadow(policy, _number(memory), None, None)
+            continue
+        mean = sum(ratio for ratio, _ in found)
+        yield Shadow(policy, _number(memory), mean, math.hypot(*(error for _, error in found)))
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return math.inf
+    return value if math.isfinite(value) else math.inf
+
+
+def advise(policies: Iterable[str], shadows: Sequence[Shadow]) -> list[str]:
+    """Return at most three sentences, each about a change that gains a point or more.
+
+    Parameters
+    ----------
+    policies : iterable of str
+        The policies in use; where there are several, nothing is advised.
+    shadows : sequence of Shadow
+        The points.
+
+    Returns
+    -------
+    list of str
+    """
+    live = list(policies)
+    points = {
+        (each.policy, each.memory): (each.hit_ratio, each.error or 0.0)
+        for each in shadows
+        if each.hit_ratio is not None
+    }
+    if len(live) != 1 or (live[0], 1.0) not in points:
+        return []
+    present = points[live[0], 1.0][0]
+
+    def sentence(what: str, ratio: float, error: float) -> str:
+        return f"{what}: {100 * (ratio - present):+.1f} ± {100 * error:.1f} points of hit ratio."
+
+    more = [
+        (memory, ratio, error)
+        for (policy, memory), (ratio, error) in sorted(points.items(), key=lambda item: item[0][1])
+        if policy == live[0] and memory > 1 and ratio - present - error >= LEAST_GAIN
+    ]
+    found = []
+    if more:
+        least, most = more[0], max(more, key=lambda each: each[1])
+        found.append(sentence(f"{memory_label(least[0])}× memory", *least[1:]))
+        if most[1] - least[1] - most[2] - least[2] >= LEAST_GAIN:
+            found.append(sentence(f"{memory_label(most[0])}× memory", *most[1:]))
+    others = [
+        (ratio, error, policy)
+        for (policy, memory), (ratio, error) in points.items()
+        if memory == 1 and policy != live[0] and ratio - present - error >= LEAST_GAIN
+    ]
+    if others:
+        ratio, error, policy = max(others)
+        found.append(sentence(f"Policy {policy} at this memory", ratio, error))
+    return found

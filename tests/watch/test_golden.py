@@ -1,0 +1,97 @@
+"""Golden curves of public traces at a fixed secret, their errors, and a recorded trace's curve.
+
+``KVOFFLOAD_TRACES`` names the folder of the traces. Causes, waste and the list of the compiled twin
+are compared with numbers of an earlier run; the Python twin is held to it elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+
+from kvoffload.replay import DecodedTrace, replay, simulate
+from kvoffload.traces import Trace, TraceRecorder
+from kvoffload.watch import Watch
+from tests.blocks import block_hash
+from tests.replay.test_golden import trace
+
+from .watched import SECRET, serve, whole
+
+# trace, capacity, policy: sampled blocks by segment; causes that occur; evicted unused and used
+GOLDEN = {
+    ("mooncake_conversation", 9_139, "lru"): (
+        [478, 1366, 3320, 2840, 2299, 491, 20726],
+        {"evicted": 5592, "never_seen": 20726},
+        [22009, 3283],
+    ),
+    ("mooncake_conversation", 9_139, "arc"): (
+        [478, 1366, 3320, 2840, 2299, 491, 20726],
+        {"broken_prefix": 66, "evicted": 5964, "never_seen": 20726},
+        [22443, 3218],
+    ),
+    ("lmcache_agents_64c", 2_413, "lru"): (
+        [36423, 25648, 25087, 5018, 603, 17, 10291],
+        {"evicted": 5341, "never_seen": 10291},
+        [5661, 8920],
+    ),
+}
+
+
+@pytest.fixture(params=GOLDEN, ids=str)
+def case(request, twins):
+    name, capacity, policy = request.param
+    decoded = DecodedTrace.of(trace(name))
+    watch = Watch(secret=SECRET, max_rate=1.0, clock=lambda: 0.0)
+    manager = twins[1].CPUOffloadingManager(16, capacity, policy, watch=watch)
+    replay(trace(name), manager)
+    return request.param, decoded, manager
+
+
+def test_curves_causes_and_waste(case):
+    key, _, manager = case
+    segments, causes, evicted_used = GOLDEN[key]
+    counts = manager.watch._core.counts()
+    report = manager.watch.report()
+    assert [sum(some) for some in zip(*counts["judged"], strict=True)] == segments
+    assert {name: n for name, n in report.sampled_missed.items() if n} == causes
+    assert counts["evicted_used"] == evicted_used
+    manager._check()
+
+
+def test_points_are_near_the_truth(case):
+    (_name, capacity, _policy), decoded, manager = case
+    keys = decoded.keys()
+    given = 0
+    for point in manager.watch.report().points:
+        if point.hit_ratio is None or "long_requests" in point.marks:
+            continue
+        given += 1
+        exact = simulate(
+            decoded,
+            keys,
+            point.policy,
+            int(capacity * point.memory),
+            device_hits=decoded.starts[:-1] * 0,
+        ).hit_ratio
+        bound = 0.01 if point.policy == "lru" and point.memory > 0.5 else 0.025
+        assert abs(point.hit_ratio - exact) <= bound, (point, exact)
+    assert given >= 4
+
+
+def test_the_live_curve_is_that_of_the_recorded_trace(twin, tmp_path, seed):
+    rng = random.Random(seed)
+    live = whole(twin, 300)
+    path = tmp_path / "trace.jsonl.gz"
+    with TraceRecorder(live, path) as recorder:
+        for _ in range(500):
+            document = min(int(rng.expovariate(0.05)), 60)
+            serve(recorder, [block_hash(100 * document + n) for n in range(rng.randrange(1, 30))])
+    again = whole(twin, 300)
+    replay(Trace(path), again)
+    assert again.watch._core.counts() | TIMES == live.watch._core.counts() | TIMES
+
+
+TIMES = {"unused_ages": None, "stored_ages": None}

@@ -1,0 +1,105 @@
+"""The twins see the same, call by call; and a manager decides the same with a watch and without."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload.managers._watch_py import WatchPlan, age_bin, hash_key
+from tests.blocks import KEY_LENGTHS, block_hash
+from tests.differential.pairs import require_equal
+from tests.fuzz.calls import LOOK_EVERY, Driver, Sequence
+from tests.observation import observe
+
+from .watched import SECRET, Clock, seen, serve, watched, whole
+
+OPTIONS = [
+    {"max_rate": 1.0, "slots": 2**20, "policy_slots": 8, "policies": ["arc", "hit-density"]},
+    {"max_rate": 0.5, "slots": 2**20, "memory": [0.3, 3], "policies": []},
+]
+KEYS = [block_hash(number) for number in range(64)]
+CALLS = st.binary(min_size=8, max_size=500)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["whole", "half"])
+@given(data=CALLS)
+def test_the_twins_see_the_same(twins, options, data):
+    clock = Clock()
+    python, compiled = (watched(twin, clock=clock, **options) for twin in twins)
+    sequence = Sequence(data)
+    driver = Driver((python, compiled), sequence)
+    pair = driver.pair
+    for number, operation in enumerate(sequence.calls(), start=1):
+        clock.seconds += operation / 7
+        driver.call(operation)
+        driver.check()
+        require_equal(seen(pair.python), seen(pair.compiled), what="what the watch holds")
+        if number % LOOK_EVERY == 0:
+            reports = [manager.watch.report() for manager in (pair.python, pair.compiled)]
+            require_equal(*reports, what="the report")
+            answers = [manager.watch.explain(KEYS) for manager in (pair.python, pair.compiled)]
+            require_equal(*answers, what="the explanations")
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["whole", "half"])
+@given(data=CALLS)
+def test_decisions_are_the_same_on_and_off(twin, options, data):
+    sequence = Sequence(data)
+    driver = Driver((twin, watched(twin, **options)), sequence)
+    for operation in sequence.calls():
+        driver.call(operation)
+        driver.check()
+    plain, with_watch = (observe(each) for each in (driver.pair.python, driver.pair.compiled))
+    assert plain.pop("watch") is None
+    assert with_watch.pop("watch") == "Watch"
+    require_equal(plain, with_watch, what="what can be seen")
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc", "hit-density", "s3fifo"])
+def test_the_twins_see_the_same_of_a_long_run(twins, policy, seed):
+    rng = random.Random(seed)
+    clock = Clock()
+    managers = [whole(twin, 100, policy, clock=clock) for twin in twins]
+    for number in range(400):
+        clock.seconds += rng.random()
+        document = rng.randrange(30)
+        hashes = [block_hash(100 * document + place) for place in range(rng.randrange(1, 30))]
+        for manager in managers:
+            serve(manager, hashes)
+        if number % 50 == 0:
+            require_equal(*map(seen, managers), what="what the watch holds")
+            require_equal(*(manager.watch.report() for manager in managers), what="the report")
+    require_equal(*(manager.watch.counters() for manager in managers), what="the counters")
+    for manager in managers:
+        manager._check()
+
+
+def test_both_hash_alike(twins):
+    words = [int.from_bytes(SECRET[place : place + 8], "little") for place in range(0, 64, 8)]
+    keys = [
+        block_hash(number, length) for number, length in enumerate((*KEY_LENGTHS, *range(1, 70)))
+    ]
+    for twin in twins:
+        manager = whole(twin, 200)
+        for key in keys:
+            manager.lookup([key])
+        assert manager.watch._core.order() == [[hash_key(key, words) for key in reversed(keys)]]
+
+
+def test_bins_of_ages_cover_all_ages():
+    ages = [0, 1, 7, 8, 9, 15, 16, 17, 2**20, 2**32 - 1]
+    bins = [age_bin(age) for age in ages]
+    assert bins == sorted(bins)
+    assert bins[:5] == [0, 1, 7, 8, 9]
+    assert bins[-1] < 256
+
+
+def test_a_plan_is_checked(twins):
+    from kvoffload.managers._watch_c import WatchCore
+
+    with pytest.raises(ValueError, match="1, 2 or 4 quarters"):
+        WatchCore(WatchPlan(1, 1, limits=[1], lengths=[1], quarters=3), SimpleNamespace())

@@ -1,0 +1,417 @@
+"""What a watch says: the curve, causes, waste, explanations, overdue transfers; and bad input."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+
+import pytest
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.watch import Watch
+from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
+
+from .watched import Clock, serve, watched, whole
+
+
+def requests(seed: int, number: int = 600) -> list[list[bytes]]:
+    """Return chains that share documents, as chats do."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(number):
+        document = min(int(rng.expovariate(0.1)), 60)
+        length = rng.randrange(1, 20)
+        found.append([block_hash(1000 * document + place) for place in range(length)])
+    return found
+
+
+@pytest.mark.parametrize("capacity", [40, 100, 256])
+def test_at_rate_1_the_curve_is_that_of_lru_to_the_last_hit(twin, capacity, seed):
+    manager = whole(twin, capacity)
+    asked = requests(seed)
+    for hashes in asked:
+        serve(manager, hashes)
+    core, memory = manager.watch._core, manager.watch.memory
+    judged = core.counts()["judged"][0]
+    for size, times in enumerate(memory):
+        if int(capacity * times) < 20:
+            continue  # a request is longer than that: LRU refuses it, the shadow does not
+        other = twin.CPUOffloadingManager(16, int(capacity * times))
+        hits = sum(serve(other, hashes) for hashes in asked)
+        assert sum(judged[: size + 1]) == hits, times
+
+
+def test_the_present_size_is_exact_and_its_error_none(twin, seed):
+    manager = whole(twin, 300)
+    manager = watched(twin, max_rate=1.0, slots=2**20).CPUOffloadingManager(16, 300)
+    for hashes in requests(seed):
+        serve(manager, hashes)
+    report = manager.watch.report()
+    present = next(p for p in report.points if (p.policy, p.memory) == ("lru", 1.0))
+    assert present.hit_ratio == pytest.approx(report.hit_ratio)
+    assert present.error == pytest.approx(0.0)
+    stats = manager.stats()
+    assert report.hit_ratio == pytest.approx(stats["hit_blocks"] / stats["lookup_blocks"])
+
+
+def test_points_are_withheld_with_the_reason(twin, seed):
+    manager = watched(twin).CPUOffloadingManager(16, 1_000)
+    serve(manager, block_hashes(1, 2, 3))
+    report = manager.watch.report()
+    reasons = {point.memory: point.reason for point in report.points if point.policy == "lru"}
+    assert reasons == {0.25: "few_slots", 0.5: "few_slots", 1: "few_slots", 2: "few_slots"} | {
+        4: "few_slots" if report.sampling_rate * 4000 < 256 else "few_misses",
+        8: "few_misses",
+    }
+    assert all(point.hit_ratio is None and point.error is None for point in report.points)
+
+
+def test_a_policy_of_the_users_own_has_no_curve(twin):
+    class Own(twin.LRUCachePolicy):  # type: ignore[name-defined]
+        pass
+
+    manager = watched(twin, max_rate=1.0, slots=2**20).CPUOffloadingManager(16, 1_000, Own)
+    serve(manager, block_hashes(1, 2, 3))
+    report = manager.watch.report()
+    assert report.policy is None
+    assert {point.reason for point in report.points} == {"own_policy"}
+    assert report.sampled_missed["never_seen"] == 3
+
+
+def test_live_policies_other_than_lru_are_shadowed_at_other_sizes(twin):
+    manager = watched(twin).CPUOffloadingManager(16, 10_000, "slru?protected=0.5")
+    points = [(p.policy, p.memory) for p in manager.watch.report().points if p.policy != "lru"]
+    live = "slru?protected=0.5"
+    assert points == [(live, 0.5), (live, 1.0), (live, 2.0), (live, 4.0), ("hit-density", 1.0)]
+
+
+def test_causes(twin):
+    manager = whole(twin, 3)
+    count = manager.watch._core.counts
+
+    def causes() -> dict[str, int]:
+        return {k: n for k, n in manager.watch.report().sampled_missed.items() if n}
+
+    manager.lookup([A, B])
+    assert causes() == {"never_seen": 2}
+    output = manager.prepare_store([A, B])
+    manager.lookup([A, B])
+    assert causes() == {"never_seen": 2, "pending": 2}
+    manager.complete_store(output.block_hashes_to_store, False)
+    manager.lookup([A])
+    assert causes()["failed"] == 1
+    store(manager, [A, B])
+    manager.lookup([E, A])  # A is ready behind a gap
+    assert causes()["broken_prefix"] == 1
+    for key in (C, D):
+        serve(manager, [key])
+    manager.lookup([A])
+    assert causes()["evicted"] == 1
+    serve(manager, block_hashes(20, 21, 22, 23))
+    manager.lookup(block_hashes(20))
+    assert causes()["refused"] == 1
+    manager.reset_cache()
+    manager.lookup([D])
+    assert causes()["reset"] == 1
+    assert sum(causes().values()) == count()["missed"]
+
+
+def test_what_a_policy_declined_is_a_cause(twin):
+    manager = whole(twin, 20, "hit-density")
+    rng = random.Random(3)
+    for _ in range(300):
+        serve(manager, [block_hash(rng.randrange(40) * 100 + place) for place in range(8)])
+    assert manager.stats()["not_admitted"] > 0
+    assert manager.watch.report().declined == manager.stats()["not_admitted"]
+    assert manager.watch.report().sampled_missed["declined"] > 0
+
+
+def test_waste_is_what_left_without_a_hit(twin):
+    clock = Clock()
+    manager = whole(twin, 2, clock=clock)
+    serve(manager, [A])
+    serve(manager, [B])
+    clock.seconds += 4
+    serve(manager, [A])  # a hit
+    clock.seconds += 8
+    serve(manager, [C])  # B leaves, never used
+    serve(manager, [D])  # A leaves, used
+    report = manager.watch.report()
+    assert (report.sampled_evicted, report.sampled_unused, report.waste) == (2, 1, 0.5)
+    assert report.since_stored == pytest.approx(12, rel=0.13)
+    assert report.since_use == pytest.approx(8, rel=0.13)
+
+
+def test_explain(twin):
+    clock = Clock()
+    manager = whole(twin, 2, clock=clock)
+    serve(manager, [A, B])
+    clock.seconds += 3
+    manager.prepare_load([A])
+    output = manager.prepare_store([C])
+    before = manager.stats(), manager.watch._core.order()
+    explained = manager.watch.explain([A, B, C, D])
+    assert (manager.stats(), manager.watch._core.order()) == before
+    assert [each.state for each in explained] == ["pinned", "absent", "pending", "absent"]
+    assert [each.cause for each in explained] == [None, "evicted", "pending", "never_seen"]
+    assert [each.since_evicted for each in explained] == [None, 0.0, None, None]
+    assert explained[0].since_use == 3.0
+    assert output.block_hashes_evicted == [B]
+
+
+def test_blocks_outside_the_sample_are_not_explained(twin):
+    manager = watched(twin, max_rate=0.25, slots=2**20).CPUOffloadingManager(16, 1_000)
+    keys = [block_hash(number) for number in range(400)]
+    serve(manager, keys)
+    explained = manager.watch.explain(keys)
+    sampled = [each for each in explained if each.sampled]
+    assert 50 < len(sampled) < 150
+    assert all(each.since_use is None for each in explained if not each.sampled)
+    assert all(each.since_use is not None for each in sampled)
+
+
+def test_overdue_transfers_are_listed_and_logged_once(twin, caplog):
+    clock = Clock()
+    manager = whole(twin, 8, clock=clock)
+    watch = manager.watch
+    output = manager.prepare_store([A, B])
+    store(manager, [C, D])
+    manager.prepare_load([C, D])
+    manager.prepare_load([C, D])
+    manager.complete_load([C, D])
+    clock.seconds += 59
+    assert watch.overdue() == []
+    clock.seconds += 2
+    with caplog.at_level(logging.WARNING, "kvoffload.watch"):
+        found = watch.overdue()
+        assert watch.overdue() == found
+    assert len(caplog.records) == 2
+    assert [(each.kind, each.seconds, each.num_blocks) for each in found] == [
+        ("store", 61.0, 2),
+        ("load", 61.0, 2),
+    ]
+    assert found[0].block_ids == tuple(output.store_spec.block_ids.tolist())
+    manager.complete_store([A])  # not as a whole
+    assert [len(each.block_ids) for each in watch.overdue()] == [1, 2]
+    manager.complete_store([B])
+    manager.complete_load([C])
+    manager.complete_load([D])
+    assert watch.overdue() == []
+    assert watch._core.counts()["open"] == 0
+
+
+def test_a_reset_closes_what_is_open(twin):
+    manager = whole(twin, 8)
+    manager.prepare_store([A, B])
+    manager.reset_cache()
+    assert manager.watch._core.open_transfers() == []
+
+
+def test_the_ledger_is_bounded(twin):
+    manager = whole(twin, 8)
+    store(manager, [A])
+    for _ in range(5_000):
+        manager.prepare_load([A])
+    counts = manager.watch._core.counts()
+    assert (counts["open"], counts["untracked"]) == (4096, 904)
+    for _ in range(5_000):
+        manager.complete_load([A])
+    assert manager.watch._core.counts()["open"] == 0
+
+
+def test_windows_forget(twin):
+    clock = Clock()
+    manager = whole(twin, 8, clock=clock, window=60.0)
+    serve(manager, [A])
+    for _ in range(30):
+        clock.seconds += 4
+        serve(manager, [B])
+    report = manager.watch.report()
+    assert 60 <= report.seconds <= 64
+    assert report.sampled_missed["never_seen"] == 0
+    assert report.missed == 0
+    assert len(manager.watch._snapshots) <= 18
+
+
+def test_a_run_of_months(twin):
+    clock = Clock()
+    manager = whole(twin, 2, clock=clock, window=60.0)
+    serve(manager, [A])
+    manager.prepare_load([A])
+    clock.seconds += 2**32 / 1000 + 5
+    for _ in range(40):
+        clock.seconds += 4
+        serve(manager, [B])
+    report = manager.watch.report()
+    assert 60 <= report.seconds <= 64
+    assert [each.seconds for each in report.overdue] == [pytest.approx(2**32 / 1000 + 165)]
+    assert manager.watch.explain([B])[0].since_use == 0.0
+
+
+def test_the_list_of_sizes_and_capacities_without_room(twin):
+    for capacity in (0, 1):
+        manager = whole(twin, capacity)
+        for hashes in ([A], [A], [B, C], []):
+            serve(manager, hashes)
+        manager._check()
+        assert manager.watch.report().asked == 4
+
+
+@pytest.mark.parametrize(
+    ("capacity", "marked"), [(500, {0.25, 0.5}), (300, {0.25, 0.5, 1, 2, 4, 8})]
+)
+def test_requests_longer_than_the_memory_are_marked(twin, capacity, marked):
+    manager = watched(twin, max_rate=1.0, slots=2**20).CPUOffloadingManager(16, capacity)
+    for start in range(4):
+        serve(manager, [block_hash(1000 * start + number) for number in range(400)])
+    marks = {p.memory: p.marks for p in manager.watch.report().points if p.policy == "lru"}
+    assert {memory for memory, some in marks.items() if "long_requests" in some} == marked
+    assert "filling" in marks[8.0]
+
+
+def test_keys_that_share_their_first_bytes_are_sampled_one_by_one(twin):
+    manager = watched(twin, max_rate=0.25, slots=2**20).CPUOffloadingManager(16, 4_000)
+    keys = [b"the same " + number.to_bytes(23, "big") for number in range(2_000)]
+    serve(manager, keys)
+    share = sum(map(len, manager.watch._core.order())) / len(keys)
+    assert 0.2 < share < 0.3
+
+
+def test_a_lookup_that_stops_early_passes_over_what_is_no_hash(twin):
+    manager = whole(twin, 8)
+    assert manager.lookup([A, B, None, C]) == 0
+    counts = manager.watch._core.counts()
+    assert (counts["asked"], sum(map(sum, counts["judged"]))) == (4, 2)
+
+
+def test_a_clock_that_fails_stands_still(twin):
+    clock = Clock()
+    manager = whole(twin, 8, clock=clock)
+    clock.seconds += 2
+    serve(manager, [A, B])
+    clock.seconds = "no number"
+    assert serve(manager, [A, B, C]) == 2
+    assert manager.watch._core.now() == 2000
+    manager._check()
+
+
+def test_a_clock_that_calls_the_manager_harms_nothing(twin):
+    """Its calls come between those of the user, not in the middle of one."""
+    keys = [block_hash(number) for number in range(400)]
+    depth = [0]
+
+    def clock() -> float:
+        if depth[0] == 0 and "manager" in found:
+            depth[0] += 1
+            try:
+                serve(found["manager"], random.Random(len(served)).sample(keys, 60))
+            finally:
+                depth[0] -= 1
+        return float(len(served))
+
+    found, served = {}, []
+    found["manager"] = manager = whole(twin, 64, clock=clock)
+    for number in range(0, 400, 8):
+        served.append(number)
+        hashes = keys[number : number + 8]
+        output = manager.prepare_store(hashes)
+        if output is not None:
+            stored = output.block_hashes_to_store
+            assert all(manager.policy.get(key).ref_cnt == -1 for key in stored)
+            manager.complete_store(stored)
+        manager._check()
+    stats = manager.stats()
+    assert stats["resident"] + stats["free"] == 64
+    assert stats["pending"] == 0
+    manager.watch.report()
+
+
+def test_a_store_whose_end_fails_is_not_counted(twin):
+    class Failing(twin.LRUCachePolicy):  # type: ignore[name-defined]
+        def remove(self, block_hash: bytes) -> None:
+            raise RuntimeError("not today")
+
+    manager = whole(twin, 8, Failing)
+    manager.prepare_store([A, B])
+    with pytest.raises(RuntimeError, match="not today"):
+        manager.complete_store([A, B], False)
+    counts = manager.watch._core.counts()
+    assert (counts["failed"], counts["open"]) == (0, 1)
+
+
+def test_a_watch_belongs_to_one_manager(twin):
+    watch = Watch()
+    manager = twin.CPUOffloadingManager(16, 8, watch=watch)
+    assert manager.watch is watch
+    with pytest.raises(ValueError, match="watch must be a Watch of its own"):
+        twin.CPUOffloadingManager(16, 8, watch=watch)
+    del manager
+    gc.collect()
+    assert watch.overdue() == []
+    assert twin.CPUOffloadingManager(16, 8, watch=watch).watch is watch
+
+
+def test_a_watch_without_a_manager_says_so():
+    for method in ("report", "overdue", "counters"):
+        with pytest.raises(RuntimeError, match="looks at no manager"):
+            getattr(Watch(), method)()
+
+
+def test_a_manager_without_a_watch(twin):
+    assert twin.CPUOffloadingManager(16, 8).watch is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": "8"}, "memory must be a sequence of numbers"),
+        ({"memory": [0]}, "memory must be in"),
+        ({"memory": range(1, 20)}, "memory must be at most 12 sizes, got 19"),
+        ({"policies": ["nothing"]}, "cache_policy must be one of"),
+        ({"policies": "lru"}, "policies must be a sequence of names"),
+        ({"slots": 0}, "slots must be >= 4, got 0"),
+        ({"max_rate": 2.0}, r"max_rate must be in \(0, 1\], got 2.0"),
+        ({"window": 0}, r"window must be in \(0, 1e\+09\], got 0"),
+        ({"deadline": "x"}, "deadline must be a number"),
+        ({"secret": b"short"}, "secret must be 64 bytes"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Watch(**options)
+
+
+def test_a_watch_that_is_none(twin):
+    with pytest.raises(TypeError, match="watch must be a Watch or None, got"):
+        twin.CPUOffloadingManager(16, 8, watch=7)
+
+
+def test_an_instance_with_ghosts_can_be_watched(twin):
+    policy = twin.policy_class("arc")(cache_capacity=4)
+    first = twin.CPUOffloadingManager(16, 4, policy)
+    for number in range(20):
+        serve(first, [block_hash(number)])
+    for number in range(16, 20):
+        store(first, [block_hash(number)])
+    assert first.policy.num_ghosts
+    del first
+    gc.collect()
+    for key in [block_hash(number) for number in range(20)]:
+        if policy.get(key) is not None:
+            policy.remove(key)
+    watch = Watch(max_rate=0.5, slots=2**20)
+    manager = twin.CPUOffloadingManager(16, 4, policy, watch=watch)
+    for number in range(20):
+        serve(manager, [block_hash(number)])
+    manager._check()
+
+
+def test_the_default_sample_cannot_be_foreseen():
+    orders = []
+    for _ in range(2):
+        manager = CPUOffloadingManager(16, 1_000, watch=Watch(max_rate=0.5, slots=2**20))
+        keys = [block_hash(number) for number in range(64)]
+        serve(manager, keys)
+        orders.append([each.sampled for each in manager.watch.explain(keys)])
+    assert orders[0] != orders[1]

@@ -1,0 +1,68 @@
+"""Managers with a watch on them, and what can be seen of that."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from kvoffload.watch import Watch
+
+SECRET = bytes(range(1, 65))
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def watched(twin: ModuleType, **options: Any) -> Any:
+    """Return a twin whose managers each have a watch of their own."""
+
+    def build(*arguments: Any, **keywords: Any) -> Any:
+        watch = Watch(**{"secret": SECRET, **options})
+        return twin.CPUOffloadingManager(*arguments, watch=watch, **keywords)
+
+    return SimpleNamespace(CPUOffloadingManager=build)
+
+
+def seen(manager: Any) -> dict[str, Any]:
+    """Return all that the watch of a manager holds, as values that compare."""
+    core = manager.watch._core
+    return {
+        **core.counts(),
+        "order": core.order(),
+        "transfers": core.open_transfers(),
+        "due": core.due,
+        "now": core.now(),
+    }
+
+
+def whole(twin: ModuleType, capacity: int, policy: str = "lru", **options: Any) -> Any:
+    """Return a manager whose watch samples every block, in one structure."""
+
+    class Whole(Watch):
+        _QUARTERS = 1
+
+    watch = Whole(
+        **{"secret": SECRET, "slots": 2**20, "policy_slots": 2**20, "max_rate": 1.0, **options}
+    )
+    return twin.CPUOffloadingManager(16, capacity, policy, watch=watch)
+
+
+def serve(manager: Any, hashes: list[bytes]) -> int:
+    """Do what an engine does for one request; return the hits."""
+    manager.touch(hashes)
+    found = manager.lookup(hashes)
+    if found:
+        manager.prepare_load(hashes[:found])
+        manager.complete_load(hashes[:found])
+    output = manager.prepare_store(hashes)
+    manager.touch(hashes)
+    if output is not None:
+        manager.complete_store(output.block_hashes_to_store)
+    return found
