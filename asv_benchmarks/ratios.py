@@ -261,7 +261,7 @@ def density_rows(rounds: int) -> Iterator[Row]:
         yield Row(f"replay, guard=1 against guard=0, {capacity:,}", ratio, "x", 1.5, 1.3, True)
     figures = {policy: resident_bytes(policy, ghosts=True) for policy in ("lru", "hit-density")}
     guarded = figures["hit-density"]
-    yield Row("resident bytes a block, hit-density, ghosts full", guarded, "B", 142, 142, True)
+    yield Row("resident bytes per block, hit-density, ghosts full", guarded, "B", 142, 142, True)
     ratio = guarded / figures["lru"]
     yield Row("resident bytes, hit-density, ghosts full, against lru", ratio, "x", 2, 2, True)
 
@@ -491,7 +491,7 @@ print((resident() - before) / count)
 
 
 def resident_bytes(policy: str, *, ghosts: bool = False) -> float:
-    """Measure bytes a block: growth while 200,000 blocks are stored, keys excluded."""
+    """Measure bytes per block: growth while 200,000 blocks are stored, keys excluded."""
     command = [sys.executable, "-c", MEMORY_SCRIPT, policy, str(ghosts)]
     return statistics.median(
         float(subprocess.check_output(command, env=COMPILED)) for _ in range(3)
@@ -499,10 +499,10 @@ def resident_bytes(policy: str, *, ghosts: bool = False) -> float:
 
 
 def memory_rows() -> Iterator[Row]:
-    """Measure resident bytes a block."""
+    """Measure resident bytes per block."""
     for policy, must, aim in (("lru", 80, 72), ("arc", 100, 90)):
         figure = resident_bytes(policy)
-        yield Row(f"resident bytes a block, {policy}", figure, "B", must, aim, True)
+        yield Row(f"resident bytes per block, {policy}", figure, "B", must, aim, True)
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def lookup_ns(manager: Any, number: int, length: int, width: int) -> tuple[int, 
 
 
 def side_ns(suffix: str | None, number: int, length: int, width: int) -> tuple[float, float]:
-    """Return the CPU time a block of the caller and of other threads; None: without recorder."""
+    """Return the CPU time per block of the caller and of other threads; None: without recorder."""
     manager = CPUOffloadingManager(16, GROUP)
     with tempfile.TemporaryDirectory() as folder:
         before = time.process_time_ns() - time.thread_time_ns()
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="8,24,128,1024")
     chosen = parser.parse_args()
     lengths = [int(length) for length in chosen.lengths.split(",")]
-    print("ns of CPU time a block         calling thread   recorder's thread   in all")
+    print("ns of CPU time per block       calling thread   recorder's thread   in all")
     for suffix in (".zst", ".gz"):
         for width in (32, 36):
             for length in lengths:

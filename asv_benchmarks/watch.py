@@ -248,7 +248,7 @@ def cost(arguments: argparse.Namespace) -> None:
             ratios = [mine / other for mine, other in zip(some, base, strict=True)]
             print(
                 f"requests of {length}, {name}: {statistics.median(ratios):.4f} times, least time "
-                f"{min(some) / min(base):.4f} times ({min(some) / blocks:.1f} ns a block)"
+                f"{min(some) / min(base):.4f} times ({min(some) / blocks:.1f} ns per block)"
             )
 
 

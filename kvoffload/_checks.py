@@ -55,7 +55,7 @@ def check_bool(name: str, value: Any) -> bool:
 
 
 def check_block_size(block_size: Any) -> int:
-    """Return `block_size`, tokens a block, as an int >= 1."""
+    """Return `block_size`, tokens per block, as an int >= 1."""
     return check_int("block_size", block_size, 1)
 
 

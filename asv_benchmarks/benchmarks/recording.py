@@ -61,7 +61,7 @@ class Writing:
     param_names = ("request_length",)
 
     def track_thread_ns_a_block(self, length: int) -> float:
-        """Return the CPU time of the process less that of this thread, ns a block."""
+        """Return the CPU time of the process less that of this thread, ns per block."""
         groups = 16
         manager = new_manager("compiled", "lru", GROUP)
         with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ cdef extern from *:
     const uint64_t MOST_NODES "KVO_MOST_NODES"
     char* BYTES_FORMAT "KVO_BYTES_FORMAT"
 
-# Keys a bucket on average when as many are known as were announced: 64 / 9 bytes a key.
+# Keys per bucket on average when as many are known as were announced: 64 / 9 bytes per key.
 cdef enum:
     KEYS_PER_BUCKET = 9
     # The index grows before it holds more than this many a bucket.

@@ -1,10 +1,10 @@
 """A log of requests on disk: salted, compressed, bounded, written by a thread of its own.
 
-The thread that sees a request only puts 8 bytes a hash on a queue. The log's thread takes them from
-there ten times a second, turns them into lines with salted ids, and writes these in compressed
-frames, each complete in itself: once a second, and as soon as no request has come for a third of
-that. Of what a killed process leaves, every frame but the last is complete, and the reader knows by
-the first bytes that it may be so.
+The thread that sees a request only puts 8 bytes per hash on a queue. The log's thread takes them
+from there ten times per second, turns them into lines with salted ids, and writes these in
+compressed frames, each complete in itself: once a second, and as soon as no request has come for a
+third of that. Of what a killed process leaves, every frame but the last is complete, and the reader
+knows by the first bytes that it may be so.
 The file is exchanged for a new one when it has half of the bytes that the log may take, and the one
 before it is kept.
 """
@@ -67,7 +67,7 @@ class RequestLog:
         The file, ``.zst`` or ``.gz``. A file that is there is kept as `previous_path`. A link
         stays, and the file that it names is written; a device is written through.
     block_tokens : int
-        Tokens a block, 1 ... 2**31 - 1; a request's length is recorded as that of its blocks.
+        Tokens per block, 1 ... 2**31 - 1; a request's length is recorded as that of its blocks.
     max_bytes : int
         Most bytes on disk, both files together, >= 65,536. A larger file that was there before
         counts only when it has been exchanged.

@@ -115,7 +115,8 @@ def test_a_percentage_is_of_what_is_replayed(kvoffload, trace):
 
 
 def test_a_block_size_that_is_given_counts(kvoffload, tmp_path):
-    requests = [Request(n, 900 - n, 1, (n % 3, 9)) for n in range(30)]  # 450 to 870 tokens a block
+    # 450 to 870 tokens per block
+    requests = [Request(n, 900 - n, 1, (n % 3, 9)) for n in range(30)]
     path = tmp_path / "trace.jsonl"
     write_trace(requests, path)
     arguments = ("replay", path, "--full-blocks", "--capacity=50", "--json")

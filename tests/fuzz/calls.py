@@ -2,7 +2,7 @@
 
 The first three bytes choose the policy, the number of slots, and whether events are on. Then each
 call is a byte that picks the method and how the batch is given, and a batch: a byte with its
-length, a byte a key. Where the bytes end, so does the sequence; any bytes are a sequence.
+length, one byte per key. Where the bytes end, so does the sequence; any bytes are a sequence.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Invariants
     passed over because it was pinned, pending or protected is NOWHERE, and costs nothing.
     So *heap, then log* is the order in which a scan that started over would find the idle nodes.
 Cost
-    O(1) for everything, O(log heap) for nodes that return behind the front; 16 bytes a node, and
+    O(1) for everything, O(log heap) for nodes that return behind the front; 16 bytes per node, and
     4 bytes an entry of the log, which is compacted when it is full and grows if half is live.
 """
 

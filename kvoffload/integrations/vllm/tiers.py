@@ -137,7 +137,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         self._promoted.pop(req_context.req_id, None)
 
     def get_kv_memoryview(self) -> memoryview:
-        """Return the memory, one row a chunk: ``(num_chunks, bytes a chunk)``."""
+        """Return the memory, one row per chunk: ``(num_chunks, bytes per chunk)``."""
         self._require_ready()
         return self._memory
 

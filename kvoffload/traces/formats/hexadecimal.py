@@ -1,4 +1,4 @@
-"""Plain text: a request a line, its block hashes in hexadecimal, first block first.
+"""Plain text: one request per line, its block hashes in hexadecimal, first block first.
 
 The hashes stand apart by blanks or commas, with or without ``0x``. Neither times nor lengths are
 known: they are 0 in every request.
@@ -33,4 +33,6 @@ class HexadecimalParser(Parser):
         return Request(0, 0, 0, hash_ids)
 
 
-HEXADECIMAL = Format("hex", "plain text, a request a line of hexadecimal hashes", HexadecimalParser)
+HEXADECIMAL = Format(
+    "hex", "plain text, one request per line of hexadecimal hashes", HexadecimalParser
+)
