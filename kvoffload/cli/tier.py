@@ -12,7 +12,7 @@ import click
 from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.traces import MissingExtraError
 
-from ._options import json_option
+from ._options import examples, json_option
 from ._terminal import Column, note, print_json, print_tables, progress_bar
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ quiet_option = click.option(
 )
 
 
-@click.group()
+@click.group(epilog=examples("kvoffload tier info /nvme/kv", "kvoffload tier verify /nvme/kv"))
 def tier() -> None:
     """Look after the blocks that tiers keep on disks."""
 
 
-@tier.command()
+@tier.command(epilog=examples("kvoffload tier info /nvme/kv --json"))
 @click.argument("path")
 @json_option
 def info(path: str, *, as_json: bool) -> None:
@@ -51,7 +51,7 @@ def info(path: str, *, as_json: bool) -> None:
     print_tables([path], [_names(found)], [[column] for column in columns])
 
 
-@tier.command()
+@tier.command(epilog=examples("kvoffload tier verify /nvme/kv"))
 @click.argument("path")
 @json_option
 @quiet_option
@@ -98,7 +98,7 @@ def _verdicts(slab: ModuleType, found: list[SlabFolder], *, quiet: bool) -> Iter
             before += each.num_blocks
 
 
-@tier.command()
+@tier.command(epilog=examples("kvoffload tier forget /nvme/kv --yes"))
 @click.argument("path")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @quiet_option

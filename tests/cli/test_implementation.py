@@ -70,7 +70,7 @@ def test_python_that_nobody_asked_for_is_said_once_on_standard_error() -> None:
 def test_a_sweep_over_several_processes_says_it_once(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     assert run("generate", "--requests", 60, "-o", trace).returncode == 0
-    done = run("sweep", trace, "--policies", "lru,arc", "--jobs", 2, "--json")
+    done = run("sweep", trace, "--policy", "lru,arc", "--jobs", 2, "--json")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["results"]) > 2
     assert done.stderr.count("running in Python") == done.stderr.count("\n") == 1

@@ -457,7 +457,9 @@ class TestOpening:
         monkeypatch.syspath_prepend(str(tmp_path))
         with open_tier("tape:/dev/st0?length=8192", self.NAMESPACE) as tier:
             assert (tier.name, tier.capacity_bytes) == ("/dev/st0", 8192)
-        with pytest.raises(ValueError, match="must start with one of memory, slab, tape"):
+        with pytest.raises(
+            ValueError, match=r"must start with one of .*memory, .*slab, tape and a colon"
+        ):
             open_tier("drum:", self.NAMESPACE)
 
     def test_sizes(self) -> None:
