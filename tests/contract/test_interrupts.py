@@ -6,6 +6,7 @@ KeyboardInterrupt for Ctrl-C. `lookup` and `touch` may end in between.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -56,11 +57,13 @@ class Interrupts:
     @contextmanager
     def armed(self) -> Iterator[None]:
         former = sys.gettrace()
+        gc.disable()  # what the collector calls would count, and keeps interrupts to itself
         sys.settrace(self)
         try:
             yield
         finally:
             sys.settrace(former)
+            gc.enable()
 
     def worth_trying(self) -> list[int]:
         """Return the events by number: where a line is run often, the first, second and last."""

@@ -247,7 +247,7 @@ def step():
 """,
     ),
     "managers with a watch": (
-        400,
+        1200,  # what a process takes for the first few hundred, it keeps
         """
 from kvoffload.watch import Watch
 def step():
