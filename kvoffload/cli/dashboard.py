@@ -6,13 +6,19 @@ import re
 
 import click
 
+from ._options import examples
 
-@click.group()
+
+@click.group(
+    epilog=examples(
+        "kvoffload dashboard grafana > dashboard.json", "kvoffload dashboard rules > rules.yml"
+    )
+)
 def dashboard() -> None:
     """Print the dashboard and the rules that show what watches see."""
 
 
-@dashboard.command()
+@dashboard.command(epilog=examples("kvoffload dashboard grafana > dashboard.json"))
 def grafana() -> None:
     """Print the dashboard, which Grafana imports.
 
@@ -23,7 +29,7 @@ def grafana() -> None:
     click.echo(grafana_json(), nl=False)
 
 
-@dashboard.command()
+@dashboard.command(epilog=examples("kvoffload dashboard rules --prefix vllm: > rules.yml"))
 @click.option(
     "--prefix", default="", help="What stands in front of kvoffload_ in the names, such as vllm:"
 )

@@ -21,7 +21,7 @@ from kvoffload.advise.units import count_text, percent_text
 from kvoffload.traces import MissingExtraError
 from kvoffload.traces.errors import printable
 
-from ._options import json_option
+from ._options import examples, json_option
 from ._terminal import note, print_json
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ CAUSES = {
 }
 
 
-@click.command()
+@click.command(epilog=examples("kvoffload top http://localhost:8000/metrics --once"))
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @click.option("--once", is_flag=True, help="Look once, print, and end.")
 @json_option
