@@ -279,7 +279,12 @@ def check_all_or_nothing(
             # Nothing is left behind that shows later.
             later = states[state != states[0][0]][1]
             assert go_on(thing) == later, f"interrupted at {event} {number}"
-    assert num_tried >= 4
+    assert num_tried >= 4 / step
+
+
+def stride(budget_for_all: float) -> int:
+    """Return 1, which tries every event, from a budget on, and 4 below it."""
+    return 1 if read_budget() >= budget_for_all else 4
 
 
 CASES = [
@@ -291,7 +296,7 @@ CASES = [
 
 @pytest.mark.parametrize(("call", "name"), CASES)
 def test_an_interrupt_at_any_line_leaves_the_state_before_or_after(call: str, name: str) -> None:
-    check_all_or_nothing(call, name, KeyboardInterrupt, "line")
+    check_all_or_nothing(call, name, KeyboardInterrupt, "line", stride(1))
 
 
 @pytest.mark.parametrize("call", ["a store", "failure", "evict", "a reset"])
@@ -316,7 +321,7 @@ def test_an_interrupt_where_hit_density_follows_another(
         return thing
 
     monkeypatch.setitem(CALLS, call, (following, method, arguments))
-    check_all_or_nothing(call, "hit-density", KeyboardInterrupt, "line")
+    check_all_or_nothing(call, "hit-density", KeyboardInterrupt, "line", stride(3))
 
 
 @pytest.mark.parametrize("name", ["lru", "hit-density"])
@@ -345,7 +350,7 @@ def test_an_interrupt_where_a_watch_looks_on(
     monkeypatch.setattr(_python, "CPUOffloadingManager", watched)
     thing, _ = prepared(call, name)
     assert thing.watch is not None
-    check_all_or_nothing(call, name, KeyboardInterrupt, "line")
+    check_all_or_nothing(call, name, KeyboardInterrupt, "line", stride(3))
 
 
 def test_an_interrupt_of_a_touch_makes_the_guard_of_hit_density_forget() -> None:
