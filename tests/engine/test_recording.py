@@ -40,14 +40,20 @@ def test_a_server_that_was_stopped_by_default_left_every_request(runs):
 @pytest.mark.engine_runs("lru alone", "hit-density alone")
 @pytest.mark.parametrize("policy", ["lru", "hit-density"])
 def test_the_recording_replays_to_the_engine_s_own_hits(runs, policy):
-    """Block by block, where the device keeps nothing; stopped in good order, at once."""
+    """Block by block, where the device keeps nothing; stopped in good order, at once.
+
+    hit-density is told by vLLM's layer which touches are a request's second, and guesses it in a
+    replay: seen 0.8 % apart.
+    """
     run = runs[f"{policy} alone"]
     assert recorded_blocks(run.trace) == full_blocks(run.answers)
     manager = CPUOffloadingManager(BLOCK_TOKENS, NUM_CHUNKS, policy)
     result = replay(Trace(run.trace), manager)
     assert result.requests == NUM_TURNS
-    assert result.hits * BLOCK_TOKENS == run.metrics.loaded_tokens
-    assert result.stored * CHUNK_BYTES == run.metrics.value("vllm:kv_offload_store_bytes_total")
+    apart = 0 if policy == "lru" else 0.02
+    stored_bytes = run.metrics.value("vllm:kv_offload_store_bytes_total")
+    assert result.hits * BLOCK_TOKENS == pytest.approx(run.metrics.loaded_tokens, rel=apart, abs=0)
+    assert result.stored * CHUNK_BYTES == pytest.approx(stored_bytes, rel=apart, abs=0)
     assert sum(answer.cached_tokens for answer in run.answers) == run.metrics.loaded_tokens
     assert result.hits > NUM_TURNS
 
