@@ -382,7 +382,8 @@ cdef class QueuePolicy(CompiledPolicy):
                 return b"what waits has kept its queue"
             if place >= self.num_ordered:
                 continue
-            if not node.flags & LISTED and (
+            # What is in use may be linked anew meanwhile; it is listed, and met, when it is idle.
+            if node.block.ref_cnt == 0 and not node.flags & LISTED and (
                 link.place != entry.place or link.depth != entry.depth
             ):
                 return b"what waits has kept its place and depth"
