@@ -52,7 +52,11 @@ def run_process(*arguments: object, stdin: bytes = b"", **environment: str) -> D
     return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-BARE = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+BARE = {
+    name: os.environ[name]
+    for name in ("HOME", "PATH", "KVOFFLOAD_PURE_PYTHON")  # which implementation is under test
+    if name in os.environ
+}
 """What a shell has of its environment where nobody set anything up."""
 
 HOSTILE = BARE | {

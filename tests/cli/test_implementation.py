@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload import __main__ as entry
+from tests.conftest import AVAILABLE
 
 ROOT = Path(__file__).parents[2]
 VARIABLE = "KVOFFLOAD_PURE_PYTHON"
@@ -76,6 +77,7 @@ def test_a_sweep_over_several_processes_says_it_once(tmp_path: Path) -> None:
     assert done.stderr.count("running in Python") == done.stderr.count("\n") == 1
 
 
+@pytest.mark.skipif("compiled" not in AVAILABLE, reason="the extensions are not built")
 def test_compiled_modules_that_cannot_be_imported_are_named() -> None:
     done = run("replay", "--limit", 50, error="ImportError('undefined symbol: kvo_map')")
     assert done.returncode == 0

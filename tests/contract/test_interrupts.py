@@ -223,7 +223,8 @@ def interrupted_at_each(
         make_call()
     for number in watch.worth_trying()[::step]:
         thing, make_call = prepared(call, name)
-        with pytest.raises(error), Interrupts(number, error, event).armed():
+        # A run with fewer events than the one before is not interrupted, and compared alike.
+        with suppress(error), Interrupts(number, error, event).armed():
             make_call()
         yield number, thing
 

@@ -9,7 +9,12 @@ from types import ModuleType
 import pytest
 
 import kvoffload
+from tests.conftest import AVAILABLE
 from tests.isolated.scripts import run_script
+
+needs_extensions = pytest.mark.skipif(
+    "compiled" not in AVAILABLE, reason="the extensions are not built"
+)
 
 VARIABLE = "KVOFFLOAD_PURE_PYTHON"
 PACKAGE = Path(kvoffload.__file__).parent
@@ -88,6 +93,7 @@ def test_every_value_where_the_compiled_twins_are_present(
     assert choose(value, []) == f"implementation {VALUES[value][0]}\n"
 
 
+@needs_extensions
 @pytest.mark.parametrize("value", VALUES)
 def test_every_value_where_the_compiled_twins_are_absent(value: str | None) -> None:
     printed = choose(value, extension_modules() or ["kvoffload.policies._arc_c"])
@@ -116,6 +122,7 @@ def test_all_twins_or_none(name: str) -> None:
     assert cause == f"cause ImportError {name} is hidden"
 
 
+@needs_extensions
 def test_a_compiled_module_that_fails_in_another_way_is_named_too() -> None:
     script = """
     import sys
