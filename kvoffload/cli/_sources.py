@@ -100,7 +100,7 @@ def open_source(
 
 @dataclass(frozen=True, slots=True)
 class BlockSize:
-    """How many tokens a block holds, and who says so.
+    """The number of tokens per block, and who says so.
 
     Attributes
     ----------

@@ -217,14 +217,14 @@ def interrupted_at_each(
     call: str, name: str, error: type[BaseException], event: str, step: int
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of an event, and a thing whose call was interrupted there."""
-    _, make_call = prepared(call, name)
-    watch = Interrupts(None, error, event)
-    with suppress(OffloadError), watch.armed():
-        make_call()
+    for _ in range(2):  # what is imported or remembered at the first call is no part of a call
+        _, make_call = prepared(call, name)
+        watch = Interrupts(None, error, event)
+        with suppress(OffloadError), watch.armed():
+            make_call()
     for number in watch.worth_trying()[::step]:
         thing, make_call = prepared(call, name)
-        # A run with fewer events than the one before is not interrupted, and compared alike.
-        with suppress(error), Interrupts(number, error, event).armed():
+        with pytest.raises(error), Interrupts(number, error, event).armed():
             make_call()
         yield number, thing
 
@@ -345,7 +345,8 @@ def test_an_interrupt_where_a_watch_looks_on(
     build = _python.CPUOffloadingManager
 
     def watched(*arguments: Any) -> Any:
-        watch = Watch(max_rate=1.0, slots=16, policy_slots=4, secret=bytes(range(64)))
+        secret = bytes(range(64))
+        watch = Watch(max_rate=1.0, slots=16, policy_slots=4, secret=secret, clock=lambda: 0.0)
         return build(*arguments, watch=watch)
 
     monkeypatch.setattr(_python, "CPUOffloadingManager", watched)

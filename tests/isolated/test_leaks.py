@@ -238,9 +238,7 @@ def step():
     output = manager.prepare_store(keys)
     if output is not None:
         manager.complete_store(keys, next(fresh) % 7 > 0)
-        found = keys[: manager.lookup(keys)]
-        manager.prepare_load(found)
-        manager.complete_load(found)  # what is open is kept, up to a bound
+        manager.prepare_load(keys[: manager.lookup(keys)])  # some are never completed
         watch.explain(keys)
     if next(fresh) % 50 == 0:
         watch.report()
