@@ -284,8 +284,8 @@ def check_all_or_nothing(
 
 
 def stride(budget_for_all: float) -> int:
-    """Return 1, which tries every event, from a budget on, and 4 below it."""
-    return 1 if read_budget() >= budget_for_all else 4
+    """Return the step from one tried event to the next: 1 from a budget on, more below it."""
+    return max(1, round(budget_for_all / read_budget()))
 
 
 CASES = [
