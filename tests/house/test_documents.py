@@ -19,6 +19,8 @@ import pytest
 from sybil import Document, Example
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
+from kvoffload import IMPLEMENTATION
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     path
@@ -26,6 +28,8 @@ DOCUMENTS = sorted(
     if "_build" not in path.parts
 )
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+MINUTES_IN_PYTHON = {"advise.md", "from-trace-to-configuration.md"}
+"""Documents whose commands compare all policies at many capacities."""
 LANGUAGES = {"python", "sh", "console", "text", "json", "toml", "cython", "c", "bibtex"}
 
 if not (ROOT / "docs").is_dir():
@@ -84,6 +88,8 @@ PARSERS = [
 def test_code_blocks_run(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if IMPLEMENTATION == "python" and path.name in MINUTES_IN_PYTHON:
+        pytest.skip("takes minutes in Python")
     monkeypatch.chdir(tmp_path)
     for example in Document.parse(str(path), *PARSERS):
         with contextlib.suppress(SkipTest):  # a block left out, with its reason

@@ -1,7 +1,8 @@
 """Leaks: each scenario runs in a process of its own, which watches its memory and its keys.
 
-After a warm-up the resident set may not grow by more than a bound far below what one small leak a
-round would add, and no key, output or event may keep a reference that it should have dropped.
+After a warm-up the resident set may not go on growing by more than a bound far below what one small
+leak per round would add, and no key, output or event may keep a reference that it should have
+dropped. The interpreter takes memory by the megabyte, at any time: what grows once is measured again.
 """
 
 from __future__ import annotations
@@ -52,13 +53,16 @@ for name in ("lru", "arc"):
     exec(scenario, globals())
     for _ in range(rounds // 4):
         step()
-    before = memory()
-    references = [sys.getrefcount(key) for key in KEYS]
-    for _ in range(rounds):
-        step()
-    grown = memory() - before
-    assert [sys.getrefcount(key) for key in KEYS] == references, "references to keys have changed"
-    assert grown < 400_000, f"{name} grew by {grown} bytes in {rounds} rounds"
+    growths = []
+    while len(growths) < 4 and (not growths or growths[-1] >= 400_000):
+        before = memory()
+        references = [sys.getrefcount(key) for key in KEYS]
+        for _ in range(rounds):
+            step()
+        growths.append(memory() - before)
+        now = [sys.getrefcount(key) for key in KEYS]
+        assert now == references, "references to keys have changed"
+    assert growths[-1] < 400_000, f"{name} grew by {growths} bytes in {rounds} rounds each"
 print("tight")
 """
 

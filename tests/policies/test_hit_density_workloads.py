@@ -1,7 +1,8 @@
 """What hit density must bring, on workloads that each favour another policy.
 
 The floors stand a little below what was measured for seeds 1 to 5, LRU and published ARC beside
-it. They are served by whichever twin is in use: that both decide alike is tested elsewhere.
+it. They are served by the compiled twin where it is in use, as it takes minutes in Python: that both
+decide alike is tested elsewhere.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from functools import cache
 
 import pytest
 
-from kvoffload import CPUOffloadingManager
+from kvoffload import IMPLEMENTATION, CPUOffloadingManager
 from tests.policies.stress import WORKLOADS, Request, hit_ratios, serve
 
 REQUESTS = 2000
 IN_FLIGHT = 6
+SEEDS = [1, 2] if IMPLEMENTATION == "compiled" else []
 
 # workload, capacity in percent of the distinct blocks: at least this many times LRU's hits
 GAINS = {
@@ -52,7 +54,7 @@ def shortfall(ratios: dict[str, float]) -> float:
     return max(ratios["lru"], ratios["arc-classic"]) - ratios["hit-density"]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("percent", [1, 5, 20])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_it_is_nowhere_far_below_the_better_of_lru_and_arc(
@@ -61,7 +63,7 @@ def test_it_is_nowhere_far_below_the_better_of_lru_and_arc(
     assert shortfall(ratios_of(name, seed, percent)) <= REGRET
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("name", "percent"), GAINS)
 def test_it_gains_where_a_cache_thrashes(name: str, percent: int, seed: int) -> None:
     ratios = ratios_of(name, seed, percent)
@@ -74,11 +76,12 @@ def test_it_holds_a_part_of_a_loop_that_is_longer_than_the_cache() -> None:
     assert ratios["hit-density"] > 0.35
 
 
+@pytest.mark.parametrize("seed", [seed + 2 for seed in SEEDS[:1]])
 @pytest.mark.parametrize("percent", [1, 5])
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_requests_that_overlap_do_not_lead_it_astray(name: str, percent: int) -> None:
+def test_requests_that_overlap_do_not_lead_it_astray(name: str, percent: int, seed: int) -> None:
     regret = OVERLAP_REGRETS.get((name, percent), REGRET)
-    assert shortfall(ratios_of(name, 3, percent, in_flight=IN_FLIGHT)) <= regret
+    assert shortfall(ratios_of(name, seed, percent, in_flight=IN_FLIGHT)) <= regret
 
 
 def test_it_stores_a_fraction_of_what_lru_stores_where_a_cache_thrashes() -> None:
