@@ -15,7 +15,11 @@ nox.options.error_on_missing_interpreters = False
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 GENERATED = [f"tests/{name}" for name in ("contract", "differential", "policies", "traces", "fuzz")]
-GENERATED += ["tests/watch/test_twins.py", "tests/tiers/test_machine.py", "tests/tiers/test_store.py"]
+GENERATED += [
+    "tests/watch/test_twins.py",
+    "tests/tiers/test_machine.py",
+    "tests/tiers/test_store.py",
+]
 
 
 def install_and_test(session: nox.Session, *packages: str) -> None:

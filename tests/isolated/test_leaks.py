@@ -2,7 +2,7 @@
 
 After a warm-up the resident set may not go on growing by more than a bound far below what one small
 leak per round would add, and no key, output or event may keep a reference that it should have
-dropped. The interpreter takes memory by the megabyte, at any time: what grows once is measured again.
+dropped. The interpreter takes memory by the megabyte: what grows once is measured again.
 """
 
 from __future__ import annotations

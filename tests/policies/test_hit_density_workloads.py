@@ -1,8 +1,8 @@
 """What hit density must bring, on workloads that each favour another policy.
 
 The floors stand a little below what was measured for seeds 1 to 5, LRU and published ARC beside
-it. They are served by the compiled twin where it is in use, as it takes minutes in Python: that both
-decide alike is tested elsewhere.
+it. Most are served by the compiled twin alone, as they take minutes in Python: that both decide
+alike is tested elsewhere.
 """
 
 from __future__ import annotations
