@@ -92,8 +92,11 @@ debian_command() {
   debian_packages "${@:2}"
 }
 
-# debian_packages PACKAGE…: installs Debian's packages; fails where it cannot.
+# debian_packages PACKAGE…: installs Debian's packages, one step at a time; fails where it cannot.
 debian_packages() {
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
-  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
+  (
+    flock 9
+    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
+  ) 9>"$KVO_WORK/apt.lock"
 }
