@@ -1,0 +1,118 @@
+"""Calls on a `Tier` that return when their job has ended, from any number of threads.
+
+Structure
+    One lock serialises what touches the tier, as its contract wants, and nobody holds it while
+    waiting. Of the threads that wait, one at a time sleeps on the tier's file descriptor, polls,
+    and hands the others their ends.
+Invariants
+    A call returns only when its job has ended: until then the tier may use the caller's memory.
+Cost
+    A call of the system's for each poll, and what the tier's own calls cost.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.tiers import Done, Tier
+
+__all__ = ["BlockingTier"]
+
+POLL_S = 1.0
+"""Seconds after which the tier is polled although its file descriptor says nothing."""
+Result = TypeVar("Result")
+
+
+class BlockingTier:
+    """A tier whose jobs are waited for.
+
+    Parameters
+    ----------
+    tier : Tier
+        The tier, with a region. Nobody else may use it.
+
+    Notes
+    -----
+    Thread-safety: any thread may call any method at any time. Complexity: as the tier's calls.
+    """
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self._fd = tier.fileno()
+        self._turn = threading.Condition(threading.Lock())
+        self._polling = False  # whether a thread sleeps on the file descriptor
+        self._ended: dict[int, Done] = {}
+
+    def query(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
+        """Find out about keys; return a `Status` each, ``(n,)`` int8."""
+        return self._end_of(lambda: self._tier.query(keys)).status
+
+    def put(self, keys: list[bytes], ids: npt.NDArray[np.int64]) -> Done:
+        """Store the blocks `ids` under `keys`; return the end of the job."""
+        return self._end_of(lambda: self._tier.put(keys, ids))
+
+    def get(self, keys: list[bytes], ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
+        """Load `keys` into the blocks `ids`; return a `Status` each, ``(n,)`` int8."""
+        return self._end_of(lambda: self._tier.get(keys, ids)).status
+
+    def lookup(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
+        """Return what is known about keys without any I/O, a `State` each, ``(n,)`` int8."""
+        return self._do(lambda: self._tier.lookup(keys))
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Mark blocks as recently used, last key first."""
+        self._do(lambda: self._tier.touch(keys))
+
+    def forget(self) -> bool:
+        """Drop everything."""
+        return self._do(self._tier.forget)
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters since the tier was opened, and present sizes."""
+        return self._do(self._tier.stats)
+
+    def close(self, timeout_s: float) -> bool:
+        """Close the tier; calls that wait return."""
+        return self._do(lambda: self._tier.close(timeout_s))
+
+    def _do(self, call: Callable[[], Result]) -> Result:
+        with self._turn:
+            return call()
+
+    def _end_of(self, submit: Callable[[], int]) -> Done:
+        """Submit a job and return its end."""
+        with self._turn:
+            job = submit()
+            self._poll()  # what needs no I/O has ended already
+            while job not in self._ended:
+                if self._polling:
+                    self._turn.wait()
+                else:
+                    self._sleep()
+            return self._ended.pop(job)
+
+    def _sleep(self) -> None:
+        """Wait for the end of any job, without the lock, and tell the threads that wait."""
+        self._polling = True
+        poller = select.poll()
+        with suppress(OSError, ValueError):  # closed meanwhile: the poll below has the ends
+            poller.register(self._fd, select.POLLIN)
+        self._turn.release()
+        try:
+            poller.poll(POLL_S * 1000)
+        finally:
+            self._turn.acquire()
+            self._polling = False
+            self._poll()
+            self._turn.notify_all()
+
+    def _poll(self) -> None:
+        for done in self._tier.poll():
+            self._ended[done.job] = done

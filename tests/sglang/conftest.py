@@ -1,0 +1,40 @@
+"""Tests against the released SGLang on a CPU: its storage side, in threads and memory of its own.
+
+They run with the Python that `.ci/sglang-env` prints, where kvoffload is built in place:
+
+    KVOFFLOAD_PURE_PYTHON=0 $(.ci/sglang-env) setup.py --quiet build_ext --inplace
+    $(.ci/sglang-env) -m pytest tests/sglang
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave SGLang and torch their own warnings: importing them meets these."""
+    for category in ("DeprecationWarning", "FutureWarning", "UserWarning"):
+        for module in ("sglang", "torch", "transformers", "triton"):
+            config.addinivalue_line("filterwarnings", f"ignore::{category}:{module}")
+
+
+if find_spec("sglang") is not None and find_spec("torch") is not None:
+    import torch
+
+    # Stand-ins: torchvision's compiled operators need an accelerator's libraries, and without these
+    # two it cannot be imported. SGLang imports it for models that see; nothing here calls them.
+    OPERATORS = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        OPERATORS.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+@pytest.fixture
+def close_all() -> Iterator[list]:
+    """Give a list of what is closed at the end, the last first."""
+    opened: list = []
+    yield opened
+    for one in reversed(opened):
+        one.close()

@@ -1,0 +1,214 @@
+"""The parts of SGLang that meet HiCache's storage, small and on a CPU: all of them SGLang's own."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName
+from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
+from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+from sglang.srt.mem_cache.utils import get_storage_hash_str
+from sglang.srt.runtime_context import get_parallel
+
+from kvoffload.integrations.sglang import KVOffloadStorage
+
+PAGE_TOKENS = 4
+DEVICE_TOKENS = 64
+HOST_RATIO = 4.0
+LAYERS, HEADS, HEAD_SIZE = 2, 2, 8
+BACKEND = {
+    "backend_name": "kvoffload",
+    "module_path": "kvoffload.integrations.sglang",
+    "class_name": "KVOffloadStorage",
+}
+WAIT_S = 30
+PARALLEL = {  # of an engine of one process
+    "attn_dcp_size": 1,
+    "attn_dcp_rank": 0,
+    "attn_dp_size": 1,
+    "tp_rank": 0,
+    "tp_size": 1,
+    "pp_rank": 0,
+    "pp_size": 1,
+}
+
+
+def device_pool(kind: str = "mha", dtype: torch.dtype = torch.bfloat16, value_size: int = 0) -> Any:
+    """Return the memory of an accelerator, on the CPU."""
+    common: dict[str, Any] = {
+        "size": DEVICE_TOKENS,
+        "page_size": PAGE_TOKENS,
+        "dtype": dtype,
+        "layer_num": LAYERS,
+        "device": "cpu",
+        "enable_memory_saver": False,
+    }
+    if kind == "mla":
+        return MLATokenToKVPool(kv_lora_rank=16, qk_rope_head_dim=8, **common)
+    return MHATokenToKVPool(
+        head_num=HEADS, head_dim=HEAD_SIZE, v_head_dim=value_size or HEAD_SIZE, **common
+    )
+
+
+def host_pool(device: Any, layout: str = "page_first", ratio: float = HOST_RATIO) -> Any:
+    """Return HiCache's host memory, filled with random bytes."""
+    info = device.get_device_pool_infos()[0].buffer_info
+    more: dict[str, Any] = {
+        "device_capacity_tokens": device.size,
+        "start_layer": device.start_layer,
+        "end_layer": device.end_layer,
+    }
+    if isinstance(device, MLATokenToKVPool):
+        kind = MLATokenToKVPoolHost
+        more["target_layer_num"] = LAYERS
+    else:
+        kind = get_mha_host_pool_cls(info)
+    host = kind(info, ratio, 0, PAGE_TOKENS, layout, pin_memory=False, **more)
+    for buffer in host.kv_buffer if isinstance(host.kv_buffer, tuple | list) else [host.kv_buffer]:
+        buffer.view(torch.uint8).random_()
+    return host
+
+
+def config(url: str | None, *, copied: bool = False, **fields: Any) -> HiCacheStorageConfig:
+    """Return what SGLang tells a storage; of one rank unless `fields` say otherwise."""
+    extra = {**BACKEND, "url": url, "interface_v1": int(not copied), **fields.pop("extra", {})}
+    return HiCacheStorageConfig(
+        **{
+            "tp_rank": 0,
+            "tp_size": 1,
+            "pp_rank": 0,
+            "pp_size": 1,
+            "attn_cp_rank": 0,
+            "attn_cp_size": 1,
+            "is_mla_model": False,
+            "enable_storage_metrics": False,
+            "is_page_first_layout": True,
+            "model_name": "model",
+            "extra_config": extra,
+            **fields,
+        }
+    )
+
+
+def storage(url: str, host: Any, **fields: Any) -> KVOffloadStorage:
+    """Return the storage as SGLang's factory makes it, with host memory."""
+    made = StorageBackendFactory.create_backend("dynamic", config(url, **fields), host)
+    made.register_mem_pool_host(host)
+    made.on_host_pools_registered()
+    return made
+
+
+def page_keys(tokens: list[int]) -> list[str]:
+    """Return SGLang's hash of each page of a prompt."""
+    return get_storage_hash_str(array("q", tokens), None, page_size=PAGE_TOKENS)
+
+
+def page_bytes(host: Any, first: int) -> bytes:
+    """Return the bytes of the page that begins with a token of the host memory."""
+    page = host.get_data_page(first, flat=True).contiguous()
+    return page.view(torch.uint8).numpy().tobytes()
+
+
+class Controller:
+    """SGLang's controller of HiCache with its threads, over a storage.
+
+    Parameters
+    ----------
+    url : str
+        The tier.
+    layout : str
+        Of host memory.
+    copied : bool
+        Whether pages are copied.
+    """
+
+    def __init__(self, url: str, layout: str = "page_first", *, copied: bool = False) -> None:
+        device = device_pool()
+        self.host = host_pool(device, layout)
+        entry = PoolEntry(PoolName.KV, self.host, device, lambda layer: layer, True)
+        extra = {**BACKEND, "url": url, "interface_v1": int(not copied)}
+        with one_process():
+            self.controller = HybridCacheController(
+                PagedTokenToKVPoolAllocator(
+                    DEVICE_TOKENS, PAGE_TOKENS, torch.bfloat16, "cpu", device, False
+                ),
+                HostPoolGroup([entry]),
+                PAGE_TOKENS,
+                torch.distributed.group.WORLD,
+                threading.Event(),
+                write_policy="write_through",
+                io_backend="direct",
+                storage_backend="dynamic",
+                prefetch_threshold=PAGE_TOKENS,
+                model_name="model",
+                storage_backend_extra_config=extra,
+            )
+
+    @property
+    def storage(self) -> KVOffloadStorage:
+        return self.controller.storage_backend
+
+    def store(self, tokens: list[int]) -> list[bytes]:
+        """Back a prompt's pages up, as a request that was computed is; return their bytes."""
+        indices = self.controller.mem_pool_host.alloc(len(tokens))
+        self.controller.write_storage(indices, array("q", tokens), page_keys(tokens))
+        operation = self.controller.ack_backup_queue.get(timeout=WAIT_S)
+        assert operation.completed_tokens == len(tokens)
+        pages = [page_bytes(self.host, int(first)) for first in indices[::PAGE_TOKENS]]
+        self.controller.mem_pool_host.free(indices)
+        return pages
+
+    def load(self, tokens: list[int]) -> list[bytes]:
+        """Prefetch a prompt's pages, as for a new request; return the bytes of those that came."""
+        controller = self.controller
+        controller.prefetch(CacheRequestHandle("request", 0), array("q", tokens))
+        operation = controller.prefetch_hit_queue.get(timeout=WAIT_S)
+        indices = controller.mem_pool_host.alloc(operation.storage_hit_count)
+        for buffer in [self.host.kv_buffer]:
+            buffer.view(torch.uint8).random_()  # nothing is left there of before
+        operation.host_indices = indices
+        controller.prefetch_buffer.put(operation)
+        count = 0
+        while True:
+            ack = controller.ack_prefetch_queue.get(timeout=WAIT_S)
+            if ack.completed_tokens is not None:
+                count = ack.completed_tokens
+            if ack.completed_req:
+                break
+        pages = [page_bytes(self.host, int(first)) for first in indices[:count:PAGE_TOKENS]]
+        controller.mem_pool_host.free(indices)
+        return pages
+
+    def close(self) -> None:
+        with one_process():
+            self.controller.detach_storage_backend()
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Be an engine of one process."""
+    if not torch.distributed.is_initialized():
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    with get_parallel().override(**PARALLEL):
+        yield
+
+
+def slab(folder: Path, capacity: int, policy: str = "lru") -> str:
+    """Return the text of a slab of so many bytes.
+
+    A page can be asked for as soon as its store has ended; without ``ack=stored`` a little later.
+    """
+    return f"slab:{folder}?capacity={capacity}&policy={policy}&ack=stored"

@@ -1,0 +1,74 @@
+"""SGLang's own controller, with its threads, stores prompts and loads them from a tier."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
+
+from tests.sglang.engine import PAGE_TOKENS, Controller, slab
+
+PROMPTS = [list(range(start, start + 8 * PAGE_TOKENS)) for start in (0, 1000, 2000)]
+CAPACITY = 1 << 20
+URLS = {
+    "slab": lambda folder: slab(folder / "kv", CAPACITY),
+    "memory": lambda folder: f"memory:?capacity={CAPACITY}",
+    "directory": lambda folder: f"dir:{folder / 'kv'}?capacity={CAPACITY}&ack=stored",
+}
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["pages in place", "pages copied"])
+@pytest.mark.parametrize("tier", URLS)
+def test_a_prompt_is_loaded_as_it_was_stored(tier, copied, tmp_path, close_all):
+    engine = Controller(URLS[tier](tmp_path), copied=copied)
+    close_all.append(engine)
+    stored = [engine.store(prompt) for prompt in PROMPTS]
+    for prompt, pages in zip(PROMPTS, stored, strict=True):
+        assert engine.load(prompt) == pages
+        longer = [*prompt, *range(9000, 9000 + PAGE_TOKENS)]
+        assert engine.load(longer) == pages  # the page that nobody stored is computed
+    assert engine.load(list(range(5000, 5000 + PAGE_TOKENS))) == []
+
+
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "page_head", "layer_first"])
+def test_pages_are_the_same_in_every_layout(layout, tmp_path, close_all):
+    engine = Controller(slab(tmp_path, CAPACITY), layout, copied=layout == "layer_first")
+    close_all.append(engine)
+    pages = engine.store(PROMPTS[0])
+    assert engine.load(PROMPTS[0]) == pages
+
+
+def test_a_restarted_engine_loads_what_the_one_before_stored(tmp_path, close_all):
+    url = slab(tmp_path, CAPACITY)
+    first = Controller(url)
+    pages = first.store(PROMPTS[0])
+    first.close()
+    second = Controller(url)
+    close_all.append(second)
+    assert second.storage.stats()["restored"] == len(pages)
+    assert second.load(PROMPTS[0]) == pages
+
+
+def test_two_engines_share_a_directory(tmp_path, close_all):
+    engines = [Controller(URLS["directory"](tmp_path)) for _ in range(2)]
+    close_all += engines
+    pages = engines[0].store(PROMPTS[0])
+    assert engines[1].load(PROMPTS[0]) == pages
+
+
+def test_what_is_stored_can_be_forgotten(tmp_path, close_all):
+    engine = Controller(slab(tmp_path, CAPACITY))
+    close_all.append(engine)
+    engine.store(PROMPTS[0])
+    assert engine.controller.clear_storage_backend()
+    assert engine.load(PROMPTS[0]) == []
+
+
+def test_a_medium_that_is_gone_is_a_miss(tmp_path, close_all):
+    engine = Controller(URLS["directory"](tmp_path))
+    close_all.append(engine)
+    engine.store(PROMPTS[0])
+    shutil.rmtree(tmp_path / "kv")
+    assert engine.load(PROMPTS[0]) == []

@@ -1,0 +1,369 @@
+"""HiCache's storage over a tier: what is bounded, sealed, kept apart, refused."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolName
+
+from kvoffload.integrations.sglang import KVOffloadStorage
+from kvoffload.tiers import TierError, TierInUseError
+from tests.sglang.engine import (
+    BACKEND,
+    PAGE_TOKENS,
+    config,
+    device_pool,
+    host_pool,
+    page_bytes,
+    page_keys,
+    slab,
+    storage,
+)
+
+PAGES = 8
+CAPACITY = 1 << 20
+SLOT_BYTES = 4096
+
+
+@pytest.fixture
+def host():
+    return host_pool(device_pool())
+
+
+@pytest.fixture
+def make(close_all):
+    """Make storages that are closed at the end."""
+
+    def made(url, pool, **fields):
+        close_all.append(storage(url, pool, **fields))
+        return close_all[-1]
+
+    return made
+
+
+def prompt(pages: int = PAGES, first: int = 0) -> tuple[list[str], torch.Tensor]:
+    """Return the keys of a prompt's pages, and where they lie in host memory."""
+    tokens = list(range(first, first + pages * PAGE_TOKENS))
+    return page_keys(tokens), torch.arange(pages * PAGE_TOKENS)
+
+
+def bytes_of(pool, pages: int = PAGES) -> list[bytes]:
+    return [page_bytes(pool, page * PAGE_TOKENS) for page in range(pages)]
+
+
+# -- what is kept ----------------------------------------------------------------------------
+
+
+def test_a_slab_never_has_more_than_its_capacity(tmp_path, host, make):
+    made = make(slab(tmp_path, 4 * SLOT_BYTES), host)
+    (path,) = tmp_path.rglob("blocks.dat")
+    size = path.stat().st_size
+    for first in range(0, 40 * PAGE_TOKENS, PAGE_TOKENS):
+        keys, indices = prompt(1, first)
+        assert made.batch_set_v1(keys, indices) == [True]
+    assert made.stats()["blocks"] == 4
+    assert path.stat().st_size == size == 4 * SLOT_BYTES
+
+
+def test_what_the_policy_declines_is_not_an_error(tmp_path, host, make):
+    made = make(slab(tmp_path, 2 * SLOT_BYTES, "hit-density"), host)
+    for first in range(0, 400 * PAGE_TOKENS, PAGE_TOKENS):
+        keys, indices = prompt(1, first)
+        assert made.batch_set_v1(keys, indices) == [True]
+    assert made.stats()["put_declined"] > 0
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_flipped_byte_is_a_miss(copied, tmp_path, host, make):
+    made = make(slab(tmp_path, CAPACITY), host, copied=copied)
+    keys, indices = prompt()
+    before = bytes_of(host)
+    if copied:
+        assert made.batch_set(keys, [host.get_data_page(int(i)) for i in indices[::PAGE_TOKENS]])
+    else:
+        assert all(made.batch_set_v1(keys, indices))
+    (path,) = tmp_path.rglob("blocks.dat")
+    data = bytearray(path.read_bytes())
+    place = data.index(before[3])
+    data[place + 5] ^= 0x10
+    path.write_bytes(data)
+    host.kv_buffer.zero_()
+    assert made.batch_exists(keys) == PAGES
+    if copied:
+        found = made.batch_get(keys, [host.get_dummy_flat_data_page() for _ in keys])
+        loaded = [page is not None for page in found]
+        pages = [None if page is None else page_bytes_of(page) for page in found]
+    else:
+        loaded = made.batch_get_v1(keys, indices)
+        pages = bytes_of(host)
+    assert loaded == [page != 3 for page in range(PAGES)]
+    assert [page for number, page in enumerate(pages) if number != 3] == before[:3] + before[4:]
+    assert made.batch_exists(keys) == 3
+    assert made.stats()["removed_corrupt"] == 1
+
+
+def page_bytes_of(page: torch.Tensor) -> bytes:
+    return page.view(torch.uint8).numpy().tobytes()
+
+
+def test_pages_that_are_copied_come_back_in_the_tensors_that_are_given(tmp_path, host, make):
+    made = make(slab(tmp_path, CAPACITY), host, copied=True)
+    keys, _ = prompt()
+    pages = [host.get_data_page(page * PAGE_TOKENS) for page in range(PAGES)]
+    assert made.batch_set(keys, pages)
+    assert made.set(keys[0], pages[0])
+    targets = [host.get_dummy_flat_data_page() for _ in keys]
+    found = made.batch_get(keys, targets)
+    assert [page_bytes_of(page) for page in found] == bytes_of(host)
+    assert made.get(keys[0], targets[1]) is targets[1]
+    assert page_bytes_of(targets[1]) == page_bytes_of(pages[0])
+    assert made.get("nothing", targets[0]) is None
+    assert made.exists(keys[0])
+    assert not made.exists("nothing")
+
+
+def test_more_pages_than_a_buffer_has_are_copied_in_turns(tmp_path, host, make, monkeypatch):
+    monkeypatch.setattr("kvoffload.integrations.sglang.storage.COPY_BYTES", 3 * 512)
+    made = make(slab(tmp_path, CAPACITY), host, copied=True)
+    keys, _ = prompt()
+    pages = [host.get_data_page(page * PAGE_TOKENS) for page in range(PAGES)]
+    assert made.batch_set(keys, pages)
+    found = made.batch_get(keys, [host.get_dummy_flat_data_page() for _ in keys])
+    assert [page_bytes_of(page) for page in found] == bytes_of(host)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "copied"),
+    [
+        ("mla", "page_first", False),
+        ("mla", "page_first_direct", False),
+        ("mla", "layer_first", True),
+        ("mha", "page_head", False),
+        ("mha", "layer_first", True),
+    ],
+)
+def test_other_kinds_of_memory(kind, layout, copied, tmp_path, make):
+    pool = host_pool(device_pool(kind), layout)
+    made = make(slab(tmp_path, CAPACITY), pool, copied=copied, is_mla_model=kind == "mla")
+    keys, indices = prompt()
+    before = bytes_of(pool)
+    if copied:
+        assert made.batch_set(keys, [pool.get_data_page(p * PAGE_TOKENS) for p in range(PAGES)])
+        found = made.batch_get(keys, [pool.get_dummy_flat_data_page() for _ in keys])
+        assert [page_bytes_of(page) for page in found] == before
+    else:
+        assert all(made.batch_set_v1(keys, indices))
+        pool.kv_buffer.zero_()
+        assert all(made.batch_get_v1(keys, indices))
+        assert bytes_of(pool) == before
+
+
+def test_threads_store_and_load_at_once(tmp_path, host, make):
+    made = make(slab(tmp_path, CAPACITY), host)
+    num_threads, rounds = 4, 40
+    pages = host.page_num // num_threads
+    failures = []
+    barrier = threading.Barrier(num_threads)
+
+    def work(number: int) -> None:
+        barrier.wait()
+        indices = torch.arange(PAGE_TOKENS) + number * pages * PAGE_TOKENS
+        first = int(indices[0])
+        for turn in range(rounds):
+            key = page_keys([number, turn, *range(PAGE_TOKENS - 2)])
+            host.kv_buffer.view(torch.uint8)[:, first : first + PAGE_TOKENS].fill_(turn)
+            before = page_bytes(host, first)
+            stored = made.batch_set_v1(key, indices)
+            host.kv_buffer[:, first : first + PAGE_TOKENS].zero_()
+            loaded = made.batch_get_v1(key, indices)
+            if not (stored == loaded == [True] and page_bytes(host, first) == before):
+                failures.append((number, turn))
+
+    with ThreadPoolExecutor(num_threads) as threads:
+        list(threads.map(work, range(num_threads)))
+    assert failures == []
+
+
+def test_a_long_prompt_keeps_its_first_pages_where_sglang_tells_them(tmp_path, host, make):
+    """SGLang loads a long prompt in parts; the first part must not be the first to leave."""
+    made = make(slab(tmp_path, PAGES * SLOT_BYTES), host)
+    keys, indices = prompt()
+    half = PAGES // 2
+    tokens = half * PAGE_TOKENS
+    assert all(made.batch_set_v1(keys, indices))
+    assert all(made.batch_get_v1(keys[:half], indices[:tokens]))
+    told = HiCacheStorageExtraInfo(prefix_keys=keys[:half])
+    assert all(made.batch_get_v1(keys[half:], indices[tokens:], told))
+    other, place = prompt(2, 5000)
+    assert all(made.batch_set_v1(other, place))
+    assert made.batch_exists(keys) == PAGES - 2
+
+
+# -- what is kept apart ----------------------------------------------------------------------
+
+
+def fingerprints(tmp_path, close_all, *variants) -> list[bytes]:
+    found = []
+    for number, (pool, fields) in enumerate(variants):
+        made = storage(slab(tmp_path / str(number), CAPACITY), pool, **fields)
+        close_all.append(made)
+        found.append(made.namespace.fingerprint)
+    return found
+
+
+def test_what_changes_the_bytes_changes_the_namespace(tmp_path, close_all):
+    device = device_pool()
+    plain = host_pool(device)
+    variants = [
+        (plain, {}),
+        (plain, {"copied": True}),
+        (plain, {"model_name": "other"}),
+        (plain, {"tp_rank": 1, "tp_size": 2}),
+        (plain, {"pp_rank": 1, "pp_size": 2}),
+        (plain, {"attn_cp_rank": 1, "attn_cp_size": 2}),
+        (plain, {"extra": {"weights_id": "7"}}),
+        (plain, {"extra": {"revision": "7"}}),
+        (plain, {"extra": {"salt": "7"}}),
+        (host_pool(device, "page_first_direct"), {}),
+        (host_pool(device, "page_head"), {}),
+        (host_pool(device_pool(dtype=torch.float16)), {}),
+        (host_pool(device_pool("mla")), {"is_mla_model": True}),
+    ]
+    found = fingerprints(tmp_path, close_all, *variants)
+    assert len(set(found)) == len(found)
+
+
+def test_ranks_of_an_mla_model_have_one_namespace(tmp_path, close_all):
+    pool = host_pool(device_pool("mla"))
+    made = []
+    for rank in range(2):
+        url = f"dir:{tmp_path}?capacity=1MiB&ack=stored"
+        made.append(storage(url, pool, is_mla_model=True, tp_rank=rank, tp_size=2))
+    close_all += made
+    keys, indices = prompt()
+    assert all(made[0].batch_set_v1(keys, indices))
+    assert made[1].batch_exists(keys) == PAGES
+
+
+def test_ranks_have_a_slab_each_below_one_folder(tmp_path, host, make):
+    made = [make(slab(tmp_path, CAPACITY), host, tp_rank=rank, tp_size=2) for rank in range(2)]
+    keys, indices = prompt()
+    assert all(made[0].batch_set_v1(keys, indices))
+    assert made[1].batch_exists(keys) == 0
+    assert len(list(tmp_path.rglob("blocks.dat"))) == 2
+
+
+def test_replicas_have_a_slab_each(tmp_path, host, make):
+    for rank in range(2):
+        make(slab(tmp_path, CAPACITY), host, dp_rank=rank)
+    assert len(list((tmp_path / "replica1").rglob("blocks.dat"))) == 1
+    assert len(list(tmp_path.rglob("blocks.dat"))) == 2
+
+
+def test_two_processes_of_one_rank_cannot_share_a_slab(tmp_path, host, make):
+    make(slab(tmp_path, CAPACITY), host)
+    with pytest.raises(TierInUseError):
+        storage(slab(tmp_path, CAPACITY), host)
+
+
+# -- what is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("extra", "error", "message"),
+    [
+        (
+            {"url": None},
+            ValueError,
+            "url must name a tier, as slab:/nvme/kv?capacity=2TB, got None",
+        ),
+        ({"url": 7}, TypeError, "url must be text, got 7"),
+        ({"salt": 7}, TypeError, "salt must be text, got 7"),
+        (
+            {"slat": "7"},
+            ValueError,
+            "an option must be one of url, weights_id, revision, salt, got 'slat'",
+        ),
+    ],
+)
+def test_wrong_options(extra, error, message):
+    wrong = replace(config("memory:?capacity=1MiB"))
+    wrong.extra_config = {**BACKEND, "url": "memory:?capacity=1MiB", **extra}
+    with pytest.raises(error) as raised:
+        KVOffloadStorage(wrong, {})
+    assert str(raised.value) == message
+
+
+def test_a_wrong_tier_is_refused_with_the_memory(host):
+    made = KVOffloadStorage(config("memory:?capacity=nothing"), {})
+    with pytest.raises(ValueError, match="option capacity must be bytes"):
+        made.register_mem_pool_host(host)
+    made.close()
+
+
+def test_ranks_of_an_mla_model_cannot_have_a_slab(tmp_path):
+    with pytest.raises(ValueError, match="url must name a tier that the 2 ranks of an MLA model"):
+        KVOffloadStorage(config(slab(tmp_path, 1), is_mla_model=True, tp_size=2), {})
+
+
+@pytest.mark.parametrize(
+    ("layout", "value_size", "copied", "message"),
+    [
+        ("layer_first", 0, False, "hicache_mem_layout must be page_first, .* got 'layer_first'"),
+        # keys and values of different sizes, which lie in two tensors
+        ("page_first", 4, False, "host memory must be one tensor, got AsymmetricMHA"),
+        ("page_first", 4, True, "host memory must have flat pages, got AsymmetricMHA"),
+    ],
+)
+def test_memory_whose_pages_cannot_be_moved(layout, value_size, copied, message, tmp_path):
+    pool = host_pool(device_pool(value_size=value_size), layout)
+    with pytest.raises(ValueError, match=message):
+        storage(slab(tmp_path, CAPACITY), pool, copied=copied)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_with_more_than_a_kv_cache_are_refused(tmp_path, host, make):
+    made = make(slab(tmp_path, CAPACITY), host)
+    made.register_mem_host_pool_v2(host, PoolName.KV)
+    with pytest.raises(ValueError, match=r"host_pool_name must be 'kv'.*got 'mamba'"):
+        made.register_mem_host_pool_v2(host, PoolName.MAMBA)
+
+
+def test_wrong_arguments_change_nothing(tmp_path, host, make):
+    made = make(slab(tmp_path, CAPACITY), host)
+    keys, indices = prompt()
+    with pytest.raises(ValueError, match="host_indices must be 32, 4 for each of 8 keys, got 28"):
+        made.batch_set_v1(keys, indices[:-PAGE_TOKENS])
+    with pytest.raises(TierError, match="interface_v1 must be 0 for pages that are copied, got 1"):
+        made.batch_set(keys, [])
+    with pytest.raises(ValueError, match="mem_pool_host must be registered once"):
+        made.register_mem_pool_host(host)
+    assert made.stats()["put_ok"] == 0
+    copying = make(slab(tmp_path, CAPACITY), host, copied=True)
+    with pytest.raises(TierError, match="interface_v1 must be 1 for pages of HiCache's memory"):
+        copying.batch_get_v1(keys, indices)
+    with pytest.raises(ValueError, match="values must be as many as keys, 8, got 1"):
+        copying.batch_set(keys, [host.get_data_page(0)])
+    with pytest.raises(ValueError, match=r"values\[0\] must have 512 bytes, got 510"):
+        copying.set(keys[0], host.get_data_page(0)[1:])
+    with pytest.raises(TypeError, match=r"target_locations\[0\] must be a tensor, got None"):
+        copying.get(keys[0])
+
+
+def test_closed_it_has_nothing(tmp_path, host):
+    made = storage(slab(tmp_path, CAPACITY), host)
+    keys, indices = prompt()
+    assert all(made.batch_set_v1(keys, indices))
+    made.close()
+    made.close()
+    assert made.batch_exists(keys) == 0
+    assert made.batch_get_v1(keys, indices) == made.batch_set_v1(keys, indices) == [False] * PAGES
+    assert not made.clear()
+    assert made.stats() == {}
