@@ -45,7 +45,12 @@ PARALLEL = {  # of an engine of one process
 }
 
 
-def device_pool(kind: str = "mha", dtype: torch.dtype = torch.bfloat16, value_size: int = 0) -> Any:
+def device_pool(
+    kind: str = "mha",
+    dtype: torch.dtype = torch.bfloat16,
+    value_size: int = 0,
+    head_size: int = HEAD_SIZE,
+) -> Any:
     """Return the memory of an accelerator, on the CPU."""
     common: dict[str, Any] = {
         "size": DEVICE_TOKENS,
@@ -58,7 +63,7 @@ def device_pool(kind: str = "mha", dtype: torch.dtype = torch.bfloat16, value_si
     if kind == "mla":
         return MLATokenToKVPool(kv_lora_rank=16, qk_rope_head_dim=8, **common)
     return MHATokenToKVPool(
-        head_num=HEADS, head_dim=HEAD_SIZE, v_head_dim=value_size or HEAD_SIZE, **common
+        head_num=HEADS, head_dim=head_size, v_head_dim=value_size or head_size, **common
     )
 
 

@@ -87,7 +87,7 @@ def tokens_of(pages: list[int]) -> torch.Tensor:
     return torch.cat([torch.arange(PAGE_TOKENS) + page * PAGE_TOKENS for page in pages])
 
 
-def test_single_pages_hit_and_leave_as_in_the_file_store(stores, request):
+def test_single_pages_hit_and_leave_as_in_the_file_store(stores):
     theirs, ours, _ = stores(NUM_SLOTS)
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
@@ -157,3 +157,17 @@ def test_prompts_hit_at_least_as_often_when_some_have_to_leave(stores):
     found = sum(serve(ours, ours.batch_get_v1, ours.batch_set_v1, asked))
     print(f"pages hit: {found}, SGLang's file store {expected}")
     assert found >= expected > 0
+
+
+def test_the_file_store_loads_a_flipped_byte_as_if_it_were_right(stores, tmp_path):
+    """What the guide says of it; `test_storage` has the same with a tier."""
+    theirs, _, _ = stores(NUM_SLOTS)
+    keys, indices = page_keys(list(range(PAGE_TOKENS))), tokens_of([0])
+    before = page_bytes(theirs.host, 0)
+    assert theirs.set(keys, indices)
+    (path,) = (tmp_path / "files").glob("*.bin")
+    data = bytearray(path.read_bytes())
+    data[5] ^= 0x10
+    path.write_bytes(data)
+    assert theirs.get(keys, indices) == [True]
+    assert page_bytes(theirs.host, 0) == bytes(data) != before

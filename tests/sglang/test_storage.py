@@ -14,6 +14,7 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolName
 
 from kvoffload.integrations.sglang import KVOffloadStorage
+from kvoffload.integrations.sglang.storage import pages_of
 from kvoffload.tiers import TierError, TierInUseError
 from tests.sglang.engine import (
     BACKEND,
@@ -163,6 +164,12 @@ def test_other_kinds_of_memory(kind, layout, copied, tmp_path, make):
         pool.kv_buffer.zero_()
         assert all(made.batch_get_v1(keys, indices))
         assert bytes_of(pool) == before
+
+
+@pytest.mark.parametrize(("head_size", "is_aligned"), [(128, True), (8, False)])
+def test_pages_of_whole_kernel_pages_need_no_copy(head_size, is_aligned):
+    region = pages_of(host_pool(device_pool(head_size=head_size)))
+    assert region.aligned == is_aligned
 
 
 def test_threads_store_and_load_at_once(tmp_path, host, make):
