@@ -43,6 +43,8 @@ PARALLEL = {  # of an engine of one process
     "pp_rank": 0,
     "pp_size": 1,
 }
+Rank = tuple[int, int, str]
+"""Number of a rank, how many there are, and a file through which they find each other."""
 
 
 def device_pool(
@@ -137,14 +139,24 @@ class Controller:
         Of host memory.
     copied : bool
         Whether pages are copied.
+    rank : tuple, optional
+        Where the engine has several processes, which one this is.
     """
 
-    def __init__(self, url: str, layout: str = "page_first", *, copied: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        layout: str = "page_first",
+        *,
+        copied: bool = False,
+        rank: Rank | None = None,
+    ) -> None:
+        self.rank = rank
         device = device_pool()
         self.host = host_pool(device, layout)
         entry = PoolEntry(PoolName.KV, self.host, device, lambda layer: layer, True)
         extra = {**BACKEND, "url": url, "interface_v1": int(not copied)}
-        with one_process():
+        with one_process(rank):
             self.controller = HybridCacheController(
                 PagedTokenToKVPoolAllocator(
                     DEVICE_TOKENS, PAGE_TOKENS, torch.bfloat16, "cpu", device, False
@@ -197,17 +209,18 @@ class Controller:
         return pages
 
     def close(self) -> None:
-        with one_process():
+        with one_process(self.rank):
             self.controller.detach_storage_backend()
 
 
 @contextmanager
-def one_process() -> Iterator[None]:
-    """Be an engine of one process."""
+def one_process(rank: Rank | None = None) -> Iterator[None]:
+    """Be the one process of an engine, or one of its tensor-parallel ranks."""
+    number, size, file = rank or (0, 1, "")
     if not torch.distributed.is_initialized():
-        store = torch.distributed.HashStore()
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    with get_parallel().override(**PARALLEL):
+        store = torch.distributed.FileStore(file, size) if file else torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=number, world_size=size)
+    with get_parallel().override(**{**PARALLEL, "tp_rank": number, "tp_size": size}):
         yield
 
 

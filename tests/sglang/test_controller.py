@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +15,9 @@ pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
 from tests.sglang.engine import PAGE_TOKENS, Controller, slab
 
 PROMPTS = [list(range(start, start + 8 * PAGE_TOKENS)) for start in (0, 1000, 2000)]
+ROOT = Path(__file__).parents[2]
 CAPACITY = 1 << 20
+RANKS_S = 300
 URLS = {
     "slab": lambda folder: slab(folder / "kv", CAPACITY),
     "memory": lambda folder: f"memory:?capacity={CAPACITY}",
@@ -72,3 +78,28 @@ def test_a_medium_that_is_gone_is_a_miss(tmp_path, close_all):
     engine.store(PROMPTS[0])
     shutil.rmtree(tmp_path / "kv")
     assert engine.load(PROMPTS[0]) == []
+
+
+def test_ranks_agree_on_what_comes_and_each_loads_its_own(tmp_path):
+    command = [sys.executable, "-m", "tests.sglang.rank"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(number), "2", str(tmp_path / "store"), str(tmp_path / "kv")],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        ended = [rank.communicate(timeout=RANKS_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for (out, error), rank in zip(ended, ranks, strict=True):
+        assert rank.returncode == 0, error[-3000:]
+        # of the second prompt what is before the page that one of them found damaged
+        expected = {"pages": [8, 3], "are_right": [True, True]}
+        assert json.loads(out.splitlines()[-1]) == expected

@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolNa
 from kvoffload.integrations.sglang import KVOffloadStorage
 from kvoffload.integrations.sglang.storage import pages_of
 from kvoffload.tiers import TierError, TierInUseError
+from kvoffload.tiers.testing import FaultyTier
 from tests.sglang.engine import (
     BACKEND,
     PAGE_TOKENS,
@@ -213,6 +214,26 @@ def test_a_long_prompt_keeps_its_first_pages_where_sglang_tells_them(tmp_path, h
     assert made.batch_exists(keys) == PAGES - 2
 
 
+def test_a_tier_that_hangs_is_a_miss_by_its_deadline(host, make, monkeypatch):
+    opened = []
+
+    def open_faulty(url, namespace):
+        opened.append(FaultyTier(CAPACITY, namespace=namespace, ack="stored"))
+        return opened[-1]
+
+    monkeypatch.setattr("kvoffload.integrations.sglang.storage.open_tier", open_faulty)
+    made = make("faulty:", host)
+    keys, indices = prompt()
+    assert all(made.batch_set_v1(keys, indices))
+    opened[0].hang()
+    try:
+        assert made.batch_get_v1(keys, indices) == [False] * PAGES
+        more, place = prompt(first=1000)
+        assert made.batch_set_v1(more, place) == [False] * PAGES
+    finally:
+        opened[0].resume()
+
+
 # -- what is kept apart ----------------------------------------------------------------------
 
 
@@ -341,6 +362,7 @@ def test_models_with_more_than_a_kv_cache_are_refused(tmp_path, host, make):
     made.register_mem_host_pool_v2(host, PoolName.KV)
     with pytest.raises(ValueError, match=r"host_pool_name must be 'kv'.*got 'mamba'"):
         made.register_mem_host_pool_v2(host, PoolName.MAMBA)
+    make(slab(tmp_path, CAPACITY), host)  # the slab is free again
 
 
 def test_wrong_arguments_change_nothing(tmp_path, host, make):

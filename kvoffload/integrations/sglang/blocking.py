@@ -110,8 +110,8 @@ class BlockingTier:
         finally:
             self._turn.acquire()
             self._polling = False
-            self._poll()
-            self._turn.notify_all()
+            self._turn.notify_all()  # they go on when this one lets go of the lock
+        self._poll()
 
     def _poll(self) -> None:
         for done in self._tier.poll():

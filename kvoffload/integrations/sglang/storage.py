@@ -189,6 +189,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             it.
         """
         if host_pool_name != PoolName.KV:
+            self.close()  # SGLang gives up on it
             raise ValueError(
                 "host_pool_name must be 'kv': models with state besides the KV cache are not "
                 f"supported, got {describe(str(host_pool_name))}"

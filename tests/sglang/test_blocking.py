@@ -1,0 +1,118 @@
+"""Calls that wait for a tier, from many threads, while it is slow, hangs, fails or is closed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
+
+from kvoffload.integrations.sglang.blocking import BlockingTier
+from kvoffload.tiers import Namespace, Region, Status
+from kvoffload.tiers.testing import PATIENCE_S, FaultyTier, block_bytes_of
+
+BLOCK_BYTES = 512
+THREADS = 8
+ROUNDS = 25
+SLOTS = THREADS * ROUNDS
+
+
+@pytest.fixture
+def tier():
+    with FaultyTier(
+        SLOTS * BLOCK_BYTES, namespace=Namespace("model", BLOCK_BYTES), ack="stored"
+    ) as made:
+        made.attach(Region.allocate(2 * THREADS, BLOCK_BYTES))
+        yield made
+        made.resume()
+
+
+def ids(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+def in_threads(work) -> list:
+    with ThreadPoolExecutor(THREADS) as threads:
+        return [one.result(PATIENCE_S) for one in [threads.submit(work, n) for n in range(THREADS)]]
+
+
+def test_each_thread_has_the_end_of_its_own_jobs(tier):
+    calls = BlockingTier(tier)
+    region = tier._region
+
+    def work(number: int) -> list:
+        rng = random.Random(number)
+        wrong = []
+        for turn in range(ROUNDS):
+            key = b"%d %d" % (number, turn)
+            data = block_bytes_of(key, BLOCK_BYTES)
+            region.write(number, data)
+            stored = calls.put([key], ids(number)).status.tolist()
+            found = calls.query([key, b"nothing"]).tolist()
+            other = THREADS + number
+            region.write(other, bytes(BLOCK_BYTES))
+            loaded = calls.get([b"nothing", key], ids(number, other)).tolist()
+            expected = [[Status.OK], [Status.OK, Status.MISS], [Status.MISS, Status.OK]]
+            if [stored, found, loaded] != expected or region.read(other) != data:
+                wrong.append(turn)
+            if rng.random() < 0.2:
+                tier.delay(rng.random() / 1000)
+        return wrong
+
+    assert in_threads(work) == [[]] * THREADS
+    assert calls._ended == {}
+
+
+def test_what_hangs_is_not_waited_for_beyond_its_deadline(tier):
+    calls = BlockingTier(tier)
+    assert calls.put([b"key"], ids(0)).status.tolist() == [Status.OK]
+    tier.hang()
+    found = in_threads(lambda number: calls.get([b"key"], ids(number)).tolist())
+    assert all(status in ([Status.TIMEOUT], [Status.UNAVAILABLE]) for status in found)
+
+
+def test_an_error_of_the_medium_is_a_status_and_others_go_on(tier):
+    calls = BlockingTier(tier)
+    keys = [b"%d" % number for number in range(THREADS)]
+    assert (calls.put(keys, ids(*range(THREADS))).status == Status.OK).all()
+    tier.fail("get", 1)
+    found = in_threads(lambda number: calls.get([keys[number]], ids(number)).tolist())
+    assert sorted(found) == [[Status.OK]] * (THREADS - 1) + [[Status.FAILED]]
+
+
+def test_a_wrong_call_raises_and_others_go_on(tier):
+    calls = BlockingTier(tier)
+
+    def work(number: int) -> bool:
+        if number % 2:
+            with pytest.raises(ValueError, match="ids must be in 0"):
+                calls.put([b"key"], ids(-1))
+            return True
+        return calls.put([b"%d" % number], ids(number)).status.tolist() == [Status.OK]
+
+    assert all(in_threads(work))
+
+
+def test_closing_ends_the_calls_that_wait(tier):
+    calls = BlockingTier(tier)
+    assert calls.put([b"key"], ids(0)).status.tolist() == [Status.OK]
+    tier.hang()
+    waiting = threading.Barrier(THREADS)
+
+    def work(number: int) -> list | bool:
+        waiting.wait(PATIENCE_S)
+        if not number:
+            return calls.close(0.05)
+        try:
+            return calls.get([b"key"], ids(number)).tolist()
+        except RuntimeError as error:  # it was closed before
+            return str(error)
+
+    closed, *others = in_threads(work)
+    assert closed in {True, False}
+    known = ([Status.TIMEOUT], [Status.UNAVAILABLE], "tier 'faulty' is closed")
+    assert all(other in known for other in others)
