@@ -12,6 +12,7 @@ pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolName
+from sglang.srt.runtime_context import get_context
 
 from kvoffload.integrations.sglang import KVOffloadStorage
 from kvoffload.integrations.sglang.storage import pages_of
@@ -266,6 +267,34 @@ def test_what_changes_the_bytes_changes_the_namespace(tmp_path, close_all):
     ]
     found = fingerprints(tmp_path, close_all, *variants)
     assert len(set(found)) == len(found)
+
+
+def test_what_sglang_was_told_of_the_model_counts(tmp_path, close_all):
+    """An 8-bit data type has memory of plain bytes, which does not say which of them it is."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    told = [
+        {"model_path": str(model)},
+        {"model_path": str(model), "kv_cache_dtype": "fp8_e4m3"},
+        {"model_path": str(model), "kv_cache_dtype": "fp8_e5m2"},
+        {"model_path": str(model), "quantization": "fp8"},
+        {"model_path": "someone/model"},
+        {"model_path": "someone/model", "revision": "7"},
+    ]
+    host = host_pool(device_pool(dtype=torch.float8_e4m3fn))
+    assert host.dtype == torch.uint8
+    found = []
+    for number, fields in enumerate(told):
+        with get_context().override_server_args(**fields):
+            found += fingerprints(tmp_path / str(number), close_all, (host, {}))
+    with get_context().override_server_args(model_path=str(model)):
+        found += fingerprints(tmp_path / "same", close_all, (host, {}))
+        (model / "model.safetensors").write_bytes(b"other weights")
+        found += fingerprints(tmp_path / "other", close_all, (host, {}))
+    assert found[-2] == found[0]
+    assert len(set(found)) == len(found) - 1
 
 
 def test_ranks_of_an_mla_model_have_one_namespace(tmp_path, close_all):
