@@ -3,7 +3,17 @@
 Prefill is bound by arithmetic: a token takes 2 operations per active parameter (Kaplan et al.,
 "Scaling Laws for Neural Language Models", 2020, section 2.1; attention itself left out), and of the
 peak of a data sheet prefill reaches about `SHARE_OF_PEAK`. A link moves about `SHARE_OF_LINK` of
-what its standard says. Both are estimates to start from; measured figures can be given instead.
+what its standard says. Both are assumptions to start from, below what can be measured; figures of
+one's own engine can be given instead.
+
+Where the figures were found, besides the data sheets that each accelerator names:
+
+- of NVIDIA's, all but the link of the B200: NVIDIA's own table for sizing engines,
+  https://github.com/ai-dynamo/aiconfigurator/tree/095f58a51c4ca8e61b66ec108d86f223f8d559ce/aic-core/src/aiconfigurator_core/systems
+- memory and links of H100, H200, B200 and MI300X: what the makers say of the systems that they
+  measured, https://github.com/mlcommons/inference_results_v4.1/tree/a2f5d66d17e8f75c02fd74dfe810ecca6a046696/closed
+- arithmetic of the MI300X, and the most that is measured:
+  https://github.com/stas00/ml-engineering/blob/744d01e18b79512572f64a6bbd8b5f4a725203a7/compute/accelerator/README.md
 """
 
 from __future__ import annotations
@@ -16,15 +26,28 @@ from kvoffload.errors import describe
 __all__ = ["MEMORY_SHARE", "Accelerator", "accelerator", "accelerator_names"]
 
 SHARE_OF_PEAK = 0.5
-"""Share of the peak of dense bfloat16 arithmetic that prefill is taken to reach."""
+"""Share of the peak of dense bfloat16 arithmetic that prefill is taken to reach.
+
+Products of large matrices alone reach 0.51 (MI300X) to 0.87 (A100), with 0.80 on an H100: the table
+of achievable FLOPS in the last source above.
+"""
 
 SHARE_OF_LINK = 0.8
-"""Share of a link's nominal bandwidth that copies of whole blocks are taken to reach."""
+"""Share of a link's nominal bandwidth that copies of whole blocks are taken to reach.
 
-MEMORY_SHARE = 0.9
-"""Share of its memory that vLLM takes by default (``--gpu-memory-utilization``)."""
+Large copies reach 55 of 64 GB/s, 0.86, on an H200: ``network/README.md`` of the last source above.
+"""
 
-_PCIE_4, _PCIE_5 = 32e9, 64e9  # 16 lanes, one direction, nominal
+MEMORY_SHARE = 0.92
+"""Share of its memory that vLLM takes by default (``--gpu-memory-utilization``).
+
+The default of ``CacheConfig.gpu_memory_utilization`` in ``vllm/config/cache.py`` of 0.31, 0.32 and
+0.33.
+"""
+
+# 16 lanes of 16 or 32 gigatransfers per second, one direction, nominal: the two bits of 130 that
+# encoding takes are not taken off
+_PCIE_4, _PCIE_5 = 32e9, 64e9
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,9 @@ WINDOWED = "{} only; counted as if they kept all, so the memory holds more than 
 _WINDOWS = WINDOWED.format("every second layer attends to 128 tokens")
 
 # As in config.json of each repository: layers, KV heads and head size (or latent and rotary size).
-# Parameters, all and those active for a token, and the size of the weights are of the model cards.
+# Parameters, all of them, are counted from the same files, and agree with the model cards; those of
+# GLM-4.5, and those active for a token, are of the cards. Weights take one byte per parameter where
+# they are published in FP8; in MXFP4 17 bytes per 32 of the experts' parameters, 2 per other one.
 _SHAPES = (
     ModelShape("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 32, 8, 128, parameters=8.03e9),
     ModelShape("llama-3.1-70b", "meta-llama/Llama-3.1-70B", 80, 8, 128, parameters=70.6e9),
@@ -196,9 +198,9 @@ _SHAPES = (
         61,
         latent=512,
         rotary=64,
-        parameters=1.0e12,
+        parameters=1.026e12,
         active=32e9,
-        weights=1.0e12,
+        weights=1.026e12,
     ),
 )
 _BY_NAME = {shape.name: shape for shape in _SHAPES}
