@@ -66,6 +66,8 @@ def prompt_of(request: Request, block_tokens: int) -> str:
 def write_prompts(requests: Iterable[Request], stream: BinaryIO, block_tokens: int) -> int:
     """Write requests as a custom dataset of ``vllm bench serve``: JSON Lines, a prompt per line.
 
+    A request without a token is left out: no engine takes an empty prompt.
+
     Parameters
     ----------
     requests : iterable of Request
@@ -82,8 +84,11 @@ def write_prompts(requests: Iterable[Request], stream: BinaryIO, block_tokens: i
     """
     written = 0
     for request in requests:
+        prompt = prompt_of(request, block_tokens)
+        if not prompt:
+            continue
         row = {
-            "prompt": prompt_of(request, block_tokens),
+            "prompt": prompt,
             "output_tokens": max(1, request.output_length),
         }
         stream.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")

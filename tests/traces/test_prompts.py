@@ -34,6 +34,13 @@ def test_a_prompt_of_unknown_length_has_full_blocks():
     assert prompt_of(Request(0, 3, 0, ()), 5) != prompt_of(Request(1, 3, 0, ()), 5)
 
 
+def test_a_request_without_a_token_is_left_out():
+    stream = io.BytesIO()
+    assert write_prompts([Request(0, 0, 3, ()), Request(1, 4, 3, (1,))], stream, 4) == 1
+    (row,) = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert row["prompt"]
+
+
 def test_each_line_is_a_prompt_and_the_length_of_its_answer():
     stream = io.BytesIO()
     requests = [Request(0, 8, 7, (1, 2)), Request(1, 4, 0, (1,))]
