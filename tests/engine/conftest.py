@@ -4,6 +4,10 @@ They run with the Python that `.ci/vllm-env --engine` prints, where kvoffload is
 
     KVOFFLOAD_PURE_PYTHON=0 $(.ci/vllm-env --engine) setup.py --quiet build_ext --inplace
     $(.ci/vllm-env --engine) -m pytest tests/engine
+
+A release before the newest has the tests that are marked `every_release`:
+
+    $(.ci/vllm-env --engine 0.31.0) -m pytest -m every_release tests/engine
 """
 
 from __future__ import annotations
@@ -20,10 +24,14 @@ if TYPE_CHECKING:
 
 SERVERS_AT_ONCE = 2
 MARK = "engine_runs"
+EVERY_RELEASE = "every_release"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(*names): the servers whose runs a test judges")
+    config.addinivalue_line(
+        "markers", f"{EVERY_RELEASE}: run with every release of vLLM, not with the newest alone"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -45,8 +53,9 @@ class Runs:
     def make(self, name: str, model: Path, folder: Path) -> Run:
         from tests.engine.runs import SETTINGS, make_run
 
+        setting = SETTINGS[name]
         own = folder / "".join(letter for letter in name if letter.isalnum())
-        return make_run(SETTINGS[name], model, own)
+        return make_run(setting, model, own, self[setting.after] if setting.after else None)
 
     def __getitem__(self, name: str) -> Run:
         return self.made[name].result()
@@ -66,12 +75,13 @@ def runs(
     """Return runs by the name of their setting; only those that a chosen test is marked with."""
     from tests.engine.runs import SETTINGS
 
-    asked = [
+    asked = {
         name
         for item in request.session.items
         for mark in item.iter_markers(MARK)
         for name in mark.args
-    ]
+    }
+    asked |= {SETTINGS[name].after for name in asked}
     made = Runs([name for name in SETTINGS if name in asked], model, tmp_path_factory.mktemp("run"))
     yield made
     made.close()

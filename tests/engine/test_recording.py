@@ -29,6 +29,7 @@ def recorded_blocks(path):
 
 
 @pytest.mark.engine_runs("lru")
+@pytest.mark.every_release
 def test_a_server_that_was_stopped_by_default_left_every_request(runs):
     """vLLM kills its engine core then; a moment after the last request all are on the disk."""
     run = runs["lru"]

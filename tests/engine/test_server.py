@@ -6,10 +6,11 @@ import pytest
 
 pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vllm-env --engine")
 
-from tests.engine.runs import NUM_ASKED_AGAIN, NUM_TURNS, POLICIES
+from tests.engine.runs import NUM_ASKED_AGAIN, NUM_CHUNKS, NUM_TURNS, POLICIES
 from tests.engine.server import BLOCK_TOKENS
 
 ALIKE = [("vllm lru", "lru"), ("vllm arc", "arc"), ("vllm lru", "lru in vllm's manager")]
+EVERY_RELEASE = {"none", "vllm lru", "lru"}  # the runs that are made with each
 ONE_BY_ONE = ("vllm lru", "vllm arc", "lru", "arc", "lru in vllm's manager")
 
 
@@ -18,11 +19,27 @@ def runs_of(*names: str) -> pytest.MarkDecorator:
 
 
 def parameter(*names: str):
-    return pytest.param(*names, marks=runs_of(*names))
+    marks = [runs_of(*names)]
+    if set(names) <= EVERY_RELEASE:
+        marks.append(pytest.mark.every_release)
+    return pytest.param(*names, marks=marks)
 
 
 def tokens(answers):
     return [answer.token_ids for answer in answers]
+
+
+@pytest.mark.parametrize("name", [parameter(name) for name in ("lru", "arc")])
+def test_two_keys_of_the_configuration_turn_it_on_and_the_log_says_so(runs, name):
+    assert f"kvoffload: compiled manager active, policy {name}, {NUM_CHUNKS} chunks" in (
+        runs[name].log
+    )
+
+
+@runs_of("vllm lru")
+@pytest.mark.every_release
+def test_without_the_keys_it_is_vllm_s_own(runs):
+    assert "kvoffload: " not in runs["vllm lru"].log
 
 
 @pytest.mark.parametrize("name", [parameter(name) for name in ONE_BY_ONE])

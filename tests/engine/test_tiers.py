@@ -2,81 +2,47 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vllm-env --engine")
 
-from tests.engine.load import Client, plan
-from tests.engine.runs import CHUNK_BYTES, PACKAGE
-from tests.engine.server import Server
+from tests.engine.runs import NUM_CHUNKS_ABOVE_DISK, NUM_SLOTS, NUM_TURNS_DISK
 
-NUM_TURNS = 60
-NUM_CHUNKS = 40  # in host memory: some 1,280 tokens
-NUM_SLOTS = 4000  # on the disk: all that is asked
-DAMAGED_EVERY = 7  # chunks
+DISKS = ("disk", "disk after kill -9", "disk that is damaged")
 
 
-def tiers(folder: Path) -> dict:
-    return {
-        "spec_name": "KVOffloadTieringSpec",
-        "spec_module_path": PACKAGE,
-        "cpu_bytes_to_use": NUM_CHUNKS * CHUNK_BYTES,
-        "secondary_tiers": [
-            {
-                "type": "KVOffloadFileTier",
-                "module_path": PACKAGE,
-                "path": str(folder),
-                "capacity_bytes": NUM_SLOTS * CHUNK_BYTES,
-            }
-        ],
-    }
+@pytest.mark.engine_runs("none", *DISKS)
+@pytest.mark.parametrize("name", DISKS)
+def test_every_answer_is_that_of_an_engine_without_a_disk(runs, name):
+    run = runs[name]
+    expected = runs["none"].answers[:NUM_TURNS_DISK]
+    assert [one.token_ids for one in run.answers] == [one.token_ids for one in expected]
+    assert len(run.answers) == NUM_TURNS_DISK
+    asked = sum(answer.prompt_tokens for answer in expected)
+    metrics = run.metrics
+    assert metrics.computed_tokens + metrics.loaded_tokens + metrics.device_tokens == asked
 
 
-def ask(model: Path, folder: Path, extra: dict | None):
-    """Ask everything of a new server, then kill it with SIGKILL; return tokens and metrics."""
-    with Server(model, folder, extra) as server:
-        answers = Client(server).one_by_one(plan(NUM_TURNS))
-        server.settle()
-        metrics = server.metrics()
-        log = server.log()
-    return [answer.token_ids for answer in answers], metrics, log
+@pytest.mark.engine_runs("disk")
+def test_what_leaves_host_memory_goes_to_the_disk(runs):
+    run = runs["disk"]
+    assert "kvoffload: tier 'disk' (KVOffloadFileTier) active" in run.log
+    assert run.metrics.disk("blocks_total", op="put", status="ok") > NUM_CHUNKS_ABOVE_DISK
+    assert run.metrics.disk("blocks_total", op="put", status="ok") < NUM_SLOTS
 
 
-def tier_value(metrics, name: str, **labels: str) -> float:
-    return metrics.value(f"kvoffload:tier_{name}", tier="disk", **labels)
-
-
-def test_after_kill_9_the_same_prompts_hit_the_disk_and_get_the_same_tokens(model, tmp_path):
-    expected, without, _ = ask(model, tmp_path / "none", None)
-    extra = tiers(tmp_path / "slab")
-
-    tokens, first, log = ask(model, tmp_path / "run", extra)
-    assert tokens == expected
-    assert "kvoffload: tier 'disk' (KVOffloadFileTier) active" in log
-    stored = tier_value(first, "blocks_total", op="put", status="ok")
-    assert stored > NUM_CHUNKS
-
-    tokens, second, log = ask(model, tmp_path / "run", extra)
-    assert tokens == expected
-    assert tier_value(second, "bytes_total", op="get") > 0
-    # What the first had to compute, and the disk had before the second began.
+@pytest.mark.engine_runs("disk", "disk after kill -9")
+def test_after_kill_9_the_same_prompts_hit_the_disk(runs):
+    """What the first had to compute, and the disk had before the second began."""
+    first, second = runs["disk"].metrics, runs["disk after kill -9"].metrics
+    assert second.disk("bytes_total", op="get") > 0
     assert second.computed_tokens < 0.5 * first.computed_tokens
     assert second.loaded_tokens > first.loaded_tokens
-    assert second.computed_tokens + second.loaded_tokens + second.device_tokens == (
-        without.computed_tokens + without.device_tokens
-    )
-    assert tier_value(second, "evicted_total", reason="corrupt") == 0
+    assert second.disk("evicted_total", reason="corrupt") == 0
 
-    (path,) = (tmp_path / "slab").rglob("blocks.dat")
-    with path.open("r+b") as file:
-        for slot in range(0, int(stored), DAMAGED_EVERY):
-            file.seek(slot * CHUNK_BYTES + slot % CHUNK_BYTES)
-            byte = file.read(1)[0]
-            file.seek(-1, 1)
-            file.write(bytes([byte ^ 1 << slot % 8]))
-    tokens, third, log = ask(model, tmp_path / "run", extra)
-    assert tokens == expected
-    assert tier_value(third, "evicted_total", reason="corrupt") > 0
-    assert tier_value(third, "bytes_total", op="get") > 0
+
+@pytest.mark.engine_runs("disk that is damaged")
+def test_chunks_that_are_damaged_are_computed(runs):
+    metrics = runs["disk that is damaged"].metrics
+    assert metrics.disk("evicted_total", reason="corrupt") > 0
+    assert metrics.disk("bytes_total", op="get") > 0
