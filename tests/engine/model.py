@@ -1,5 +1,7 @@
 """A small language model, made on the spot: random weights that attend, words that are numbers.
 
+The words of `kvoffload workload` are in its vocabulary, too.
+
 Nothing is downloaded. Random weights as transformers draws them barely look at the context: answers
 would be right even from a cache that is full of zeros. So the projections are scaled up until every
 token of the prompt matters; the tests see it when they load zeros.
@@ -8,6 +10,8 @@ token of the prompt matters; the tests see it when they load zeros.
 from __future__ import annotations
 
 from pathlib import Path
+
+from kvoffload.traces.prompts import WORDS
 
 NUM_WORDS = 1000
 MAX_TOKENS = 1024  # of a prompt and its answer
@@ -44,7 +48,7 @@ def make_model(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    words = [*SPECIAL, *map(word, range(NUM_WORDS))]
+    words = [*SPECIAL, *map(word, range(NUM_WORDS)), *WORDS]
     backend = Tokenizer(
         WordLevel({text: number for number, text in enumerate(words)}, unk_token=SPECIAL[0])
     )
