@@ -582,7 +582,11 @@ cdef class WatchCore:
         }
 
     def take_keys(self):
-        """Return each quarter's keys for the policies, requests ended by None, and forget them."""
+        """Return each quarter's keys for the policies, and forget them.
+
+        None ends a request. An integration may put an Ellipsis between what a request used without
+        asking for it and what it asked for.
+        """
         cdef list fresh = [[] for _ in range(self.num_quarters)]
         cdef list keys = self.keys
         self.keys = fresh

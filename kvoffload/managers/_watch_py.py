@@ -452,7 +452,11 @@ class WatchCore:
         }
 
     def take_keys(self) -> list[list[BlockHash | None]]:
-        """Return each quarter's keys for the policies, requests ended by None, and forget them."""
+        """Return each quarter's keys for the policies, and forget them.
+
+        None ends a request. An integration may put an Ellipsis between what a request used without
+        asking for it and what it asked for.
+        """
         keys, self._keys = self._keys, [[] for _ in range(self._quarters)]
         self.due = False
         return keys

@@ -289,12 +289,15 @@ class Watch:
     def _take_keys(self) -> None:
         core = self._core
         for quarter, keys in enumerate(core.take_keys()):
-            requests: list[list[BlockHash]] = []
+            requests: list[tuple[list[BlockHash], int]] = []
             part: list[BlockHash] = []
+            not_asked = 0
             for key in keys:
                 if key is None:
-                    requests.append(part)
-                    part = []
+                    requests.append((part, not_asked))
+                    part, not_asked = [], 0
+                elif key is Ellipsis:
+                    not_asked = len(part)
                 else:
                     part.append(key)
             for mini in self._subject.minis:

@@ -36,14 +36,17 @@ class Miniature:
             CPUOffloadingManager(1, round(slots / quarters), policy) for _ in range(quarters)
         ]
 
-    def feed(self, quarter: int, requests: Sequence[list[BlockHash]]) -> None:
-        """Let a quarter's manager do what an engine would with these requests."""
+    def feed(self, quarter: int, requests: Sequence[tuple[list[BlockHash], int]]) -> None:
+        """Let a quarter's manager do what an engine would with these requests.
+
+        Each is its keys, and how many of them it used without asking for them.
+        """
         manager = self.managers[quarter]
         touch, lookup = manager.touch, manager.lookup
         prepare_store, complete_store = manager.prepare_store, manager.complete_store
-        for keys in requests:
+        for keys, not_asked in requests:
             touch(keys)
-            lookup(keys)
+            lookup(keys[not_asked:])
             output = prepare_store(keys)
             touch(keys)
             if output is not None and (stored := output.block_hashes_to_store):

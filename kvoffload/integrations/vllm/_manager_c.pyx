@@ -19,6 +19,8 @@ Order
     taken back on an error.
 """
 
+import numpy
+
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
@@ -69,6 +71,7 @@ from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
 from kvoffload.integrations.vllm._request_c cimport (
     INSERTED,
     MISSED,
+    NOT_ASKED,
     REUSED,
     KeyOrder,
     RequestAccess,
@@ -88,6 +91,8 @@ from kvoffload.integrations.vllm._rules_c cimport (
     Access,
     RequestRules,
 )
+from kvoffload.integrations.vllm._watching_c cimport RequestWatch, all_keys
+from kvoffload.managers._watch_c cimport LOAD, STORE
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
 from kvoffload._checks import as_batch, batch_error
@@ -392,6 +397,9 @@ cdef class ManagerCore(PolicyDriver):
     cdef uint64_t num_pending       # resident chunks that are being stored
     cdef uint64_t longest_key       # bytes of the longest key that was ever stored
     cdef uint32_t last              # node of the last key that was looked up, or NIL
+    cdef RequestWatch watching      # None when nobody looks on
+    cdef object asker               # context of the last lookup, where it is not settled yet
+    cdef object first_asked, last_asked     # its first and its last key since then
     cdef readonly object _num_chunks
     # vLLM's own classes and constants
     cdef object miss, hit, hit_pending, host
@@ -430,7 +438,23 @@ cdef class ManagerCore(PolicyDriver):
         self.output_class = names.PrepareStoreOutput
         self.event_class = names.OffloadingEvent
         self.reports_failed_stores = reports_failed_stores
+        self.watching = None
+        self.asker = self.first_asked = self.last_asked = None
         self.follow(rules)
+
+    def _look_on(self, request):
+        """Let a watch look on, as its ``WatchRequest`` says."""
+        cdef RequestWatch core
+        self.require_ready()
+        core = RequestWatch(request.plan(self, self._num_chunks), request.watch)
+        core.attach(self.policy)
+        self.watching = core
+        core.watch._join(self, core)
+
+    @property
+    def watch(self):
+        """The ``Watch`` that looks on, or None."""
+        return None if self.watching is None else self.watching.watch
 
     # -- reads -------------------------------------------------------------------------------
 
@@ -444,6 +468,8 @@ cdef class ManagerCore(PolicyDriver):
         self.require_ready()
         if type(key) is not bytes or not key:
             raise batch_error([key], "keys")
+        if self.watching is not None:
+            self.ask(key, req_context)
         table = self.policy.table
         address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
         length = <uint64_t>PyBytes_GET_SIZE(<PyObject*>key)
@@ -461,6 +487,38 @@ cdef class ManagerCore(PolicyDriver):
             return self.miss
         return self.hit if node.block.ref_cnt >= 0 else self.hit_pending
 
+    cdef int ask(self, object key, object req_context) except -1:
+        """Note that a request looks a key up.
+
+        Only the first and the last key since another request did so are kept: vLLM looks up in the
+        order of positions, forwards or, in a sliding window, backwards.
+        """
+        if req_context is not self.asker:
+            self.settle()
+            self.asker = req_context
+            self.first_asked = key
+        self.last_asked = key
+        return 0
+
+    cdef int settle(self) except -1:
+        """Tell the request that looked up last from which position on it did so."""
+        cdef object asker = self.asker, keys = (self.first_asked, self.last_asked), key
+        cdef RequestAccess access
+        if asker is None:
+            return 0
+        self.asker = self.first_asked = self.last_asked = None
+        try:
+            access = self.access_of(asker)
+            if access is not None:
+                for key in keys:
+                    position = asker.get_offload_key_position(key)
+                    access.asked_from = min(
+                        access.asked_from, -NOT_ASKED if position is None else <int64_t>position
+                    )
+        except Exception:  # of a context of others, and nothing may change for a watch
+            pass
+        return 0
+
     def get_load_source(self, key, req_context):
         """Name the tier that a hit comes from: host memory."""
         self.require_ready()
@@ -468,13 +526,19 @@ cdef class ManagerCore(PolicyDriver):
 
     def prepare_load(self, keys, req_context):
         """Pin chunks for reading, and count the access."""
-        return self.pin(keys, req_context, True)
+        return self.pin(keys, req_context, True, True)
 
     def _prepare_read(self, keys, req_context):
         """Pin chunks for a transfer that is not an access of the request."""
-        return self.pin(keys, req_context, False)
+        return self.pin(keys, req_context, False, True)
 
-    cdef object pin(self, object keys, object req_context, bint is_access):
+    def _hold(self, keys, req_context):
+        """Pin chunks for a request that waits for others; nothing is transferred."""
+        return self.pin(keys, req_context, False, False)
+
+    cdef object pin(
+        self, object keys, object req_context, bint is_access, bint is_transfer
+    ):
         cdef list batch = self.open_batch(keys)
         cdef RequestAccess access = None, new_access = None
         cdef RequestRank rank = None, new_rank = None
@@ -520,6 +584,13 @@ cdef class ManagerCore(PolicyDriver):
                 self.start(access)
                 self.record(access, True)
                 self.rules.accessed(&self.batch, self.accesses, rank)
+            if self.watching is not None:
+                if is_access:
+                    self.watching.c_loading(&self.batch, self.accesses, access)
+                if is_transfer:
+                    self.watching.c_begun(
+                        LOAD, <int32_t*>cnp.PyArray_DATA(chunk_ids), self.batch.size
+                    )
         finally:
             if collecting:
                 PyGC_Enable()
@@ -551,6 +622,8 @@ cdef class ManagerCore(PolicyDriver):
                 self.rules.became_idle(
                     self.batch.slots[place], node_at(table, self.batch.slots[place])
                 )
+        if self.watching is not None:
+            self.watching.c_ended_load(&self.batch)
 
     def touch(self, keys, req_context):
         """Mark chunks as used now, the last key first."""
@@ -669,6 +742,10 @@ cdef class ManagerCore(PolicyDriver):
         if offer is not None:
             self.count_offer(offer)
         self.record(access, False)
+        if self.watching is not None:
+            self.watching.c_offered(
+                &self.batch, self.accesses, access, num_admitted, num_missing
+            )
         if removed is not None and policy.victims.size == 0:
             shorten(self.events, num_events)
         if num_missing == 0:
@@ -680,6 +757,10 @@ cdef class ManagerCore(PolicyDriver):
             shorten(to_store, num_admitted)
             cnp.PyArray_DIMS(chunk_ids)[0] = num_admitted
         self.place(access, rank, num_admitted, num_missing, <int32_t*>cnp.PyArray_DATA(chunk_ids))
+        if self.watching is not None:
+            self.watching.c_begun(
+                STORE, <int32_t*>cnp.PyArray_DATA(chunk_ids), <Py_ssize_t>num_admitted
+            )
         return output
 
     cdef Py_ssize_t partition(self, Py_ssize_t* num_skipped) except -1:
@@ -886,6 +967,8 @@ cdef class ManagerCore(PolicyDriver):
                 completed = self.pending_keys(batch)
                 if completed:
                     self.events.append(self.completion_event(completed, stored))
+            if self.watching is not None:
+                self.watching.c_ended_store(&self.batch, stored)
             for place in range(self.batch.size):
                 node = self.resident(place)
                 if node != NULL and node.block.ref_cnt < 0:
@@ -1024,10 +1107,15 @@ cdef class ManagerCore(PolicyDriver):
         cdef Py_ssize_t place
         cdef uint8_t uses
         self.require_ready()
+        if self.watching is not None:
+            self.settle()
+            self.watching.begin_lookup()
         access = self.access_of(req_context)
         if access is None or access.finished:
             return
         order = order_keys(access, req_context, self.positions_of(req_context))
+        if self.watching is not None:
+            self.judge(access, order, req_context)
         self.ensure_scratch(<Py_ssize_t>access.size)
         self.batch.items = order.keys
         self.batch.size = <Py_ssize_t>access.size
@@ -1047,6 +1135,22 @@ cdef class ManagerCore(PolicyDriver):
                 self.accesses[place].flags = NOT_STORED if uses & MISSED else 0
         self.rules.finished(&self.batch, self.accesses)
 
+    cdef int judge(
+        self, RequestAccess access, KeyOrder order, object req_context
+    ) except -1:
+        """Show the watch a request that ends; the state is as before its end."""
+        cdef RequestAccess every
+        try:
+            every = all_keys(access)
+            if every is None:
+                return 0
+            if every is not access:
+                order = order_keys(every, req_context, self.positions_of(req_context))
+            self.watching.c_finished(every, order)
+        except Exception:  # of a context of others, or no memory: nothing may change for a watch
+            pass
+        return 0
+
     def reset_cache(self):
         """Drop every chunk; counted offers, events and samples stay, ids start at 0 again."""
         self.require_ready()
@@ -1055,6 +1159,9 @@ cdef class ManagerCore(PolicyDriver):
         self.generation += 1
         self.num_idle = self.num_pending = 0
         self.last = NIL
+        self.asker = self.first_asked = self.last_asked = None
+        if self.watching is not None:
+            self.watching.c_dropped()
 
     # -- what is shown -----------------------------------------------------------------------
 
@@ -1108,6 +1215,19 @@ cdef class ManagerCore(PolicyDriver):
         node = self.resident(0)
         return None if node == NULL else (node.block.ref_cnt, node.block.block_id)
 
+    @property
+    def block_table(self):
+        """The id and the state of every resident chunk, as a structured array."""
+        cdef uint32_t slot
+        cdef Node* node
+        cdef list rows = []
+        self.require_ready()
+        for slot in range(self.policy.table.num_used):
+            node = node_at(self.policy.table, slot)
+            if node.flags & RESIDENT:
+                rows.append((node.block.block_id, node.block.ref_cnt))
+        return numpy.array(rows, dtype=[("block_id", "i8"), ("ref_cnt", "i4")])
+
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
         cdef uint64_t idle = 0, pending = 0
@@ -1115,6 +1235,8 @@ cdef class ManagerCore(PolicyDriver):
         cdef Node* node
         self.require_ready()
         self.policy._check()
+        if self.watching is not None:
+            self.watching._check()
         for slot in range(self.policy.table.num_used):
             node = node_at(self.policy.table, slot)
             if node.flags & RESIDENT:

@@ -3,7 +3,7 @@
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
 from cpython.exc cimport PyErr_Occurred
 from cpython.object cimport PyObject
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 from kvoffload._core.table cimport NIL
@@ -17,6 +17,13 @@ cdef enum:
     INSERTED = 1        # given a chunk by a store of this request
     REUSED = 2          # found ready by a load or store of this request before it inserted it
     MISSED = 4          # offered for storing while absent
+    # Where a watch looks on:
+    LOADED = 8          # its first access was a load
+    CAUSE_SHIFT = 4     # three bits: why it missed at its first access, if that was an offer
+    REFUSED = 128       # the last store that it was offered for was refused
+
+cdef enum:
+    NOT_ASKED = 0x7FFFFFFFFFFFFFFF
 
 cdef struct SeenKey:
     PyObject* key       # owned
@@ -39,6 +46,9 @@ cdef class RequestAccess:
     cdef uint64_t room
     cdef uint32_t* cells        # index of `seen`: number + 1, 0 if empty; linear probing
     cdef uint64_t mask          # number of cells - 1
+    # Where a watch looks on:
+    cdef int64_t asked_from     # least token position that was looked up, NOT_ASKED before
+    cdef RequestAccess passed   # keys that were offered and not recorded, None if there are none
 
     cdef bint ensure(self, uint64_t more) noexcept
     cdef uint32_t add(self, PyObject* key, uint64_t hashed) noexcept
@@ -72,9 +82,17 @@ cdef class RequestRank:
     cdef uint32_t group         # NIL until taken
 
 
+cdef struct Place:
+    int64_t position            # 0 if it has none
+    uint32_t group
+    uint32_t number             # in the order seen
+
+
 cdef class KeyOrder:
     cdef PyObject** keys        # head to tail, borrowed from the request's accesses
     cdef uint32_t* numbers      # in RequestAccess.seen, one a key
+    cdef Place* places          # one a key
+    cdef uint8_t* positioned    # by number: whether the key has a position
 
 # Return the keys that a request has shown, head to tail.
 cdef KeyOrder order_keys(RequestAccess access, object req_context, object positions)

@@ -22,6 +22,7 @@ cdef class RequestAccess:
     def __cinit__(self, object owner not None, uint64_t generation):
         self.owner = owner
         self.generation = generation
+        self.asked_from = NOT_ASKED
 
     def __dealloc__(self):
         cdef uint64_t number
@@ -93,16 +94,12 @@ cdef class RequestRank:
 cdef enum:
     GROUP_BYTES = 4
 
-cdef struct Place:
-    int64_t position
-    uint32_t group
-    uint32_t number             # in the order seen
-
-
 cdef class KeyOrder:
     def __dealloc__(self):
         discard(self.keys)
         discard(self.numbers)
+        discard(self.places)
+        discard(self.positioned)
 
 
 cdef inline uint32_t group_of(PyObject* key) noexcept nogil:
@@ -191,20 +188,19 @@ cdef KeyOrder order_keys(RequestAccess access, object req_context, object positi
     cdef KeyOrder order = KeyOrder()
     cdef uint64_t size = access.size, at
     cdef Place* places = <Place*>resize(NULL, size * sizeof(Place))
-    cdef uint8_t* positioned = <uint8_t*>resize(NULL, size)
-    try:
-        order.numbers = <uint32_t*>resize(NULL, size * sizeof(uint32_t))
-        order.keys = <PyObject**>resize(NULL, size * sizeof(PyObject*))
-        if places == NULL or positioned == NULL or order.numbers == NULL or order.keys == NULL:
-            raise MemoryError()
-        if not read_places(access, req_context, positions, places, positioned):
-            sort_by_group(places, size, positioned)
-        elif not is_sorted(places, size, by_position):
-            qsort(places, size, sizeof(Place), by_position)
-        for at in range(size):
-            order.numbers[at] = places[at].number
-            order.keys[at] = access.seen[places[at].number].key
-    finally:
-        discard(places)
-        discard(positioned)
+    order.places = places
+    order.positioned = <uint8_t*>resize(NULL, size)
+    order.numbers = <uint32_t*>resize(NULL, size * sizeof(uint32_t))
+    order.keys = <PyObject**>resize(NULL, size * sizeof(PyObject*))
+    if (
+        places == NULL or order.positioned == NULL or order.numbers == NULL or order.keys == NULL
+    ):
+        raise MemoryError()
+    if not read_places(access, req_context, positions, places, order.positioned):
+        sort_by_group(places, size, order.positioned)
+    elif not is_sorted(places, size, by_position):
+        qsort(places, size, sizeof(Place), by_position)
+    for at in range(size):
+        order.numbers[at] = places[at].number
+        order.keys[at] = access.seen[places[at].number].key
     return order

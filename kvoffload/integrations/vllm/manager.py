@@ -16,6 +16,8 @@ from vllm.v1.kv_offload.cpu.common import CPUOffloadingMetrics
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
+from kvoffload.managers._watch_py import watch_request
+from kvoffload.watch import Watch
 
 from ._manager_c import ManagerCore
 from .rules import make_rules
@@ -48,6 +50,10 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
         Keys whose offers are counted, at most.
     info : CPUOffloadingInfo or None
         Labels for vLLM's info metric, from 0.33 on.
+    watch : Watch or None
+        Looks on, and changes no decision. A request is judged when it finishes: what it loaded are
+        hits, what it offered is missed. What lies before the first position that it looked up, the
+        accelerator's own cache had: that is used, and was not asked for.
 
     Raises
     ------
@@ -71,10 +77,12 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
         store_threshold: int = 1,
         max_tracker_size: int = 64_000,
         info: Any = None,
+        watch: Watch | None = None,
     ) -> None:
         capacity = check_int("num_chunks", num_chunks, 0, MAX_NUM_BLOCKS)
         threshold = check_int("store_threshold", store_threshold)
         max_tracker_size = check_int("max_tracker_size", max_tracker_size)
+        request = watch_request(watch, cache_policy)
         rules = make_rules(cache_policy, cache_policy_module_path, capacity, self._release)
         self._config_info = info.as_config_info() if info is not None else {}
         self._rules = rules
@@ -90,6 +98,8 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
         self._setup(
             capacity, rules, self._release.manager_names(), self._release.reports_failed_stores
         )
+        if request is not None:
+            self._look_on(request)
 
     def take_events(self) -> Iterator[Any]:
         """Return the events since the last call; the batch is detached when the first is asked for.

@@ -99,7 +99,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         held = held + written
         self.complete_store(keys, req_context)
         with suppress(MemoryError):  # then they may be evicted, as in vLLM
-            self._prepare_read(written, req_context)
+            self._hold(written, req_context)
             self._promoted[req_context.req_id] = held
 
     def prepare_load(self, keys: Iterable[bytes], req_context: ReqContext) -> LoadStoreSpec:

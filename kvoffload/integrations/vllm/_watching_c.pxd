@@ -1,0 +1,51 @@
+"""What ``KVOffloadManager`` tells a watch: requests that are known bit by bit, judged at their end.
+
+A request of the library is one lookup. vLLM looks single keys up, stops at the first miss, asks
+again while it waits, and shows what it has in loads and offers. So the first access of a key
+decides: a load is a hit, an offer a miss, whose cause is what the watch knew at that moment. At the
+finish all keys are judged once and used once, those that were never recorded too: offered below
+the threshold, or while pending. What lies before the first position that was looked up the device
+had: it is used, and was not asked for.
+"""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.shadow cimport Entry
+from kvoffload.integrations.vllm._request_c cimport KeyOrder, RequestAccess, SeenKey
+from kvoffload.integrations.vllm._rules_c cimport Access
+from kvoffload.managers._watch_c cimport WatchCore
+
+
+cdef class RequestWatch(WatchCore):
+    # All are told before the state changes, but for `c_loading` and `c_storing`.
+    # A load was granted, and recorded.
+    cdef void c_loading(
+        self, Batch* batch, const Access* accesses, RequestAccess access
+    ) noexcept
+    # An offer was decided and recorded: `admitted` of `missing` keys, < 0 where it is refused.
+    cdef void c_offered(
+        self,
+        Batch* batch,
+        const Access* accesses,
+        RequestAccess access,
+        int64_t admitted,
+        int64_t missing,
+    ) noexcept
+    # A transfer begins; it ends under the same ids in any order.
+    cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept
+    cdef void c_ended_load(self, Batch* batch) noexcept
+    cdef void c_ended_store(self, Batch* batch, bint succeeded) noexcept
+    # A request has finished; its keys, head to tail.
+    cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept
+    cdef uint8_t cause_of(self, uint64_t hashed) noexcept
+    cdef void pass_over(
+        self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses
+    ) noexcept
+    cdef void count(self, uint64_t hashed, const SeenKey* seen) noexcept
+    cdef void use(self, uint64_t hashed, const SeenKey* seen, uint32_t now) noexcept
+
+# Return all keys that a request has offered or loaded, recorded or not: `access` itself where all
+# are recorded. None if there is no memory.
+cdef RequestAccess all_keys(RequestAccess access)

@@ -1,0 +1,3 @@
+from kvoffload.managers._watch_c import WatchCore
+
+class RequestWatch(WatchCore): ...

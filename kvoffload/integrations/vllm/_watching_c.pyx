@@ -1,0 +1,342 @@
+"""What ``KVOffloadManager`` tells a watch; see ``_watching_c.pxd``."""
+
+from kvoffload._core.shadow cimport shadow_find, shadow_use
+from kvoffload._core.table cimport (
+    NIL,
+    RESIDENT,
+    Node,
+    index_find,
+    node_at,
+    sample_of,
+    table_new_epoch,
+)
+from kvoffload.integrations.vllm._request_c cimport (
+    CAUSE_SHIFT,
+    INSERTED,
+    LOADED,
+    NOT_ASKED,
+    REFUSED,
+    PyBytes_AS_STRING,
+    PyBytes_GET_SIZE,
+)
+from kvoffload.integrations.vllm._rules_c cimport NEW, OBSERVED, READY
+from kvoffload.managers._watch_c cimport LOAD, STORE
+
+# As in ``managers/_watch_py``: the last fate of a block, and causes that are no fate.
+cdef enum:
+    FATE_STORED = 1
+    FATE_EVICTED = 2
+    FATE_DECLINED = 3
+    FATE_REFUSED = 4
+    FATE_FAILED = 5
+
+cdef enum:
+    BROKEN_PREFIX = 0
+    PENDING = 1
+    NEVER_SEEN = 7
+
+cdef enum:
+    DRAIN_KEYS = 256
+    CAUSE_BITS = 7
+
+
+cdef class RequestWatch(WatchCore):
+    """Look on as a manager of vLLM's interface works.
+
+    Parameters
+    ----------
+    plan : WatchPlan
+        What to look at.
+    watch : Watching
+        Who wants to know.
+    """
+
+    cdef void c_loading(
+        self, Batch* batch, const Access* accesses, RequestAccess access
+    ) noexcept:
+        """Note that keys are hit."""
+        cdef Py_ssize_t place
+        cdef uint32_t passed
+        cdef SeenKey* seen
+        cdef Entry* entry
+        for place in range(batch.size):
+            if accesses[place].flags & NEW:
+                seen = access.seen + accesses[place].number
+                passed = NIL
+                if access.passed is not None:
+                    passed = access.passed.find(batch.items[place], accesses[place].hashed)
+                seen.uses |= LOADED if passed == NIL else access.passed.seen[passed].uses
+            if sample_of(accesses[place].hashed) < self.sample_below:
+                entry = shadow_find(&self.shadow, accesses[place].hashed)
+                if entry != NULL:
+                    entry.used = True
+
+    cdef void c_offered(
+        self,
+        Batch* batch,
+        const Access* accesses,
+        RequestAccess access,
+        int64_t admitted,
+        int64_t missing,
+    ) noexcept:
+        """Note why keys were missed, then what became of the store."""
+        cdef Py_ssize_t place
+        cdef uint32_t slot, passed
+        cdef uint8_t flags, cause
+        cdef uint64_t hashed
+        cdef bint sampled
+        cdef SeenKey* seen
+        cdef Node* node
+        cdef Entry* entry
+        for place in range(batch.size):
+            flags = accesses[place].flags
+            hashed = accesses[place].hashed
+            sampled = sample_of(hashed) < self.sample_below
+            if flags & OBSERVED:
+                if not flags & NEW:
+                    continue
+                seen = access.seen + accesses[place].number
+                passed = NIL
+                if access.passed is not None:
+                    passed = access.passed.find(batch.items[place], hashed)
+                if passed != NIL:
+                    seen.uses |= access.passed.seen[passed].uses
+                elif sampled:
+                    cause = BROKEN_PREFIX if flags & READY else self.cause_of(hashed)
+                    seen.uses |= <uint8_t>(cause << CAUSE_SHIFT)
+                continue
+            slot = batch.slots[place]
+            if slot == NIL:  # below the threshold
+                self.tally.declined += 1
+                cause = 0
+                if sampled:
+                    cause = self.cause_of(hashed)
+                    entry = shadow_find(&self.shadow, hashed)
+                    if entry != NULL:
+                        entry.fate = FATE_DECLINED
+                self.pass_over(
+                    access, batch.items[place], hashed, <uint8_t>(cause << CAUSE_SHIFT)
+                )
+                continue
+            node = node_at(self.table, slot)
+            if node.flags & RESIDENT and node.block.ref_cnt < 0:
+                self.pass_over(
+                    access, batch.items[place], hashed, <uint8_t>(PENDING << CAUSE_SHIFT)
+                )
+        if missing == 0:
+            return
+        for place in range(missing):
+            seen = access.seen + accesses[batch.places[place]].number
+            if admitted < 0:
+                seen.uses |= REFUSED
+            else:
+                seen.uses &= <uint8_t>(~REFUSED & 0xFF)
+        if admitted < 0:
+            self.c_refused(batch, <Py_ssize_t>missing)
+        else:
+            self.c_stored(batch, <Py_ssize_t>admitted, <Py_ssize_t>missing)
+
+    cdef uint8_t cause_of(self, uint64_t hashed) noexcept:
+        """Return why an absent sampled key is missed."""
+        cdef Entry* entry = shadow_find(&self.shadow, hashed)
+        if entry == NULL or entry.fate < FATE_EVICTED:
+            return NEVER_SEEN
+        return entry.fate
+
+    cdef void pass_over(
+        self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses
+    ) noexcept:
+        """Keep a key that is not recorded, the first time; without memory it is not counted."""
+        cdef uint32_t number
+        if access.find(key, hashed) != NIL:
+            return
+        try:
+            if access.passed is None:
+                access.passed = RequestAccess(access.owner, access.generation)
+        except MemoryError:
+            return
+        if access.passed.find(key, hashed) != NIL or not access.passed.ensure(1):
+            return
+        number = access.passed.add(key, hashed)
+        access.passed.seen[number].uses = uses
+
+    # -- transfers -----------------------------------------------------------------------------
+
+    # vLLM completes a transfer by a set of its keys, so least and greatest id stand for it.
+
+    cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept:
+        """Open a transfer."""
+        cdef int64_t* ids
+        cdef int64_t kept
+        cdef Py_ssize_t place, least = 0, greatest = 0
+        if size == 0 or not self.ensure_uses(size):
+            return
+        ids = <int64_t*>self.uses
+        for place in range(size):
+            ids[place] = chunk_ids[place]
+            if ids[place] < ids[least]:
+                least = place
+        kept = ids[0]
+        ids[0] = ids[least]
+        ids[least] = kept
+        for place in range(1, size):
+            if ids[place] > ids[greatest]:
+                greatest = place
+        kept = ids[size - 1]
+        ids[size - 1] = ids[greatest]
+        ids[greatest] = kept
+        self.c_opened(kind, ids, size)
+
+    cdef void c_ended_load(self, Batch* batch) noexcept:
+        """Close the transfer of a load."""
+        cdef Py_ssize_t place
+        cdef int64_t chunk_id, least = -1, greatest = -1
+        for place in range(batch.size):
+            chunk_id = node_at(self.table, batch.slots[place]).block.block_id
+            if least < 0 or chunk_id < least:
+                least = chunk_id
+            greatest = max(greatest, chunk_id)
+        if batch.size:
+            self.c_closed(LOAD, batch.size, least, greatest)
+
+    cdef void c_ended_store(self, Batch* batch, bint succeeded) noexcept:
+        """Close the transfer of a store, and note the fates of chunks whose store failed."""
+        cdef Py_ssize_t place, size = 0
+        cdef int64_t chunk_id, least = -1, greatest = -1
+        cdef uint32_t slot
+        cdef Node* node
+        table_new_epoch(self.table)
+        for place in range(batch.size):
+            slot = batch.slots[place]
+            if slot == NIL:
+                continue
+            node = node_at(self.table, slot)
+            if (
+                not node.flags & RESIDENT
+                or node.block.ref_cnt >= 0
+                or node.block.mark == self.table.epoch
+            ):
+                continue
+            node.block.mark = self.table.epoch
+            chunk_id = node.block.block_id
+            if least < 0 or chunk_id < least:
+                least = chunk_id
+            greatest = max(greatest, chunk_id)
+            size += 1
+            if not succeeded:
+                self.tally.failed += 1
+                self.set_fate(node, FATE_FAILED)
+        if size:
+            self.c_closed(STORE, size, least, greatest)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept:
+        """Judge what a request asked for, then use all its keys, last first."""
+        cdef uint64_t at, num_asked = 0, num_missed = 0, total = access.size
+        cdef uint32_t number, quarters = 0, unasked = 0
+        cdef uint64_t now = self.c_now()
+        cdef SeenKey* seen
+        cdef bint asked, any_sampled = False
+        cdef int quarter, size
+        for at in range(total):
+            number = order.numbers[at]
+            seen = access.seen + number
+            asked = access.asked_from != NOT_ASKED and (
+                not order.positioned[number]
+                or order.places[at].position >= access.asked_from
+            )
+            if asked:
+                num_asked += 1
+                num_missed += not seen.uses & LOADED
+            if sample_of(seen.hashed) >= self.sample_below:
+                continue
+            any_sampled = True
+            if asked:
+                self.count(seen.hashed, seen)
+            if sample_of(seen.hashed) >= self.keeps_below:
+                continue
+            quarter = self.quarter_of(seen.hashed)
+            if not asked:
+                unasked |= <uint32_t>1 << quarter
+            elif unasked & ~quarters & (<uint32_t>1 << quarter):
+                self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
+                quarters |= <uint32_t>1 << quarter
+            self.keep_key(<uint32_t>quarter, order.keys[at])
+        for quarter in range(self.num_quarters):
+            if self.unended & (1 << quarter):
+                if unasked & ~quarters & (<uint32_t>1 << quarter):
+                    self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
+                self.keep_key(<uint32_t>quarter, <PyObject*>None)
+        self.unended = 0
+        if num_asked:
+            self.tally.requests += 1
+            self.tally.asked += num_asked
+            self.tally.missed += num_missed
+            for size in range(self.num_sizes):
+                self.tally.long_requests[size] += total > self.lengths[size]
+        if any_sampled:
+            for at in range(total):
+                seen = access.seen + order.numbers[total - 1 - at]
+                if sample_of(seen.hashed) < self.sample_below:
+                    self.use(seen.hashed, seen, <uint32_t>now)
+        self.due = self.num_keys >= DRAIN_KEYS or now >= self.next_due
+
+    cdef void count(self, uint64_t hashed, const SeenKey* seen) noexcept:
+        """Count a sampled key that was asked for by its segment, and by its cause if it missed."""
+        cdef Entry* entry = shadow_find(&self.shadow, hashed)
+        cdef int segment = self.num_sizes if entry == NULL else entry.segment
+        cdef int quarter = self.quarter_of(hashed)
+        self.tally.judged[quarter][segment] += 1
+        if sample_of(hashed) < self.policy_below:
+            self.tally.policy_judged[quarter][segment] += 1
+        if not seen.uses & LOADED:
+            self.tally.causes[(seen.uses >> CAUSE_SHIFT) & CAUSE_BITS] += 1
+
+    cdef void use(self, uint64_t hashed, const SeenKey* seen, uint32_t now) noexcept:
+        """Use a sampled key; what is new to the watch gets its fate from what it met here."""
+        cdef bint known = shadow_find(&self.shadow, hashed) != NULL
+        cdef Entry* entry
+        cdef const uint8_t* text
+        cdef uint64_t length
+        cdef uint32_t slot
+        shadow_use(&self.shadow, hashed, self.quarter_of(hashed), now)
+        if known:
+            return
+        entry = shadow_find(&self.shadow, hashed)
+        if entry == NULL:
+            return
+        text = <const uint8_t*>PyBytes_AS_STRING(seen.key)
+        length = <uint64_t>PyBytes_GET_SIZE(seen.key)
+        slot = index_find(self.table, text, length, hashed)
+        entry.changed = now
+        if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
+            entry.fate = FATE_STORED
+            entry.used = seen.uses & LOADED
+        elif seen.uses & INSERTED:
+            entry.fate = FATE_EVICTED
+        elif seen.uses & REFUSED:
+            entry.fate = FATE_REFUSED
+        else:
+            entry.fate = FATE_DECLINED
+
+
+cdef RequestAccess all_keys(RequestAccess access):
+    """Return all keys that a request has offered or loaded, recorded or not."""
+    cdef RequestAccess passed = access.passed, every
+    cdef uint64_t number
+    cdef uint32_t place
+    if passed is None:
+        return access
+    every = RequestAccess(access.owner, access.generation)
+    if not every.ensure(access.size + passed.size):
+        return None
+    every.asked_from = access.asked_from
+    for number in range(access.size):
+        place = every.add(access.seen[number].key, access.seen[number].hashed)
+        every.seen[place].uses = access.seen[number].uses
+    for number in range(passed.size):
+        if access.find(passed.seen[number].key, passed.seen[number].hashed) == NIL:
+            place = every.add(passed.seen[number].key, passed.seen[number].hashed)
+            every.seen[place].uses = passed.seen[number].uses
+    return every

@@ -1,0 +1,376 @@
+"""A watch over vLLM's requests: it changes no decision, and what it says is what happened."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.base import ReqContext, make_offload_key
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.integrations.vllm import KVOffloadManager
+from kvoffload.watch import Watch
+from tests.vllm.conftest import SEED, SEQUENCES
+from tests.vllm.test_differential import run_sequence
+
+SECRET = bytes(range(64))
+
+
+class Time:
+    """A clock that is set."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def watch_all(**options):
+    """Return a watch that samples every block, and whose clock stands."""
+    options = {"max_rate": 1.0, "slots": 2**20, "secret": SECRET, "clock": Time()} | options
+    return Watch(**options)
+
+
+def watched(num_chunks, **options):
+    manager_options = {
+        name: options.pop(name)
+        for name in ("cache_policy", "store_threshold", "max_tracker_size")
+        if name in options
+    }
+    return KVOffloadManager(num_chunks, watch=watch_all(**options), **manager_options)
+
+
+def keys_of(name, numbers):
+    return [bytes(make_offload_key(b"%s%031d" % (name.encode(), n), 0)) for n in numbers]
+
+
+class Request:
+    """One request of vLLM: looked up from a position on, loaded, stored, finished."""
+
+    count = 0
+
+    def __init__(self, manager, keys, first=0):
+        Request.count += 1
+        self.manager, self.keys = manager, keys
+        self.context = ReqContext(f"r{Request.count}")
+        for position, key in enumerate(keys):
+            self.context.set_offload_key_position(key, (position + 1) * 16)
+        manager.on_new_request(self.context)
+        hits = []
+        for key in keys[first:]:
+            if manager.lookup(key, self.context) is not manager.hit_result:
+                break
+            hits.append(key)
+        self.hits = hits
+
+    def load(self):
+        self.manager.prepare_load(self.hits, self.context)
+        self.manager.complete_load(set(self.hits), self.context)
+
+    def store(self, keys=None, success=True):
+        output = self.manager.prepare_store(self.keys if keys is None else keys, self.context)
+        if output is not None and output.keys_to_store:
+            self.manager.complete_store(set(output.keys_to_store), self.context, success)
+        return output
+
+    def finish(self):
+        self.manager.on_request_finished(self.context)
+
+    def run(self):
+        if self.hits:
+            self.load()
+        self.store()
+        self.finish()
+
+
+@pytest.fixture(autouse=True)
+def hit_result(monkeypatch):
+    from vllm.v1.kv_offload.base import LookupResult
+
+    monkeypatch.setattr(KVOffloadManager, "hit_result", LookupResult.HIT, raising=False)
+
+
+@pytest.mark.parametrize("cache_policy", ["lru", "arc"])
+def test_the_same_decisions_with_a_watch(cache_policy):
+    seen = dict.fromkeys(("asked", "missed", "stored", "evicted", "declined", "refused"), 0)
+
+    def build(kind, cache_policy, **arguments):
+        del kind
+        watch = watch_all(slots=16, policies=("arc",))
+        manager = KVOffloadManager(cache_policy=cache_policy, watch=watch, **arguments)
+        managers.append(manager)
+        return manager
+
+    for number in range(max(1, SEQUENCES // 3)):
+        managers: list[KVOffloadManager] = []
+        run_sequence(SEED + number, "manager", cache_policy, build)
+        counters = managers[0].watch.counters()
+        managers[0].watch.report()
+        managers[0]._check()
+        assert counters["missed"] <= counters["asked"]
+        assert sum(counters["causes"]) <= counters["missed"]
+        for name in seen:
+            seen[name] += counters[name]
+    if SEQUENCES >= 100:
+        assert all(seen.values()), seen
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_requests_one_by_one_are_judged_as_the_library_judges_lookups(rate):
+    """What differs between the two is only how a request is told."""
+    rng = random.Random(SEED)
+    chains = []
+    for number in range(40):
+        shared = rng.choice(chains)[: rng.randint(0, 20)] if chains else []
+        fresh = range(len(shared), rng.randint(len(shared) + 1, 30))
+        chains.append(shared + keys_of(f"{number:02}", fresh))
+    options = {"memory": (0.5, 2, 16), "policies": (), "max_rate": rate}
+    ours = watched(120, **options)
+    library = CPUOffloadingManager(16, 120, "lru", watch=watch_all(**options))
+    for _ in range(400):
+        chain = rng.choice(chains)
+        Request(ours, chain).run()
+        hits = library.lookup(chain)
+        if hits:
+            library.prepare_load(chain[:hits])
+            library.complete_load(chain[:hits])
+        library.touch(chain)
+        output = library.prepare_store(chain)
+        library.touch(chain)
+        if output is not None and output.block_hashes_to_store:
+            library.complete_store(output.block_hashes_to_store)
+    counters, expected = ours.watch.counters(), library.watch.counters()
+    assert counters == expected
+    assert counters["evicted"] > 100
+    assert sum(counters["causes"]) > 100
+    assert ours.watch.report().points == library.watch.report().points
+
+
+def test_what_the_device_had_is_used_and_not_asked_for():
+    manager = watched(100)
+    keys = keys_of("a", range(10))
+    Request(manager, keys).run()
+    request = Request(manager, keys + keys_of("b", range(5)), first=4)
+    assert len(request.hits) == 6
+    request.run()
+    counters = manager.watch.counters()
+    assert (counters["requests"], counters["asked"], counters["missed"]) == (2, 21, 15)
+    assert causes(manager) == {"never_seen": 15}
+    # The miniature managers were asked for as much.
+    assert [sum(each) for each in counters["policy_judged"]]
+    report = manager.watch.report()
+    assert report.hit_ratio == pytest.approx(6 / 21)
+
+
+def test_a_request_that_looks_nothing_up_asks_for_nothing():
+    manager = watched(100, policies=("arc",))
+    request = Request(manager, keys_of("a", range(10)), first=10)
+    request.run()
+    counters = manager.watch.counters()
+    assert (counters["requests"], counters["asked"], counters["stored"]) == (0, 0, 10)
+    assert sum(len(each) for each in manager.watch._core.order()) == 10
+    assert [mini.managers[0].stats()["lookup_blocks"] for mini in manager.watch._subject.minis] == [
+        0
+    ]
+    Request(manager, request.keys).run()
+    assert manager.watch.counters()["missed"] == 0
+
+
+def test_a_sliding_window_is_looked_up_from_its_end():
+    manager = watched(100)
+    keys = keys_of("a", range(10))
+    request = Request(manager, keys, first=10)
+    for key in reversed(keys[6:]):
+        manager.lookup(key, request.context)
+    request.store()
+    request.finish()
+    assert manager.watch.counters()["asked"] == 4
+
+
+def test_lookups_of_requests_that_take_turns():
+    manager = watched(100)
+    one, two = (Request(manager, keys_of(name, range(8)), first=8) for name in "ab")
+    for place in range(8):
+        manager.lookup(one.keys[place], one.context)
+        if place >= 5:
+            manager.lookup(two.keys[place], two.context)
+    for request in (one, two):
+        request.store()
+        request.finish()
+    assert manager.watch.counters()["asked"] == 8 + 3
+
+
+def causes(manager):
+    counts = manager.watch.report().sampled_missed
+    return {cause: count for cause, count in counts.items() if count}
+
+
+def test_causes():
+    manager = watched(8)
+    first, second = keys_of("a", range(8)), keys_of("b", range(8))
+    Request(manager, first).run()
+    assert causes(manager) == {"never_seen": 8}
+    Request(manager, second).run()  # evicts the first
+    Request(manager, first).run()
+    assert causes(manager) == {"never_seen": 16, "evicted": 8}
+    # A load that is under way leaves no room.
+    held = Request(manager, first)
+    manager.prepare_load(held.hits, held.context)
+    Request(manager, second[:3]).run()
+    Request(manager, second[:3]).run()
+    assert causes(manager) == {"never_seen": 16, "evicted": 11, "refused": 3}
+    manager.complete_load(set(held.hits), held.context)
+    held.finish()
+    failing = Request(manager, second[:2])
+    failing.store(success=False)
+    failing.finish()
+    assert manager._chunk(second[0]) is None
+    Request(manager, second[:2]).run()
+    assert causes(manager) == {"never_seen": 16, "evicted": 11, "refused": 5, "failed": 2}
+    manager.reset_cache()
+    Request(manager, second[:2]).run()
+    assert causes(manager)["reset"] == 2
+    assert manager.watch.counters()["failed"] == 2
+
+
+def test_chunks_that_are_being_stored_are_pending():
+    manager = watched(20)
+    keys = keys_of("a", range(5))
+    one, two = Request(manager, keys), Request(manager, keys)
+    output = manager.prepare_store(keys, one.context)
+    assert manager.prepare_store(keys, two.context).keys_to_store == []
+    two.finish()
+    assert causes(manager) == {"pending": 5}
+    manager.complete_store(set(output.keys_to_store), one.context)
+    one.finish()
+    assert causes(manager) == {"pending": 5, "never_seen": 5}
+    assert manager.watch.counters()["asked"] == 10
+
+
+def test_chunks_below_the_threshold_are_used_and_were_declined():
+    manager = watched(20, store_threshold=2)
+    keys = keys_of("a", range(5))
+    for asked in (5, 10):
+        Request(manager, keys).run()
+        assert manager.watch.counters()["asked"] == asked
+    assert causes(manager) == {"never_seen": 5, "declined": 5}
+    Request(manager, keys).run()
+    counters = manager.watch.counters()
+    assert (counters["missed"], counters["declined"], counters["stored"]) == (10, 5, 5)
+
+
+def test_chunks_behind_a_gap():
+    manager = watched(20)
+    keys = keys_of("a", range(5))
+    request = Request(manager, keys[1:])
+    request.run()
+    Request(manager, keys).run()
+    assert causes(manager) == {"never_seen": 5, "broken_prefix": 4}
+
+
+def test_the_first_access_decides():
+    """A request that is put off and started again is still one request."""
+    manager = watched(20)
+    keys = keys_of("a", range(6))
+    request = Request(manager, keys)
+    request.store()
+    assert all(manager.lookup(key, request.context) is manager.hit_result for key in keys)
+    request.hits = keys
+    request.load()
+    request.finish()
+    request.finish()
+    counters = manager.watch.counters()
+    assert (counters["requests"], counters["asked"], counters["missed"]) == (1, 6, 6)
+
+
+def test_waste():
+    manager = watched(8)
+    Request(manager, keys_of("a", range(8))).run()
+    Request(manager, keys_of("a", range(3))).run()
+    Request(manager, keys_of("b", range(8))).run()
+    report = manager.watch.report()
+    assert (report.sampled_evicted, report.sampled_unused) == (8, 5)
+
+
+def test_transfers_are_overdue_until_they_end():
+    clock = Time()
+    manager = watched(20, clock=clock, deadline=10)
+    keys = keys_of("a", range(6))
+    request = Request(manager, keys)
+    output = manager.prepare_store(keys, request.context)
+    clock.now = 11
+    (overdue,) = manager.watch.overdue()
+    ids = tuple(manager._chunk(key)[1] for key in keys)
+    assert (overdue.kind, overdue.num_blocks, sorted(overdue.block_ids)) == (
+        "store",
+        6,
+        sorted(ids),
+    )
+    manager.complete_store(set(output.keys_to_store), request.context)
+    assert manager.watch.overdue() == []
+    assert manager.watch.counters()["open"] == 0
+    manager.prepare_load(list(reversed(keys)), request.context)
+    manager.prepare_load(keys[:2], request.context)
+    clock.now = 30
+    manager.complete_load(set(keys), request.context)
+    (overdue,) = manager.watch.overdue()
+    assert (overdue.kind, overdue.num_blocks) == ("load", 2)
+    manager.complete_load(set(keys[:2]), request.context)
+    assert manager.watch.counters()["open"] == 0
+    # What ends in parts is found by its chunks.
+    output = manager.prepare_store(keys_of("b", range(4)), request.context)
+    clock.now = 45
+    for key in output.keys_to_store:
+        manager.complete_store({key}, request.context)
+    assert manager.watch.counters()["open"] == 1
+    assert manager.watch.overdue() == []
+    assert manager.watch.counters()["open"] == 0
+
+
+def test_every_transfer_of_a_sequence_is_closed():
+    rng = random.Random(SEED)
+    manager = watched(50)
+    running = []
+    for number in range(300):
+        request = Request(manager, keys_of(rng.choice("abcdefgh"), range(rng.randint(1, 20))))
+        manager.prepare_load(request.hits, request.context)
+        running.append(request)
+        if len(running) > 3:
+            old = running.pop(rng.randrange(len(running)))
+            manager.complete_load(set(old.hits), old.context)
+            output = manager.prepare_store(old.keys, old.context)
+            old.finish()
+            if output is not None and output.keys_to_store:
+                manager.complete_store(set(output.keys_to_store), old.context, number % 7 > 0)
+    for old in running:
+        manager.complete_load(set(old.hits), old.context)
+    assert manager.watch.counters()["open"] == 0
+
+
+def test_a_context_of_others_that_fails_changes_nothing():
+    manager = watched(20)
+
+    class Failing(ReqContext):
+        def get_offload_key_position(self, key):
+            del key
+            raise RuntimeError("no position")
+
+    context = Failing("r")
+    manager.on_new_request(context)
+    manager.lookup(b"key" * 12, context)
+    manager.lookup(b"key" * 12, ReqContext("other"))
+    assert manager.watch.counters()["asked"] == 0
+
+
+def test_a_watch_belongs_to_one_manager():
+    watch = watch_all()
+    manager = KVOffloadManager(20, watch=watch)
+    assert manager.watch is watch
+    assert KVOffloadManager(20).watch is None
+    with pytest.raises(ValueError, match="watch must be a Watch of its own"):
+        KVOffloadManager(20, watch=watch)
+    with pytest.raises(TypeError, match="watch must be a Watch or None, got 3"):
+        KVOffloadManager(20, watch=3)
