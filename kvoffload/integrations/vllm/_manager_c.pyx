@@ -549,6 +549,8 @@ cdef class ManagerCore(PolicyDriver):
         cdef Node* node
         cdef Table* table = self.policy.table
         cdef int collecting
+        if self.watching is not None:
+            self.watching.tick()
         if is_access:
             access = self.access_of(req_context)
             if access is None:
@@ -644,6 +646,8 @@ cdef class ManagerCore(PolicyDriver):
         cdef int collecting
         if self.counts is not None:
             batch = self.open_batch(list(dict.fromkeys(batch)))  # repeats are counted once
+        if self.watching is not None:
+            self.watching.tick()
         collecting = PyGC_Disable()
         try:
             return self.store(batch, req_context)
@@ -1109,7 +1113,7 @@ cdef class ManagerCore(PolicyDriver):
         self.require_ready()
         if self.watching is not None:
             self.settle()
-            self.watching.begin_lookup()
+            self.hand_over()
         access = self.access_of(req_context)
         if access is None or access.finished:
             return
@@ -1134,6 +1138,14 @@ cdef class ManagerCore(PolicyDriver):
             else:
                 self.accesses[place].flags = NOT_STORED if uses & MISSED else 0
         self.rules.finished(&self.batch, self.accesses)
+
+    cdef int hand_over(self) except -1:
+        """Let the watch take what it has collected, if it is enough, and read the clock."""
+        try:
+            self.watching.begin_lookup()
+        except Exception:  # no memory: nothing may change for a watch
+            pass
+        return 0
 
     cdef int judge(
         self, RequestAccess access, KeyOrder order, object req_context

@@ -22,6 +22,7 @@ from kvoffload.watch import Watch
 from ._manager_c import ManagerCore
 from .rules import make_rules
 from .versions import Release, installed_release
+from .watching import WatchExport
 
 __all__ = ["KVOffloadManager"]
 
@@ -67,6 +68,7 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
     """
 
     _release: ClassVar[Release] = installed_release()
+    _watch_export: WatchExport | None = None
 
     def __init__(  # noqa: PLR0917  (vLLM's own constructor)
         self,
@@ -132,6 +134,8 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
             )
             self.stores_skipped_in_current_batch = 0
         self.allocation_sizes_in_current_batch.clear()
+        if self._watch_export is not None:
+            self._watch_export.add_to(stats)
         return stats
 
 

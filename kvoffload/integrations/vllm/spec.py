@@ -14,6 +14,7 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.kv_offload.tiering import manager as tiering_manager
 from vllm.v1.kv_offload.tiering import spec as tiering_spec
 
+from kvoffload.managers._watch_py import WatchRequest
 from kvoffload.policies import registry
 
 from .manager import KVOffloadManager
@@ -21,6 +22,7 @@ from .policy_adapter import ADAPTED_POLICIES
 from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
 from .tiers import KVOffloadPrimaryTier
 from .versions import installed_release
+from .watching import WATCH, WatchExport, Watching, metric_definitions
 
 __all__ = ["KVOffloadSpec", "KVOffloadTieringSpec"]
 
@@ -30,7 +32,7 @@ _PACKAGE = __package__
 _PREFIX = "kvoffload_"
 
 #: Own keys of ``kv_connector_extra_config``.
-OPTIONS = (RECORD, RECORD_MAX_BYTES)
+OPTIONS = (RECORD, RECORD_MAX_BYTES, WATCH)
 
 
 def _check_options(extra_config: Mapping[str, Any]) -> None:
@@ -62,7 +64,7 @@ def _policy_text(name: str, module_path: str | None) -> str | None:
 
 
 class _OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
-    """Read the configuration: which policy, and whose; whether to record."""
+    """Read the configuration: which policy, and whose; whether to record, and to watch."""
 
     _manager: OffloadingManager | None
     eviction_policy: str
@@ -70,6 +72,7 @@ class _OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
     def __init__(self, config: OffloadingConfig) -> None:
         _check_options(config.extra_config)
         self._recording = Recording.from_options(config.extra_config)
+        self._watching = Watching.from_options(config.extra_config)
         super().__init__(config)
         self._policy_text = _policy_text(self.eviction_policy, self.cache_policy_module_path)
         if self._policy_text is None:
@@ -80,8 +83,16 @@ class _OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
                 self.cache_policy_module_path,
             )
 
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """Return vLLM's metrics of offloading and, if so configured, those of a watch."""
+        return {
+            **super().build_metric_definitions(extra_config),
+            **metric_definitions(extra_config),
+        }
+
     def get_manager(self) -> OffloadingManager:
-        """Return the manager, built at the first call and, if so configured, recorded."""
+        """Return the manager, built at the first call; if so configured, recorded and watched."""
         if self._manager is None:
             recorder = None
             if self._recording is not None:
@@ -89,7 +100,19 @@ class _OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
             manager = self._new_manager()
             if recorder is not None:
                 recorder.attach(manager)
+            if self._watching is not None:
+                self._watch(manager, self._watching)
         return self._manager
+
+    def _watch(self, manager: Any, watching: Watching) -> None:
+        """Let a watch look on at a new manager, and export what it sees."""
+        own = getattr(manager, "primary_tier", manager)
+        if not isinstance(own, KVOffloadManager):
+            logger.warning("kvoffload: %s needs a policy of kvoffload; nothing is watched", WATCH)
+            return
+        watch = watching.new_watch()
+        own._look_on(WatchRequest(watch, self._policy_text))
+        own._watch_export = WatchExport(watch, watching.interval)
 
     def _new_manager(self) -> OffloadingManager:
         """Build the manager and keep it; vLLM's own for a policy of others."""

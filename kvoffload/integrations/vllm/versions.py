@@ -30,7 +30,10 @@ _NAMES = {
     _BASE: (
         "LookupResult",
         "Medium",
+        "OffloadingCounterMetadata",
         "OffloadingEvent",
+        "OffloadingGaugeMetadata",
+        "OffloadingHistogramMetadata",
         "OffloadingManager",
         "PrepareStoreOutput",
         "ReqContext",

@@ -1,0 +1,284 @@
+"""Watching under vLLM: what the key ``kvoffload_watch`` turns on, and its way to ``/metrics``.
+
+vLLM asks the spec, in each frontend, which metrics there are, and the manager, at every step of the
+scheduler, for what is new of them; it adds the labels of the engine. So names come from the
+configuration alone. What is sent also goes into vLLM's own log line of ten seconds; so it is sent
+in parts, each short enough for a line.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.kv_offload import base
+
+from kvoffload.errors import describe
+from kvoffload.watch import Watch
+from kvoffload.watch._watch import bin_start
+from kvoffload.watch.metrics import AGE_BOUNDS, METRICS, PREFIX, Histogram, Metric, samples
+
+__all__ = ["WATCH", "WatchExport", "Watching", "metric_definitions"]
+
+logger = init_logger("vllm.kvoffload")
+
+#: Key of ``kv_connector_extra_config``.
+WATCH = "kvoffload_watch"
+
+#: In front of every name: vLLM takes what begins so away when a second logger declares it again.
+ENGINE_PREFIX = "vllm:"
+
+#: Seconds from one export to the next.
+INTERVAL = 30.0
+LONGEST = 1e9
+
+#: Options of a watch that a configuration may have, besides ``interval``.
+OPTIONS = ("memory", "policies", "slots", "policy_slots", "max_rate", "window", "deadline")
+
+#: What is sent at once: series, and characters that they take in vLLM's log line of its own
+#: metrics, which is to stay below 2,000.
+MOST_SERIES = 40
+MOST_CHARACTERS = 1200
+#: Ages that are sent at once; of more, as many of them, evenly.
+MOST_AGES = 256
+
+
+@dataclass(frozen=True)
+class Watching:
+    """What the configuration says about watching.
+
+    Attributes
+    ----------
+    options : dict
+        Arguments of `Watch`.
+    interval : float
+        Seconds from one export to the next.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    interval: float = INTERVAL
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Watching | None:
+        """Read the key; None if watching is off.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the value is not true, false or a mapping of known options, each with a legal value.
+        """
+        value = options.get(WATCH, False)
+        if value is False:
+            return None
+        if value is True:
+            return cls()
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{WATCH} must be true, false or a mapping, got {describe(value)}")
+        known = (*OPTIONS, "interval")
+        unknown = sorted(str(name) for name in value if name not in known)
+        if unknown:
+            raise ValueError(
+                f"{WATCH} has unknown keys: {', '.join(unknown)} (known: {', '.join(known)})"
+            )
+        arguments = dict(value)
+        interval = arguments.pop("interval", INTERVAL)
+        if isinstance(interval, bool) or not isinstance(interval, int | float):
+            raise TypeError(f"{WATCH}: interval must be a number, got {describe(interval)}")
+        if not 0 < interval <= LONGEST:
+            raise ValueError(
+                f"{WATCH}: interval must be in (0, {LONGEST:g}], got {describe(interval)}"
+            )
+        watching = cls(arguments, float(interval))
+        watching.new_watch()
+        return watching
+
+    def new_watch(self) -> Watch:
+        """Return a watch as configured.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an option has a value that is not legal.
+        """
+        try:
+            return Watch(**self.options)
+        except (TypeError, ValueError) as cause:
+            raise type(cause)(f"{WATCH}: {cause}") from None
+
+
+def metric_definitions(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what vLLM has to know of the metrics, by name; none where watching is off.
+
+    Parameters
+    ----------
+    options : mapping
+        ``kv_connector_extra_config``.
+
+    Returns
+    -------
+    dict of str to OffloadingMetricMetadata
+    """
+    if options.get(WATCH, False) is False:
+        return {}
+    return {exported_name(metric): _definition(metric) for metric in METRICS}
+
+
+def exported_name(metric: Metric) -> str:
+    """Return the name of a metric in vLLM; of a counter without the ``_total`` that is added."""
+    return f"{ENGINE_PREFIX}{PREFIX}{metric.name}"
+
+
+def _definition(metric: Metric) -> Any:
+    if metric.kind == "counter":
+        return base.OffloadingCounterMetadata(metric.help, metric.labels)
+    if metric.kind == "gauge":
+        return base.OffloadingGaugeMetadata(metric.help, metric.labels)
+    return base.OffloadingHistogramMetadata(metric.help, metric.labels, buckets=AGE_BOUNDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What is new of one series; of a histogram a list of values."""
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float | list[float]
+
+    def characters(self) -> int:
+        """Return how much of vLLM's log line it takes."""
+        name = exported_name(self.metric)
+        if self.labels:
+            name = f"{name}:{self.labels}"
+        if isinstance(self.value, list):
+            texts = [f"{name}_count={len(self.value)}, ", f"{name}_sum={sum(self.value)}, "]
+        else:
+            texts = [f"{name}={self.value}, "]
+        return sum(map(len, texts))
+
+    def add_to(self, stats: Any) -> None:
+        """Put it into the statistics that vLLM collects."""
+        name = exported_name(self.metric)
+        if isinstance(self.value, list):
+            for value in self.value:
+                stats.observe_histogram(name, value, self.labels)
+        elif self.metric.kind == "counter":
+            stats.increase_counter(name, self.value, self.labels)
+        else:
+            stats.set_gauge(name, self.value, self.labels)
+
+
+class WatchExport:
+    """Send what is new of a watch with the statistics of a manager, in parts.
+
+    At each interval it is looked up what has changed since the last time: counters as differences,
+    gauges that have another value, and NaN for those that no longer have one. What does not fit
+    into one part is sent later, before the interval ends.
+
+    Parameters
+    ----------
+    watch : Watch
+        One that looks at a manager.
+    interval : float
+        Seconds from one look to the next.
+    clock : callable
+        Gives seconds.
+
+    Notes
+    -----
+    Complexity: O(1) while nothing is due.
+    """
+
+    def __init__(
+        self, watch: Watch, interval: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.watch = watch
+        self.interval = interval
+        self._clock = clock
+        self._due = clock()
+        self._pause = interval
+        self._parts: deque[list[_Change]] = deque()
+        self._sent: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._ages: list[int] = []
+
+    def add_to(self, stats: Any) -> None:
+        """Put what is due, if anything is, into the statistics that vLLM collects.
+
+        Raises nothing: where the watch fails it is no longer exported, and the log says so once.
+
+        Parameters
+        ----------
+        stats : OffloadingConnectorStats
+            Of one step.
+        """
+        now = self._clock()
+        if now < self._due:
+            return
+        if not self._parts:
+            try:
+                self._parts.extend(in_parts(self._changes()))
+            except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
+                self._due = math.inf
+                logger.warning("kvoffload: the watch is no longer exported: %s", error)
+                return
+            self._pause = self.interval / max(1, len(self._parts))
+        self._due = now + self._pause
+        if self._parts:
+            for change in self._parts.popleft():
+                change.add_to(stats)
+
+    def _changes(self) -> Iterator[_Change]:
+        seen = set()
+        for metric, labels, value in samples(self.watch):
+            key = (metric.name, labels)
+            if isinstance(value, Histogram):
+                ages = self._new_ages()
+                if ages:
+                    yield _Change(metric, labels, ages)
+                continue
+            seen.add(key)
+            before = self._sent.get(key, 0)
+            if value == before:
+                continue
+            self._sent[key] = value
+            yield _Change(metric, labels, value - before if metric.kind == "counter" else value)
+        gauges = {metric.name: metric for metric in METRICS if metric.kind == "gauge"}
+        for key, value in self._sent.items():
+            if key[0] in gauges and key not in seen and not math.isnan(value):
+                self._sent[key] = math.nan
+                yield _Change(gauges[key[0]], key[1], math.nan)
+
+    def _new_ages(self) -> list[float]:
+        """Return the ages at eviction since the last time, at most `MOST_AGES` of them."""
+        bins = self.watch.counters()["unused_ages"]
+        before = self._ages or [0] * len(bins)
+        self._ages = bins
+        fresh = [new - old for new, old in zip(bins, before, strict=True)]
+        total = sum(fresh)
+        step = max(1.0, total / MOST_AGES)
+        ages: list[float] = []
+        passed = 0
+        for number, count in enumerate(fresh):
+            passed += count
+            middle = (bin_start(number) + bin_start(number + 1) - 1) / 2000
+            while len(ages) * step + step / 2 < passed:
+                ages.append(middle)
+        return ages
+
+
+def in_parts(changes: Iterator[_Change]) -> list[list[_Change]]:
+    """Divide what is to be sent into parts of at most `MOST_SERIES` and `MOST_CHARACTERS`."""
+    parts: list[list[_Change]] = []
+    characters = 0
+    for change in changes:
+        size = change.characters()
+        if not parts or len(parts[-1]) == MOST_SERIES or characters + size > MOST_CHARACTERS:
+            parts.append([])
+            characters = 0
+        parts[-1].append(change)
+        characters += size
+    return parts
