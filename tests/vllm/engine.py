@@ -15,6 +15,7 @@ import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    KVEventsConfig,
     KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
@@ -111,9 +112,18 @@ class Engine:
         KV groups: full attention, then a sliding window.
     num_chunks : int
         Capacity of the offload cache.
+    events : KVEventsConfig or None
+        Whether KV events are published, and where.
     """
 
-    def __init__(self, folder: Path, extra: dict[str, Any], num_groups: int, num_chunks: int = 90):
+    def __init__(
+        self,
+        folder: Path,
+        extra: dict[str, Any],
+        num_groups: int,
+        num_chunks: int = 90,
+        events: KVEventsConfig | None = None,
+    ):
         (folder / "config.json").write_text(json.dumps(MODEL))
         page = 2 * BLOCK_TOKENS * HEADS * HEAD_SIZE * 2
         extra = {"cpu_bytes_to_use": num_chunks * max(4096, page * num_groups), **extra}
@@ -134,6 +144,7 @@ class Engine:
                 kv_connector_extra_config=extra,
             ),
             device_config=DeviceConfig("cpu"),
+            kv_events_config=events,
         )
         self.num_groups = num_groups
         config.cache_config.num_gpu_blocks = GPU_BLOCKS
