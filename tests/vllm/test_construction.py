@@ -34,6 +34,7 @@ ARGUMENTS = {
     "req_context": ReqContext("r"),
     "chunk": ChunkStatus(0),
     "n": 1,
+    "request": None,
     "name": "chunks",
     "success": True,
 }
