@@ -19,8 +19,6 @@ Order
     taken back on an error.
 """
 
-import numpy
-
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
@@ -1229,16 +1227,23 @@ cdef class ManagerCore(PolicyDriver):
 
     @property
     def block_table(self):
-        """The id and the state of every resident chunk, as a structured array."""
+        """The id and the state of every resident chunk, as arrays."""
+        cdef cnp.npy_intp size
+        cdef cnp.ndarray block_ids, ref_cnts
+        cdef Py_ssize_t number = 0
         cdef uint32_t slot
         cdef Node* node
-        cdef list rows = []
         self.require_ready()
+        size = <cnp.npy_intp>self.policy.num_resident
+        block_ids = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT64)
+        ref_cnts = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
         for slot in range(self.policy.table.num_used):
             node = node_at(self.policy.table, slot)
             if node.flags & RESIDENT:
-                rows.append((node.block.block_id, node.block.ref_cnt))
-        return numpy.array(rows, dtype=[("block_id", "i8"), ("ref_cnt", "i4")])
+                (<int64_t*>cnp.PyArray_DATA(block_ids))[number] = node.block.block_id
+                (<int32_t*>cnp.PyArray_DATA(ref_cnts))[number] = node.block.ref_cnt
+                number += 1
+        return {"block_id": block_ids, "ref_cnt": ref_cnts}
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
