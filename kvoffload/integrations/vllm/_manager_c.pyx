@@ -467,7 +467,9 @@ cdef class ManagerCore(PolicyDriver):
         if type(key) is not bytes or not key:
             raise batch_error([key], "keys")
         if self.watching is not None:
-            self.ask(key, req_context)
+            if req_context is not self.asker:
+                self.ask(key, req_context)
+            self.last_asked = key
         table = self.policy.table
         address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
         length = <uint64_t>PyBytes_GET_SIZE(<PyObject*>key)
@@ -486,16 +488,14 @@ cdef class ManagerCore(PolicyDriver):
         return self.hit if node.block.ref_cnt >= 0 else self.hit_pending
 
     cdef int ask(self, object key, object req_context) except -1:
-        """Note that a request looks a key up.
+        """Note that another request than before looks a key up.
 
-        Only the first and the last key since another request did so are kept: vLLM looks up in the
-        order of positions, forwards or, in a sliding window, backwards.
+        Only its first and its last key are kept: vLLM looks up in the order of positions, forwards
+        or, in a sliding window, backwards.
         """
-        if req_context is not self.asker:
-            self.settle()
-            self.asker = req_context
-            self.first_asked = key
-        self.last_asked = key
+        self.settle()
+        self.asker = req_context
+        self.first_asked = key
         return 0
 
     cdef int settle(self) except -1:

@@ -39,6 +39,7 @@ cdef class RequestWatch(WatchCore):
     cdef void c_ended_store(self, Batch* batch, bint succeeded) noexcept
     # A request has finished; its keys, head to tail.
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept
+    cdef Py_ssize_t gather(self, Batch* batch, const Access* accesses) noexcept
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept
     cdef void pass_over(
         self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses

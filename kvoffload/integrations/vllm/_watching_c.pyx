@@ -1,11 +1,19 @@
 """What ``KVOffloadManager`` tells a watch; see ``_watching_c.pxd``."""
 
-from kvoffload._core.shadow cimport shadow_find, shadow_use
+from kvoffload._core.shadow cimport (
+    shadow_approach,
+    shadow_find,
+    shadow_first,
+    shadow_near,
+    shadow_reach,
+    shadow_use,
+)
 from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
     Node,
     index_find,
+    kvo_prefetch,
     node_at,
     sample_of,
     table_new_epoch,
@@ -16,6 +24,7 @@ from kvoffload.integrations.vllm._request_c cimport (
     LOADED,
     NOT_ASKED,
     REFUSED,
+    Place,
     PyBytes_AS_STRING,
     PyBytes_GET_SIZE,
 )
@@ -40,6 +49,14 @@ cdef enum:
     CAUSE_BITS = 7
 
 
+cdef inline bint was_asked(RequestAccess access, KeyOrder order, uint64_t at) noexcept:
+    """Tell whether a request asked for a key; where it has no position, if it asked at all."""
+    return access.asked_from != NOT_ASKED and (
+        order.places[at].position >= access.asked_from
+        or not order.positioned[order.places[at].number]
+    )
+
+
 cdef class RequestWatch(WatchCore):
     """Look on as a manager of vLLM's interface works.
 
@@ -51,25 +68,47 @@ cdef class RequestWatch(WatchCore):
         Who wants to know.
     """
 
+    cdef Py_ssize_t gather(self, Batch* batch, const Access* accesses) noexcept:
+        """Put the places of sampled keys into `use_slots`, and fetch what is known of them."""
+        cdef Py_ssize_t place, number, num_sampled = 0
+        cdef uint32_t below = self.sample_below
+        if not self.ensure_uses(batch.size):
+            return 0
+        for place in range(batch.size):
+            if sample_of(accesses[place].hashed) < below:
+                self.use_slots[num_sampled] = <uint32_t>place
+                num_sampled += 1
+                shadow_approach(&self.shadow, accesses[place].hashed)
+        for number in range(num_sampled):
+            kvo_prefetch(
+                self.shadow.entries
+                + shadow_first(&self.shadow, accesses[self.use_slots[number]].hashed)
+            )
+        return num_sampled
+
     cdef void c_loading(
         self, Batch* batch, const Access* accesses, RequestAccess access
     ) noexcept:
         """Note that keys are hit."""
         cdef Py_ssize_t place
-        cdef uint32_t passed
-        cdef SeenKey* seen
+        cdef Py_ssize_t number, num_sampled = self.gather(batch, accesses)
+        cdef uint32_t found
+        cdef RequestAccess passed = access.passed
+        cdef SeenKey* seen = access.seen
         cdef Entry* entry
+        cdef uint8_t uses
         for place in range(batch.size):
             if accesses[place].flags & NEW:
-                seen = access.seen + accesses[place].number
-                passed = NIL
-                if access.passed is not None:
-                    passed = access.passed.find(batch.items[place], accesses[place].hashed)
-                seen.uses |= LOADED if passed == NIL else access.passed.seen[passed].uses
-            if sample_of(accesses[place].hashed) < self.sample_below:
-                entry = shadow_find(&self.shadow, accesses[place].hashed)
-                if entry != NULL:
-                    entry.used = True
+                uses = LOADED
+                if passed is not None:
+                    found = passed.find(batch.items[place], accesses[place].hashed)
+                    if found != NIL:
+                        uses = passed.seen[found].uses
+                seen[accesses[place].number].uses |= uses
+        for number in range(num_sampled):
+            entry = shadow_find(&self.shadow, accesses[self.use_slots[number]].hashed)
+            if entry != NULL:
+                entry.used = True
 
     cdef void c_offered(
         self,
@@ -88,6 +127,7 @@ cdef class RequestWatch(WatchCore):
         cdef SeenKey* seen
         cdef Node* node
         cdef Entry* entry
+        self.gather(batch, accesses)
         for place in range(batch.size):
             flags = accesses[place].flags
             hashed = accesses[place].hashed
@@ -167,24 +207,20 @@ cdef class RequestWatch(WatchCore):
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept:
         """Open a transfer."""
         cdef int64_t* ids
-        cdef int64_t kept
         cdef Py_ssize_t place, least = 0, greatest = 0
         if size == 0 or not self.ensure_uses(size):
             return
         ids = <int64_t*>self.uses
         for place in range(size):
             ids[place] = chunk_ids[place]
-            if ids[place] < ids[least]:
+            if chunk_ids[place] < chunk_ids[least]:
                 least = place
-        kept = ids[0]
-        ids[0] = ids[least]
-        ids[least] = kept
-        for place in range(1, size):
-            if ids[place] > ids[greatest]:
+            if chunk_ids[place] > chunk_ids[greatest]:
                 greatest = place
-        kept = ids[size - 1]
-        ids[size - 1] = ids[greatest]
-        ids[greatest] = kept
+        ids[least], ids[0] = ids[0], ids[least]
+        if greatest == 0:
+            greatest = least
+        ids[greatest], ids[size - 1] = ids[size - 1], ids[greatest]
         self.c_opened(kind, ids, size)
 
     cdef void c_ended_load(self, Batch* batch) noexcept:
@@ -233,53 +269,56 @@ cdef class RequestWatch(WatchCore):
 
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept:
         """Judge what a request asked for, then use all its keys, last first."""
-        cdef uint64_t at, num_asked = 0, num_missed = 0, total = access.size
-        cdef uint32_t number, quarters = 0, unasked = 0
+        cdef uint64_t at, num_asked = 0, num_missed = 0, total = access.size, hashed
+        cdef uint32_t quarters = 0, unasked = 0, below = self.sample_below
         cdef uint64_t now = self.c_now()
+        cdef SeenKey* keys = access.seen
         cdef SeenKey* seen
-        cdef bint asked, any_sampled = False
+        cdef const Place* places = order.places
+        cdef Py_ssize_t number, num_sampled = 0
+        cdef bint has_room = self.ensure_uses(<Py_ssize_t>total)
         cdef int quarter, size
         for at in range(total):
-            number = order.numbers[at]
-            seen = access.seen + number
-            asked = access.asked_from != NOT_ASKED and (
-                not order.positioned[number]
-                or order.places[at].position >= access.asked_from
-            )
-            if asked:
+            seen = keys + places[at].number
+            if was_asked(access, order, at):
                 num_asked += 1
                 num_missed += not seen.uses & LOADED
-            if sample_of(seen.hashed) >= self.sample_below:
-                continue
-            any_sampled = True
-            if asked:
-                self.count(seen.hashed, seen)
-            if sample_of(seen.hashed) >= self.keeps_below:
-                continue
-            quarter = self.quarter_of(seen.hashed)
-            if not asked:
-                unasked |= <uint32_t>1 << quarter
-            elif unasked & ~quarters & (<uint32_t>1 << quarter):
-                self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
-                quarters |= <uint32_t>1 << quarter
-            self.keep_key(<uint32_t>quarter, order.keys[at])
-        for quarter in range(self.num_quarters):
-            if self.unended & (1 << quarter):
-                if unasked & ~quarters & (<uint32_t>1 << quarter):
-                    self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
-                self.keep_key(<uint32_t>quarter, <PyObject*>None)
-        self.unended = 0
+            if sample_of(seen.hashed) < below and has_room:
+                self.uses[num_sampled] = seen.hashed
+                self.use_slots[num_sampled] = <uint32_t>at
+                num_sampled += 1
+                shadow_approach(&self.shadow, seen.hashed)
         if num_asked:
             self.tally.requests += 1
             self.tally.asked += num_asked
             self.tally.missed += num_missed
             for size in range(self.num_sizes):
                 self.tally.long_requests[size] += total > self.lengths[size]
-        if any_sampled:
-            for at in range(total):
-                seen = access.seen + order.numbers[total - 1 - at]
-                if sample_of(seen.hashed) < self.sample_below:
-                    self.use(seen.hashed, seen, <uint32_t>now)
+        for number in range(num_sampled):
+            shadow_near(&self.shadow, self.uses[number], self.quarter_of(self.uses[number]))
+        for number in range(num_sampled):
+            at = self.use_slots[number]
+            hashed = self.uses[number]
+            quarter = self.quarter_of(hashed)
+            if was_asked(access, order, at):
+                self.count(hashed, keys + places[at].number)
+            elif sample_of(hashed) < self.keeps_below:
+                unasked |= <uint32_t>1 << quarter
+            if sample_of(hashed) >= self.keeps_below:
+                continue
+            if was_asked(access, order, at) and unasked & ~quarters & (<uint32_t>1 << quarter):
+                self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
+                quarters |= <uint32_t>1 << quarter
+            self.keep_key(<uint32_t>quarter, order.keys[at])
+        for number in range(num_sampled - 1, -1, -1):
+            seen = keys + places[self.use_slots[number]].number
+            self.use(self.uses[number], seen, <uint32_t>now)
+        for quarter in range(self.num_quarters):
+            if self.unended & (1 << quarter):
+                if unasked & ~quarters & (<uint32_t>1 << quarter):
+                    self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
+                self.keep_key(<uint32_t>quarter, <PyObject*>None)
+        self.unended = 0
         self.due = self.num_keys >= DRAIN_KEYS or now >= self.next_due
 
     cdef void count(self, uint64_t hashed, const SeenKey* seen) noexcept:
@@ -287,6 +326,7 @@ cdef class RequestWatch(WatchCore):
         cdef Entry* entry = shadow_find(&self.shadow, hashed)
         cdef int segment = self.num_sizes if entry == NULL else entry.segment
         cdef int quarter = self.quarter_of(hashed)
+        shadow_reach(&self.shadow, entry, quarter)
         self.tally.judged[quarter][segment] += 1
         if sample_of(hashed) < self.policy_below:
             self.tally.policy_judged[quarter][segment] += 1
