@@ -22,10 +22,12 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from kvoffload._core import memory
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.policies import registry
+from kvoffload.watch import Watch
 from tests.observation import observe
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import Pair, statuses
 from tests.vllm.sequences import Sequence, Shape
+from tests.vllm.watched import watch_all
 
 CALLS = {
     "lookup",
@@ -142,7 +144,23 @@ def test_a_failing_allocation_while_arrays_grow_leaves_no_trace(cache_policy):
     assert sum(counts["prepare_store"] for counts in failures) > 10
 
 
-def run_sequence(seed: int, cache_policy: str, fail, shape: Shape | None = None) -> dict[str, int]:
+@pytest.mark.parametrize("fail", [fail_ours, fail_pythons])
+@pytest.mark.parametrize("cache_policy", ["lru", "hit-density"])
+def test_a_failing_allocation_leaves_no_trace_with_a_watch(cache_policy, fail):
+    gc.disable()
+    try:
+        for number in range(max(1, SEQUENCES // 75)):
+            watch = watch_all(slots=16, policies=("arc",))
+            run_sequence(SEED + number, cache_policy, fail, watch=watch)
+            counters = watch.counters()
+            assert sum(counters["causes"]) <= counters["missed"] <= counters["asked"]
+    finally:
+        gc.enable()
+
+
+def run_sequence(
+    seed: int, cache_policy: str, fail, shape: Shape | None = None, watch: Watch | None = None
+) -> dict[str, int]:
     """Run one sequence; return how many allocations failed, by call."""
     rng = random.Random(seed)
     shape = shape or Shape.draw(rng)
@@ -157,7 +175,7 @@ def run_sequence(seed: int, cache_policy: str, fail, shape: Shape | None = None)
     }
     own = cache_policy not in ("lru", "arc")
     reference = (KVOffloadManager if own else CPUOffloadingManager)(**arguments)
-    tested = Failing(KVOffloadManager(**arguments), keys, fail)
+    tested = Failing(KVOffloadManager(**arguments, watch=watch), keys, fail)
     try:
         Sequence(Pair(reference, tested, keys), chains, rng, shape.unpositioned).run(60)
     except BaseException as cause:

@@ -1103,8 +1103,8 @@ cdef class ManagerCore(PolicyDriver):
 
     def on_request_finished(self, req_context):
         """Count what the request has used as one access, tail first."""
-        cdef RequestAccess access
-        cdef KeyOrder order
+        cdef RequestAccess access, every = None     # what the watch is shown
+        cdef KeyOrder order, every_order = None
         cdef uint64_t number
         cdef Py_ssize_t place
         cdef uint8_t uses
@@ -1117,7 +1117,13 @@ cdef class ManagerCore(PolicyDriver):
             return
         order = order_keys(access, req_context, self.positions_of(req_context))
         if self.watching is not None:
-            self.judge(access, order, req_context)
+            every, every_order = access, order
+            if access.passed is not None:
+                try:
+                    every = all_keys(access)
+                    every_order = order_keys(every, req_context, self.positions_of(req_context))
+                except Exception:  # of a context of others, or no memory
+                    every = None
         self.ensure_scratch(<Py_ssize_t>access.size)
         self.batch.items = order.keys
         self.batch.size = <Py_ssize_t>access.size
@@ -1136,28 +1142,14 @@ cdef class ManagerCore(PolicyDriver):
             else:
                 self.accesses[place].flags = NOT_STORED if uses & MISSED else 0
         self.rules.finished(&self.batch, self.accesses)
+        if every is not None:
+            self.watching.c_finished(every, every_order)
 
     cdef int hand_over(self) except -1:
         """Let the watch take what it has collected, if it is enough, and read the clock."""
         try:
             self.watching.begin_lookup()
         except Exception:  # no memory: nothing may change for a watch
-            pass
-        return 0
-
-    cdef int judge(
-        self, RequestAccess access, KeyOrder order, object req_context
-    ) except -1:
-        """Show the watch a request that ends; the state is as before its end."""
-        cdef RequestAccess every
-        try:
-            every = all_keys(access)
-            if every is None:
-                return 0
-            if every is not access:
-                order = order_keys(every, req_context, self.positions_of(req_context))
-            self.watching.c_finished(every, order)
-        except Exception:  # of a context of others, or no memory: nothing may change for a watch
             pass
         return 0
 

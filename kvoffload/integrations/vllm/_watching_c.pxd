@@ -48,5 +48,5 @@ cdef class RequestWatch(WatchCore):
     cdef void use(self, uint64_t hashed, const SeenKey* seen, uint32_t now) noexcept
 
 # Return all keys that a request has offered or loaded, recorded or not: `access` itself where all
-# are recorded. None if there is no memory.
+# are recorded.
 cdef RequestAccess all_keys(RequestAccess access)

@@ -370,7 +370,7 @@ cdef RequestAccess all_keys(RequestAccess access):
         return access
     every = RequestAccess(access.owner, access.generation)
     if not every.ensure(access.size + passed.size):
-        return None
+        raise MemoryError()
     every.asked_from = access.asked_from
     for number in range(access.size):
         place = every.add(access.seen[number].key, access.seen[number].hashed)
