@@ -11,6 +11,7 @@ pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
 from kvoffload import CPUOffloadingManager
+from kvoffload._core import memory
 from kvoffload.integrations.vllm import KVOffloadManager
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.test_differential import run_sequence
@@ -298,3 +299,25 @@ def test_a_watch_belongs_to_one_manager():
         KVOffloadManager(20, watch=watch)
     with pytest.raises(TypeError, match="watch must be a Watch or None, got 3"):
         KVOffloadManager(20, watch=3)
+
+
+def test_a_finish_without_memory_is_judged_once():
+    """The room for its keys has to grow: each was offered alone."""
+    manager = watched(1000)
+    request = Request(manager, keys_of("a", range(700)))
+    for key in request.keys:
+        request.store([key])
+    failed = 0
+    for number in range(100):
+        memory.fail_after(number)
+        try:
+            request.finish()
+        except MemoryError:
+            failed += 1
+        else:
+            break
+        finally:
+            memory.fail_after(None)
+    assert failed > 1
+    counters = manager.watch.counters()
+    assert (counters["requests"], counters["asked"], counters["missed"]) == (1, 700, 700)
