@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -61,6 +62,14 @@ def run(folder, cache_policy, **extra):
         engine = Engine(folder, options, 1, events=events)
         publisher = engine.scheduler.kv_event_publisher
         assert type(publisher) is ZmqEventPublisher
+        published = []
+        publish = publisher.publish
+
+        def counted(batch):
+            published.append(batch.ts)
+            publish(batch)
+
+        publisher.publish = counted
         try:
             talk = Talk([engine], random.Random(SEED), resets=False)
             received: dict[int, bytes] = {}
@@ -71,7 +80,8 @@ def run(folder, cache_policy, **extra):
             talk.drain()
             for _ in range(3):
                 engine.step(0)
-            payloads = replayed(endpoints["replay_endpoint"])
+            while len(payloads := replayed(endpoints["replay_endpoint"])) < len(published):
+                time.sleep(0.05)  # a thread publishes, after the fact
             while max(received) < max(payloads):
                 assert subscriber.poll(TIMEOUT), "the subscriber does not get the last batch"
                 receive(subscriber, received)
