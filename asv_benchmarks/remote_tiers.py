@@ -1,8 +1,9 @@
 """The tiers past one machine against their client libraries used bare.
 
-Starts a ``redis-server`` and moto's server, which stands in for S3, on the loopback, and prints a
-table of ratios: the bare side's time divided by the tier's, so that 1 is as fast as bare and more
-is faster. All sides run in one process and take turns; each figure is a median::
+Starts a ``redis-server``, moto's server, which stands in for S3, and, where it is installed, a
+Mooncake master with memory, all on the loopback. Prints a table of ratios: the bare side's time
+divided by the tier's, so that 1 is as fast as bare and more is faster. All sides run in one process
+and take turns; each figure is a median::
 
     python asv_benchmarks/remote_tiers.py [--quick] [--rows PATTERN] [--folder FOLDER]
 
@@ -10,8 +11,9 @@ The bare sides do what a careful user of the library would do for the same block
 memory, without seals, deadlines, verdicts or an epoch: Redis by four threads with pipelines of
 eight blocks (``SET NX``, ``GET`` and a copy) and by one script for what is there; files by eight
 threads, each with a new file, a link and an unlink, or an open and a read; objects by 64 requests
-at once in one event loop. moto's server is written in Python and takes most of the time of its
-rows: they say what the tier adds to requests, not how fast S3 is.
+at once in one event loop; Mooncake by four threads with batches of eight blocks. moto's server is
+written in Python and takes most of the time of its rows: they say what the tier adds to requests,
+not how fast S3 is.
 """
 
 from __future__ import annotations
@@ -36,10 +38,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region
+from kvoffload.tiers.mooncake import MooncakeTier
 from kvoffload.tiers.redis import FIND
 from kvoffload.tiers.remote import RemoteTier
 from kvoffload.tiers.testing import run
-from tests.tiers.servers import make_bucket, redis_server, s3_options, s3_server
+from tests.tiers.servers import (
+    MooncakeServers,
+    make_bucket,
+    redis_server,
+    s3_options,
+    s3_server,
+)
 
 KIB, MIB = 1024, 1024 * 1024
 SIZES = {"16 KiB": 16 * KIB, "160 KiB": 160 * KIB, "1 MiB": MIB}
@@ -222,6 +231,49 @@ class BareObjects(Side):
         self.loop.close()
 
 
+class BareMooncake(Side):
+    """Mooncake's client, which reads and writes the region itself."""
+
+    def __init__(self, region: Region, servers: MooncakeServers) -> None:
+        from mooncake.store import MooncakeDistributedStore
+
+        super().__init__(region)
+        self.client = MooncakeDistributedStore()
+        master = f"127.0.0.1:{servers.master.port}"
+        code = self.client.setup("127.0.0.1", servers.metadata, 0, 16 * MIB, "tcp", "", master)
+        assert not code, code
+        code = self.client.register_buffer(region.address, region.nbytes)
+        assert not code, code
+        self.threads = ThreadPoolExecutor(4)
+
+    def _each(self, work: Callable[..., list[int]], keys: list[bytes]) -> None:
+        size = self.region.block_bytes
+
+        def serve(start: int) -> None:
+            names = [key.decode() for key in keys[start : start + 8]]
+            first = self.region.address + start * size
+            addresses = [first + place * size for place in range(len(names))]
+            codes = work(names, addresses, [size] * len(names))
+            assert min(codes) >= 0, codes
+
+        list(self.threads.map(serve, range(0, len(keys), 8)))
+
+    def put(self, keys: list[bytes]) -> None:
+        self._each(self.client.batch_put_from, keys)
+
+    def get(self, keys: list[bytes]) -> None:
+        self._each(self.client.batch_get_into, keys)
+
+    def find(self, keys: list[bytes]) -> None:
+        names = [key.decode() for key in keys]
+        for start in range(0, len(keys), 1024):
+            self.client.batch_is_exist(names[start : start + 1024])
+
+    def close(self) -> None:
+        self.threads.shutdown()
+        self.client.close()
+
+
 def ratio(
     sides: tuple[Side, Side], work: Callable[[Side, int], None], rounds: int
 ) -> tuple[float, float]:
@@ -298,6 +350,33 @@ def measure_sweep(folder: Path, count: int) -> Iterator[tuple[str, float, str]]:
     )
 
 
+def show(rows: Iterator[tuple[str, float, str]]) -> None:
+    for name, found, figure in rows:
+        print(f"{name:<34} {found:6.2f} x   {figure}", flush=True)
+
+
+def show_mooncake(quick: bool) -> None:
+    """Print the rows of Mooncake, or why there are none."""
+    try:
+        import mooncake.store  # noqa: F401
+    except ImportError as error:
+        print(f"mooncake: left out, {error}")
+        return
+    with MooncakeServers(2 * 1024 * MIB) as servers:
+
+        def opener(namespace: Namespace, region: Region) -> tuple[Side, Side]:
+            tier = MooncakeTier(
+                f"127.0.0.1:{servers.master.port}",
+                servers.metadata,
+                hostname="127.0.0.1",
+                namespace=namespace,
+                ack="stored",
+            )
+            return TierSide(region, tier), BareMooncake(region, servers)
+
+        show(measure("mooncake", opener, quick, SIZES))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few rounds, small batches")
@@ -325,10 +404,6 @@ def main() -> None:
 
         return opener
 
-    def show(rows: Iterator[tuple[str, float, str]]) -> None:
-        for name, found, figure in rows:
-            print(f"{name:<34} {found:6.2f} x   {figure}", flush=True)
-
     print(f"{'tier against the bare client':<34} {'ratio':>8}   the tier's own figure")
     try:
         if re.search(options.rows, "directory"):
@@ -343,6 +418,8 @@ def main() -> None:
                 small = {label: SIZES[label] for label in ("16 KiB", "160 KiB")}
                 settings = s3_options(server)
                 show(measure("s3 (moto)", over_s3(settings), options.quick, small))
+        if re.search(options.rows, "mooncake"):
+            show_mooncake(options.quick)
     finally:
         shutil.rmtree(folder)
 

@@ -115,7 +115,8 @@ def redis_server(*options: str) -> Server:
 class MooncakeServers:
     """A Mooncake master with its metadata server, and a process that gives it memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int = 2**28) -> None:
+        self.memory_bytes = memory_bytes
         program = shutil.which("mooncake_master", path=f"{sys.prefix}/bin")
         if program is None:
             pytest.skip("Mooncake is not installed")
@@ -139,7 +140,7 @@ class MooncakeServers:
 import sys, time
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-code = store.setup("127.0.0.1", {self.metadata!r}, 2**28, 2**24, "tcp", "",
+code = store.setup("127.0.0.1", {self.metadata!r}, {self.memory_bytes}, 2**24, "tcp", "",
                    "127.0.0.1:{self.master.port}")
 print("code", code, flush=True)
 while True:
