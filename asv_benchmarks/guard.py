@@ -1,7 +1,8 @@
 """Print what hit density's guard costs or brings on the traces, in hits.
 
-Each line is a trace, with its mean over the capacities of hits over LRU's: without the guard, with
-it, and the change. The traces are read from the folder that ``KVOFFLOAD_TRACES`` names. Usage::
+Each line is a trace, with its mean over the capacities of hits over LRU's, where that has any:
+without the guard, with it, and the change. The traces are read from the folder that
+``KVOFFLOAD_TRACES`` names. Usage::
 
     python asv_benchmarks/guard.py [--pending N] [--device PERCENT]
 """
@@ -56,7 +57,7 @@ def main() -> None:
         for percent, (lru, arc, unguarded, guarded) in zip(PERCENTS, cells, strict=True):
             over = guarded - max(lru, arc)
             print(f"  {percent:4} %  {guarded:.4f} ({guarded - unguarded:+.4f}; {over:+.4f})")
-        ratios = [(unguarded / lru, guarded / lru) for lru, _, unguarded, guarded in cells]
+        ratios = [(unguarded / lru, guarded / lru) for lru, _, unguarded, guarded in cells if lru]
         report("  mean x LRU", ratios)
         every += ratios
     change = report("all, mean x LRU", every)
