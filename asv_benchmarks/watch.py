@@ -3,11 +3,12 @@
     python asv_benchmarks/watch.py accuracy [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py policies [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py causes [--traces FOLDER] [--secrets 20] [NAME…]
-    python asv_benchmarks/watch.py cost
+    python asv_benchmarks/watch.py cost [--vllm]
     python asv_benchmarks/watch.py memory
 
 Errors are of hit ratios over a whole trace. The cost is CPU time: the medians of interleaved rounds
-within one process, as ratios, and what valgrind counts with ``cost --rounds 1`` under it.
+within one process, as ratios, and what valgrind counts with ``cost --rounds 1`` under it; with
+``--vllm`` that of vLLM's interface to the manager, in an environment that `.ci/vllm-env` makes.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import sha512
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +33,7 @@ from kvoffload.replay import DecodedTrace, simulate
 from kvoffload.traces import Trace
 from kvoffload.watch import Watch
 
-ROOT = Path(__file__).parents[1]
-FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or ROOT.parent / "shared" / "traces")
+FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
 SIZES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 PERCENT = (2, 5, 10)
 FOREVER = 1e9
@@ -202,6 +204,35 @@ def cycle(manager: CPUOffloadingManager, requests: list[list[bytes]]) -> None:
             manager.complete_store(output.block_hashes_to_store)
 
 
+def engine_cycle(manager: Any, requests: list[list[bytes]]) -> None:
+    """Serve requests as vLLM's scheduler does: keys one by one until the first miss."""
+    from vllm.v1.kv_offload.base import LookupResult, ReqContext
+
+    for number, keys in enumerate(requests):
+        context = ReqContext(f"request {number}")
+        for place, key in enumerate(keys):
+            context.set_offload_key_position(key, 16 * (place + 1))
+        manager.on_new_request(context)
+        found = 0
+        while found < len(keys) and manager.lookup(keys[found], context) is LookupResult.HIT:
+            found += 1
+        if found:
+            manager.prepare_load(keys[:found], context)
+            manager.complete_load(keys[:found], context)
+        if found < len(keys):
+            output = manager.prepare_store(keys[found:], context)
+            if output is not None and output.keys_to_store:
+                manager.complete_store(output.keys_to_store, context)
+        manager.on_request_finished(context)
+
+
+def engine_keys(requests: list[list[bytes]]) -> list[list[bytes]]:
+    """Return the keys that vLLM has for blocks."""
+    from vllm.v1.kv_offload.base import make_offload_key
+
+    return [[make_offload_key(key, 0) for key in request] for request in requests]
+
+
 def workload(rng: np.random.Generator, number: int, length: int) -> list[list[bytes]]:
     """Make chains of which a half was there before, on about twice the memory."""
     documents = rng.integers(0, 400 * 512 // length, number)
@@ -226,21 +257,27 @@ def cost(arguments: argparse.Namespace) -> None:
     }
     if arguments.only:
         variants = {arguments.only: variants[arguments.only]}
+    build: Callable[..., Any] = partial(CPUOffloadingManager, 16)
+    serve: Callable[[Any, list[list[bytes]]], None] = cycle
+    if arguments.vllm:
+        from kvoffload.integrations.vllm import KVOffloadManager
+
+        build, serve = KVOffloadManager, engine_cycle
     for length in arguments.lengths:
         rng = np.random.default_rng(1)
         warm = workload(rng, 200_000 // length, length)
         parts = [workload(rng, arguments.blocks // length, length) for _ in range(4)]
-        managers = {
-            name: CPUOffloadingManager(16, 100_000, watch=make()) for name, make in variants.items()
-        }
+        if arguments.vllm:
+            warm, *parts = map(engine_keys, (warm, *parts))
+        managers = {name: build(100_000, watch=make()) for name, make in variants.items()}
         for manager in managers.values():
-            cycle(manager, warm)
+            serve(manager, warm)
         times: dict[str, list[float]] = defaultdict(list)
         for number in range(arguments.rounds):
             names = list(managers)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 start = time.process_time_ns()
-                cycle(managers[name], parts[number % 4])
+                serve(managers[name], parts[number % 4])
                 times[name].append(time.process_time_ns() - start)
         base = times.get("none", next(iter(times.values())))
         blocks = sum(map(len, parts[0]))
@@ -294,6 +331,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=100_000)
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--only")
+    parser.add_argument("--vllm", action="store_true", help="of the manager for vLLM")
     arguments = parser.parse_args()
     globals()[arguments.figure](arguments)
 
