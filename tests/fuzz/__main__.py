@@ -37,7 +37,7 @@ def calls() -> Callable[[bytes], int]:
     """Return the function that compares the twins."""
     from .calls import run_calls
 
-    python, compiled = (importlib.import_module(f"kvoffload.{name}") for name in TWINS)
+    python, compiled = (importlib.import_module(f"tests.{name}") for name in TWINS)
     return lambda data: run_calls((python, compiled), data)
 
 
