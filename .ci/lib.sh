@@ -76,6 +76,13 @@ vllm_release() {
     "$python" -m pytest -q -p no:cacheprovider tests/vllm | tee "$log"
 }
 
+# end_servers FOLDER: ends the servers that a test run which was killed has left there: while one runs, its id is in a file.
+end_servers() {
+  find "$1" -name server.pid 2>/dev/null | while read -r file; do
+    kill -KILL -- "-$(cat "$file")" 2>/dev/null || true
+  done
+}
+
 # compiled_choice: the value that KVOFFLOAD_PURE_PYTHON has in a compiled run, so that no fallback passes unseen.
 compiled_choice() {
   if [ -n "$(git ls-files 'kvoffload/*.pyx')" ]; then echo 0; fi

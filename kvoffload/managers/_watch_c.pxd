@@ -16,6 +16,24 @@ cdef enum:
     LOAD = 0
     STORE = 1
 
+# The last fate of a block, and causes that are no fate; as in ``_watch_py``.
+cdef enum:
+    FATE_UNKNOWN = 0
+    FATE_STORED = 1
+    FATE_EVICTED = 2
+    FATE_DECLINED = 3
+    FATE_REFUSED = 4
+    FATE_FAILED = 5
+    FATE_RESET = 6
+
+cdef enum:
+    BROKEN_PREFIX = 0
+    PENDING = 1
+    NEVER_SEEN = 7
+
+cdef enum:
+    DRAIN_KEYS = 256        # sampled keys after which a watch takes them
+
 cdef struct WatchCounts:
     uint64_t requests
     uint64_t asked

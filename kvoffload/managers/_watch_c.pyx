@@ -61,21 +61,6 @@ cdef extern from *:
     int kvo_exponent(uint32_t value) noexcept nogil
 
 cdef enum:
-    FATE_UNKNOWN = 0
-    FATE_STORED = 1
-    FATE_EVICTED = 2
-    FATE_DECLINED = 3
-    FATE_REFUSED = 4
-    FATE_FAILED = 5
-    FATE_RESET = 6
-
-cdef enum:
-    BROKEN_PREFIX = 0
-    PENDING = 1
-    NEVER_SEEN = 7
-
-cdef enum:
-    DRAIN_KEYS = 256
     MOST_OPEN = 4096
     MOST_OPEN_BLOCKS = 1 << 18
     NUM_CHAINS = 256

@@ -17,8 +17,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -335,7 +334,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         stored = [stored_key(key) for key in keys]
         found: list[torch.Tensor | None] = []
         while len(found) < len(stored):
-            with self._buffer(0) as buffer:
+            buffer = self._buffers[0]
+            with buffer.lock:
                 part = slice(len(found), len(found) + len(buffer.ids))
                 are_there = self._get(stored[part], buffer.ids[: len(stored[part])])
                 for place, is_there in enumerate(are_there):
@@ -376,7 +376,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         done = 0
         is_right = True
         while done < len(stored) and is_right:
-            with self._buffer(1) as buffer:
+            buffer = self._buffers[1]
+            with buffer.lock:
                 part = stored[done : done + len(buffer.ids)]
                 for place, page in enumerate(pages[done : done + len(part)]):
                     buffer.page(place)[:] = _bytes_of(page)
@@ -404,12 +405,6 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             if found != nbytes:
                 raise ValueError(f"{name}[{place}] must have {nbytes} bytes, got {found}")
         return pages
-
-    @contextmanager
-    def _buffer(self, which: int) -> Iterator[_Buffer]:
-        buffer = self._buffers[which]
-        with buffer.lock:
-            yield buffer
 
     # -- transfers ---------------------------------------------------------------------------
 

@@ -29,23 +29,21 @@ from kvoffload.integrations.vllm._request_c cimport (
     PyBytes_GET_SIZE,
 )
 from kvoffload.integrations.vllm._rules_c cimport NEW, OBSERVED, READY
-from kvoffload.managers._watch_c cimport LOAD, STORE
+from kvoffload.managers._watch_c cimport (
+    BROKEN_PREFIX,
+    DRAIN_KEYS,
+    FATE_DECLINED,
+    FATE_EVICTED,
+    FATE_FAILED,
+    FATE_REFUSED,
+    FATE_STORED,
+    LOAD,
+    NEVER_SEEN,
+    PENDING,
+    STORE,
+)
 
-# As in ``managers/_watch_py``: the last fate of a block, and causes that are no fate.
 cdef enum:
-    FATE_STORED = 1
-    FATE_EVICTED = 2
-    FATE_DECLINED = 3
-    FATE_REFUSED = 4
-    FATE_FAILED = 5
-
-cdef enum:
-    BROKEN_PREFIX = 0
-    PENDING = 1
-    NEVER_SEEN = 7
-
-cdef enum:
-    DRAIN_KEYS = 256
     CAUSE_BITS = 7
 
 
