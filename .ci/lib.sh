@@ -58,6 +58,35 @@ quick_start() {
   sed -n '/^## Quick start$/,/^## [^Q]/p' README.md | sed -n '/^```sh$/,/^```$/p' | grep -v '^```' | sed -n "$1p"
 }
 
+# once_more LOG COMMAND…: runs by themselves the tests that failed when pytest, this command, wrote that log. A fault fails
+# again, with the same seed; what only a busy machine has failed passes, and the summary says that it took two runs.
+once_more() {
+  local log=$KVO_WORK/logs/$1
+  shift
+  echo "what failed, once more:"
+  "$@" --last-failed --last-failed-no-failures=none | tee "$log-again" || return 1
+  sed -n 's/^FAILED \([^ ]*\).*/failed, then passed: \1/p' "$log"
+  sed -i 's/^\(=* *[0-9]* failed\)\(, .* in [0-9.]*s\)/\1 once\2/' "$log"
+}
+
+# tests LOG COMMAND…: runs pytest, its output to a log of that name; what fails, once more.
+tests() {
+  local log=$1 cache=$KVO_WORK/pytest-cache/$1
+  shift
+  rm -rf "$cache"
+  "$@" -o cache_dir="$cache" | tee "$KVO_WORK/logs/$log" || once_more "$log" "$@" -o cache_dir="$cache"
+}
+
+# quick_start_tests LOG [VARIABLE=VALUE…]: README's test line in an empty environment; what fails, once more.
+quick_start_tests() {
+  local log=$1 line
+  line=$(quick_start 2)
+  shift
+  echo "$line"
+  bare "$@" bash -euo pipefail -c "$line" | tee "$KVO_WORK/logs/$log" ||
+    once_more "$log" bare "$@" .venv/bin/python -m pytest -q -n auto
+}
+
 # pytest_result LOG: pytest's last line, for the summary.
 pytest_result() {
   sed -n 's/^=* *\([0-9].* in [0-9.]*s\).*/result: \1/p' "$1" | tail -1
@@ -66,14 +95,14 @@ pytest_result() {
 # vllm_release VERSION SEQUENCES: the tests of the integration against one release of vLLM, with vLLM's own tests on our
 # managers; the same transfers under three hash seeds.
 vllm_release() {
-  local log=$KVO_WORK/logs/pytest-vllm-$1 python tests seed
+  local python vllm_tests seed
   python=$(.ci/vllm-env "$1")
-  tests=$(.ci/vllm-tests "$1")
+  vllm_tests=$(.ci/vllm-tests "$1")
   for seed in 1 2; do
-    PYTHONHASHSEED=$seed "$python" -m pytest -q -p no:cacheprovider tests/vllm/test_scheduler.py
+    PYTHONHASHSEED=$seed tests "pytest-vllm-$1-hash-$seed" "$python" -m pytest -q tests/vllm/test_scheduler.py
   done
-  PYTHONHASHSEED=3 KVOFFLOAD_VLLM_TESTS=$tests KVOFFLOAD_VLLM_SEQUENCES=$2 \
-    "$python" -m pytest -q -p no:cacheprovider tests/vllm | tee "$log"
+  PYTHONHASHSEED=3 KVOFFLOAD_VLLM_TESTS=$vllm_tests KVOFFLOAD_VLLM_SEQUENCES=$2 \
+    tests "pytest-vllm-$1" "$python" -m pytest -q tests/vllm
 }
 
 # end_servers FOLDER: ends the servers that a test run which was killed has left there: while one runs, its id is in a file.
