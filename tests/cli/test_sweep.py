@@ -13,7 +13,7 @@ import pytest
 from kvoffload.traces import Request, Workload, write_trace
 from kvoffload.traces.errors import printable
 
-from .conftest import run_process, run_shell
+from .conftest import run_shell
 
 FAST = ("--jobs", "1", "--quiet")
 
@@ -177,12 +177,14 @@ HOSTILE_NAMES = [
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".PDF"])
-def test_a_name_that_is_no_text_or_no_formula_makes_a_picture(trace, tmp_path, name, suffix):
+def test_a_name_that_is_no_text_or_no_formula_makes_a_picture(
+    kvoffload, trace, tmp_path, name, suffix
+):
     pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
     path, picture = tmp_path / f"{name}.jsonl", tmp_path / f"picture{suffix}"
     path.write_bytes(trace.read_bytes())
     arguments = ("--policy", "lru", "--capacity", "5", "--jobs", "1", "--plot", picture)
-    done = run_process("sweep", path, *arguments)
+    done = kvoffload("sweep", path, *arguments)
     assert (done.code, done.err) == (0, "")
     assert picture.stat().st_size > 1000
     if suffix == ".svg":

@@ -541,7 +541,7 @@ class TestTLS:
         with redis_server() as server:
             tier = RedisTier(f"rediss://127.0.0.1:{server.port}", namespace=NAMESPACE)
             region = attached(tier)
-            assert not {Status.OK, Status.MISS} & set(check(tier, region, 4, 5.0))
+            assert not {Status.OK, Status.MISS} & set(check(tier, region, 4, 1.0))
             tier.close()
 
     def test_a_certificate_is_checked(self, tmp_path: Path) -> None:

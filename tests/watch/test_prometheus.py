@@ -74,7 +74,7 @@ def query(exporter: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     (folder / "rules.yml").write_text(rules_yaml())
     target = urllib.parse.urlsplit(exporter).netloc
     (folder / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+        "global: {scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms}\n"
         "rule_files: [rules.yml]\n"
         f"scrape_configs: [{{job_name: replay, static_configs: [{{targets: ['{target}']}}]}}]\n"
     )
