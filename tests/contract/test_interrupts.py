@@ -6,13 +6,14 @@ KeyboardInterrupt for Ctrl-C. `lookup` and `touch` may end in between.
 
 from __future__ import annotations
 
+import dis
 import gc
 import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -34,6 +35,21 @@ PACKAGE = str(Path(kvoffload.__file__).parent)
 NEW = block_hashes(*range(100, 108))
 
 
+@lru_cache(maxsize=1000)
+def backward_jumps(code: CodeType) -> set[int]:
+    """Return the offsets of jumps back."""
+    return {step.offset for step in dis.get_instructions(code) if "JUMP_BACKWARD" in step.opname}
+
+
+def jumps_back(frame: FrameType) -> bool:
+    """Tell whether the next instruction jumps back.
+
+    What a trace function raises where an inlined comprehension jumps back, CPython 3.13 hands to no
+    handler of the function; what a signal raises there does find them.
+    """
+    return frame.f_lasti in backward_jumps(frame.f_code)
+
+
 class Interrupts:
     """Raise at the event of that number, in the lines of the package; never, if it is None."""
 
@@ -47,7 +63,7 @@ class Interrupts:
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         frame.f_trace_opcodes = self.event == "opcode"
-        if event == self.event:
+        if event == self.event and not (event == "line" and jumps_back(frame)):
             if len(self.places) == self.number:
                 sys.settrace(None)
                 raise self.error
