@@ -52,12 +52,14 @@ cdef struct WatchCounts:
     uint64_t unused_ages[BINS]
     uint64_t stored_ages[BINS]
 
-# An open transfer. Those of one first block id hang together; all are in the order of opening.
+# An open transfer. Those of one first id hang together; all are in the order of opening.
 cdef struct Transfer:
     uint64_t serial
     uint64_t time           # ms
     uint32_t kind           # LOAD, STORE
     uint32_t size           # blocks
+    int32_t first           # ids by which it is found again
+    int32_t last
     uint32_t older          # transfer opened before this one
     uint32_t newer          # and after; free: the next free one
     uint32_t chain          # next of the same chain, newer
@@ -115,6 +117,9 @@ cdef class WatchCore:
     cdef void c_loaded(self, Batch* batch) noexcept
     cdef void c_dropped(self) noexcept
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
+    cdef int32_t* open_transfer(
+        self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last
+    ) noexcept
     cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept
     cdef void close_at(self, uint32_t place) noexcept
     cdef Entry* sampled_entry(self, Node* node) noexcept

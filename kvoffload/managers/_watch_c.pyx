@@ -401,32 +401,40 @@ cdef class WatchCore:
 
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept:
         """Open a transfer."""
+        cdef int32_t* own
+        cdef Py_ssize_t number
+        if size == 0:
+            return
+        own = self.open_transfer(kind, size, block_ids[0], block_ids[size - 1])
+        if own != NULL:
+            for number in range(size):
+                own[number] = <int32_t>block_ids[number]
+
+    cdef int32_t* open_transfer(
+        self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last
+    ) noexcept:
+        """Enter a transfer into the ledger; return where its ids go, NULL if there is no room."""
         cdef uint32_t place = self.free_transfer
         cdef uint32_t room
         cdef uint32_t* link
         cdef Transfer* transfer
         cdef Transfer* larger
         cdef int32_t* own
-        cdef Py_ssize_t number
-        if size == 0:
-            return
         if self.num_open >= MOST_OPEN or self.open_blocks + <uint64_t>size > MOST_OPEN_BLOCKS:
             self.tally.untracked += 1
-            return
+            return NULL
         if place == NIL and self.num_transfers == self.transfer_room:
             room = 2 * self.transfer_room if self.transfer_room else 64
             larger = <Transfer*>resize(self.transfers, room * sizeof(Transfer))
             if larger == NULL:
                 self.tally.untracked += 1
-                return
+                return NULL
             self.transfers = larger
             self.transfer_room = room
         own = <int32_t*>resize(NULL, <size_t>size * sizeof(int32_t))
         if own == NULL:
             self.tally.untracked += 1
-            return
-        for number in range(size):
-            own[number] = <int32_t>block_ids[number]
+            return NULL
         if place == NIL:
             place = self.num_transfers
             self.num_transfers += 1
@@ -438,6 +446,8 @@ cdef class WatchCore:
         transfer.time = self.c_now()
         transfer.kind = kind
         transfer.size = <uint32_t>size
+        transfer.first = <int32_t>first
+        transfer.last = <int32_t>last
         transfer.block_ids = own
         transfer.older = self.newest
         transfer.newer = NIL
@@ -448,12 +458,13 @@ cdef class WatchCore:
             self.transfers[self.newest].newer = place
         self.newest = place
         # At the end of its chain, so that the oldest that matches is found first.
-        link = &self.chains[<uint32_t>own[0] % NUM_CHAINS]
+        link = &self.chains[<uint32_t>first % NUM_CHAINS]
         while link[0] != NIL:
             link = &self.transfers[link[0]].chain
         link[0] = place
         self.num_open += 1
         self.open_blocks += <uint64_t>size
+        return own
 
     cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept:
         """Close the oldest transfer of this kind and size with this first and last block id."""
@@ -464,8 +475,8 @@ cdef class WatchCore:
             if (
                 transfer.kind == kind
                 and <Py_ssize_t>transfer.size == size
-                and transfer.block_ids[0] == first
-                and transfer.block_ids[size - 1] == last
+                and transfer.first == first
+                and transfer.last == last
             ):
                 self.close_at(place)
                 return
@@ -474,7 +485,7 @@ cdef class WatchCore:
     cdef void close_at(self, uint32_t place) noexcept:
         """Take a transfer out."""
         cdef Transfer* transfer = self.transfers + place
-        cdef uint32_t* link = &self.chains[<uint32_t>transfer.block_ids[0] % NUM_CHAINS]
+        cdef uint32_t* link = &self.chains[<uint32_t>transfer.first % NUM_CHAINS]
         while link[0] != place:
             link = &self.transfers[link[0]].chain
         link[0] = transfer.chain

@@ -89,7 +89,7 @@ from kvoffload.integrations.vllm._rules_c cimport (
     Access,
     RequestRules,
 )
-from kvoffload.integrations.vllm._watching_c cimport RequestWatch, all_keys
+from kvoffload.integrations.vllm._watching_c cimport IdRange, RequestWatch, all_keys, widen
 from kvoffload.managers._watch_c cimport LOAD, STORE
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
@@ -601,6 +601,7 @@ cdef class ManagerCore(PolicyDriver):
         cdef list batch = self.open_batch(keys)
         cdef Table* table = self.policy.table
         cdef Py_ssize_t place, undo
+        cdef IdRange ids = IdRange(-1, -1)
         cdef Node* node
         find_all(table, &self.batch)
         if not self.rules.ensure(0):
@@ -616,6 +617,7 @@ cdef class ManagerCore(PolicyDriver):
             node.block.ref_cnt -= 1
             # The occurrence that releases the last pin.
             self.accesses[place].flags = READY if node.block.ref_cnt == 0 else 0
+            widen(&ids, node.block.block_id)
         for place in range(self.batch.size):
             if self.accesses[place].flags:
                 self.num_idle += 1
@@ -623,7 +625,7 @@ cdef class ManagerCore(PolicyDriver):
                     self.batch.slots[place], node_at(table, self.batch.slots[place])
                 )
         if self.watching is not None:
-            self.watching.c_ended_load(&self.batch)
+            self.watching.c_closed(LOAD, self.batch.size, ids.least, ids.greatest)
 
     def touch(self, keys, req_context):
         """Mark chunks as used now, the last key first."""
@@ -957,7 +959,8 @@ cdef class ManagerCore(PolicyDriver):
         """Make pending chunks readable, or drop them where the store failed."""
         cdef list batch = self.open_batch(keys)
         cdef bint stored = success
-        cdef Py_ssize_t place
+        cdef Py_ssize_t place, num_ended = 0
+        cdef IdRange ids = IdRange(-1, -1)
         cdef Node* node
         cdef list completed
         cdef int collecting = PyGC_Disable()
@@ -969,12 +972,16 @@ cdef class ManagerCore(PolicyDriver):
                 completed = self.pending_keys(batch)
                 if completed:
                     self.events.append(self.completion_event(completed, stored))
-            if self.watching is not None:
-                self.watching.c_ended_store(&self.batch, stored)
             for place in range(self.batch.size):
                 node = self.resident(place)
                 if node != NULL and node.block.ref_cnt < 0:
+                    num_ended += 1
+                    widen(&ids, node.block.block_id)
+                    if self.watching is not None and not stored:
+                        self.watching.c_failed(node)
                     self.complete(self.batch.slots[place], node, stored)
+            if self.watching is not None:
+                self.watching.c_closed(STORE, num_ended, ids.least, ids.greatest)
         finally:
             if collecting:
                 PyGC_Enable()

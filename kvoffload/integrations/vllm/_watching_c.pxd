@@ -13,13 +13,28 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.shadow cimport Entry
+from kvoffload._core.table cimport Node
 from kvoffload.integrations.vllm._request_c cimport KeyOrder, RequestAccess, SeenKey
 from kvoffload.integrations.vllm._rules_c cimport Access
 from kvoffload.managers._watch_c cimport WatchCore
 
+# The least and the greatest id of a transfer, which stand for it: vLLM completes one by a set of
+# its keys. -1 where there is none yet.
+cdef struct IdRange:
+    int64_t least
+    int64_t greatest
+
+
+cdef inline void widen(IdRange* ids, int64_t chunk_id) noexcept:
+    """Let a range reach to an id."""
+    if ids.least < 0 or chunk_id < ids.least:
+        ids.least = chunk_id
+    if chunk_id > ids.greatest:
+        ids.greatest = chunk_id
+
 
 cdef class RequestWatch(WatchCore):
-    # All are told before the state changes, but for `c_loading` and `c_storing`.
+    # All are told before the state changes, but for `c_loading` and `c_begun`.
     # A load was granted, and recorded.
     cdef void c_loading(
         self, Batch* batch, const Access* accesses, RequestAccess access
@@ -33,10 +48,10 @@ cdef class RequestWatch(WatchCore):
         int64_t admitted,
         int64_t missing,
     ) noexcept
-    # A transfer begins; it ends under the same ids in any order.
+    # A transfer begins; `c_closed` ends it by the range of its ids.
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept
-    cdef void c_ended_load(self, Batch* batch) noexcept
-    cdef void c_ended_store(self, Batch* batch, bint succeeded) noexcept
+    # The store of a chunk failed.
+    cdef void c_failed(self, Node* node) noexcept
     # A request has finished; its keys, head to tail.
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept
     cdef Py_ssize_t gather(self, Batch* batch, const Access* accesses) noexcept

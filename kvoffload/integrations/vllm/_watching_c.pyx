@@ -1,5 +1,7 @@
 """What ``KVOffloadManager`` tells a watch; see ``_watching_c.pxd``."""
 
+from libc.string cimport memcpy
+
 from kvoffload._core.shadow cimport (
     shadow_approach,
     shadow_find,
@@ -16,7 +18,6 @@ from kvoffload._core.table cimport (
     kvo_prefetch,
     node_at,
     sample_of,
-    table_new_epoch,
 )
 from kvoffload.integrations.vllm._request_c cimport (
     CAUSE_SHIFT,
@@ -47,11 +48,12 @@ cdef enum:
     CAUSE_BITS = 7
 
 
-cdef inline bint was_asked(RequestAccess access, KeyOrder order, uint64_t at) noexcept:
+cdef inline bint was_asked(
+    int64_t asked_from, const Place* place, const uint8_t* positioned
+) noexcept:
     """Tell whether a request asked for a key; where it has no position, if it asked at all."""
-    return access.asked_from != NOT_ASKED and (
-        order.places[at].position >= access.asked_from
-        or not order.positioned[order.places[at].number]
+    return asked_from != NOT_ASKED and (
+        place.position >= asked_from or not positioned[place.number]
     )
 
 
@@ -200,68 +202,25 @@ cdef class RequestWatch(WatchCore):
 
     # -- transfers -----------------------------------------------------------------------------
 
-    # vLLM completes a transfer by a set of its keys, so least and greatest id stand for it.
-
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept:
         """Open a transfer."""
-        cdef int64_t* ids
-        cdef Py_ssize_t place, least = 0, greatest = 0
-        if size == 0 or not self.ensure_uses(size):
-            return
-        ids = <int64_t*>self.uses
-        for place in range(size):
-            ids[place] = chunk_ids[place]
-            if chunk_ids[place] < chunk_ids[least]:
-                least = place
-            if chunk_ids[place] > chunk_ids[greatest]:
-                greatest = place
-        ids[least], ids[0] = ids[0], ids[least]
-        if greatest == 0:
-            greatest = least
-        ids[greatest], ids[size - 1] = ids[size - 1], ids[greatest]
-        self.c_opened(kind, ids, size)
-
-    cdef void c_ended_load(self, Batch* batch) noexcept:
-        """Close the transfer of a load."""
+        cdef int32_t least, greatest
         cdef Py_ssize_t place
-        cdef int64_t chunk_id, least = -1, greatest = -1
-        for place in range(batch.size):
-            chunk_id = node_at(self.table, batch.slots[place]).block.block_id
-            if least < 0 or chunk_id < least:
-                least = chunk_id
-            greatest = max(greatest, chunk_id)
-        if batch.size:
-            self.c_closed(LOAD, batch.size, least, greatest)
+        cdef int32_t* own
+        if size == 0:
+            return
+        least = greatest = chunk_ids[0]
+        for place in range(1, size):
+            least = min(least, chunk_ids[place])
+            greatest = max(greatest, chunk_ids[place])
+        own = self.open_transfer(kind, size, least, greatest)
+        if own != NULL:
+            memcpy(own, chunk_ids, <size_t>size * sizeof(int32_t))
 
-    cdef void c_ended_store(self, Batch* batch, bint succeeded) noexcept:
-        """Close the transfer of a store, and note the fates of chunks whose store failed."""
-        cdef Py_ssize_t place, size = 0
-        cdef int64_t chunk_id, least = -1, greatest = -1
-        cdef uint32_t slot
-        cdef Node* node
-        table_new_epoch(self.table)
-        for place in range(batch.size):
-            slot = batch.slots[place]
-            if slot == NIL:
-                continue
-            node = node_at(self.table, slot)
-            if (
-                not node.flags & RESIDENT
-                or node.block.ref_cnt >= 0
-                or node.block.mark == self.table.epoch
-            ):
-                continue
-            node.block.mark = self.table.epoch
-            chunk_id = node.block.block_id
-            if least < 0 or chunk_id < least:
-                least = chunk_id
-            greatest = max(greatest, chunk_id)
-            size += 1
-            if not succeeded:
-                self.tally.failed += 1
-                self.set_fate(node, FATE_FAILED)
-        if size:
-            self.c_closed(STORE, size, least, greatest)
+    cdef void c_failed(self, Node* node) noexcept:
+        """Note the fate of a chunk whose store failed."""
+        self.tally.failed += 1
+        self.set_fate(node, FATE_FAILED)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -273,12 +232,14 @@ cdef class RequestWatch(WatchCore):
         cdef SeenKey* keys = access.seen
         cdef SeenKey* seen
         cdef const Place* places = order.places
+        cdef const uint8_t* positioned = order.positioned
+        cdef int64_t asked_from = access.asked_from
         cdef Py_ssize_t number, num_sampled = 0
         cdef bint has_room = self.ensure_uses(<Py_ssize_t>total)
         cdef int quarter, size
         for at in range(total):
             seen = keys + places[at].number
-            if was_asked(access, order, at):
+            if was_asked(asked_from, places + at, positioned):
                 num_asked += 1
                 num_missed += not seen.uses & LOADED
             if sample_of(seen.hashed) < below and has_room:
@@ -298,13 +259,16 @@ cdef class RequestWatch(WatchCore):
             at = self.use_slots[number]
             hashed = self.uses[number]
             quarter = self.quarter_of(hashed)
-            if was_asked(access, order, at):
+            if was_asked(asked_from, places + at, positioned):
                 self.count(hashed, keys + places[at].number)
             elif sample_of(hashed) < self.keeps_below:
                 unasked |= <uint32_t>1 << quarter
             if sample_of(hashed) >= self.keeps_below:
                 continue
-            if was_asked(access, order, at) and unasked & ~quarters & (<uint32_t>1 << quarter):
+            if (
+                was_asked(asked_from, places + at, positioned)
+                and unasked & ~quarters & (<uint32_t>1 << quarter)
+            ):
                 self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
                 quarters |= <uint32_t>1 << quarter
             self.keep_key(<uint32_t>quarter, order.keys[at])
