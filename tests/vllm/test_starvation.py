@@ -164,7 +164,7 @@ def test_a_promotion_that_fails_and_a_reset_hold_nothing():
 
 
 def test_a_promotion_that_is_declined_is_none_and_one_that_is_there_is_not():
-    """On one fixed sequence: on one in forty the guard follows LRU, which declines nothing."""
+    """On one fixed sequence: on 4 of 300 the guard follows LRU, which declines nothing."""
     primary = tier(60, "hit-density")
     drive = Drive(primary, 8)
     requests = popular_and_unique(random.Random(1), 300)
