@@ -38,10 +38,8 @@ from kvoffload.managers._watch_c cimport (
     FATE_FAILED,
     FATE_REFUSED,
     FATE_STORED,
-    LOAD,
     NEVER_SEEN,
     PENDING,
-    STORE,
 )
 
 cdef enum:
