@@ -61,12 +61,13 @@ quick_start() {
 # once_more LOG COMMAND…: runs by themselves the tests that failed when pytest, this command, wrote that log. A fault fails
 # again, with the same seed; what only a busy machine has failed passes, and the summary says that it took two runs.
 once_more() {
-  local log=$KVO_WORK/logs/$1
+  local log=$KVO_WORK/logs/$1 seed
   shift
+  seed=$(grep -o -- '--hypothesis-seed=[0-9]*' "$log" | tail -1) # a failed run prints it
   echo "what failed, once more:"
-  "$@" --last-failed --last-failed-no-failures=none | tee "$log-again" || return 1
+  "$@" ${seed:+"$seed"} --last-failed --last-failed-no-failures=none | tee "$log-again" || return 1
   sed -n 's/^FAILED \([^ ]*\).*/failed, then passed: \1/p' "$log"
-  sed -i 's/^\(=* *[0-9]* failed\)\(, .* in [0-9.]*s\)/\1 once\2/' "$log"
+  sed -i 's/^\(=* *[0-9]* failed\)\(.* in [0-9.]*s\)/\1 once\2/' "$log"
 }
 
 # tests LOG COMMAND…: runs pytest, its output to a log of that name; what fails, once more.

@@ -11,6 +11,7 @@ import importlib
 import os
 import random
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -54,14 +55,22 @@ register_profiles(read_budget())
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed of this run unless the command line gives one."""
+    """Draw the seed of this run unless the command line gives one; workers take the run's."""
     given = config.getoption("--hypothesis-seed", default=None)
+    if hasattr(config, "workerinput"):
+        given = config.option.hypothesis_seed = str(config.workerinput["seed"])
     if given is None:
         seed = random.SystemRandom().randrange(2**32)
         config.option.hypothesis_seed = str(seed)
     else:
         seed = random.randrange(2**32) if given == "random" else int(given)
     config.stash[SEED_KEY] = seed
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist the seed of the run, which it would draw for itself."""
+    node.workerinput["seed"] = node.config.stash[SEED_KEY]
 
 
 def how_to_repeat(config: pytest.Config) -> str:

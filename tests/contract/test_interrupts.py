@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dis
 import gc
-import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -231,7 +230,7 @@ def prepared(call: str, name: str) -> tuple[Any, Callable[[], Any]]:
 
 
 def interrupted_at_each(
-    call: str, name: str, error: type[BaseException], event: str, step: int
+    call: str, name: str, error: type[BaseException], event: str, step: int, seed: int
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of an event, and a thing whose call was interrupted there."""
     for _ in range(2):  # what is imported or remembered at the first call is no part of a call
@@ -240,7 +239,7 @@ def interrupted_at_each(
         with suppress(OffloadError), watch.armed():
             make_call()
     events = watch.worth_trying()
-    for number in events[random.SystemRandom().randrange(min(step, len(events))) :: step]:
+    for number in events[seed % min(step, len(events)) :: step]:
         thing, make_call = prepared(call, name)
         with pytest.raises(error), Interrupts(number, error, event).armed():
             make_call()
@@ -284,13 +283,13 @@ def states_around(call: str, name: str) -> tuple[Any, Any]:
 
 
 def check_all_or_nothing(
-    call: str, name: str, error: type[BaseException], event: str, step: int = 1
+    call: str, name: str, error: type[BaseException], event: str, step: int, seed: int
 ) -> None:
     """Interrupt a call everywhere, and compare with the state before and after, now and later."""
     states = states_around(call, name)
     often = max(1, round(10 / read_budget()))
     num_tried = 0
-    for number, thing in interrupted_at_each(call, name, error, event, step):
+    for number, thing in interrupted_at_each(call, name, error, event, step, seed):
         num_tried += 1
         state = state_of(thing)
         assert state in (states[0][0], states[1][0]), f"interrupted at {event} {number}"
@@ -304,7 +303,7 @@ def check_all_or_nothing(
 def stride(budget_for_all: float) -> int:
     """Return the step from one tried event to the next: 1 from a budget on, more below it.
 
-    A run begins at one of the first events, drawn anew, so that runs together try them all.
+    The seed of a run says at which of the first events it begins: runs together try them all.
     """
     return max(1, round(budget_for_all / read_budget()))
 
@@ -317,21 +316,23 @@ CASES = [
 
 
 @pytest.mark.parametrize(("call", "name"), CASES)
-def test_an_interrupt_at_any_line_leaves_the_state_before_or_after(call: str, name: str) -> None:
-    check_all_or_nothing(call, name, KeyboardInterrupt, "line", stride(3))
+def test_an_interrupt_at_any_line_leaves_the_state_before_or_after(
+    call: str, name: str, seed: int
+) -> None:
+    check_all_or_nothing(call, name, KeyboardInterrupt, "line", stride(3), seed)
 
 
 @pytest.mark.parametrize("call", ["a store", "failure", "evict", "a reset"])
 @pytest.mark.parametrize("name", registry.names())
-def test_an_interrupt_between_any_two_instructions(name: str, call: str) -> None:
+def test_an_interrupt_between_any_two_instructions(name: str, call: str, seed: int) -> None:
     """Signals are answered between instructions, in the middle of lines, too."""
-    check_all_or_nothing(call, name, KeyboardInterrupt, "opcode", stride(20))
+    check_all_or_nothing(call, name, KeyboardInterrupt, "opcode", stride(20), seed)
 
 
 @pytest.mark.parametrize("call", ["a store", "a store of many", "completion", "a reset", "evict"])
 @pytest.mark.parametrize("rule", ["lru", "arc-classic"])
 def test_an_interrupt_where_hit_density_follows_another(
-    monkeypatch: pytest.MonkeyPatch, rule: str, call: str
+    monkeypatch: pytest.MonkeyPatch, rule: str, call: str, seed: int
 ) -> None:
     build, method, arguments = CALLS[call]
 
@@ -342,7 +343,7 @@ def test_an_interrupt_where_hit_density_follows_another(
         return thing
 
     monkeypatch.setitem(CALLS, call, (following, method, arguments))
-    check_all_or_nothing(call, "hit-density", KeyboardInterrupt, "line", stride(8))
+    check_all_or_nothing(call, "hit-density", KeyboardInterrupt, "line", stride(8), seed)
 
 
 @pytest.mark.parametrize("name", ["lru", "hit-density"])
@@ -359,7 +360,7 @@ def test_an_interrupt_where_hit_density_follows_another(
     ],
 )
 def test_an_interrupt_where_a_watch_looks_on(
-    monkeypatch: pytest.MonkeyPatch, call: str, name: str
+    monkeypatch: pytest.MonkeyPatch, call: str, name: str, seed: int
 ) -> None:
     """The manager is as before or after, and the watch keeps its invariants."""
     build = _python.CPUOffloadingManager
@@ -372,7 +373,7 @@ def test_an_interrupt_where_a_watch_looks_on(
     monkeypatch.setattr(_python, "CPUOffloadingManager", watched)
     thing, _ = prepared(call, name)
     assert thing.watch is not None
-    check_all_or_nothing(call, name, KeyboardInterrupt, "line", stride(8))
+    check_all_or_nothing(call, name, KeyboardInterrupt, "line", stride(8), seed)
 
 
 def test_an_interrupt_of_a_touch_makes_the_guard_of_hit_density_forget() -> None:
