@@ -13,7 +13,7 @@ import nox
 nox.needs_version = ">=2024.4.15"
 nox.options.error_on_missing_interpreters = False
 
-PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 GENERATED = [f"tests/{name}" for name in ("contract", "differential", "policies", "traces", "fuzz")]
 GENERATED += [
     "tests/watch/test_twins.py",

@@ -1,7 +1,8 @@
 """Compiled or Python: decided once, here, for all twins or none.
 
 ``KVOFFLOAD_PURE_PYTHON`` decides: unset or empty, compiled if it imports; ``0``, compiled required;
-any other value, Python.
+any other value, Python. A free-threaded interpreter enables its global lock when it imports the
+extensions; where it was told to keep the lock off, compiled twins are refused.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +47,11 @@ def _choose() -> Literal["compiled", "python"]:
                 f"which cannot be imported: {cause}"
             ) from cause
         return "python"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise ImportError(
+            "the compiled implementation needs the global interpreter lock: run without "
+            f"PYTHON_GIL=0 and -X gil=0, or choose the Python implementation by {VARIABLE}=1"
+        )
     return "compiled"
 
 

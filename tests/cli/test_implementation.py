@@ -97,6 +97,27 @@ def test_the_compiled_implementation_is_not_mentioned(twins: object) -> None:
     assert json.loads(done.stdout)["implementation"] == "compiled"
 
 
+def test_without_the_global_lock_compiled_twins_are_refused(twins: object) -> None:
+    """As a free-threaded interpreter that was told to keep it off: PYTHON_GIL=0."""
+    unlocked = "import sys; sys._is_gil_enabled = lambda: False; import kvoffload"
+    for choice in ("", "0", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", unlocked],
+            env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: choice},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if choice == "1":
+            assert (done.returncode, done.stderr) == (0, "")
+        else:
+            *_, line = done.stderr.splitlines()
+            assert done.returncode == 1
+            assert line.startswith("ImportError: the compiled implementation needs the global")
+            assert f"{VARIABLE}=1" in line
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
