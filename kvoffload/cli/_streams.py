@@ -39,7 +39,8 @@ def standard_streams() -> Iterator[None]:
     """Have faults of standard output name it, and pass over those of standard error.
 
     The number of a stream that is closed is given to a file that cannot be used: the next file that
-    is opened would have it, and would be taken for the stream.
+    is opened would have it, and would be taken for the stream. A library may have opened one before
+    (libffi keeps one), which then is not written to.
     """
     _fill_closed()
     before = sys.stdout, sys.stderr
@@ -108,7 +109,9 @@ def _over(stream: TextIO | None, number: int, kind: type[OutputFile]) -> TextIO:
             return stream
         stream.flush()
         encoding = stream.encoding
-    file = kind(number, STDOUT if number == 1 else "<stderr>", closefd=False)
+    is_closed = (sys.__stdout__ if number == 1 else sys.__stderr__) is None  # since the start
+    descriptor = os.open(os.devnull, os.O_RDONLY) if is_closed else number
+    file = kind(descriptor, STDOUT if number == 1 else "<stderr>", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(file),
         encoding=encoding,

@@ -124,6 +124,7 @@ def _look(urls: Sequence[str]) -> tuple[list[Engine], list[str]]:
                 raise ValueError(f"more than {MOST_BYTES} bytes")
             found: list[Engine] = read_engines(url, body.decode("utf-8", "replace"))
         except urllib.error.HTTPError as error:
+            error.close()
             faults.append(f"{url}: HTTP status {error.code}")
         except (OSError, http.client.HTTPException) as error:
             faults.append(f"{url}: {getattr(error, 'reason', None) or error}")

@@ -8,6 +8,7 @@ decompressor needs (at most 128 MiB, the window that zstandard allows without be
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import io
 import os
@@ -93,6 +94,10 @@ class Lines:
             self._closing = opened.pop_all()
 
     def _open(self, path: str, opened: contextlib.ExitStack) -> BinaryIO:
+        if (
+            path == STDIN and sys.__stdin__ is None
+        ):  # closed at the start; a library may have the number
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         file = opened.enter_context(io.FileIO(0 if path == STDIN else path, closefd=path != STDIN))
         start = _start(file)
         raw = opened.enter_context(io.BufferedReader(_Resumed(start, file), _READ_BYTES))

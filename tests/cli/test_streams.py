@@ -5,6 +5,7 @@ One line of error, or none where there is nobody to tell; the files that it writ
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -103,6 +104,22 @@ def test_where_all_streams_are_closed_no_file_is_taken_for_one(trace, tmp_path):
     assert (done.code, done.out, done.err) == (1, "", "")
     done = run_shell("kvoffload info - <&-")
     assert done.error == "<stdin>: must be a readable file: Bad file descriptor"
+
+
+def test_a_file_that_a_library_opened_in_place_of_a_stream_is_not_taken_for_it(trace, tmp_path):
+    """libffi keeps a file open, from before the command begins."""
+    library = (
+        "import os, sys; assert os.open(os.environ['kept'], os.O_RDWR) in (0, 1);"
+        "from kvoffload.__main__ import main; sys.exit(main())"
+    )
+    command = f'{shlex.quote(sys.executable)} -c "$library" info'
+    done = run_shell(f"{command} - <&-", library=library, kept=trace)
+    assert (done.code, done.error) == (1, "<stdin>: must be a readable file: Bad file descriptor")
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"")
+    done = run_shell(f'{command} "$trace" >&-', library=library, kept=kept, trace=trace)
+    assert (done.code, kept.read_bytes()) == (1, b"")
+    assert done.error == "<stdout>: Bad file descriptor"
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
