@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload.errors import describe
+from kvoffload.traces.errors import printable
+from kvoffload.traces.request import MAX_TOKENS
 
 from .models import WINDOWED, ModelShape
 
@@ -93,8 +95,8 @@ class _Config:
     """One configuration, of which a multimodal model's text part counts."""
 
     def __init__(self, path: str, config: Mapping[str, Any]) -> None:
-        self.path = path
-        self.model_type = str(config.get("model_type", "model"))[:80]
+        self.path = printable(path)
+        self.model_type = describe(config.get("model_type", "model"))
         inner = config.get("text_config", config.get("llm_config"))
         self.config = inner if isinstance(inner, dict) else config
 
@@ -102,7 +104,7 @@ class _Config:
         """Return the shape."""
         self._refuse_what_is_not_counted()
         layers = self._integer(*_LAYERS)
-        remark = self._windows(layers)
+        remark = self._windows()
         if self.config.get("kv_lora_rank") is not None:
             latent, rotary = self._integer("kv_lora_rank"), self._integer("qk_rope_head_dim")
             return ModelShape(self.path, "", layers, latent=latent, rotary=rotary, remark=remark)
@@ -127,26 +129,30 @@ class _Config:
             if self.config.get(name) is True:
                 self._refuse(f"it has {name}")
 
-    def _windows(self, layers: int) -> str:
+    def _windows(self) -> str:
         """Return what is to be said of layers that see a window only; empty if there are none."""
         types = self.config.get("layer_types")
         if types is None:
-            window = self.config.get("sliding_window")
-            used = window is not None and self.config.get("use_sliding_window", True) is not False
-            return WINDOWED.format(f"all or some layers attend to {window} tokens") if used else ""
+            if (
+                self._given("sliding_window") is None
+                or self.config.get("use_sliding_window", True) is False
+            ):
+                return ""
+            window = self._integer("sliding_window", most=MAX_TOKENS)
+            return WINDOWED.format(f"all or some layers attend to {window} tokens")
         if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
             raise ValueError(f"{self.path}: layer_types must be a list of strings")
         other = sorted(set(types) - _WITH_KEYS - _WITH_WINDOW)
         if other:
-            self._refuse(f"it has layers of type {other[0][:80]}")
+            self._refuse(f"it has layers of type {printable(other[0])[:80]}")
         windowed = sum(kind in _WITH_WINDOW for kind in types)
         if not windowed:
             return ""
-        return WINDOWED.format(f"{windowed} of {layers} layers attend to a window")
+        return WINDOWED.format(f"{windowed} of {len(types)} layers attend to a window")
 
     def _refuse(self, reason: str) -> None:
         raise ValueError(
-            f"model {self.model_type!r} is not counted: {reason}; measure the bytes per token and "
+            f"model {self.model_type} is not counted: {reason}; measure the bytes per token and "
             "give them with --kv-bytes-per-token"
         )
 
@@ -154,11 +160,11 @@ class _Config:
         """Return the first of these fields that says something."""
         return next((n for n in names if self.config.get(n) not in (None, 0, False, [])), None)
 
-    def _integer(self, *names: str) -> int:
+    def _integer(self, *names: str, most: int = MOST) -> int:
         name = self._given(*names)
         if name is None:
             raise ValueError(f"{self.path}: must have the field {names[0]}, got none")
         value = self.config[name]
-        if type(value) is not int or not 1 <= value <= MOST:
-            raise ValueError(f"{self.path}: {name} must be 1 ... {MOST}, got {describe(value)}")
+        if type(value) is not int or not 1 <= value <= most:
+            raise ValueError(f"{self.path}: {name} must be 1 ... {most}, got {describe(value)}")
         return value

@@ -91,11 +91,39 @@ def test_what_is_not_counted_is_refused_by_name(tmp_path, more, reason):
         (LLAMA | {"num_hidden_layers": "32"}, "num_hidden_layers must be 1 ... 1048576, got '32'"),
         (LLAMA | {"hidden_size": 5}, "hidden_size must be >= the heads"),
         (LLAMA | {"layer_types": 5}, "layer_types must be a list of strings"),
+        (LLAMA | {"sliding_window": "x" * 9000}, "sliding_window must be 1 ... .* got 'xxx"),
     ],
 )
 def test_what_is_no_configuration_is_said(tmp_path, config, rule):
     with pytest.raises(ValueError, match=rule):
         shape(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sliding_window": "\n\x1b[31m"},
+        {"sliding_window": [["\n" * 9000]]},
+        {"layer_types": ["\n\x1b[31m" * 9000]},
+        {"layer_types": ["\ud800"]},
+        {"index_topk": 1, "model_type": ["\n"] * 9000},
+    ],
+)
+def test_what_a_file_says_is_told_in_one_line(tmp_path, more):
+    with pytest.raises(ValueError, match=r"must be|is not counted") as raised:
+        shape(tmp_path, LLAMA | more)
+    message = str(raised.value)
+    assert message.isprintable()
+    assert len(message) < 600 + len(str(tmp_path))
+
+
+def test_the_name_of_a_file_is_shown_on_one_line(tmp_path):
+    folder = tmp_path / "a\n\x1b[31mb"
+    folder.mkdir()
+    assert shape(folder, LLAMA).name == f"{tmp_path}/a\\n\\x1b[31mb/config.json"
+    with pytest.raises(ValueError, match="must have the field") as raised:
+        shape(folder, {})
+    assert str(raised.value).isprintable()
 
 
 @pytest.mark.parametrize(
