@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from .errors import TraceError
-from .lines import STDIN
+from .lines import MAX_LINE_BYTES, STDIN
 from .reader import Trace
 from .request import Request
 
@@ -62,7 +62,8 @@ def trace_files(paths: Sequence[str]) -> list[str]:
 class MergedTrace:
     """Trace files as one trace; iterating over it reads them side by side, merged by time.
 
-    Requests that came at the same time keep the order of the files, and those of one file theirs.
+    Requests that came at the same time keep the order of the files, and those of one file theirs,
+    even where its times go back: what comes late in a file never comes before what precedes it.
     Files whose times are of a clock, as in LMCache's log, are placed by it, and time 0 is that of
     the first of all; files whose times count from their own start begin together.
 
@@ -70,7 +71,7 @@ class MergedTrace:
     ----------
     paths : sequence of str
         One file or more, as `trace_files` gives them.
-    format, skip_bad, model_name
+    format, skip_bad, model_name, max_line_bytes
         As `Trace` has them.
 
     Attributes
@@ -103,12 +104,20 @@ class MergedTrace:
         format: str | None = None,
         skip_bad: bool = False,
         model_name: str | None = None,
+        max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
         if not paths:
             raise ValueError("paths must name a file, got none")
         self.paths = tuple(paths)
         self._traces = [
-            Trace(path, format=format, skip_bad=skip_bad, model_name=model_name) for path in paths
+            Trace(
+                path,
+                format=format,
+                skip_bad=skip_bad,
+                model_name=model_name,
+                max_line_bytes=max_line_bytes,
+            )
+            for path in paths
         ]
         more = len(paths) - 1
         self.name = self._traces[0].name + (f" and {more} more" if more else "")

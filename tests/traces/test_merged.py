@@ -62,6 +62,21 @@ def test_a_fault_names_its_file(tmp_path):
         list(MergedTrace(trace_files([str(tmp_path)])))
 
 
+def test_no_file_has_a_longer_line_than_is_accepted(tmp_path):
+    write_trace([Request(0, 1, 1, (1,))], tmp_path / "a.jsonl")
+    write_trace([Request(1, 1, 1, (2,) * 300)], tmp_path / "b.jsonl")
+    paths = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    assert len(list(MergedTrace(paths))) == 2
+    with pytest.raises(TraceError, match=r"b\.jsonl:1: .*400"):
+        list(MergedTrace(paths, max_line_bytes=400))
+
+
+def test_a_file_whose_times_go_back_keeps_its_order(tmp_path):
+    for name, stamps in (("a.jsonl", (8, 2, 9)), ("b.jsonl", (1, 5, 9))):
+        write_trace([Request(t, 1, 1, ()) for t in stamps], tmp_path / name)
+    assert times(MergedTrace(trace_files([str(tmp_path)]))) == [1, 5, 8, 2, 9, 9]
+
+
 def test_one_model_of_a_log(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text(
