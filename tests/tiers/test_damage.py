@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kvoffload.tiers import FileTier, Namespace, Region, State, Status
 from kvoffload.tiers.seal import SEAL_BYTES, Seal
+from kvoffload.tiers.slab import Verdict, verify_slab
 from kvoffload.tiers.slab.layout import HEADER_BYTES, Header, record_offset
 from kvoffload.tiers.slab.table import read_table
 from kvoffload.tiers.twins import Twin
@@ -376,6 +377,20 @@ def test_a_table_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
     assert tier.num_restored == 0
     tier.close()
     assert (folder / "slots.tbl").stat().st_size < 2**15
+
+
+def test_a_header_that_claims_large_blocks_takes_no_memory(tmp_path: Path) -> None:
+    block_bytes = 2**32 - 4096
+    header = Header(NAMESPACE.fingerprint, block_bytes, block_bytes, 3, 5)
+    seals = Seal(b"absent", block_bytes, 1).pack(5) * 3
+    (tmp_path / "slots.tbl").write_bytes(header.pack() + seals)
+    (tmp_path / "blocks.dat").write_bytes(b"\1" * 5000)
+    tracemalloc.start()
+    verdict = verify_slab(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert verdict == Verdict(0, [b"absent"] * 3)
+    assert peak < 2**20
 
 
 @settings(max_examples=max(20, rounds(2000)))

@@ -151,6 +151,8 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
     ------
     TierInUseError
         If someone has it open.
+    TierError
+        If the table's header is damaged.
     OSError
         If a file cannot be opened.
     """
@@ -170,14 +172,15 @@ def _verify(
     header: Header, records: memoryview, data_fd: int, progress: Callable[[int], None] | None
 ) -> Verdict:
     slots, keys, sums, _ = chosen().valid_records(records, header.block_bytes, header.epoch)
+    data_bytes = os.fstat(data_fd).st_size
     corrupt = []
     for done, (slot, key, block_sum) in enumerate(
         zip(slots.tolist(), keys, sums.tolist(), strict=True), start=1
     ):
-        try:
-            data = os.pread(data_fd, header.block_bytes, slot * header.slot_bytes)
-        except OSError:
-            data = b""
+        start, data = slot * header.slot_bytes, b""
+        if start + header.block_bytes <= data_bytes:  # else no memory is taken for it either
+            with contextlib.suppress(OSError):
+                data = os.pread(data_fd, header.block_bytes, start)
         seed = seed_of(header.fingerprint, key)
         if len(data) != header.block_bytes or xxh3_64(data, seed) != block_sum:
             corrupt.append(key)
