@@ -393,6 +393,22 @@ def test_a_header_that_claims_large_blocks_takes_no_memory(tmp_path: Path) -> No
     assert peak < 2**20
 
 
+@pytest.mark.parametrize("stamp", [2**63 - 1, 2**63 - 2, 2**62 + 1])
+def test_a_stamp_that_no_use_can_have(slab: Slab, stamp: int) -> None:
+    """The order of use is kept, and counted on from where there is room."""
+    first, last, *_ = slab.universe.keys
+    offset = Header.unpack(slab.table.read_bytes()).stamps_offset
+    slab.change(slab.table, offset + 8 * slab.slot_of[last], stamp.to_bytes(8, "little"))
+    assert set(slab.served().values()) == {Status.OK}
+    tier, _ = open_slab(slab.path, NUM_SLOTS, twin=slab.twin)
+    tier.touch([first])
+    tier.close()
+    stamps = np.frombuffer(slab.table.read_bytes()[offset:], "<i8")[:NUM_SLOTS]
+    assert len(set(stamps.tolist())) == NUM_SLOTS
+    assert stamps.max() <= NUM_SLOTS + 1
+    assert np.argsort(stamps)[-2:].tolist() == [slab.slot_of[last], slab.slot_of[first]]
+
+
 @settings(max_examples=max(20, rounds(2000)))
 @given(data=st.data())
 def test_fuzzed_headers_and_records(data: st.DataObject) -> None:

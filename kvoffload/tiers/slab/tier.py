@@ -47,6 +47,8 @@ log = logging.getLogger("kvoffload.tiers")
 STAMPS_PER_PAGE = 512
 STAMPS_EVERY_S = 1.0
 """Stamps of use are written at most so often: a killed process forgets the uses since."""
+LARGEST_STAMP = 2**62
+"""A larger one was not counted, it is damage, and would leave no room to count on from."""
 STAMP_WRITES = 64
 """Pieces of stamps that are written at once at most."""
 FORGET_S = 1.0
@@ -181,6 +183,8 @@ class FileTier(IndexedTier):
         stamps = self._stamps[slots]
         self._stamp_clock = int(stamps.max(initial=0))
         order = np.argsort(stamps, kind="stable")
+        if self._stamp_clock > LARGEST_STAMP:
+            self._count_stamps_anew(slots[order])
         # Of two slots with one key, as a power cut may leave them, the one used last counts.
         by_key = {keys[place]: int(slots[place]) for place in order.tolist()}
         latest = {slot: key for key, slot in by_key.items()}
@@ -263,6 +267,13 @@ class FileTier(IndexedTier):
             and time.monotonic() - self._stamps_written >= STAMPS_EVERY_S
         ):
             self._write_stamps(STAMP_WRITES)
+
+    def _count_stamps_anew(self, slots: npt.NDArray[np.int64]) -> None:
+        """Give slots the stamps from 1 on, in this order, and have all stamps written."""
+        self._stamps[:] = 0
+        self._stamps[slots] = np.arange(1, len(slots) + 1)
+        self._stamp_clock = len(slots)
+        self._stale_stamps.update(range(-(-self.num_slots // STAMPS_PER_PAGE)))
 
     # -- chores ------------------------------------------------------------------------------
 
