@@ -64,7 +64,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def fuzz(session: nox.Session) -> None:
-    """Fuzz the compiled manager and the trace readers: ``nox -s fuzz -- MINUTES`` (10) each.
+    """Fuzz the manager and all that reads foreign bytes: ``nox -s fuzz -- MINUTES`` (10) each.
 
     Needs clang. What is found lies in the session's temporary folder, as does the grown corpus.
     """
@@ -80,7 +80,7 @@ def fuzz(session: nox.Session) -> None:
         "LD_PRELOAD": f"{str(atheris).strip()}/asan_with_fuzzer.so",
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
     }
-    for target in ("calls", "traces"):
+    for target in ("calls", "traces", "merge", "slab", "config"):
         corpus = found / target
         corpus.mkdir(parents=True, exist_ok=True)
         command = ["python", "-m", "tests.fuzz", target, f"-max_total_time={60 * minutes:.0f}"]

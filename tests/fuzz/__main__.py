@@ -1,15 +1,19 @@
-"""The fuzzer: ``python -m tests.fuzz calls|traces [libFuzzer options] [FOLDER…]``.
+"""The fuzzer: ``python -m tests.fuzz TARGET [libFuzzer options] [FOLDER…]``.
 
-Needs `atheris <https://github.com/google/atheris>`_. What guides the fuzzer is, for traces, the
-bytecode of the readers; for calls, the extensions, if clang built them with
-``KVOFFLOAD_SANITIZE=address,fuzzer-no-link``. ``nox -s fuzz`` does all that.
+TARGET is calls, traces, merge, slab or config. Needs `atheris <https://github.com/google/atheris>`_.
+What guides the fuzzer is, for calls, the extensions, if clang built them with
+``KVOFFLOAD_SANITIZE=address,fuzzer-no-link``; for the others, the bytecode of what reads the bytes.
+``nox -s fuzz`` does all that.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import atheris
@@ -18,10 +22,10 @@ CORPUS = Path(__file__).with_name("corpus")
 
 
 class Counted:
-    """The function that is fuzzed, counting; what it returns is the calls or requests it made."""
+    """The function that is fuzzed, counting; what it returns is the steps that it made."""
 
-    def __init__(self, run: Callable[[bytes], int]) -> None:
-        self.run = run
+    def __init__(self, run: Callable[[bytes], int], unit: str) -> None:
+        self.run, self.unit = run, unit
         self.runs = self.bytes = self.steps = 0
 
     def __call__(self, data: bytes) -> None:
@@ -30,7 +34,7 @@ class Counted:
         self.steps += self.run(data)
         if self.runs % TELL_EVERY == 0:  # libFuzzer leaves without a word to Python
             runs, size, steps = f"{self.runs:,}", f"{self.bytes:,}", f"{self.steps:,}"
-            print(f"fuzzed: {runs} runs, {size} bytes, {steps} calls or requests", flush=True)
+            print(f"fuzzed: {runs} runs, {size} bytes, {steps} {self.unit}", flush=True)
 
 
 def calls() -> Callable[[bytes], int]:
@@ -50,16 +54,52 @@ def traces() -> Callable[[bytes], int]:
     return run_reading
 
 
+def merge() -> Callable[[bytes], int]:
+    """Return the function that reads several traces as one, the readers instrumented."""
+    traces()
+    from .merge import run_merge
+
+    return run_merge
+
+
+def slab() -> Callable[[bytes], int]:
+    """Return the function that opens damaged slabs, what reads them instrumented."""
+    with atheris.instrument_imports(include=["kvoffload.tiers"]):
+        importlib.import_module("kvoffload.tiers")
+    from .slab import run_slab, twins
+
+    logging.disable()  # what is found damaged is logged
+    return partial(run_slab, twins())
+
+
+def config() -> Callable[[bytes], int]:
+    """Return the function that reads descriptions of models, the reader and JSON instrumented."""
+    with atheris.instrument_imports(include=["json", "kvoffload.advise"]):
+        importlib.import_module("kvoffload.advise")
+    from .config import run_config
+
+    return run_config
+
+
 def main(arguments: list[str]) -> None:
     """Fuzz until libFuzzer's options or a finding end it."""
     target, *options = arguments or [""]
     if target not in TARGETS:
         raise SystemExit(__doc__)
-    atheris.Setup(["fuzz", *options, str(CORPUS / target)], Counted(TARGETS[target]()))
+    make, unit = TARGETS[target]
+    run = Counted(make(), unit)
+    warnings.simplefilter("error")  # as under pytest
+    atheris.Setup(["fuzz", *options, str(CORPUS / target)], run)
     atheris.Fuzz()
 
 
-TARGETS = {"calls": calls, "traces": traces}
+TARGETS = {
+    "calls": (calls, "calls"),
+    "traces": (traces, "requests"),
+    "merge": (merge, "requests"),
+    "slab": (slab, "blocks"),
+    "config": (config, "shapes"),
+}
 TWINS = ("_python", "_compiled")
 TELL_EVERY = 1_000
 

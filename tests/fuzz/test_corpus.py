@@ -31,6 +31,29 @@ def test_traces_of_the_corpus(path: Path) -> None:
     run_reading(path.read_bytes())
 
 
+@pytest.mark.parametrize("path", inputs("merge"), ids=lambda path: path.name)
+def test_merges_of_the_corpus(path: Path) -> None:
+    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+    from tests.fuzz.merge import run_merge
+
+    run_merge(path.read_bytes())
+
+
+@pytest.mark.parametrize("path", inputs("slab"), ids=lambda path: path.name)
+def test_slabs_of_the_corpus(path: Path) -> None:
+    from tests.fuzz.slab import run_slab, twins
+
+    for twin in twins():
+        run_slab([twin], path.read_bytes())
+
+
+@pytest.mark.parametrize("path", inputs("config"), ids=lambda path: path.name)
+def test_descriptions_of_the_corpus(path: Path) -> None:
+    from tests.fuzz.config import run_config
+
+    run_config(path.read_bytes())
+
+
 @given(st.binary(max_size=400))
 def test_any_bytes_are_calls(twins: Twins, data: bytes) -> None:
     assert run_calls(twins, data) <= MAX_CALLS
@@ -44,6 +67,28 @@ def test_any_bytes_are_a_trace_or_an_error(data: bytes) -> None:
     run_reading(data)
 
 
+@given(st.binary(max_size=400))
+def test_any_bytes_are_a_merge_or_an_error(data: bytes) -> None:
+    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+    from tests.fuzz.merge import run_merge
+
+    run_merge(data)
+
+
+@given(st.binary(min_size=20, max_size=120))
+def test_any_bytes_are_damage_that_is_never_served(data: bytes) -> None:
+    from tests.fuzz.slab import run_slab, twins
+
+    run_slab(twins(), data)
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_a_shape_or_an_error(data: bytes) -> None:
+    from tests.fuzz.config import run_config
+
+    run_config(data)
+
+
 def test_the_corpus_reaches_every_policy_and_every_form_of_trace(twins: Twins) -> None:
     from tests.fuzz.calls import POLICIES
     from tests.fuzz.reading import CHOICES, PACKINGS
@@ -53,3 +98,23 @@ def test_the_corpus_reaches_every_policy_and_every_form_of_trace(twins: Twins) -
     assert {data[0] % len(POLICIES) for data in calls if data} == set(range(len(POLICIES)))
     assert {data[0] % len(CHOICES) for data in traces if data} == set(range(len(CHOICES)))
     assert {data[1] % len(PACKINGS) for data in traces if data[1:]} == set(range(len(PACKINGS)))
+
+
+def test_the_corpus_reaches_every_kind_of_damage_and_every_number_of_files() -> None:
+    pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
+    from tests.fuzz.merge import files_of
+    from tests.fuzz.slab import KINDS, Damage
+
+    done: set[str] = set()
+
+    class Watched(Damage):
+        def do(self, kind: int) -> None:
+            done.add(KINDS[kind % len(KINDS)].__name__)
+            super().do(kind)
+
+    for path in inputs("slab"):
+        Watched(path.read_bytes()[3:]).steps()
+    assert done == {kind.__name__ for kind in KINDS}
+    merges = [path.read_bytes() for path in inputs("merge")]
+    assert {len(list(files_of(data))) for data in merges} == {2, 3, 4}
+    assert {data[0] % 2 for data in map(Path.read_bytes, inputs("config"))} == {0, 1}

@@ -1,0 +1,113 @@
+"""Bytes as the ``config.json`` of a model: a shape whose figures are right, or one error.
+
+If the first byte is even, the rest is the file. If it is odd, the file is a description that has a
+layer count, heads and a size, and each two bytes that follow set a field: one picks its name among
+those that are read, one its value. So bytes made up at random reach what lies behind the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from kvoffload.advise import ModelShape, model_config, model_shape
+from kvoffload.advise.models import DTYPE_BYTES
+
+from .scratch import scratch
+
+WORKERS = (1, 2, 3, 8, 1024)
+LONGEST = 600
+"""Characters that a message or a remark has at most, the path aside."""
+
+FIELDS = [
+    *model_config._LAYERS,
+    *model_config._HEADS,
+    *model_config._KV_HEADS,
+    *model_config._HIDDEN,
+    *model_config._HEAD_SIZES,
+    *[name for names in model_config._REFUSED.values() for name in names],
+    "model_type",
+    "text_config",
+    "llm_config",
+    "multi_query",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "layer_types",
+    "sliding_window",
+    "use_sliding_window",
+    "is_encoder_decoder",
+    "attention_k_eq_v",
+]
+VALUES: list[Any] = [
+    *(None, False, True, 0, 1, 2, 3, 7, 32, 128, 4096, 2**20, 2**20 + 1, 2**63, 10**400, -1),
+    *(0.5, 1e308, -0.0, math.inf, math.nan, "", "llama", "4096", "\n\x1b[31m", "\ud800", "x" * 700),
+    *([], {}, [0], [None], ["full_attention"] * 4, ["sliding_attention"] * 40, ["\n\x00" * 60]),
+    ["full_attention", "chunked_attention"],
+    ["mamba"],
+    {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64},
+    {"sliding_window": "\n" * 700},
+    [[[[[[[[[]]]]]]]]],
+]
+START = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512}
+
+
+def config_of(data: bytes) -> bytes:
+    """Return the file that the bytes stand for."""
+    if not data or data[0] % 2 == 0:
+        return data[1:]
+    fields: dict[str, Any] = dict(START)
+    for name, value in zip(data[1::2], data[2::2], strict=False):
+        fields[FIELDS[name % len(FIELDS)]] = VALUES[value % len(VALUES)]
+    return json.dumps(fields).encode()
+
+
+def check_text(text: str, path: str) -> None:
+    """Raise unless a message or remark is one line that a terminal can show."""
+    said = text.replace(path, "")
+    if not said.isprintable() or len(said) > LONGEST:
+        raise AssertionError(f"no message for one line: {said[:1000]!r}")
+
+
+def check_shape(shape: ModelShape, path: str) -> None:
+    """Raise unless every figure of a shape is a finite number above 0."""
+    latent = (shape.latent, shape.rotary)
+    heads = (shape.kv_heads, shape.head_size)
+    sizes = (shape.layers, *(latent if shape.latent else heads))
+    if not all(type(size) is int and 1 <= size <= model_config.MOST for size in sizes):
+        raise AssertionError(f"no shape: {shape}")
+    if any(heads if shape.latent else latent):
+        raise AssertionError(f"both heads and a latent vector: {shape}")
+    check_text(shape.remark, path)
+    for dtype in DTYPE_BYTES:
+        for workers in WORKERS:
+            try:
+                figure = shape.bytes_per_token(dtype, workers)
+            except ValueError as error:
+                check_text(str(error), path)
+                continue
+            if type(figure) is not int or figure <= 0 or not math.isfinite(float(figure)):
+                raise AssertionError(f"{figure} bytes per token of {shape}")
+
+
+def run_config(data: bytes) -> int:
+    """Read the description that the bytes stand for; return 1 if it has a shape, 0 if not.
+
+    Raises
+    ------
+    AssertionError
+        If a figure is not a finite number above 0, or a message is not one line.
+    """
+    with scratch() as folder:
+        file = Path(folder, "config.json")
+        file.write_bytes(config_of(data))
+        try:
+            shape = model_shape(str(file))
+        except ValueError as error:
+            check_text(str(error), folder)
+            return 0
+        check_shape(shape, folder)
+        if model_shape(folder).bytes_per_token() != shape.bytes_per_token():
+            raise AssertionError(f"the folder has another shape than its file: {shape}")
+    return 1

@@ -1,0 +1,116 @@
+"""Bytes as two to four trace files that are read as one, merged by time.
+
+The first byte chooses how many files, the second whether bad lines are passed over. Then each file
+is a byte that chooses how it is compressed, two bytes with its length, and its bytes; the last has
+what is left. What a merge must give is computed from the files read one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from kvoffload.traces import MergedTrace, Request, Survey, Trace, TraceError
+
+from .reading import MAX_LINE_BYTES, PACKINGS, check_request
+from .scratch import scratch
+
+
+def files_of(data: bytes) -> Iterator[bytes]:
+    """Yield the content of each file that the bytes stand for."""
+    count = 2 + (data[0] % 3 if data else 0)
+    data = data[2:]
+    for number in range(count):
+        packing, size = data[:1], int.from_bytes(data[1:3], "little")
+        data = data[3:]
+        if number == count - 1:
+            size = len(data)
+        content, data = data[:size], data[size:]
+        yield PACKINGS[packing[0] % len(PACKINGS)](content) if packing else b""
+
+
+def read(trace: MergedTrace | Trace) -> tuple[list[Request], str | None]:
+    """Return the requests up to the end or the first error, and its message."""
+    found: list[Request] = []
+    try:
+        for request in trace:
+            check_request(request)
+            found.append(request)
+    except TraceError as error:
+        message = str(error)
+        if not message.isprintable() or len(error.rule) > 300:
+            raise AssertionError(f"no message for one line: {message!r}") from error
+        return found, message
+    return found, None
+
+
+def merged(traces: list[tuple[list[Request], float | None]]) -> list[Request]:
+    """Merge requests as the contract says: the earliest that comes next in its file, of the first.
+
+    Each of `traces` has the requests of a file and the second since 1970 when its time 0 was.
+    """
+    starts = [start for _, start in traces if start is not None]
+    waiting = []
+    for requests, start in traces:
+        later = 0 if start is None else round((start - min(starts)) * 1000)
+        waiting.append([replace(each, timestamp=each.timestamp + later) for each in requests])
+    found = []
+    while any(waiting):
+        least = min(requests[0].timestamp for requests in waiting if requests)
+        first = next(each for each in waiting if each and each[0].timestamp == least)
+        found.append(first.pop(0))
+    return found
+
+
+def run_merge(data: bytes) -> int:
+    """Read the files that the bytes stand for as one; return how many requests they hold.
+
+    Raises
+    ------
+    AssertionError
+        If a request is not valid, a message is not one line, or what is read is not what the files
+        hold, in order of time.
+    """
+    skip_bad = bool(data[1:2] and data[1] % 2)
+    with scratch() as folder:
+        paths = []
+        for number, content in enumerate(files_of(data)):
+            paths.append(str(Path(folder, f"{number}.jsonl")))
+            Path(paths[-1]).write_bytes(content)
+        together = MergedTrace(paths, skip_bad=skip_bad, max_line_bytes=MAX_LINE_BYTES)
+        found, fault = read(together)
+        traces = [Trace(p, skip_bad=skip_bad, max_line_bytes=MAX_LINE_BYTES) for p in paths]
+        alone = [read(trace) for trace in traces]
+        faults = [message for _, message in alone if message is not None]
+        expected = merged(
+            [(each, trace.start) for (each, _), trace in zip(alone, traces, strict=True)]
+        )
+        if found != expected[: len(found)]:
+            raise AssertionError(f"merged {found}, not {expected}")
+        check_order(found, [requests for requests, _ in alone])
+        if fault is not None:
+            if fault not in faults:
+                raise AssertionError(f"no file alone has the fault {fault!r}, but {faults}")
+            return len(found)
+        if faults or len(found) < len(expected):
+            raise AssertionError(f"{len(found)} of {len(expected)} requests, no fault of {faults}")
+        if together.bad_lines != sum(trace.bad_lines for trace in traces):
+            raise AssertionError(f"{together.bad_lines} bad lines")
+        Survey.of(found, block_tokens=16)
+        again, _ = read(together)
+        if again != found:
+            raise AssertionError(f"read again: {again}, not {found}")
+    return len(found)
+
+
+def check_order(found: list[Request], files: list[list[Request]]) -> None:
+    """Raise unless files that are in order of time each are so together."""
+    if all(in_order(requests) for requests in files) and not in_order(found):
+        raise AssertionError(f"not in order of time: {found}")
+
+
+def in_order(requests: list[Request]) -> bool:
+    """Tell whether no request comes before the one that it follows."""
+    return all(one.timestamp <= other.timestamp for one, other in pairwise(requests))
