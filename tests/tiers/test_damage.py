@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvoffload.tiers import FileTier, Namespace, Region, State, Status
 from kvoffload.tiers.seal import SEAL_BYTES, Seal
-from kvoffload.tiers.slab import Verdict, verify_slab
+from kvoffload.tiers.slab import Verdict, find_slabs, verify_slab
 from kvoffload.tiers.slab.layout import HEADER_BYTES, Header, record_offset
 from kvoffload.tiers.slab.table import read_table
 from kvoffload.tiers.twins import Twin
@@ -367,7 +367,7 @@ def test_a_table_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
     (folder / "slots.tbl").write_bytes(header.pack() + b"\1" * 1000)
     tracemalloc.start()
     fd = os.open(folder / "slots.tbl", os.O_RDONLY)
-    found, records, stamps = read_table(fd)
+    found, records, stamps = read_table(fd, NUM_SLOTS)
     os.close(fd)
     assert (found, len(records), len(stamps)) == (header, 15 * SEAL_BYTES, 15)
     tier = FileTier(tmp_path, 10 * BLOCK_BYTES, namespace=NAMESPACE)
@@ -377,6 +377,29 @@ def test_a_table_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
     assert tier.num_restored == 0
     tier.close()
     assert (folder / "slots.tbl").stat().st_size < 2**15
+
+
+def test_a_large_table_that_takes_nothing_on_the_disk_takes_no_memory(tmp_path: Path) -> None:
+    num_slots = 2**16
+    folder = tmp_path / NAMESPACE.fingerprint.hex()
+    folder.mkdir()
+    header = Header(NAMESPACE.fingerprint, BLOCK_BYTES, BLOCK_BYTES, num_slots, 5)
+    last = Seal(b"absent", BLOCK_BYTES, 1).pack(5)
+    with (folder / "slots.tbl").open("wb") as file:
+        file.write(header.pack())
+        file.seek(record_offset(num_slots - 1))
+        file.write(last)
+        file.truncate(header.table_bytes)
+    (folder / "blocks.dat").touch()
+    tracemalloc.start()
+    (found,) = find_slabs(folder)
+    verdict = verify_slab(folder)
+    tier = FileTier(tmp_path, 10 * BLOCK_BYTES, namespace=NAMESPACE)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    tier.close()
+    assert (found.num_blocks, found.num_stale, verdict) == (1, 0, Verdict(0, [b"absent"]))
+    assert peak < 2**21
 
 
 def test_a_header_that_claims_large_blocks_takes_no_memory(tmp_path: Path) -> None:

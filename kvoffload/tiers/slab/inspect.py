@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from kvoffload.tiers.seal import seed_of, xxh3_64
 from kvoffload.tiers.twins import chosen
 
 from .layout import BLOCKS, LOCK, NAMESPACE, TABLE, Header
-from .table import lock_folder, read_table
+from .table import lock_folder, read_header, read_seals
 
 __all__ = ["SlabFolder", "Verdict", "find_slabs", "remove_slab", "verify_slab"]
 
@@ -99,12 +100,13 @@ def find_slabs(path: str | Path) -> list[SlabFolder]:
 
 
 def _look(folder: Path) -> SlabFolder:
-    with _opened(folder / TABLE) as fd:
-        header, records, _ = read_table(fd)
     num_blocks = num_stale = 0
-    if header is not None:
-        slots, _, _, num_stale = chosen().valid_records(records, header.block_bytes, header.epoch)
-        num_blocks = len(slots)
+    with _opened(folder / TABLE) as fd:
+        header = read_header(fd)
+        if header is not None:
+            for seals, others in _valid_seals(fd, header):
+                num_blocks += len(seals)
+                num_stale += others
     namespace: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, RecursionError), (folder / NAMESPACE).open() as f:
         read = json.loads(f.read(_LARGEST_JSON))
@@ -160,23 +162,31 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
     lock = lock_folder(folder)
     try:
         with _opened(folder / TABLE) as table_fd, _opened(folder / BLOCKS) as data_fd:
-            header, records, _ = read_table(table_fd)
+            header = read_header(table_fd)
             if header is None:
                 raise TierError(f"{folder}: the table is damaged, and no block can be found")
-            return _verify(header, records, data_fd, progress)
+            return _verify(header, table_fd, data_fd, progress)
     finally:
         os.close(lock)
 
 
+def _valid_seals(fd: int, header: Header) -> Iterator[tuple[list[tuple[int, bytes, int]], int]]:
+    """Yield slot, key and sum of valid seals, piece by piece, and how many others there are."""
+    for first, records in read_seals(fd, header):
+        slots, keys, sums, others = chosen().valid_records(
+            records, header.block_bytes, header.epoch
+        )
+        yield list(zip((slots + first).tolist(), keys, sums.tolist(), strict=True)), others
+
+
 def _verify(
-    header: Header, records: memoryview, data_fd: int, progress: Callable[[int], None] | None
+    header: Header, table_fd: int, data_fd: int, progress: Callable[[int], None] | None
 ) -> Verdict:
-    slots, keys, sums, _ = chosen().valid_records(records, header.block_bytes, header.epoch)
     data_bytes = os.fstat(data_fd).st_size
+    seals = chain.from_iterable(piece for piece, _ in _valid_seals(table_fd, header))
     corrupt = []
-    for done, (slot, key, block_sum) in enumerate(
-        zip(slots.tolist(), keys, sums.tolist(), strict=True), start=1
-    ):
+    done = 0
+    for done, (slot, key, block_sum) in enumerate(seals, start=1):
         start, data = slot * header.slot_bytes, b""
         if start + header.block_bytes <= data_bytes:  # else no memory is taken for it either
             with contextlib.suppress(OSError):
@@ -186,7 +196,7 @@ def _verify(
             corrupt.append(key)
         if progress is not None:
             progress(done)
-    return Verdict(len(keys) - len(corrupt), corrupt)
+    return Verdict(done - len(corrupt), corrupt)
 
 
 def remove_slab(folder: str | Path) -> int:

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,10 +35,21 @@ from .layout import (
     record_offset,
 )
 
-__all__ = ["SlabFiles", "check_space", "lock_folder", "new_epoch", "opens_direct", "read_table"]
+__all__ = [
+    "SlabFiles",
+    "check_space",
+    "lock_folder",
+    "new_epoch",
+    "opens_direct",
+    "read_header",
+    "read_seals",
+    "read_table",
+]
 
 _OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 _LARGEST_JSON = 2**20
+SEALS_AT_ONCE = 2**12
+"""Seals that `read_seals` reads at once: 256 KiB."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -82,23 +94,50 @@ def _in_use(folder: Path, holder: bytes) -> TierInUseError:
     return TierInUseError(f"{folder} is in use")
 
 
-def read_table(fd: int) -> tuple[Header | None, memoryview, npt.NDArray[np.int64]]:
-    """Read what a table holds.
+def read_header(fd: int) -> Header | None:
+    """Read the header of a table; None if there is none that can be right."""
+    return Header.unpack(os.pread(fd, HEADER_BYTES, 0))
+
+
+def read_seals(fd: int, header: Header) -> Iterator[tuple[int, memoryview]]:
+    """Yield the seals of a table piece by piece, each with its first slot.
+
+    A file may have a great size that takes nothing on the disk, so no more is held at once.
+    """
+    for slot in range(0, header.num_slots, SEALS_AT_ONCE):
+        count = min(SEALS_AT_ONCE, header.num_slots - slot)
+        records = memoryview(_read(fd, count * SEAL_BYTES, record_offset(slot)))
+        found = len(records) // SEAL_BYTES
+        if found:
+            yield slot, records[: found * SEAL_BYTES]
+        if found < count:
+            return
+
+
+def read_table(fd: int, most: int) -> tuple[Header | None, memoryview, npt.NDArray[np.int64]]:
+    """Read what a table holds of the first slots.
+
+    Parameters
+    ----------
+    fd : int
+        The table.
+    most : int
+        Number of slots that are read at most.
 
     Returns
     -------
     header : Header or None
         None if there is none that can be right; there is nothing else then.
     records : memoryview
-        The seals, 64 bytes each, of as many slots as the header says and the file has.
+        The seals, 64 bytes each, of as many of them as the header says and the file has.
     stamps : numpy.ndarray
         ``(n,)`` int64, of as many slots; 0 where the file has none.
     """
     size = os.fstat(fd).st_size
-    header = Header.unpack(os.pread(fd, HEADER_BYTES, 0))
+    header = read_header(fd)
     if header is None:
         return None, memoryview(b""), np.empty(0, np.int64)
-    num_slots = min(header.num_slots, max(0, size - HEADER_BYTES) // SEAL_BYTES)
+    num_slots = min(most, header.num_slots, max(0, size - HEADER_BYTES) // SEAL_BYTES)
     records = memoryview(_read(fd, num_slots * SEAL_BYTES, record_offset(0)))
     num_slots = len(records) // SEAL_BYTES
     stamps = np.zeros(num_slots, np.int64)
@@ -215,7 +254,7 @@ class SlabFiles:
         block_bytes = namespace.block_bytes
         same_namespace = self._settle_namespace(namespace)
         self.table_fd = self._open_file(TABLE)
-        found, records, stamps = read_table(self.table_fd)
+        found, records, stamps = read_table(self.table_fd, num_slots)
         header = Header(
             namespace.fingerprint, block_bytes, round_up(block_bytes), num_slots, new_epoch()
         )
