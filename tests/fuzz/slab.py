@@ -269,7 +269,10 @@ KINDS: tuple[Callable[[Damage], None], ...] = (
 
 @contextmanager
 def little_memory() -> Iterator[None]:
-    """Raise if more memory is taken than files of this size can need."""
+    """Raise if more memory is taken than files of this size can need.
+
+    CPython 3.11 itself keeps some kilobytes each time that tracing ends.
+    """
     tracemalloc.start()
     try:
         yield
