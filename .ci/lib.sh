@@ -46,10 +46,10 @@ build_variant() {
   export PYTHONPATH=$PWD KVOFFLOAD_PURE_PYTHON=0
 }
 
-# fresh_venv NAME: an empty virtual environment; prints its path.
+# fresh_venv NAME [OPTION…]: an empty virtual environment, made with these options of venv; prints its path.
 fresh_venv() {
   rm -rf "${KVO_WORK:?}/$1"
-  "$KVO_PYTHON" -m venv "$KVO_WORK/$1"
+  "$KVO_PYTHON" -m venv "${@:2}" "$KVO_WORK/$1"
   echo "$KVO_WORK/$1"
 }
 

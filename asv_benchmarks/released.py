@@ -15,16 +15,16 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from ratios import REQUEST, interleave, load, make_keys, store
+from ratios import REQUEST, fill, interleave, load, make_keys, store
 from rich.console import Console
 from rich.table import Table
 
 import kvoffload
 
-MANAGERS = PurePosixPath("vllm/v1/kv_offload")
+MANAGERS = "/vllm/v1/kv_offload/"
 LONG_PROMPT = 8_000  # hashes: 128,000 tokens in blocks of 16
 Call = Callable[[Any, list[bytes]], Any]
 
@@ -32,16 +32,13 @@ Call = Callable[[Any, list[bytes]], Any]
 def released_manager(sdist: Path, folder: Path) -> Any:
     """Return the class of the managers in an sdist, imported without the rest of vLLM."""
     with tarfile.open(sdist) as archive:
-        for member in archive:
-            path = PurePosixPath(*PurePosixPath(member.name).parts[1:])
-            if member.isfile() and path.is_relative_to(MANAGERS) and path.suffix == ".py":
-                target = folder / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(archive.extractfile(member).read())  # type: ignore[union-attr]
-    names = folder / "vllm/v1/core/kv_cache_utils.py"  # of which they take one name, a type
+        files = [member for member in archive if MANAGERS in member.name]
+        archive.extractall(folder, files, filter="data")
+    (root,) = folder.iterdir()
+    names = root / "vllm/v1/core/kv_cache_utils.py"  # of which they take one name, a type
     names.parent.mkdir(parents=True)
     names.write_text("BlockHash = bytes\n")
-    sys.path.insert(0, str(folder))
+    sys.path.insert(0, str(root))
     return importlib.import_module("vllm.v1.kv_offload.cpu.manager").CPUOffloadingManager
 
 
@@ -55,7 +52,7 @@ def compare(
     }
     held = make_keys(0, capacity)
     for manager in sides.values():
-        fill_any(manager, held)
+        fill(manager, held)
     fresh = iter(range(1, 10**9))
     request: list[bytes] = []
 
@@ -85,13 +82,6 @@ def compare(
         )
         found.append((name, medians["released"], medians["compiled"]))
     return found
-
-
-def fill_any(manager: Any, keys: list[bytes]) -> None:
-    """Store keys, whatever the manager calls what it stored."""
-    for start in range(0, len(keys), REQUEST):
-        manager.prepare_store(keys[start : start + REQUEST])
-        manager.complete_store(keys[start : start + REQUEST])
 
 
 def main() -> None:

@@ -94,9 +94,8 @@ class Lines:
             self._closing = opened.pop_all()
 
     def _open(self, path: str, opened: contextlib.ExitStack) -> BinaryIO:
-        if (
-            path == STDIN and sys.__stdin__ is None
-        ):  # closed at the start; a library may have the number
+        # Where it was closed at the start, a library may have opened a file of its number.
+        if path == STDIN and sys.__stdin__ is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         file = opened.enter_context(io.FileIO(0 if path == STDIN else path, closefd=path != STDIN))
         start = _start(file)

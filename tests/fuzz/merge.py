@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from kvoffload.traces import MergedTrace, Request, Survey, Trace, TraceError
+from kvoffload.traces import MergedTrace, Request, Survey, Trace
 
-from .reading import MAX_LINE_BYTES, PACKINGS, check_request
+from .reading import MAX_LINE_BYTES, PACKINGS, read
 from .scratch import scratch
 
 
@@ -29,21 +29,6 @@ def files_of(data: bytes) -> Iterator[bytes]:
             size = len(data)
         content, data = data[:size], data[size:]
         yield PACKINGS[packing[0] % len(PACKINGS)](content) if packing else b""
-
-
-def read(trace: MergedTrace | Trace) -> tuple[list[Request], str | None]:
-    """Return the requests up to the end or the first error, and its message."""
-    found: list[Request] = []
-    try:
-        for request in trace:
-            check_request(request)
-            found.append(request)
-    except TraceError as error:
-        message = str(error)
-        if not message.isprintable() or len(error.rule) > 300:
-            raise AssertionError(f"no message for one line: {message!r}") from error
-        return found, message
-    return found, None
 
 
 def merged(traces: list[tuple[list[Request], float | None]]) -> list[Request]:

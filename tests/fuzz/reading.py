@@ -18,7 +18,7 @@ from typing import Any
 from kvoffload._extras import require
 from kvoffload.advise.grid import part_seconds
 from kvoffload.replay import DecodedTrace
-from kvoffload.traces import Request, Survey, Trace, TraceError, write_trace
+from kvoffload.traces import MergedTrace, Request, Survey, Trace, TraceError, write_trace
 from kvoffload.traces.formats import FORMATS
 from kvoffload.traces.lines import zstd_module
 
@@ -56,19 +56,19 @@ def check_request(request: Request) -> None:
         raise AssertionError(f"no valid request: {request!r}")
 
 
-def read(path: Path, **options: Any) -> tuple[list[Request], bool]:
-    """Return the requests up to the end or the first error, and whether there was an error."""
+def read(trace: MergedTrace | Trace) -> tuple[list[Request], str | None]:
+    """Return the requests up to the end or the first error, and its message."""
     found: list[Request] = []
     try:
-        for request in Trace(path, max_line_bytes=MAX_LINE_BYTES, **options):
+        for request in trace:
             check_request(request)
             found.append(request)
     except TraceError as error:
         message = str(error)
         if not message.isprintable() or len(error.rule) > 300:
             raise AssertionError(f"no message for one line: {message!r}") from error
-        return found, True
-    return found, False
+        return found, message
+    return found, None
 
 
 def check_figures(requests: list[Request]) -> None:
@@ -103,9 +103,10 @@ def run_reading(data: bytes) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path, copy = Path(folder, "trace"), Path(folder, "copy")
         path.write_bytes(PACKINGS[head[1] % len(PACKINGS)](body))
-        strict, failed = read(path, format=format)
-        lenient, _ = read(path, format=format, skip_bad=True)
-        if lenient[: len(strict)] != strict or (not failed and lenient != strict):
+        options: dict[str, Any] = {"format": format, "max_line_bytes": MAX_LINE_BYTES}
+        strict, fault = read(Trace(path, **options))
+        lenient, _ = read(Trace(path, skip_bad=True, **options))
+        if lenient[: len(strict)] != strict or (fault is None and lenient != strict):
             raise AssertionError(f"passing over bad lines changes good ones: {strict} {lenient}")
         if lenient:
             check_figures(lenient)
