@@ -6,8 +6,7 @@ Structure
     Over a part of a user's, `PythonSteps` hand them to the Python twin, ``_manager_py``. A manager
     chooses its steps when it is constructed.
 Invariants
-    As in the Python twin. ``num_pending`` and ``num_pinned`` count the resident blocks by state.
-    Between calls no key is known that is neither resident nor a ghost. No Python code runs between
+    As in the Python twin, and those of ``_lifecycle_c``. Between calls no key is known that is neither resident nor a ghost. No Python code runs between
     the first look at the state and the last change: batches are consumed before, and the collector
     is off while results are allocated.
 """
@@ -31,20 +30,16 @@ from kvoffload._core.batch cimport (
     find_all,
     find_range,
     hint_chosen,
-    item_key,
-    item_length,
 )
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport first_bad, list_items, tuple_items
-from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset, pool_take
+from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
 from kvoffload._core.table cimport (
     NIL,
     PARKED,
     RESIDENT,
     Node,
     Table,
-    add_key,
-    drop_key,
     hash_key,
     index_find,
     node_at,
@@ -52,6 +47,18 @@ from kvoffload._core.table cimport (
     table_new_epoch,
 )
 from kvoffload.backends._cpu_c cimport PoolCore
+from kvoffload.managers._lifecycle_c cimport (
+    BlockStates,
+    add_once,
+    begin_store,
+    count_states,
+    end_store,
+    forget,
+    pending_keys,
+    pin,
+    resident,
+    unpin,
+)
 from kvoffload.managers._results_c cimport new_event, new_ids, new_output, new_spec
 from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
@@ -130,8 +137,7 @@ cdef class CompiledSteps(Steps):
     cdef WatchCore _watch           # None when nobody looks on
     cdef Batch batch                # of the call at work
     cdef Counters counters
-    cdef uint64_t num_pending
-    cdef uint64_t num_pinned
+    cdef BlockStates states
 
     def __cinit__(self):
         memset(&self.batch, 0, sizeof(Batch))
@@ -157,8 +163,7 @@ cdef class CompiledSteps(Steps):
         self._events = events
         self._watch = watch
         memset(&self.counters, 0, sizeof(Counters))
-        self.num_pending = 0
-        self.num_pinned = 0
+        self.states = BlockStates(0, 0)
         return former
 
     # -- the life of a block -----------------------------------------------------------------
@@ -170,7 +175,6 @@ cdef class CompiledSteps(Steps):
         cdef PyObject** items
         cdef Table* table
         cdef Py_ssize_t size, place = 0, end = 0
-        cdef uint32_t slot
         cdef Node* node
         if type(hashes) is tuple:
             items = tuple_items(<tuple>batch)
@@ -190,11 +194,8 @@ cdef class CompiledSteps(Steps):
                 if place == end:
                     raise batch_error(batch)
                 find_range(table, &self.batch, place, end)
-            slot = self.batch.slots[place]
-            if slot == NIL:
-                break
-            node = node_at(table, slot)
-            if not node.flags & RESIDENT or node.block.ref_cnt < 0:
+            node = resident(table, &self.batch, place)
+            if node == NULL or node.block.ref_cnt < 0:
                 break
             place += 1
         self.counters.lookups += 1
@@ -218,7 +219,7 @@ cdef class CompiledSteps(Steps):
         try:
             block_ids = new_ids(self.batch.size)
             spec = new_spec(block_ids)
-            place = self.pin(<int64_t*>cnp.PyArray_DATA(block_ids))
+            place = self.pin_batch(<int64_t*>cnp.PyArray_DATA(block_ids))
         finally:
             if collecting:
                 PyGC_Enable()
@@ -229,27 +230,21 @@ cdef class CompiledSteps(Steps):
             self._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), self.batch.size)
         return spec
 
-    cdef Py_ssize_t pin(self, int64_t* block_ids) noexcept:
+    cdef Py_ssize_t pin_batch(self, int64_t* block_ids) noexcept:
         """Pin the batch; return the position of the first block that cannot be, or -1."""
         cdef Table* table = self._policy.table
         cdef Py_ssize_t place, undo
-        cdef uint32_t slot
         cdef Node* node
         find_all(table, &self.batch)
         for place in range(self.batch.size):
-            slot = self.batch.slots[place]
-            node = node_at(table, slot) if slot != NIL else NULL
-            if (
-                node == NULL
-                or not node.flags & RESIDENT
-                or <uint32_t>node.block.ref_cnt >= <uint32_t>MOST_PINS  # or pending: negative
-            ):
+            node = resident(table, &self.batch, place)
+            # As unsigned, the count of a pending block is above it, too.
+            if node == NULL or <uint32_t>node.block.ref_cnt >= <uint32_t>MOST_PINS:
                 for undo in range(place):
-                    self.unpin(self.batch.slots[undo])
+                    self.unpin_slot(self.batch.slots[undo])
                 return place
-            self.num_pinned += node.block.ref_cnt == 0
-            node.block.ref_cnt += 1
-            block_ids[place] = own_id(table, slot, node)
+            pin(&self.states, node)
+            block_ids[place] = own_id(table, self.batch.slots[place], node)
         return -1
 
     cdef object load_error(self, bytes block_hash):
@@ -265,37 +260,26 @@ cdef class CompiledSteps(Steps):
         cdef list batch = self.open_batch(hashes)
         cdef Table* table = self._policy.table
         cdef Py_ssize_t place, undo
-        cdef uint32_t slot
         cdef Node* node
         find_all(table, &self.batch)
         for place in range(self.batch.size):
-            slot = self.batch.slots[place]
-            node = node_at(table, slot) if slot != NIL else NULL
-            if node == NULL or not node.flags & RESIDENT or node.block.ref_cnt <= 0:
+            node = resident(table, &self.batch, place)
+            if node == NULL or node.block.ref_cnt <= 0:
                 # A ring that was told of an idle block passes over it while it is pinned.
                 for undo in range(place):
-                    self.repin(self.batch.slots[undo])
-                if node == NULL or not node.flags & RESIDENT:
+                    pin(&self.states, node_at(table, self.batch.slots[undo]))
+                if node == NULL:
                     raise block_not_found("complete_load", batch[place])
                 raise block_not_pinned("complete_load", batch[place])
-            self.unpin(slot)
+            self.unpin_slot(self.batch.slots[place])
         if self._watch is not None:
             self._watch.c_loaded(&self.batch)
 
-    cdef void unpin(self, uint32_t slot) noexcept:
+    cdef void unpin_slot(self, uint32_t slot) noexcept:
         """Take one pin from a pinned block."""
         cdef Node* node = node_at(self._policy.table, slot)
-        node.block.ref_cnt -= 1
-        if node.block.ref_cnt == 0:
-            self.num_pinned -= 1
-            if node.flags & PARKED:
-                self._policy.became_idle(slot, node)
-
-    cdef void repin(self, uint32_t slot) noexcept:
-        """Give a block the pin back that `unpin` took."""
-        cdef Node* node = node_at(self._policy.table, slot)
-        self.num_pinned += node.block.ref_cnt == 0
-        node.block.ref_cnt += 1
+        if unpin(&self.states, node) and node.flags & PARKED:
+            self._policy.became_idle(slot, node)
 
     cdef object prepare_store(self, object hashes):
         cdef list batch = self.open_batch(hashes)
@@ -322,7 +306,7 @@ cdef class CompiledSteps(Steps):
         if num_admitted < 0:
             if self._watch is not None and not policy.victims.no_memory:
                 self._watch.c_refused(&self.batch, num_missing)
-            self.forget(0, num_missing)
+            forget(policy.table, &self.batch, 0, num_missing)
             if policy.victims.no_memory:
                 raise MemoryError()
             self.counters.refused_stores += 1
@@ -340,7 +324,7 @@ cdef class CompiledSteps(Steps):
                 self._events.append(new_event(list(evicted), self._pool, True))
         except BaseException:
             policy.cancel()
-            self.forget(0, num_missing)
+            forget(policy.table, &self.batch, 0, num_missing)
             raise
         if self._watch is not None:
             self._watch.c_stored(&self.batch, num_admitted, num_missing)
@@ -358,7 +342,6 @@ cdef class CompiledSteps(Steps):
         cdef Table* table = policy.table
         cdef Batch* batch = &self.batch
         cdef Py_ssize_t place, num_missing = 0, num_unknown = 0
-        cdef uint64_t hashed
         cdef uint32_t slot
         cdef Node* node
         find_all(table, batch)
@@ -370,17 +353,10 @@ cdef class CompiledSteps(Steps):
         for place in range(batch.size):
             slot = batch.slots[place]
             if slot == NIL:
-                hashed = batch.hashes[place]
-                # A repeat of an unknown key has got a node by now.
-                slot = index_find(table, item_key(batch, place), item_length(batch, place), hashed)
+                slot = add_once(table, batch, place, batch.hashes[place])
                 if slot == NIL:
-                    slot = add_key(
-                        table, item_key(batch, place), item_length(batch, place), hashed
-                    )
-                    if slot == NIL:
-                        self.forget(0, num_missing)
-                        return -1
-                batch.slots[place] = slot
+                    forget(table, batch, 0, num_missing)
+                    return -1
             node = node_at(table, slot)
             if not node.flags & RESIDENT and node.block.mark != table.epoch:
                 batch.chosen[num_missing] = slot
@@ -417,28 +393,13 @@ cdef class CompiledSteps(Steps):
         policy.commit()
         for place in range(num_admitted):
             node = node_at(table, self.batch.chosen[place])
-            node.block.ref_cnt = -1
-            node.block.block_id = pool_take(&self._pool.pool)
-            node.flags |= RESIDENT
+            begin_store(&self.states, policy, &self._pool.pool, node)
             block_ids[place] = node.block.block_id
             policy.c_insert(self.batch.chosen[place], node)
-        policy.num_resident += <uint64_t>num_admitted
-        self.num_pending += <uint64_t>num_admitted
         self.batch.num_chosen = num_admitted
-        self.forget(num_admitted, num_missing)
+        forget(table, &self.batch, num_admitted, num_missing)
         self.counters.stored_blocks += <uint64_t>num_admitted
         self.counters.not_admitted += <uint64_t>(num_missing - num_admitted)
-
-    cdef void forget(self, Py_ssize_t start, Py_ssize_t stop) noexcept:
-        """Drop the chosen keys that got a node only for this call: they are on no ring."""
-        cdef Table* table = self._policy.table
-        cdef Py_ssize_t place
-        cdef Node* node
-        # The last first, so that the next batch gets successive nodes again.
-        for place in range(stop - 1, start - 1, -1):
-            node = node_at(table, self.batch.chosen[place])
-            if node.ring == 0:
-                drop_key(table, self.batch.chosen[place], node)
 
     cdef object complete_store(self, object hashes, object success):
         cdef bint succeeded = success is True or (
@@ -461,47 +422,27 @@ cdef class CompiledSteps(Steps):
 
     cdef int emit_stored(self, list batch) except -1:
         """Append the event of the batch's pending blocks."""
-        cdef Table* table = self._policy.table
-        cdef Py_ssize_t place
-        cdef uint32_t slot
-        cdef Node* node
-        cdef list stored = []
-        table_new_epoch(table)
-        for place in range(self.batch.size):
-            slot = self.batch.slots[place]
-            if slot == NIL:
-                continue
-            node = node_at(table, slot)
-            if node.flags & RESIDENT and node.block.ref_cnt < 0 and not self.seen(node):
-                stored.append(batch[place])
+        cdef list stored = pending_keys(self._policy.table, &self.batch, batch)
         if stored:
             self._events.append(new_event(stored, self._pool, False))
         return 0
 
     cdef void end_stores(self, bint succeeded) noexcept:
         """Make the batch's pending blocks idle, or drop them."""
-        cdef Table* table = self._policy.table
+        cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t place
         cdef uint32_t slot
         cdef Node* node
         for place in range(self.batch.size):
+            node = resident(policy.table, &self.batch, place)
+            if node == NULL or node.block.ref_cnt >= 0:
+                continue
             slot = self.batch.slots[place]
-            if slot == NIL:
-                continue
-            node = node_at(table, slot)
-            if not node.flags & RESIDENT or node.block.ref_cnt >= 0:
-                continue
-            self.num_pending -= 1
-            if succeeded:
-                node.block.ref_cnt = 0
-                if node.flags & PARKED:
-                    self._policy.became_idle(slot, node)
-            else:
+            end_store(&self.states, policy, &self._pool.pool, slot, succeeded)
+            if not succeeded:
                 self.counters.failed_blocks += 1
-                pool_give(&self._pool.pool, own_id(table, slot, node))
-                self._policy.c_removed(slot, node)
-                self._policy.take_off(node)
-                drop_key(table, slot, node)
+            elif node.flags & PARKED:
+                policy.became_idle(slot, node)
 
     def take_events(self):
         cdef list events, fresh
@@ -547,8 +488,7 @@ cdef class CompiledSteps(Steps):
         else:
             pool_reset(&self._pool.pool)
         policy.clear_now()
-        self.num_pending = 0
-        self.num_pinned = 0
+        self.states = BlockStates(0, 0)
         if self._watch is not None:
             self._watch.c_dropped()
         return 0
@@ -567,8 +507,8 @@ cdef class CompiledSteps(Steps):
             "not_admitted": self.counters.not_admitted,
             "loaded_blocks": self.counters.loaded_blocks,
             "resident": self._policy.num_resident,
-            "pending": max(<int64_t>self.num_pending, <int64_t>0),
-            "pinned": max(<int64_t>self.num_pinned, <int64_t>0),
+            "pending": max(<int64_t>self.states.num_pending, <int64_t>0),
+            "pinned": max(<int64_t>self.states.num_pinned, <int64_t>0),
             "free": pool_num_free(&self._pool.pool),
             "ghosts": self._policy.c_num_ghosts(),
         }
@@ -608,7 +548,7 @@ cdef class CompiledSteps(Steps):
         return self._policy.block_table
 
     def _check(self):
-        cdef uint64_t pending = 0, pinned = 0
+        cdef BlockStates counted
         cdef uint32_t slot
         cdef Node* node
         self._policy._check()
@@ -617,12 +557,14 @@ cdef class CompiledSteps(Steps):
         for slot in range(self._policy.table.num_used):
             node = node_at(self._policy.table, slot)
             if node.flags & RESIDENT:
-                pending += node.block.ref_cnt < 0
-                pinned += node.block.ref_cnt > 0
                 block_ids.add(node.block.block_id)
         if <uint64_t>len(block_ids) != self._policy.num_resident:
             raise AssertionError("every resident block owns a slot of its own")
-        if pending != self.num_pending or pinned != self.num_pinned:
+        counted = count_states(self._policy.table)
+        if (
+            counted.num_pending != self.states.num_pending
+            or counted.num_pinned != self.states.num_pinned
+        ):
             raise AssertionError("pending and pinned blocks are counted")
         if self._watch is not None:
             self._watch._check()
@@ -636,12 +578,6 @@ cdef class CompiledSteps(Steps):
         cdef list batch = checked_list(hashes, "hashes")
         batch_open(&self.batch, batch)
         return batch
-
-    cdef bint seen(self, Node* node) noexcept:
-        """Mark a node; tell whether it was marked in this epoch."""
-        cdef bint marked = node.block.mark == self._policy.table.epoch
-        node.block.mark = self._policy.table.epoch
-        return marked
 
     cdef Node* resident_node(self, object block_hash) noexcept:
         """Return the node of a resident block, or NULL."""

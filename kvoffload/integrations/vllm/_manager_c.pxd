@@ -1,11 +1,12 @@
 """What drives a policy by the requests of vLLM: the part that managers and adapters share."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.table cimport NIL, RESIDENT, Node, node_at
+from kvoffload._core.table cimport Node
 from kvoffload.integrations.vllm._request_c cimport RequestAccess, RequestRank
 from kvoffload.integrations.vllm._rules_c cimport Access, RequestRules
+from kvoffload.managers._lifecycle_c cimport resident
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
 
@@ -47,9 +48,4 @@ cdef class PolicyDriver:
 
     cdef inline Node* resident(self, Py_ssize_t place) noexcept:
         """Return the node of a key of the batch if it is resident, else NULL."""
-        cdef uint32_t slot = self.batch.slots[place]
-        cdef Node* node
-        if slot == NIL:
-            return NULL
-        node = node_at(self.policy.table, slot)
-        return node if node.flags & RESIDENT else NULL
+        return resident(self.policy.table, &self.batch, place)

@@ -5,8 +5,7 @@ Structure
     request has shown hangs on its context (``_request_c``); rules say what that means to the policy
     (``_rules_c``). So each call reads *manager, request, rules, policy*.
 Invariants
-    ``num_idle`` and ``num_pending`` count the resident chunks by state. An exception leaves no
-    trace; a refused store leaves what it leaves in vLLM: counted offers and skips, the recorded
+    Those of ``managers/_lifecycle_c``. An exception leaves no trace; a refused store leaves what it leaves in vLLM: counted offers and skips, the recorded
     accesses with their ranks, the adaptation to misses and the sample of the allocation size.
     The policy is set last: whatever of a construction failed, or was never run, it is None, and
     every method begins with `require_ready`, most of them in `open_batch`.
@@ -46,15 +45,12 @@ from kvoffload._core.pool cimport (
     pool_num_free,
     pool_open,
     pool_reset,
-    pool_take,
 )
 from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
     Node,
     Table,
-    add_key,
-    drop_key,
     hash_key,
     hash_node,
     holds_key,
@@ -90,6 +86,17 @@ from kvoffload.integrations.vllm._rules_c cimport (
     RequestRules,
 )
 from kvoffload.integrations.vllm._watching_c cimport IdRange, RequestWatch, all_keys, widen
+from kvoffload.managers._lifecycle_c cimport (
+    BlockStates,
+    add_once,
+    begin_store,
+    count_states,
+    end_store,
+    forget,
+    pending_keys,
+    pin,
+    unpin,
+)
 from kvoffload.managers._watch_c cimport LOAD, STORE
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
@@ -391,8 +398,7 @@ cdef class ManagerCore(PolicyDriver):
     """Do for vLLM what its own CPU manager does; ``KVOffloadManager`` adds what is not hot."""
 
     cdef Pool pool
-    cdef uint64_t num_idle          # resident chunks that may leave
-    cdef uint64_t num_pending       # resident chunks that are being stored
+    cdef BlockStates states
     cdef uint64_t longest_key       # bytes of the longest key that was ever stored
     cdef uint32_t last              # node of the last key that was looked up, or NIL
     cdef RequestWatch watching      # None when nobody looks on
@@ -425,7 +431,7 @@ cdef class ManagerCore(PolicyDriver):
         pool_close(&self.pool)
         self.pool = pool
         self._num_chunks = num_chunks
-        self.num_idle = self.num_pending = 0
+        self.states = BlockStates(0, 0)
         self.last = NIL
         self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
         self.hit_pending = names.LookupResult.HIT_PENDING
@@ -524,17 +530,17 @@ cdef class ManagerCore(PolicyDriver):
 
     def prepare_load(self, keys, req_context):
         """Pin chunks for reading, and count the access."""
-        return self.pin(keys, req_context, True, True)
+        return self.load(keys, req_context, True, True)
 
     def _prepare_read(self, keys, req_context):
         """Pin chunks for a transfer that is not an access of the request."""
-        return self.pin(keys, req_context, False, True)
+        return self.load(keys, req_context, False, True)
 
     def _hold(self, keys, req_context):
         """Pin chunks for a request that waits for others; nothing is transferred."""
-        return self.pin(keys, req_context, False, False)
+        return self.load(keys, req_context, False, False)
 
-    cdef object pin(
+    cdef object load(
         self, object keys, object req_context, bint is_access, bint is_transfer
     ):
         cdef list batch = self.open_batch(keys)
@@ -577,8 +583,7 @@ cdef class ManagerCore(PolicyDriver):
                 self.attach(req_context, new_access, new_rank)
             for place in range(self.batch.size):
                 node = node_at(table, self.batch.slots[place])
-                self.num_idle -= node.block.ref_cnt == 0
-                node.block.ref_cnt += 1
+                pin(&self.states, node)
                 (<int32_t*>cnp.PyArray_DATA(chunk_ids))[place] = <int32_t>node.block.block_id
             if is_access:
                 self.start(access)
@@ -610,17 +615,15 @@ cdef class ManagerCore(PolicyDriver):
             node = self.resident(place)
             if node == NULL or node.block.ref_cnt <= 0:
                 for undo in range(place):
-                    node_at(table, self.batch.slots[undo]).block.ref_cnt += 1
-                if self.resident(place) == NULL:
+                    pin(&self.states, node_at(table, self.batch.slots[undo]))
+                if node == NULL:
                     raise block_not_found("complete_load", batch[place])
                 raise block_not_pinned("complete_load", batch[place])
-            node.block.ref_cnt -= 1
             # The occurrence that releases the last pin.
-            self.accesses[place].flags = READY if node.block.ref_cnt == 0 else 0
+            self.accesses[place].flags = READY if unpin(&self.states, node) else 0
             widen(&ids, node.block.block_id)
         for place in range(self.batch.size):
             if self.accesses[place].flags:
-                self.num_idle += 1
                 self.rules.became_idle(
                     self.batch.slots[place], node_at(table, self.batch.slots[place])
                 )
@@ -730,7 +733,7 @@ cdef class ManagerCore(PolicyDriver):
             if num_admitted >= 0:
                 self.rules.cancel()
             self.chain = None
-            self.forget(0, num_missing)
+            forget(policy.table, &self.batch, 0, num_missing)
             shorten(self.allocation_sizes_in_current_batch, num_samples)
             if removed is not None:
                 shorten(self.events, num_events)
@@ -755,7 +758,7 @@ cdef class ManagerCore(PolicyDriver):
         if num_missing == 0:
             return output
         if num_admitted < 0:
-            self.forget(0, num_missing)
+            forget(policy.table, &self.batch, 0, num_missing)
             return None
         if num_admitted < num_missing:
             shorten(to_store, num_admitted)
@@ -822,18 +825,14 @@ cdef class ManagerCore(PolicyDriver):
             place = keys.places[number]
             slot = keys.slots[place]
             if slot == NIL:
-                hashed = self.accesses[place].hashed
-                # A repeat of an unknown key has got a node by now.
-                slot = index_find(table, item_key(keys, place), item_length(keys, place), hashed)
-                if slot != NIL:
-                    keys.slots[place] = slot
-                    continue
-                slot = add_key(table, item_key(keys, place), item_length(keys, place), hashed)
+                slot = add_once(table, keys, place, self.accesses[place].hashed)
                 if slot == NIL:
-                    self.forget(0, num_missing)
+                    forget(table, keys, 0, num_missing)
                     raise MemoryError()
-                keys.slots[place] = slot
-                node_at(table, slot).block.mark = table.epoch
+                node = node_at(table, slot)
+                if node.block.mark == table.epoch:
+                    continue  # a repeat
+                node.block.mark = table.epoch
                 self.longest_key = max(self.longest_key, item_length(keys, place))
             self.accesses[place].flags = OBSERVED
             keys.chosen[num_missing] = slot
@@ -861,6 +860,10 @@ cdef class ManagerCore(PolicyDriver):
             if self.batch.slots[place] != NIL:
                 node_at(table, self.batch.slots[place]).block.mark = table.epoch
 
+    cdef uint64_t num_idle(self) noexcept:
+        """Count the resident chunks that are neither pending nor pinned."""
+        return self.policy.num_resident - self.states.num_pending - self.states.num_pinned
+
     cdef uint64_t num_evictable(self) noexcept:
         """Count the idle chunks that the running call does not protect."""
         cdef Py_ssize_t place
@@ -872,7 +875,7 @@ cdef class ManagerCore(PolicyDriver):
             if self.accesses[place].flags & READY:
                 node = node_at(table, self.batch.slots[place])
                 num_protected += node.block.ref_cnt == 0
-        return self.num_idle - num_protected
+        return self.num_idle() - num_protected
 
     cdef bint any_positioned(self, Py_ssize_t num_missing) noexcept:
         """Tell whether the request knows the token position of a key that was chosen."""
@@ -916,7 +919,6 @@ cdef class ManagerCore(PolicyDriver):
             node = node_at(table, self.policy.victims.items[victim].slot)
             kvo_prefetch(table.buckets + home_of(table, hash_node(table, node)))
             pool_give(&self.pool, node.block.block_id)
-        self.num_idle -= self.policy.victims.size
 
     cdef void place(
         self,
@@ -936,24 +938,11 @@ cdef class ManagerCore(PolicyDriver):
         for chosen in range(num_admitted):
             entry = self.accesses + self.batch.places[chosen]
             node = node_at(policy.table, self.batch.chosen[chosen])
-            node.block.ref_cnt = -1
-            node.block.block_id = pool_take(&self.pool)
-            node.flags |= RESIDENT
-            policy.num_resident += 1
+            begin_store(&self.states, policy, &self.pool, node)
             self.rules.insert(self.batch.chosen[chosen], node, entry, rank)
             access.seen[entry.number].uses |= INSERTED
             chunk_ids[chosen] = <int32_t>node.block.block_id
-        self.num_pending += <uint64_t>num_admitted
-        self.forget(num_admitted, num_missing)
-
-    cdef void forget(self, int64_t start, int64_t stop) noexcept:
-        """Take back the nodes of chosen keys that were unknown and are not stored."""
-        cdef Node* node
-        cdef int64_t chosen
-        for chosen in range(start, stop):
-            node = node_at(self.policy.table, self.batch.chosen[chosen])
-            if node.ring == 0 and not node.flags & RESIDENT:
-                drop_key(self.policy.table, self.batch.chosen[chosen], node)
+        forget(policy.table, &self.batch, num_admitted, num_missing)
 
     def complete_store(self, keys, req_context, success=True):
         """Make pending chunks readable, or drop them where the store failed."""
@@ -969,7 +958,7 @@ cdef class ManagerCore(PolicyDriver):
                 raise MemoryError()
             find_all(self.policy.table, &self.batch)
             if self.events is not None and (stored or self.reports_failed_stores):
-                completed = self.pending_keys(batch)
+                completed = pending_keys(self.policy.table, &self.batch, batch)
                 if completed:
                     self.events.append(self.completion_event(completed, stored))
             for place in range(self.batch.size):
@@ -979,7 +968,11 @@ cdef class ManagerCore(PolicyDriver):
                     widen(&ids, node.block.block_id)
                     if self.watching is not None and not stored:
                         self.watching.c_failed(node)
-                    self.complete(self.batch.slots[place], node, stored)
+                    end_store(
+                        &self.states, self.policy, &self.pool, self.batch.slots[place], stored
+                    )
+                    if stored:
+                        self.rules.became_idle(self.batch.slots[place], node)
             if self.watching is not None:
                 self.watching.c_closed(STORE, num_ended, ids.least, ids.greatest)
         finally:
@@ -991,32 +984,6 @@ cdef class ManagerCore(PolicyDriver):
         if stored:
             return self.event_class(keys=keys, medium=self.medium, removed=False)
         return self.event_class(keys=keys, medium=self.medium, removed=True, metadata_only=True)
-
-    cdef list pending_keys(self, list batch):
-        """Return the keys of the batch that are pending, once each."""
-        cdef list pending = []
-        cdef Py_ssize_t place
-        cdef Node* node
-        cdef Table* table = self.policy.table
-        table_new_epoch(table)
-        for place in range(self.batch.size):
-            node = self.resident(place)
-            if node != NULL and node.block.ref_cnt < 0 and node.block.mark != table.epoch:
-                node.block.mark = table.epoch
-                pending.append(batch[place])
-        return pending
-
-    cdef void complete(self, uint32_t slot, Node* node, bint stored) noexcept:
-        self.num_pending -= 1
-        if stored:
-            node.block.ref_cnt = 0
-            self.num_idle += 1
-            self.rules.became_idle(slot, node)
-        else:
-            pool_give(&self.pool, node.block.block_id)
-            self.policy.c_removed(slot, node)
-            self.policy.take_off(node)
-            drop_key(self.policy.table, slot, node)
 
     # -- the threshold -----------------------------------------------------------------------
 
@@ -1166,7 +1133,7 @@ cdef class ManagerCore(PolicyDriver):
         self.policy.clear()
         pool_reset(&self.pool)
         self.generation += 1
-        self.num_idle = self.num_pending = 0
+        self.states = BlockStates(0, 0)
         self.last = NIL
         self.asker = self.first_asked = self.last_asked = None
         if self.watching is not None:
@@ -1214,7 +1181,7 @@ cdef class ManagerCore(PolicyDriver):
         cdef int64_t taken
         self.require_ready()
         taken = self.pool.num_fresh - self.pool.num_freed
-        return taken - <int64_t>self.num_idle, self.num_pending
+        return taken - <int64_t>self.num_idle(), self.states.num_pending
 
     def _chunk(self, key):
         """Return ``(ref_cnt, chunk_id)`` of a resident chunk, or None."""
@@ -1246,19 +1213,16 @@ cdef class ManagerCore(PolicyDriver):
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
-        cdef uint64_t idle = 0, pending = 0
-        cdef uint32_t slot
-        cdef Node* node
+        cdef BlockStates counted
         self.require_ready()
         self.policy._check()
         if self.watching is not None:
             self.watching._check()
-        for slot in range(self.policy.table.num_used):
-            node = node_at(self.policy.table, slot)
-            if node.flags & RESIDENT:
-                idle += node.block.ref_cnt == 0
-                pending += node.block.ref_cnt < 0
-        if idle != self.num_idle or pending != self.num_pending:
-            raise AssertionError("idle and pending chunks are counted")
+        counted = count_states(self.policy.table)
+        if (
+            counted.num_pending != self.states.num_pending
+            or counted.num_pinned != self.states.num_pinned
+        ):
+            raise AssertionError("pending and pinned chunks are counted")
         if self.pool.num_fresh - self.pool.num_freed != <int64_t>self.policy.num_resident:
             raise AssertionError("every resident chunk has an id of its own")

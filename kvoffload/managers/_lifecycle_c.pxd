@@ -1,0 +1,143 @@
+"""The life of a block, as the library's manager and vLLM's take it alike, compiled.
+
+Structure
+    ``ref_cnt`` of a resident block is its state: -1 pending, 0 idle, above 0 the number of pins.
+    `BlockStates` counts the pending and the pinned ones; every other resident block is idle. What
+    a manager adds is its own: who asks, what the policy learns, when it hears of an idle block.
+Invariants
+    A step that returns no object neither allocates nor fails, and none runs Python code. So a
+    manager that has decided carries its decision out whole.
+"""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch, item_key, item_length
+from kvoffload._core.pool cimport Pool, pool_give, pool_take
+from kvoffload._core.table cimport (
+    NIL,
+    RESIDENT,
+    Node,
+    Table,
+    add_key,
+    drop_key,
+    index_find,
+    node_at,
+    own_id,
+    table_new_epoch,
+)
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+cdef struct BlockStates:
+    uint64_t num_pending
+    uint64_t num_pinned
+
+
+cdef inline Node* resident(Table* table, const Batch* batch, Py_ssize_t place) noexcept:
+    """Return the node of a key that was found if its block is resident, else NULL."""
+    cdef uint32_t slot = batch.slots[place]
+    cdef Node* node
+    if slot == NIL:
+        return NULL
+    node = node_at(table, slot)
+    return node if node.flags & RESIDENT else NULL
+
+
+# -- loads -------------------------------------------------------------------------------------
+
+
+cdef inline void pin(BlockStates* states, Node* node) noexcept:
+    """Give a readable block one pin more."""
+    states.num_pinned += node.block.ref_cnt == 0
+    node.block.ref_cnt += 1
+
+
+cdef inline bint unpin(BlockStates* states, Node* node) noexcept:
+    """Take one pin from a pinned block; tell whether it was the last."""
+    node.block.ref_cnt -= 1
+    if node.block.ref_cnt != 0:
+        return False
+    states.num_pinned -= 1
+    return True
+
+
+# -- stores ------------------------------------------------------------------------------------
+
+
+cdef inline uint32_t add_once(
+    Table* table, Batch* batch, Py_ssize_t place, uint64_t hashed
+) noexcept:
+    """Give a key that was not found a node; a repeat has got one by now. NIL without memory."""
+    cdef const uint8_t* key = item_key(batch, place)
+    cdef uint64_t length = item_length(batch, place)
+    cdef uint32_t slot = index_find(table, key, length, hashed)
+    if slot == NIL:
+        slot = add_key(table, key, length, hashed)
+    batch.slots[place] = slot
+    return slot
+
+
+cdef inline void forget(Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop) noexcept:
+    """Drop the chosen keys that got a node only for this call: they are on no ring."""
+    cdef Py_ssize_t chosen
+    cdef Node* node
+    # The last first, so that the next batch gets successive nodes again.
+    for chosen in range(stop - 1, start - 1, -1):
+        node = node_at(table, batch.chosen[chosen])
+        if node.ring == 0:
+            drop_key(table, batch.chosen[chosen], node)
+
+
+cdef inline void begin_store(
+    BlockStates* states, CompiledPolicy policy, Pool* pool, Node* node
+) noexcept:
+    """Give an absent block a slot of the medium, pending; the caller inserts it."""
+    node.block.ref_cnt = -1
+    node.block.block_id = pool_take(pool)
+    node.flags |= RESIDENT
+    policy.num_resident += 1
+    states.num_pending += 1
+
+
+cdef inline void end_store(
+    BlockStates* states, CompiledPolicy policy, Pool* pool, uint32_t slot, bint stored
+) noexcept:
+    """Make a pending block idle, or drop it; the policy is not told that it is idle."""
+    cdef Node* node = node_at(policy.table, slot)
+    states.num_pending -= 1
+    if stored:
+        node.block.ref_cnt = 0
+        return
+    pool_give(pool, own_id(policy.table, slot, node))
+    policy.c_removed(slot, node)
+    policy.take_off(node)
+    drop_key(policy.table, slot, node)
+
+
+cdef inline list pending_keys(Table* table, const Batch* batch, list keys):
+    """Return the keys of the batch whose blocks are pending, once each."""
+    cdef list pending = []
+    cdef Py_ssize_t place
+    cdef Node* node
+    table_new_epoch(table)
+    for place in range(batch.size):
+        node = resident(table, batch, place)
+        if node != NULL and node.block.ref_cnt < 0 and node.block.mark != table.epoch:
+            node.block.mark = table.epoch
+            pending.append(keys[place])
+    return pending
+
+
+# -- what holds --------------------------------------------------------------------------------
+
+
+cdef inline BlockStates count_states(Table* table) noexcept:
+    """Count the states anew, block by block."""
+    cdef BlockStates states = BlockStates(0, 0)
+    cdef uint32_t slot
+    cdef Node* node
+    for slot in range(table.num_used):
+        node = node_at(table, slot)
+        if node.flags & RESIDENT:
+            states.num_pending += node.block.ref_cnt < 0
+            states.num_pinned += node.block.ref_cnt > 0
+    return states
