@@ -394,7 +394,8 @@ cdef class CompiledSteps(Steps):
         for place in range(num_admitted):
             node = node_at(table, self.batch.chosen[place])
             begin_store(&self.states, policy, &self._pool.pool, node)
-            block_ids[place] = node.block.block_id
+            if block_ids != NULL:
+                block_ids[place] = node.block.block_id
             policy.c_insert(self.batch.chosen[place], node)
         self.batch.num_chosen = num_admitted
         forget(table, &self.batch, num_admitted, num_missing)
@@ -443,6 +444,58 @@ cdef class CompiledSteps(Steps):
                 self.counters.failed_blocks += 1
             elif node.flags & PARKED:
                 policy.became_idle(slot, node)
+
+    cdef int serve(self, object hashes, Py_ssize_t num_unasked) except -1:
+        """Touch, look up, store and touch as the Python twin does, with no object made on the way."""
+        cdef list batch = self.open_batch(hashes)
+        cdef CompiledPolicy policy = self._policy
+        cdef Py_ssize_t place, num_hits, num_missing, num_admitted = 0
+        cdef uint32_t slot
+        cdef Node* node
+        if self._events is not None or self._watch is not None:
+            raise ValueError("requests are served at once where no events are on and nobody watches")
+        if not 0 <= num_unasked <= self.batch.size:
+            raise ValueError(f"a request of {self.batch.size} keys, {num_unasked} not asked for")
+        find_all(policy.table, &self.batch)
+        policy.c_touch(&self.batch)
+        num_hits = 0
+        for place in range(num_unasked, self.batch.size):
+            node = resident(policy.table, &self.batch, place)
+            if node == NULL or node.block.ref_cnt < 0:
+                break
+            num_hits += 1
+        self.counters.lookups += 1
+        self.counters.lookup_blocks += <uint64_t>(self.batch.size - num_unasked)
+        self.counters.hit_blocks += <uint64_t>num_hits
+        num_missing = self.choose_missing()
+        if num_missing > 0:
+            policy.victims.no_memory = False
+            num_admitted = policy.c_make_room(
+                &self.batch, num_missing, pool_num_free(&self._pool.pool)
+            )
+        if num_missing < 0 or num_admitted < 0 and policy.victims.no_memory:
+            if num_missing > 0:
+                forget(policy.table, &self.batch, 0, num_missing)
+            raise MemoryError()
+        if num_admitted < 0:
+            forget(policy.table, &self.batch, 0, num_missing)
+            self.counters.refused_stores += 1
+        elif num_missing > 0:
+            self.place_blocks(num_admitted, num_missing, NULL)
+        if num_admitted < num_missing:
+            find_all(policy.table, &self.batch)  # what is not stored is forgotten
+        policy.c_touch(&self.batch)
+        for place in range(num_admitted):
+            slot = self.batch.chosen[place]
+            node = node_at(policy.table, slot)
+            end_store(&self.states, policy, &self._pool.pool, slot, True)
+            if node.flags & PARKED:
+                policy.became_idle(slot, node)
+        return 0
+
+    def _serve_at_once(self, requests):
+        for hashes, num_unasked in requests:
+            self.serve(hashes, num_unasked)
 
     def take_events(self):
         cdef list events, fresh
@@ -703,6 +756,10 @@ cdef class ManagerCore:
     def complete_store(self, hashes, success=True):
         cdef Steps steps = self.steps
         return steps.complete_store(hashes, success)
+
+    def _serve_at_once(self, requests):
+        """Serve requests as an engine does whose transfers end at once; see the Python twin."""
+        self.skeleton._serve_at_once(requests)
 
     def take_events(self):
         return self.skeleton.take_events()

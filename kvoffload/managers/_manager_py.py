@@ -273,6 +273,19 @@ class Manager(OffloadingManager[Spec_co]):
             if self._watch is not None:
                 self._watch.ended(batch, slots, success)
 
+    def _serve_at_once(self, requests: Iterable[tuple[Sequence[BlockHash], int]]) -> None:
+        """Serve requests as an engine does whose transfers end at once, for miniature managers.
+
+        Each is its hashes, head to tail, and how many of the first ones it did not ask for.
+        """
+        for hashes, num_unasked in requests:
+            self.touch(hashes)
+            self.lookup(hashes[num_unasked:])
+            output = self.prepare_store(hashes)
+            self.touch(hashes)
+            if output is not None:
+                self.complete_store(output.block_hashes_to_store)
+
     def take_events(self) -> Iterator[OffloadingEvent]:
         """Return the events since the last call, oldest first."""
         events = self._events

@@ -41,16 +41,7 @@ class Miniature:
 
         Each is its keys, and how many of them it used without asking for them.
         """
-        manager = self.managers[quarter]
-        touch, lookup = manager.touch, manager.lookup
-        prepare_store, complete_store = manager.prepare_store, manager.complete_store
-        for keys, not_asked in requests:
-            touch(keys)
-            lookup(keys[not_asked:])
-            output = prepare_store(keys)
-            touch(keys)
-            if output is not None and (stored := output.block_hashes_to_store):
-                complete_store(stored)
+        self.managers[quarter]._serve_at_once(requests)
 
     def totals(self) -> list[int]:
         """Return the misses of each quarter, then the stored blocks of each."""

@@ -1,0 +1,45 @@
+"""Requests that are served at once: the Python twin makes the calls of an engine one by one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvoffload.policies import registry
+from tests.differential.pairs import Pair, Twins
+from tests.differential.workloads import GENERATED
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("workload", GENERATED)
+@pytest.mark.parametrize("capacity", [1, 16, 60])
+def test_served_at_once_or_call_by_call(
+    twins: Twins, seed: int, name: str, workload: str, capacity: int
+) -> None:
+    pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, capacity, name))
+    chance = random.Random(seed)
+    for number, batch in enumerate(GENERATED[workload](seed, 100, 36)):
+        keys = [key for key in batch if chance.random() < 0.3] if number % 3 else batch
+        pair.do("_serve_at_once", [(keys, chance.randint(0, len(keys))), (keys, 0)])
+        if number % 10 == 0:
+            pair.agree()
+    pair.agree()
+    stats = pair.compiled.stats()
+    assert stats["stored_blocks"] > 0
+    assert stats["evicted_blocks"] > 0
+    assert stats["pending"] == 0
+
+
+def test_pending_and_pinned_blocks_stay_as_they_are(twins: Twins) -> None:
+    pair = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 4, "lru"))
+    pair.do("prepare_store", [b"pending"])
+    pair.do("prepare_store", [b"pinned"])
+    pair.do("complete_store", [b"pinned"])
+    pair.do("prepare_load", [b"pinned"])
+    pair.do("_serve_at_once", [([b"pinned", b"new", b"pending", b"new"], 1)])
+    pair.agree()
+    assert pair.do("lookup", [b"pinned", b"new"])[1] == 2
+    pair.do("_serve_at_once", [([b"%d" % number for number in range(3)], 0)])  # refused
+    pair.agree()
+    assert pair.compiled.stats()["refused_stores"] == 1
