@@ -28,7 +28,7 @@ from ._output import check_output_option, output_option, write_output
     type=click.IntRange(min=1),
     default=512,
     show_default=True,
-    help="Tokens a block.",
+    help="Tokens per block.",
 )
 @output_option
 def generate(requests: int, seed: int, block_tokens: int, output: str) -> None:

@@ -125,7 +125,7 @@ class Workload:
     seed : int
         Which of the possible workloads, >= 0.
     block_tokens : int
-        Tokens a block, >= 1.
+        Tokens per block, >= 1.
 
     Attributes
     ----------
