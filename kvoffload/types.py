@@ -189,7 +189,7 @@ class OffloadingEvent:
     block_hashes : list of BlockHash
         The blocks: in batch order when stored, in eviction order when removed.
     block_size : int
-        Tokens a block.
+        Tokens per block.
     medium : str
         Name of the medium.
     removed : bool

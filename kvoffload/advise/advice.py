@@ -122,7 +122,7 @@ class Cell:
     stored_per_hit : float or None
         Blocks stored for each that is hit; None without a hit.
     store_rate, load_rate : float or None
-        Bytes a second to host memory and back, at the trace's rate; None if it has no times.
+        Bytes per second to host memory and back, at the trace's rate; None if it has no times.
     busiest_store_rate, busiest_load_rate : float or None
         The same in the part of the trace where the sum of both is highest.
     """

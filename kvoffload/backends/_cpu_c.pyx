@@ -141,7 +141,7 @@ class CPUBackend(PoolCore, Backend):
     Parameters
     ----------
     block_size : int
-        Tokens a block, >= 1.
+        Tokens per block, >= 1.
     num_blocks : int
         Number of slots, ``0 ... 2**31 - 1``.
     """

@@ -37,7 +37,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
     Parameters
     ----------
     block_size : int
-        Tokens a block, >= 1.
+        Tokens per block, >= 1.
     num_blocks : int
         Number of slots, ``0 ... 2**31 - 1``.
     """

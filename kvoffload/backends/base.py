@@ -24,14 +24,14 @@ class Backend(ABC, Generic[Spec_co]):
     Parameters
     ----------
     block_size : int
-        Tokens a block, >= 1.
+        Tokens per block, >= 1.
     medium : str
         Name of the medium, as events carry it.
 
     Attributes
     ----------
     block_size : int
-        Tokens a block.
+        Tokens per block.
     medium : str
         Name of the medium.
 
@@ -77,7 +77,7 @@ class Backend(ABC, Generic[Spec_co]):
         Returns
         -------
         list of BlockStatus
-            One new pending status a hash, in the same order, no object twice.
+            One new pending status per hash, in the same order, no object twice.
         """
 
     @abstractmethod

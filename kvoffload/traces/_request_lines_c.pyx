@@ -160,7 +160,7 @@ def request_lines(
     start : int
         What the monotonic clock showed when the recording began, ns.
     block_tokens : int
-        Tokens a block, at most 2**31 - 1.
+        Tokens per block, at most 2**31 - 1.
 
     Returns
     -------

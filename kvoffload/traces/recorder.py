@@ -41,7 +41,8 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     path : str or os.PathLike
         The trace, ``.zst`` or ``.gz``; a file that is there is kept as ``NAME-previous.…``.
     block_tokens : int, optional
-        Tokens per block, 1 ... 2**31 - 1; by default the manager's `block_size`, or 1 if it has none.
+        Tokens per block, 1 ... 2**31 - 1; by default the manager's `block_size`, or 1 if it has
+        none.
         The length of a request is recorded as that of its blocks.
     max_bytes : int
         Most bytes on disk, the previous file included, >= 65,536.
