@@ -157,7 +157,7 @@ _ENTRIES = (
         "hit-density",
         "hit_density",
         "HitDensityCachePolicy",
-        "fewest expected hits for the room leave first; what is sparser is not stored",
+        "fewest expected hits per slot leave first; what is sparser is not stored",
         (
             Option("ghosts", 3.5, 0.0, 16.0, "ghosts for each block of the capacity"),
             Option("guard", 1, 0, 1, "1: follow LRU or ARC while a sample does better under it"),
