@@ -122,8 +122,9 @@ cdef class WatchCore:
     ) noexcept
     cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept
     cdef void close_at(self, uint32_t place) noexcept
-    cdef Entry* sampled_entry(self, Node* node) noexcept
     cdef void set_fate(self, Node* node, uint8_t fate) noexcept
+    cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept
+    cdef void note_victims(self, uint32_t now) noexcept
     cdef bint ensure_uses(self, Py_ssize_t size) noexcept
     cdef int quarter_of(self, uint64_t hashed) noexcept
     cdef void judge(self, uint64_t hashed, Node* node, bint hit) noexcept

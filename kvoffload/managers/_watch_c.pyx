@@ -283,15 +283,28 @@ cdef class WatchCore:
 
     cdef void c_stored(self, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing) noexcept:
         """Note the fates of a store that was granted."""
+        cdef Py_ssize_t place
+        cdef Node* node
+        cdef uint32_t now = <uint32_t>self.c_now()
+        self.tally.stored += <uint64_t>admitted
+        self.tally.declined += <uint64_t>(missing - admitted)
+        self.note_victims(now)
+        for place in range(missing):
+            node = node_at(self.table, batch.chosen[place])
+            if node.flags & SAMPLED:
+                self.note_fate(
+                    hash_node(self.table, node),
+                    FATE_STORED if place < admitted else FATE_DECLINED,
+                    now,
+                )
+
+    cdef void note_victims(self, uint32_t now) noexcept:
+        """Count the victims, and note the fates of the sampled ones."""
         cdef CompiledPolicy policy = self.policy
         cdef Table* table = self.table
         cdef Py_ssize_t place, num_uses = 0
         cdef uint64_t number
         cdef Node* node
-        cdef Entry* entry
-        cdef uint32_t now = <uint32_t>self.c_now()
-        self.tally.stored += <uint64_t>admitted
-        self.tally.declined += <uint64_t>(missing - admitted)
         self.tally.evicted += policy.victims.size
         if not self.ensure_uses(<Py_ssize_t>policy.victims.size):
             return
@@ -305,17 +318,6 @@ cdef class WatchCore:
             kvo_prefetch(self.shadow.entries + shadow_first(&self.shadow, self.uses[place]))
         for place in range(num_uses):
             self.note_evicted(shadow_find(&self.shadow, self.uses[place]), now)
-        for place in range(admitted, missing):
-            self.set_fate(node_at(table, batch.chosen[place]), FATE_DECLINED)
-        for place in range(admitted):
-            node = node_at(table, batch.chosen[place])
-            if not node.flags & SAMPLED:
-                continue
-            entry = self.sampled_entry(node)
-            if entry != NULL:
-                entry.fate = FATE_STORED
-                entry.changed = now
-                entry.used = False
 
     cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept:
         """Count an evicted block by what is known of it."""
@@ -658,14 +660,17 @@ cdef class WatchCore:
 
     # -- parts ---------------------------------------------------------------------------------
 
-    cdef Entry* sampled_entry(self, Node* node) noexcept:
-        """Return the entry of a sampled block, or NULL."""
-        return shadow_find(&self.shadow, hash_node(self.table, node))
-
     cdef void set_fate(self, Node* node, uint8_t fate) noexcept:
         """Note what became of a block, if it is sampled."""
-        cdef Entry* entry
         if node.flags & SAMPLED:
-            entry = self.sampled_entry(node)
-            if entry != NULL:
-                entry.fate = fate
+            self.note_fate(hash_node(self.table, node), fate, 0)
+
+    cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept:
+        """Note what became of a sampled block; `now` is that of a store."""
+        cdef Entry* entry = shadow_find(&self.shadow, hashed)
+        if entry == NULL:
+            return
+        entry.fate = fate
+        if fate == FATE_STORED:
+            entry.changed = now
+            entry.used = False

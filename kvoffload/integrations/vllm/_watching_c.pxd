@@ -54,6 +54,12 @@ cdef class RequestWatch(WatchCore):
     cdef void c_failed(self, Node* node) noexcept
     # A request has finished; its keys, head to tail.
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept
+    cdef void take_passed(
+        self, Batch* batch, const Access* accesses, RequestAccess access
+    ) noexcept
+    cdef void not_recorded(
+        self, Batch* batch, Py_ssize_t place, uint64_t hashed, RequestAccess access
+    ) noexcept
     cdef Py_ssize_t gather(self, Batch* batch, const Access* accesses) noexcept
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept
     cdef void pass_over(

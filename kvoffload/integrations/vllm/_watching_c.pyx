@@ -116,63 +116,82 @@ cdef class RequestWatch(WatchCore):
         int64_t admitted,
         int64_t missing,
     ) noexcept:
-        """Note why keys were missed, then what became of the store."""
-        cdef Py_ssize_t place
-        cdef uint32_t slot, passed
-        cdef uint8_t flags, cause
+        """Note why keys were missed, then what became of the store.
+
+        Only the sampled keys are looked at, and those that were not recorded.
+        """
+        cdef Py_ssize_t place, number, last_admitted = -1
+        cdef Py_ssize_t num_sampled = self.gather(batch, accesses)
+        cdef uint8_t flags
         cdef uint64_t hashed
-        cdef bint sampled
         cdef SeenKey* seen
-        cdef Node* node
-        cdef Entry* entry
-        self.gather(batch, accesses)
+        cdef uint32_t now = <uint32_t>self.c_now()
+        if access.passed is not None:
+            self.take_passed(batch, accesses, access)
         for place in range(batch.size):
+            if not accesses[place].flags & OBSERVED:
+                self.not_recorded(batch, place, accesses[place].hashed, access)
+        if admitted > 0:
+            last_admitted = batch.places[admitted - 1]
+        for number in range(num_sampled):
+            place = self.use_slots[number]
             flags = accesses[place].flags
+            if not flags & OBSERVED:
+                continue
             hashed = accesses[place].hashed
-            sampled = sample_of(hashed) < self.sample_below
-            if flags & OBSERVED:
-                if not flags & NEW:
-                    continue
-                seen = access.seen + accesses[place].number
-                passed = NIL
-                if access.passed is not None:
-                    passed = access.passed.find(batch.items[place], hashed)
-                if passed != NIL:
-                    seen.uses |= access.passed.seen[passed].uses
-                elif sampled:
-                    cause = BROKEN_PREFIX if flags & READY else self.cause_of(hashed)
-                    seen.uses |= <uint8_t>(cause << CAUSE_SHIFT)
-                continue
-            slot = batch.slots[place]
-            if slot == NIL:  # below the threshold
-                self.tally.declined += 1
-                cause = 0
-                if sampled:
-                    cause = self.cause_of(hashed)
-                    entry = shadow_find(&self.shadow, hashed)
-                    if entry != NULL:
-                        entry.fate = FATE_DECLINED
-                self.pass_over(
-                    access, batch.items[place], hashed, <uint8_t>(cause << CAUSE_SHIFT)
+            seen = access.seen + accesses[place].number
+            if flags & NEW and (
+                access.passed is None or access.passed.find(batch.items[place], hashed) == NIL
+            ):
+                seen.uses |= <uint8_t>(
+                    (BROKEN_PREFIX if flags & READY else self.cause_of(hashed)) << CAUSE_SHIFT
                 )
+            if flags & READY:
                 continue
-            node = node_at(self.table, slot)
-            if node.flags & RESIDENT and node.block.ref_cnt < 0:
-                self.pass_over(
-                    access, batch.items[place], hashed, <uint8_t>(PENDING << CAUSE_SHIFT)
-                )
-        if missing == 0:
-            return
-        for place in range(missing):
-            seen = access.seen + accesses[batch.places[place]].number
             if admitted < 0:
                 seen.uses |= REFUSED
-            else:
-                seen.uses &= <uint8_t>(~REFUSED & 0xFF)
+                self.note_fate(hashed, FATE_REFUSED, now)
+                continue
+            seen.uses &= <uint8_t>(~REFUSED & 0xFF)
+            self.note_fate(hashed, FATE_STORED if place <= last_admitted else FATE_DECLINED, now)
+        if missing == 0:
+            return
         if admitted < 0:
-            self.c_refused(batch, <Py_ssize_t>missing)
+            self.tally.refused += 1
+            return
+        self.tally.stored += <uint64_t>admitted
+        self.tally.declined += <uint64_t>(missing - admitted)
+        self.note_victims(now)
+
+    cdef void take_passed(
+        self, Batch* batch, const Access* accesses, RequestAccess access
+    ) noexcept:
+        """Let keys that are recorded now keep what was noted while they were not."""
+        cdef Py_ssize_t place
+        cdef uint32_t passed
+        for place in range(batch.size):
+            if accesses[place].flags & OBSERVED and accesses[place].flags & NEW:
+                passed = access.passed.find(batch.items[place], accesses[place].hashed)
+                if passed != NIL:
+                    access.seen[accesses[place].number].uses |= access.passed.seen[passed].uses
+
+    cdef void not_recorded(
+        self, Batch* batch, Py_ssize_t place, uint64_t hashed, RequestAccess access
+    ) noexcept:
+        """Keep a key that was offered below the threshold, or while it was pending."""
+        cdef uint8_t cause = 0
+        cdef Node* node
+        if batch.slots[place] == NIL:
+            self.tally.declined += 1
+            if sample_of(hashed) < self.sample_below:
+                cause = self.cause_of(hashed)
+                self.note_fate(hashed, FATE_DECLINED, 0)
         else:
-            self.c_stored(batch, <Py_ssize_t>admitted, <Py_ssize_t>missing)
+            node = node_at(self.table, batch.slots[place])
+            if not node.flags & RESIDENT or node.block.ref_cnt >= 0:
+                return  # a repeat
+            cause = PENDING
+        self.pass_over(access, batch.items[place], hashed, <uint8_t>(cause << CAUSE_SHIFT))
 
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept:
         """Return why an absent sampled key is missed."""
