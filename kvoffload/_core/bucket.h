@@ -29,7 +29,9 @@ typedef struct {
 static inline uint32_t kvo_match(const KvoBucket *bucket, uint8_t tag) {
 #ifdef KVO_SSE2
     __m128i tags = _mm_load_si128((const __m128i *)bucket);
-    return (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(tags, _mm_set1_epi8((char)tag))) & 0xFFFu;
+    /* _mm_set1_epi8 may write the byte to memory and read four of them back, which waits. */
+    __m128i wanted = _mm_set1_epi32((int)(tag * 0x01010101u));
+    return (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(tags, wanted)) & 0xFFFu;
 #else
     uint32_t bits = 0;
     for (int entry = 0; entry < KVO_BUCKET_ENTRIES; entry++)
