@@ -15,6 +15,7 @@ KVOFFLOAD_SANITIZE
 KVOFFLOAD_LINETRACE
     ``1``: line events for coverage of the .pyx files, and gcov's counters, which see .pxd and .h
     files too.
+    Under any of these three, tests can have allocations refused.
 KVOFFLOAD_PORTABLE
     ``1``: the plain C path that other processors than x86-64 take.
 
@@ -100,6 +101,8 @@ def extensions() -> list[Extension]:
         macros.append(("KVOFFLOAD_DEBUG", "1"))
     if PORTABLE:
         macros.append(("KVOFFLOAD_PORTABLE", "1"))
+    if DEBUG or SANITIZE or LINETRACE:  # builds that are for tests only
+        macros.append(("KVOFFLOAD_REFUSE_ALLOCATIONS", "1"))
     if LINETRACE:
         macros += [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")]
     return cythonize(

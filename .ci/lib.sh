@@ -46,6 +46,11 @@ build_variant() {
   export PYTHONPATH=$PWD KVOFFLOAD_PURE_PYTHON=0
 }
 
+# refuses_allocations [PYTHON]: fails unless the build at hand can refuse allocations; else what needs that would be skipped.
+refuses_allocations() {
+  "${1:-python}" -c 'from tests.allocations import fail_after; fail_after(None)'
+}
+
 # fresh_venv NAME [OPTION…]: an empty virtual environment, made with these options of venv; prints its path.
 fresh_venv() {
   rm -rf "${KVO_WORK:?}/$1"
@@ -93,8 +98,23 @@ pytest_result() {
   sed -n 's/^=* *\([0-9].* in [0-9.]*s\).*/result: \1/p' "$1" | tail -1
 }
 
+# vllm_builds: two clones built in place with the Python of vLLM's environments, `vllm` and, with allocations that can be
+# refused, `vllm-debug`, where a step before has not left them; changes to the first.
+vllm_builds() {
+  local name python
+  python=$(.ci/vllm-env)
+  for name in vllm-debug vllm; do
+    [ -d "$KVO_WORK/$name" ] || fresh_clone "$name" >/dev/null
+    cd "$KVO_WORK/$name"
+    [ "$name" = vllm ] || refuses_allocations "$python" 2>/dev/null ||
+      KVOFFLOAD_DEBUG=1 KVOFFLOAD_PURE_PYTHON=0 "$python" setup.py --quiet build_ext --inplace
+  done
+  export KVOFFLOAD_PURE_PYTHON=0
+  "$python" setup.py --quiet build_ext --inplace
+}
+
 # vllm_release VERSION SEQUENCES: the tests of the integration against one release of vLLM, with vLLM's own tests on our
-# managers; the same transfers under three hash seeds.
+# managers; the same transfers under three hash seeds; allocations that are refused, in a build that can.
 vllm_release() {
   local python vllm_tests seed
   python=$(.ci/vllm-env "$1")
@@ -104,6 +124,11 @@ vllm_release() {
   done
   PYTHONHASHSEED=3 KVOFFLOAD_VLLM_TESTS=$vllm_tests KVOFFLOAD_VLLM_SEQUENCES=$2 \
     tests "pytest-vllm-$1" "$python" -m pytest -q tests/vllm
+  (
+    cd "$KVO_WORK/vllm-debug"
+    refuses_allocations "$python"
+    KVOFFLOAD_VLLM_SEQUENCES=$2 tests "pytest-vllm-$1-debug" "$python" -m pytest -q -m refused_allocations tests/vllm
+  )
 }
 
 # end_servers FOLDER: ends the servers that a test run which was killed has left there: while one runs, its id is in a file.

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.allocations import REFUSABLE
+
 TWINS = ("python", "compiled")
 BUDGET_VARIABLE = "KVOFFLOAD_TEST_BUDGET"
 PROFILES = {"default": (30, 40), "ci": (120, 60), "soak": (2000, 100)}
@@ -65,6 +67,12 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         seed = random.randrange(2**32) if given == "random" else int(given)
     config.stash[SEED_KEY] = seed
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what has allocations refused where the build cannot refuse any."""
+    if not REFUSABLE and item.get_closest_marker("refused_allocations"):
+        pytest.skip("needs a build that can refuse allocations: KVOFFLOAD_DEBUG=1")
 
 
 @pytest.hookimpl(optionalhook=True)

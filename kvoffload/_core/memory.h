@@ -1,4 +1,5 @@
-/* Address space that is reserved at once and gets memory page by page as it is touched. */
+/* Address space that is reserved at once and gets memory page by page as it is touched; and
+ * allocations that are refused, in a build for tests. */
 #ifndef KVOFFLOAD_MEMORY_H
 #define KVOFFLOAD_MEMORY_H
 
@@ -7,6 +8,7 @@
 #endif
 
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/mman.h>
 
 #ifndef MAP_ANONYMOUS
@@ -35,5 +37,21 @@ static inline void *kvo_map(size_t bytes) {
 }
 
 static inline void kvo_unmap(void *address, size_t bytes) { munmap(address, bytes); }
+
+/* Whether an allocation is refused. Builds for tests only (setup.py) know of any. */
+#ifdef KVOFFLOAD_REFUSE_ALLOCATIONS
+/* Allocations that still succeed; negative: all of them. Set by tests/allocations.py. */
+__attribute__((visibility("default"))) int64_t kvo_allocations_left = -1;
+
+static inline int kvo_refused(void) {
+    if (kvo_allocations_left > 0)
+        kvo_allocations_left--;
+    else if (kvo_allocations_left == 0)
+        return 1;
+    return 0;
+}
+#else
+#define kvo_refused() 0
+#endif
 
 #endif

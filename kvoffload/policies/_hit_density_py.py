@@ -518,18 +518,6 @@ class HitDensityCachePolicy(PythonPolicy):
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
         return chain.from_iterable(self._rings[number].values() for number in _SPARSEST_FIRST)
 
-    # -- for the tests ---------------------------------------------------------------------
-
-    def _ghost_records(self) -> list[list[tuple[int, int, bool, bool] | None]]:
-        """Return class, last use, passed over, declined of each ghost, by clock and place."""
-        return [[self._row(block_hash) for block_hash in clock.places] for clock in self._clocks]
-
-    def _row(self, block_hash: BlockHash | None) -> tuple[int, int, bool, bool] | None:
-        if block_hash is None:
-            return None
-        record = self._records[block_hash]
-        return record.reuse_class, record.last, record.passed_over, record.declined
-
     def _check(self) -> None:
         super()._check()
         ages: dict[int, list[int]] = {}

@@ -4,9 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from kvoffload._core.ghosts cimport (
-    DECLINED,
     NUM_CLOCKS,
-    PASSED_OVER,
     Clock,
     Ghost,
     Ghosts,
@@ -87,34 +85,6 @@ cdef class Records(CompiledPolicy):
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
         return CompiledPolicy.c_ensure(self, more) and self.ensure_last()
-
-    # -- for the tests -----------------------------------------------------------------------
-
-    def _ghost_records(self):
-        """Return class, last use, passed over, declined of each ghost, by clock and place."""
-        cdef Clock* clock
-        cdef Ghost* ghost
-        cdef uint32_t place
-        cdef int number
-        self.require_ready()
-        clocks = []
-        for number in range(NUM_CLOCKS):
-            clock = &self.memory.clocks[number]
-            rows = []
-            for place in range(clock.start, clock.start + clock.reached):
-                ghost = self.memory.places + place
-                rows.append(
-                    (
-                        ghost.kind - 1,
-                        ghost.last,
-                        (ghost.flags & PASSED_OVER) != 0,
-                        (ghost.flags & DECLINED) != 0,
-                    )
-                    if ghost.kind
-                    else None
-                )
-            clocks.append(rows)
-        return clocks
 
     cdef const char* c_check(self) noexcept:
         cdef const char* broken = ghosts_check(&self.memory)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockStatus
+from tests.allocations import fail_after
 from tests.blocks import A, B, C, D, E, F, block_hashes, names
 from tests.policies.steps import evict, idle, pinned, policy_of, request
 
@@ -178,10 +179,9 @@ def test_clear_forgets_marks_links_and_hand(twin: ModuleType) -> None:
     assert evict(policy, 3) == "ABF"
 
 
+@pytest.mark.refused_allocations
 def test_an_allocation_that_fails_changes_nothing(twins: tuple[ModuleType, ModuleType]) -> None:
     """A search that is cancelled after it has taken marks and moved the hand leaves no trace."""
-    from kvoffload._core.memory import fail_after
-
     _, compiled = twins
     outcomes = []
     for allocations in range(8):

@@ -10,6 +10,7 @@ import pytest
 
 from kvoffload.policies import registry
 from kvoffload.policies._queue_policy_py import QueueSearch
+from tests.allocations import fail_after
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, store
 from tests.observation import observe
 from tests.policies.steps import request
@@ -114,13 +115,12 @@ def resident_numbers(manager: Any) -> list[tuple[int, int]]:
     return sorted(as_pair for as_pair in manager.block_table.tolist() if as_pair[1] >= 0)
 
 
+@pytest.mark.refused_allocations
 @queue_policies
 def test_an_allocation_that_fails_while_blocks_wait_changes_nothing(
     twins: tuple[ModuleType, ModuleType], name: str
 ) -> None:
     """Blocks are parked, taken from the heap and put back into it; each step may lack memory."""
-    from kvoffload._core.memory import fail_after
-
     _, compiled = twins
     failures = 0
     for allocations in count():

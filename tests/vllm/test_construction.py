@@ -22,6 +22,7 @@ from kvoffload.integrations.vllm.policy_adapter import (
     KVOffloadLRU,
 )
 from kvoffload.policies import registry
+from tests.allocations import fail_after
 
 KEY = bytes(make_offload_key(b"k" * 32, 0))
 ARGUMENTS = {
@@ -100,13 +101,13 @@ def test_rules_need_a_policy_that_was_constructed(rules):
         rules(None)
 
 
+@pytest.mark.refused_allocations
 def test_a_failed_pool_leaves_no_manager(monkeypatch):
     """The policy is there, the pool is not: nothing may be looked up in the first."""
-    from kvoffload._core import memory
 
     class Stubborn(KVOffloadManager):
         def __init__(self, allocations):
-            memory.fail_after(allocations)
+            fail_after(allocations)
             try:
                 super().__init__(64, "arc")
             except MemoryError:
@@ -114,7 +115,7 @@ def test_a_failed_pool_leaves_no_manager(monkeypatch):
             else:
                 self.failed = False
             finally:
-                memory.fail_after(None)
+                fail_after(None)
 
     failed = 0
     for allocations in range(40):

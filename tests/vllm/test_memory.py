@@ -19,10 +19,10 @@ pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from kvoffload._core import memory
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.policies import registry
 from kvoffload.watch import Watch
+from tests.allocations import fail_after
 from tests.observation import observe
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import Pair, statuses
@@ -45,8 +45,8 @@ MOST_ALLOCATIONS = 2000
 
 def fail_ours(number: int) -> Callable[[], None]:
     """Let every C allocation after so many fail; return what ends that."""
-    memory.fail_after(number)
-    return lambda: memory.fail_after(None)
+    fail_after(number)
+    return lambda: fail_after(None)
 
 
 def fail_pythons(number: int) -> Callable[[], None]:
@@ -72,6 +72,11 @@ def seen(manager: KVOffloadManager, keys: list[bytes], context: ReqContext | Non
         manager._usage(),
         None if context is None else dict(context._state),
     )
+
+
+whose_fail = pytest.mark.parametrize(
+    "fail", [pytest.param(fail_ours, marks=pytest.mark.refused_allocations), fail_pythons]
+)
 
 
 class Failing:
@@ -122,7 +127,7 @@ class Failing:
         return call
 
 
-@pytest.mark.parametrize("fail", [fail_ours, fail_pythons])
+@whose_fail
 @pytest.mark.parametrize("cache_policy", registry.names())
 def test_a_failing_allocation_leaves_no_trace(cache_policy, fail):
     failures = dict.fromkeys(CALLS, 0)
@@ -136,6 +141,7 @@ def test_a_failing_allocation_leaves_no_trace(cache_policy, fail):
     assert failures["prepare_store"] > 10
 
 
+@pytest.mark.refused_allocations
 @pytest.mark.parametrize("cache_policy", registry.names())
 def test_a_failing_allocation_while_arrays_grow_leaves_no_trace(cache_policy):
     """More victims, more chunks in use and longer keys than there is room for at first."""
@@ -144,7 +150,7 @@ def test_a_failing_allocation_while_arrays_grow_leaves_no_trace(cache_policy):
     assert sum(counts["prepare_store"] for counts in failures) > 10
 
 
-@pytest.mark.parametrize("fail", [fail_ours, fail_pythons])
+@whose_fail
 @pytest.mark.parametrize("cache_policy", ["lru", "hit-density"])
 def test_a_failing_allocation_leaves_no_trace_with_a_watch(cache_policy, fail):
     gc.disable()

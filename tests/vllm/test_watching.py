@@ -11,8 +11,8 @@ pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
 from kvoffload import CPUOffloadingManager
-from kvoffload._core import memory
 from kvoffload.integrations.vllm import KVOffloadManager
+from tests.allocations import fail_after
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.test_differential import run_sequence
 from tests.vllm.watched import Request, Time, keys_of, watch_all, watched
@@ -301,6 +301,7 @@ def test_a_watch_belongs_to_one_manager():
         KVOffloadManager(20, watch=3)
 
 
+@pytest.mark.refused_allocations
 def test_a_finish_without_memory_is_judged_once():
     """The room for its keys has to grow: each was offered alone."""
     manager = watched(1000)
@@ -309,7 +310,7 @@ def test_a_finish_without_memory_is_judged_once():
         request.store([key])
     failed = 0
     for number in range(100):
-        memory.fail_after(number)
+        fail_after(number)
         try:
             request.finish()
         except MemoryError:
@@ -317,7 +318,7 @@ def test_a_finish_without_memory_is_judged_once():
         else:
             break
         finally:
-            memory.fail_after(None)
+            fail_after(None)
     assert failed > 1
     counters = manager.watch.counters()
     assert (counters["requests"], counters["asked"], counters["missed"]) == (1, 700, 700)
