@@ -185,8 +185,14 @@ def test_a_signal_that_someone_ignores_stays_ignored(tmp_path):
 def test_a_process_that_is_killed_is_an_error_of_one_line(command, trace, tmp_path):
     with working(command, trace, tmp_path) as process:
         time.sleep(0.5)
-        for worker in workers_of(process):
+        # While it stands still it does not see one of them die and end the other one.
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: state(process.pid)[0] == "T")
+        workers = workers_of(process)
+        assert len(workers) == 2
+        for worker in workers:
             os.kill(worker, signal.SIGKILL)
+        process.send_signal(signal.SIGCONT)
         out, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert out == b""
