@@ -402,6 +402,24 @@ def test_a_large_table_that_takes_nothing_on_the_disk_takes_no_memory(tmp_path: 
     assert peak < 2**21
 
 
+def test_blocks_are_verified_whole_where_a_read_gives_a_part(
+    slab: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux gives 2 GiB less a page at most; here it is a page, of blocks of several."""
+    page, pread, preadv = 4096, os.pread, os.preadv
+    assert 2 * page < BLOCK_BYTES
+    monkeypatch.setattr(os, "pread", lambda fd, n, offset: pread(fd, min(n, page), offset))
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, views, offset: preadv(fd, [views[0][:page]], offset)
+    )
+    assert verify_slab(slab.folder) == Verdict(NUM_SLOTS, [])
+    key = slab.universe.keys[5]
+    last = slab.slot_of[key] * BLOCK_BYTES + BLOCK_BYTES - 1
+    (byte,) = slab.bytes_at(slab.blocks, last, 1)
+    slab.change(slab.blocks, last, bytes([byte ^ 1]))
+    assert verify_slab(slab.folder) == Verdict(NUM_SLOTS - 1, [key])
+
+
 def test_a_header_that_claims_large_blocks_takes_no_memory(tmp_path: Path) -> None:
     block_bytes = 2**32 - 4096
     header = Header(NAMESPACE.fingerprint, block_bytes, block_bytes, 3, 5)

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from kvoffload.tiers._io_py import transfer
 from kvoffload.tiers.base import TierError
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES
 from kvoffload.tiers.seal import seed_of, xxh3_64
@@ -185,14 +186,16 @@ def _verify(
     data_bytes = os.fstat(data_fd).st_size
     seals = chain.from_iterable(piece for piece, _ in _valid_seals(table_fd, header))
     corrupt = []
+    block = memoryview(b"")
     done = 0
     for done, (slot, key, block_sum) in enumerate(seals, start=1):
-        start, data = slot * header.slot_bytes, b""
+        start, num_read = slot * header.slot_bytes, 0
         if start + header.block_bytes <= data_bytes:  # else no memory is taken for it either
-            with contextlib.suppress(OSError):
-                data = os.pread(data_fd, header.block_bytes, start)
+            block = block or memoryview(bytearray(header.block_bytes))
+            with contextlib.suppress(OSError):  # of 2 GiB and more one call reads a part
+                num_read = transfer(os.preadv, data_fd, [block], start)
         seed = seed_of(header.fingerprint, key)
-        if len(data) != header.block_bytes or xxh3_64(data, seed) != block_sum:
+        if num_read != header.block_bytes or xxh3_64(block, seed) != block_sum:
             corrupt.append(key)
         if progress is not None:
             progress(done)
