@@ -1,3 +1,0 @@
-from kvoffload.managers._watch_c import WatchCore
-
-class RequestWatch(WatchCore): ...
