@@ -89,3 +89,9 @@ class Backend(ABC, Generic[Spec_co]):
     ) -> Spec_co:
         """Describe where `blocks` lie, in their order. Not implemented by default."""
         raise NotImplementedError(f"{type(self).__name__} has no get_load_store_spec()")
+
+
+def check_backend(backend: object) -> None:
+    """Raise TypeError unless `backend` is a ``Backend``."""
+    if not isinstance(backend, Backend):
+        raise TypeError(f"backend must be a Backend, got {type(backend).__name__}")

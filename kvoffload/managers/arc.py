@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping
 from typing import cast
 
 from kvoffload._checks import check_bool
-from kvoffload.backends.base import Backend
+from kvoffload.backends.base import Backend, check_backend
 from kvoffload.policies.builtin import ARCCachePolicy
 from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
-from ._manager import Manager
-from ._over_backend import check_backend, policy_over
+from ._manager import Manager, policy_over
 
 __all__ = ["ARCOffloadingManager"]
 
