@@ -7,6 +7,7 @@ run draws one seed, prints it in the header and repeats exactly with ``--hypothe
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import random
@@ -20,7 +21,7 @@ from tests.allocations import REFUSABLE
 
 TWINS = ("python", "compiled")
 BUDGET_VARIABLE = "KVOFFLOAD_TEST_BUDGET"
-PROFILES = {"default": (30, 40), "ci": (120, 60), "soak": (2000, 100)}
+PROFILES = {"default": (15, 40), "ci": (120, 60), "soak": (2000, 100)}
 """Profile -> examples a test, steps a state machine, before the budget is applied."""
 
 SEED_KEY = pytest.StashKey[int]()
@@ -96,6 +97,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     """Print how to repeat a run that failed, in quiet runs too."""
     if exitstatus:
         terminalreporter.write_line(how_to_repeat(terminalreporter.config))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was collected out of later collections of garbage, which tests ask for often."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
