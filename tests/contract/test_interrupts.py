@@ -329,14 +329,14 @@ CASES = [
 def test_an_interrupt_at_any_line_leaves_the_state_before_or_after(
     call: str, name: str, seed: int
 ) -> None:
-    check_all_or_nothing(call, name, KeyboardInterrupt, "line", stride(3), seed)
+    check_all_or_nothing(call, name, KeyboardInterrupt, "line", stride(8), seed)
 
 
 @pytest.mark.parametrize("call", ["a store", "failure", "evict", "a reset"])
 @pytest.mark.parametrize("name", registry.names())
 def test_an_interrupt_between_any_two_instructions(name: str, call: str, seed: int) -> None:
     """Signals are answered between instructions, in the middle of lines, too."""
-    check_all_or_nothing(call, name, KeyboardInterrupt, "opcode", stride(20), seed)
+    check_all_or_nothing(call, name, KeyboardInterrupt, "opcode", stride(40), seed)
 
 
 @pytest.mark.parametrize("call", ["a store", "a store of many", "completion", "a reset", "evict"])
@@ -353,7 +353,7 @@ def test_an_interrupt_where_hit_density_follows_another(
         return thing
 
     monkeypatch.setitem(CALLS, call, (following, method, arguments))
-    check_all_or_nothing(call, "hit-density", KeyboardInterrupt, "line", stride(8), seed)
+    check_all_or_nothing(call, "hit-density", KeyboardInterrupt, "line", stride(16), seed)
 
 
 @pytest.mark.parametrize("name", ["lru", "hit-density"])
@@ -383,7 +383,7 @@ def test_an_interrupt_where_a_watch_looks_on(
     monkeypatch.setattr(_python, "CPUOffloadingManager", watched)
     thing, _ = prepared(call, name)
     assert thing.watch is not None
-    check_all_or_nothing(call, name, KeyboardInterrupt, "line", stride(8), seed)
+    check_all_or_nothing(call, name, KeyboardInterrupt, "line", stride(16), seed)
 
 
 def test_an_interrupt_of_a_touch_makes_the_guard_of_hit_density_forget() -> None:
@@ -396,7 +396,7 @@ def test_an_interrupt_of_a_touch_makes_the_guard_of_hit_density_forget() -> None
     forgotten.clear()
     states = [state_of(guard) for guard in (before, after, forgotten)]
     assert states[0] != states[1] != states[2] != states[0]
-    for number in watch.worth_trying()[:: stride(3)]:
+    for number in watch.worth_trying()[:: stride(8)]:
         guard = managed("hit-density").policy._guard
         interrupts = Interrupts(number, KeyboardInterrupt, "line")
         with pytest.raises(KeyboardInterrupt), interrupts.armed():

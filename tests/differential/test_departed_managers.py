@@ -65,7 +65,7 @@ def drive_policies(pair: Pair, generator: random.Random) -> None:
 
 @pytest.mark.parametrize("name", registry.names())
 def test_policies_without_their_managers_are_twins(twins: Twins, name: str, seed: int) -> None:
-    for number in range(max(1, round(60 * read_budget()))):
+    for number in range(max(1, round(25 * read_budget()))):
         generator = random.Random(f"{seed} {number}")
         capacity = generator.randrange(1, 9)
         pair = Pair(twins, lambda twin, n=capacity: twin.CPUOffloadingManager(16, n, name))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +15,7 @@ import pytest
 
 import kvoffload
 from tests.conftest import AVAILABLE
-from tests.isolated.scripts import run_script
+from tests.isolated.scripts import ROOT, run_script
 
 needs_extensions = pytest.mark.skipif(
     "compiled" not in AVAILABLE, reason="the extensions are not built"
@@ -82,21 +87,86 @@ def extension_modules() -> list[str]:
     return sorted(name for name in found if name.startswith(rooms))
 
 
-def choose(value: str | None, hidden: list[str]) -> str:
-    return run_script(IMPORT, *hidden, environment={VARIABLE: value})
+SERVER = """
+import importlib.metadata
+import json
+import os
+import sys
+import traceback
+
+import numpy
+
+for line in sys.stdin:
+    script, variable, value, hidden = json.loads(line)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.dup2(writing, 1)
+            os.dup2(writing, 2)
+            os.environ.pop(variable, None)
+            if value is not None:
+                os.environ[variable] = value
+            sys.argv[1:] = hidden
+            exec(script, {})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading) as printed:
+        text = printed.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps([status, text]), flush=True)
+"""
+"""Imports numpy, and then runs one script after the other in a child of its own."""
+
+Choose = Callable[[str | None, list[str]], str]
+
+
+@pytest.fixture(scope="module")
+def choose(twins: tuple[ModuleType, ModuleType]) -> Iterator[Choose]:
+    """Return what imports the package in a process under a value, without what is hidden."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "OPENBLAS_NUM_THREADS": "1",  # threads and fork do not mix
+    }
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        to_server, from_server = server.stdin, server.stdout
+
+        def ask(value: str | None, hidden: list[str]) -> str:
+            print(json.dumps([IMPORT, VARIABLE, value, hidden]), file=to_server, flush=True)
+            status, printed = json.loads(from_server.readline())
+            assert status == 0, printed
+            return str(printed)
+
+        yield ask
+        to_server.close()
 
 
 @pytest.mark.parametrize("value", VALUES)
 def test_every_value_where_the_compiled_twins_are_present(
-    twins: tuple[ModuleType, ModuleType], value: str | None
+    choose: Choose, value: str | None
 ) -> None:
     assert choose(value, []) == f"implementation {VALUES[value][0]}\n"
 
 
 @needs_extensions
 @pytest.mark.parametrize("value", VALUES)
-def test_every_value_where_the_compiled_twins_are_absent(value: str | None) -> None:
-    printed = choose(value, extension_modules() or ["kvoffload.policies._arc_c"])
+def test_every_value_where_the_compiled_twins_are_absent(choose: Choose, value: str | None) -> None:
+    printed = choose(value, extension_modules())
     if VALUES[value][1] == "python":
         assert printed == "implementation python\n"
         return
@@ -113,9 +183,7 @@ def twin_modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", twin_modules() or ["none"])
-def test_all_twins_or_none(name: str) -> None:
-    if name == "none":
-        pytest.skip("the compiled twins are not built")
+def test_all_twins_or_none(choose: Choose, name: str) -> None:
     assert choose(None, [name]) == "implementation python\n"
     refusal, cause = choose("0", [name]).splitlines()
     assert VARIABLE in refusal

@@ -95,6 +95,8 @@ def step():
         pass
 
 
+gc.collect()
+gc.freeze()  # the modules, which each collection would go through
 thing = twin.policy_class(name)(6) if alone else twin.CPUOffloadingManager(16, 6, name, True)
 gc.set_threshold(1, 1, 1)
 for _ in range(3000):
@@ -211,6 +213,8 @@ class Trap:
             Trap()
 
 
+gc.collect()
+gc.freeze()  # the modules, which each collection would go through
 for late in range(12):
     policy.clear()
     policy.insert(b"mine", idle(7))

@@ -251,7 +251,7 @@ def step():
 """,
     ),
     "managers with a watch": (
-        1200,  # what a process takes for the first few hundred, it keeps
+        400,  # one that is not freed takes several kilobytes
         """
 from kvoffload.watch import Watch
 def step():

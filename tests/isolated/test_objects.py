@@ -220,7 +220,7 @@ def abuse():
         manager.reset_cache()
 
 
-for _ in range(20_000):
+for _ in range(8_000):
     try:
         abuse()
     except AssertionError:

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.conftest import read_budget
 from tests.isolated.scripts import run_script
 
 HAMMER = """
@@ -123,4 +124,5 @@ KINDS = ("cpu-lru", "cpu-arc", "LRUOffloadingManager", "ARCOffloadingManager", "
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_threads_on_one_compiled_thing(twins: tuple[ModuleType, ModuleType], kind: str) -> None:
-    assert run_script(HAMMER, kind, "1.0") == "standing\n"
+    seconds = min(max(0.4, 0.4 * read_budget()), 10.0)
+    assert run_script(HAMMER, kind, str(seconds)) == "standing\n"
