@@ -103,7 +103,7 @@ import random, resource, signal, sys
 from kvoffload.traces import Request, write_trace
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-some = random.Random(0).randbytes(8_000_000)
+some = random.Random(0).randbytes(1_600_000)
 ids = tuple(int.from_bytes(some[n : n + 8], "big") for n in range(0, len(some), 8))
 try:
     write_trace([Request(0, 0, 0, ids)], sys.argv[1])

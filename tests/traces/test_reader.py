@@ -247,9 +247,9 @@ def test_the_longest_line_is_accepted(tmp_path):
 
 @pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
 def test_a_decompression_bomb_takes_bounded_memory(tmp_path, pack):
-    """300 MB of one line, in a process that may hold a fraction of it."""
+    """150 MB of one line, in a process that may hold a fraction of it."""
     pytest.importorskip("resource")
-    bomb = pack(b"[" * (1 << 20)) * 300
+    bomb = pack(b"[" * (1 << 20)) * 150
     path = write(tmp_path, bomb)
     code = (
         "import resource, sys; from kvoffload.traces import Trace\n"
