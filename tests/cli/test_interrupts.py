@@ -91,9 +91,16 @@ def working(command, trace, tmp_path):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.5])
-@pytest.mark.parametrize("whole_group", [True, False], ids=["terminal", "kill"])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "whole_group", "delay"),
+    [
+        ("advise", True, 0.0),
+        ("advise", False, 0.5),
+        ("sweep", True, 0.5),
+        ("sweep", False, 0.0),
+    ],
+    ids=["advise-terminal-0.0", "advise-kill-0.5", "sweep-terminal-0.5", "sweep-kill-0.0"],
+)
 def test_control_c_ends_all_processes_quietly(command, whole_group, delay, trace, tmp_path):
     with working(command, trace, tmp_path) as process:
         time.sleep(delay)
@@ -109,9 +116,16 @@ def test_control_c_ends_all_processes_quietly(command, whole_group, delay, trace
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("whole_group", [True, False], ids=["group", "one"])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "name", "whole_group"),
+    [
+        ("advise", "SIGTERM", True),
+        ("advise", "SIGHUP", False),
+        ("sweep", "SIGTERM", False),
+        ("sweep", "SIGHUP", True),
+    ],
+    ids=["advise-SIGTERM-group", "advise-SIGHUP-one", "sweep-SIGTERM-one", "sweep-SIGHUP-group"],
+)
 def test_a_signal_that_asks_to_end_leaves_nothing_behind(
     command, name, whole_group, trace, tmp_path
 ):

@@ -67,8 +67,10 @@ def test_a_pipe_that_nobody_reads_ends_it_without_a_word_and_with_status_141(
     assert done.err == "141\n"
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2>&4"])
+@pytest.mark.parametrize(
+    ("redirection", "environment"),
+    [("2>&-", "bare"), ("2>/dev/full", "bare"), ("2>/dev/full", "hostile"), ("2>&4", "bare")],
+)
 def test_standard_error_that_cannot_be_written_changes_nothing(
     environment, redirection, trace, tmp_path
 ):

@@ -152,6 +152,14 @@ def own(tmp_path):
     return {"PYTHONPATH": str(tmp_path)}
 
 
+@pytest.fixture
+def own_here(own, monkeypatch):
+    """Make the same importable in this process."""
+    monkeypatch.syspath_prepend(own["PYTHONPATH"])
+    yield
+    sys.modules.pop("mine", None)
+
+
 def test_a_class_of_ones_own_is_a_policy_in_every_command(kvoffload, trace, own, tmp_path):
     policy = ("--policy", "lru,mine:Fifo,mine:Fifo?stride=2")
     size = ("--capacity", "99", "--json", "--quiet")
@@ -199,9 +207,11 @@ def test_a_policy_of_ones_own_needs_no_path_where_one_works(trace, own, tmp_path
         ("mine:Fifo?other=1", "unexpected keyword argument 'other'"),
     ],
 )
-def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(kvoffload, trace, own, policy, message):
+def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(
+    kvoffload, trace, own_here, policy, message
+):
     for command in ("replay", "sweep"):
-        done = kvoffload(command, trace, "--policy", policy, "--capacity", "9", "--quiet", **own)
+        done = kvoffload(command, trace, "--policy", policy, "--capacity", "9", "--quiet")
         assert done.code == 2
         assert message in done.error
 
