@@ -18,7 +18,7 @@ GENERATED = [f"tests/{name}" for name in ("contract", "differential", "policies"
 GENERATED += [
     "tests/watch/test_twins.py",
     "tests/tiers/test_machine.py",
-    "tests/tiers/test_store.py",
+    "tests/tiers/test_tiered_store.py",
 ]
 
 

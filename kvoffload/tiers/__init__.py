@@ -21,7 +21,7 @@ from .redis import RedisTier
 from .region import Region
 from .seal import stored_key
 from .slab import FileTier
-from .store import Fetched, TieredStore
+from .tiered_store import Fetched, TieredStore
 
 __all__ = [
     "DirectoryTier",

@@ -24,8 +24,6 @@ LAYERS = [
     {"policies"},
     {"backends"},
     {"managers"},
-    {"_python", "_compiled"},
-    {"_impl"},
     {"__init__", "_extras"},
     {"tiers", "watch"},
     {"traces"},
