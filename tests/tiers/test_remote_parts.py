@@ -21,7 +21,7 @@ from kvoffload.tiers import (
 from kvoffload.tiers.remote import HIT_S, MISS_S, Verdicts
 from kvoffload.tiers.testing import PATIENCE_S, run
 
-from .test_store import KEYS, Engine
+from .test_tiered_store import KEYS, Engine
 
 NAMESPACE = Namespace("model", 4096)
 
