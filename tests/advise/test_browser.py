@@ -1,6 +1,6 @@
 """The report in a real browser: no errors, by keyboard, on a phone, light and dark.
 
-Needs Debian's ``chromium`` and ``chromium-driver``, and selenium of the test extra.
+Needs Debian's ``chromium`` and ``chromium-driver``, and the browser extra.
 """
 
 import base64
@@ -12,7 +12,7 @@ import sys
 import pytest
 
 pytest.importorskip("jinja2", reason="the report needs the report extra")
-pytest.importorskip("selenium", reason="the browser is driven by selenium, of the test extra")
+pytest.importorskip("selenium", reason="the browser is driven by selenium, of the browser extra")
 
 from selenium import webdriver
 from selenium.webdriver.common.by import By
