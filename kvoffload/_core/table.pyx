@@ -20,11 +20,11 @@ cdef extern from *:
     const uint64_t MOST_NODES "KVO_MOST_NODES"
     char* BYTES_FORMAT "KVO_BYTES_FORMAT"
 
-# Keys per bucket on average when as many are known as were announced: 64 / 7 bytes per key. With 9,
+# Keys per bucket on average when as many are known as were announced: 64 / 6 bytes per key. With 9,
 # stores that come and go leave overflow in every second bucket, and a store with eviction takes a
-# fifth longer.
+# quarter longer.
 cdef enum:
-    KEYS_PER_BUCKET = 7
+    KEYS_PER_BUCKET = 6
     # The index grows before it holds more than this many per bucket.
     MOST_KEYS_PER_BUCKET = 10
     # Nodes made ready at a time: their block_id is written, so their pages get memory.

@@ -119,7 +119,7 @@ def test_a_search_ends_though_every_bucket_overflowed(
         WITH_SECRET
         + """
 capacity = 200
-num_buckets = (capacity + 1024) // 7 + 1  # spare nodes, seven keys per bucket
+num_buckets = (capacity + 1024) // 6 + 1  # spare nodes, six keys per bucket
 homes = [[] for _ in range(num_buckets)]
 generator = random.Random(2)
 while min(map(len, homes)) < 14:
