@@ -118,7 +118,7 @@ def test_a_search_ends_though_every_bucket_overflowed(
     run_script(
         WITH_SECRET
         + """
-capacity = 200
+capacity = 300  # a key stays in each bucket
 num_buckets = (capacity + 1024) // 6 + 1  # spare nodes, six keys per bucket
 homes = [[] for _ in range(num_buckets)]
 generator = random.Random(2)
