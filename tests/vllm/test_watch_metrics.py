@@ -446,4 +446,5 @@ def test_two_frontends(tmp_path):
         assert engine.value("capacity_blocks") == 400
     else:  # releases before 0.33 give each frontend's last value, by process
         pids = {value for e in engines for name, value in e.labels if name == "pid"}
-        assert len(pids) == 2
+        assert 1 <= len(pids) <= 2  # gauges are sent as they change: one may have got none
+        assert 400 in [engine.value("capacity_blocks") for engine in engines]
