@@ -6,9 +6,9 @@ Structure
     Over a part of a user's, `PythonSteps` hand them to the Python twin, ``_manager_py``. A manager
     chooses its steps when it is constructed.
 Invariants
-    As in the Python twin, and those of ``_lifecycle_c``. Between calls no key is known that is neither resident nor a ghost. No Python code runs between
-    the first look at the state and the last change: batches are consumed before, and the collector
-    is off while results are allocated.
+    As in the Python twin, and those of ``_lifecycle_c``. Between calls no key is known that is
+    neither resident nor a ghost. No Python code runs between the first look at the state and the
+    last change: batches are consumed before, and the collector is off while results are allocated.
 """
 
 cimport cython
@@ -446,14 +446,14 @@ cdef class CompiledSteps(Steps):
                 policy.became_idle(slot, node)
 
     cdef int serve(self, object hashes, Py_ssize_t num_unasked) except -1:
-        """Touch, look up, store and touch as the Python twin does, with no object made on the way."""
+        """Do as the Python twin does for one request, with no object made on the way."""
         cdef list batch = self.open_batch(hashes)
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t place, num_hits, num_missing, num_admitted = 0
         cdef uint32_t slot
         cdef Node* node
         if self._events is not None or self._watch is not None:
-            raise ValueError("requests are served at once where no events are on and nobody watches")
+            raise ValueError("only without events and a watch are requests served at once")
         if not 0 <= num_unasked <= self.batch.size:
             raise ValueError(f"a request of {self.batch.size} keys, {num_unasked} not asked for")
         find_all(policy.table, &self.batch)
@@ -473,12 +473,12 @@ cdef class CompiledSteps(Steps):
             num_admitted = policy.c_make_room(
                 &self.batch, num_missing, pool_num_free(&self._pool.pool)
             )
-        if num_missing < 0 or num_admitted < 0 and policy.victims.no_memory:
-            if num_missing > 0:
-                forget(policy.table, &self.batch, 0, num_missing)
+        elif num_missing < 0:
             raise MemoryError()
         if num_admitted < 0:
             forget(policy.table, &self.batch, 0, num_missing)
+            if policy.victims.no_memory:
+                raise MemoryError()
             self.counters.refused_stores += 1
         elif num_missing > 0:
             self.place_blocks(num_admitted, num_missing, NULL)

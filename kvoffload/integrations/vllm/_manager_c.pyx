@@ -5,8 +5,9 @@ Structure
     request has shown hangs on its context (``_request_c``); rules say what that means to the policy
     (``_rules_c``). So each call reads *manager, request, rules, policy*.
 Invariants
-    Those of ``managers/_lifecycle_c``. An exception leaves no trace; a refused store leaves what it leaves in vLLM: counted offers and skips, the recorded
-    accesses with their ranks, the adaptation to misses and the sample of the allocation size.
+    Those of ``managers/_lifecycle_c``. An exception leaves no trace; a refused store leaves what it
+    leaves in vLLM: counted offers and skips, the recorded accesses with their ranks, the adaptation
+    to misses and the sample of the allocation size.
     The policy is set last: whatever of a construction failed, or was never run, it is None, and
     every method begins with `require_ready`, most of them in `open_batch`.
 Order
