@@ -83,11 +83,13 @@ tests() {
   "$@" -o cache_dir="$cache" | tee "$KVO_WORK/logs/$log" || once_more "$log" "$@" -o cache_dir="$cache"
 }
 
-# quick_start_tests LOG [VARIABLE=VALUE…]: README's test line in an empty environment; what fails, once more.
+# quick_start_tests LOG [VARIABLE=VALUE…]: README's test line in an environment that is empty but for these variables and the
+# seed of the commit; what fails, once more.
 quick_start_tests() {
   local log=$1 line
   line=$(quick_start 2)
   shift
+  set -- PYTEST_ADDOPTS="$PYTEST_ADDOPTS" "$@"
   echo "$line"
   bare "$@" bash -euo pipefail -c "$line" | tee "$KVO_WORK/logs/$log" ||
     once_more "$log" bare "$@" .venv/bin/python -m pytest -q -n auto

@@ -26,9 +26,10 @@ def test_served_at_once_or_call_by_call(
             pair.agree()
     pair.agree()
     stats = pair.compiled.stats()
-    assert stats["stored_blocks"] > 0
-    assert stats["evicted_blocks"] > 0
     assert stats["pending"] == 0
+    if capacity > 1:  # each request of a seed may be longer than one block, and is refused then
+        assert stats["stored_blocks"] > 0
+        assert stats["evicted_blocks"] > 0
 
 
 def test_pending_and_pinned_blocks_stay_as_they_are(twins: Twins) -> None:
