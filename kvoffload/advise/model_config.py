@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvoffload._printable import printable
 from kvoffload.errors import describe
-from kvoffload.traces.errors import printable
 from kvoffload.traces.request import MAX_TOKENS
 
 from .models import WINDOWED, ModelShape

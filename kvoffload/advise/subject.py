@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvoffload.traces.errors import printable
+from kvoffload._printable import printable
 
 from .advice import Advice
 from .details import Details

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import click
 
 from kvoffload import IMPLEMENTATION, __version__
+from kvoffload._printable import printable
 from kvoffload.traces import MissingExtraError, TraceError
-from kvoffload.traces.errors import printable
 
 from ._options import present_name
 from ._signals import EndedBySignal, ending_by_signals

@@ -11,8 +11,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
+from kvoffload._printable import printable
 from kvoffload.replay import CEILINGS
-from kvoffload.traces.errors import printable
 from kvoffload.traces.outputs import open_output
 
 from ._sweep_result import Grid

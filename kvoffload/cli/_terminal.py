@@ -21,8 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from kvoffload._printable import printable
 from kvoffload.advise.units import NO_BREAK_SPACE, unbroken
-from kvoffload.traces.errors import printable
 
 REFRESH_SECONDS = 0.1
 WIDEST_PROSE = 100

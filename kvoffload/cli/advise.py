@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import click
 
+from kvoffload._printable import printable
 from kvoffload.advise import (
     Accelerator,
     Advice,
@@ -31,7 +32,6 @@ from kvoffload.advise.subject import Subject
 from kvoffload.policies import registry
 from kvoffload.replay import CEILINGS, Selection
 from kvoffload.traces import Survey
-from kvoffload.traces.errors import printable
 from kvoffload.traces.lines import STDIN
 
 from ._advice_result import as_object, print_advice

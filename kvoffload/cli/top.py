@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kvoffload._printable import printable
 from kvoffload.advise.units import count_text, percent_text
 from kvoffload.traces import MissingExtraError
-from kvoffload.traces.errors import printable
 
 from ._options import examples, json_option
 from ._terminal import note, print_json

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
+from kvoffload._printable import printable
 from kvoffload.errors import OffloadError
-
-
-def printable(name: str) -> str:
-    """Return a file name with every character that would break a line of output escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 class BadLineError(ValueError):

@@ -18,8 +18,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from kvoffload._extras import require
+from kvoffload._printable import printable
 
-from .errors import TraceError, printable
+from .errors import TraceError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self

@@ -29,8 +29,8 @@ from typing import Any
 from kvoffload import IMPLEMENTATION
 from kvoffload._checks import check_int
 from kvoffload._extras import require
+from kvoffload._printable import printable
 
-from .errors import printable
 from .lines import RECORDING, START_BYTES, zstd_module
 from .outputs import own_descriptor
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from kvoffload._printable import printable
 from kvoffload.traces import Request, Workload, write_trace
-from kvoffload.traces.errors import printable
 
 from .conftest import run_shell
 

@@ -24,7 +24,7 @@ LAYERS = [
     {"policies"},
     {"backends"},
     {"managers"},
-    {"__init__", "_extras"},
+    {"__init__", "_extras", "_printable"},
     {"tiers", "watch"},
     {"traces"},
     {"replay"},

@@ -1,0 +1,8 @@
+"""Text of strangers, made safe to print."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """Return a text whose line breaks, control characters and the like are escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
