@@ -1,17 +1,18 @@
 """Requests through a manager, and what came of it."""
 
+from .counts import Counts
 from .decoded import DecodedTrace
 from .device import DeviceCache, device_hits
-from .driver import replay
 from .grid import Cell, GridWork, run_grid
 from .offline import CEILINGS, belady, infinite_hits
 from .protocol import Served, serve
-from .results import ResultsFile
+from .results_file import ResultsFile
 from .reuse import stack_distances
 from .selection import Selection
-from .simulate import Counts, simulate, simulate_in_parts, simulate_requests
+from .simulate import simulate, simulate_in_parts, simulate_requests
 from .statistics import DurationHistogram, ReplayResult
 from .tiers import TierCounts, simulate_tiers
+from .timed import replay
 
 __all__ = [
     "CEILINGS",

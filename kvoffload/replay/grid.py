@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from kvoffload import BlockHash
 
+from .counts import Counts
 from .decoded import DecodedTrace
 from .device import device_hits
 from .offline import BELADY
 from .processes import mapped_arrays, shared_arrays, spread
-from .simulate import Counts, simulate_in_parts
+from .simulate import simulate_in_parts
 
 __all__ = ["Cell", "GridWork", "run_grid"]
 

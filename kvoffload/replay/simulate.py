@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash
 
+from .counts import Counts
 from .decoded import DecodedTrace
 from .offline import CEILINGS, INFINITE, belady, infinite_hits
 from .policies import new_manager
@@ -23,38 +23,6 @@ from .protocol import serve
 
 # what a manager counts, in the order of the fields of Counts from `hits` on
 _COUNTED = ("hit_blocks", "stored_blocks", "evicted_blocks", "refused_stores", "not_admitted")
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What came of one policy at one capacity.
-
-    Attributes
-    ----------
-    requests, blocks : int
-        Requests replayed, and the blocks of all of them.
-    asked : int
-        Blocks that the manager was asked for: those from the first one of each request that the
-        accelerator's own cache did not have. Without one, `blocks`.
-    hits : int
-        Blocks of those that the manager had.
-    stored, evicted, refused, not_admitted : int
-        As `ReplayResult` has them. Of a ceiling only `stored` is known; the others are 0.
-    """
-
-    requests: int
-    blocks: int
-    asked: int
-    hits: int
-    stored: int = 0
-    evicted: int = 0
-    refused: int = 0
-    not_admitted: int = 0
-
-    @property
-    def hit_ratio(self) -> float:
-        """Share of the blocks asked for that were hits; 0 if there are none."""
-        return self.hits / self.asked if self.asked else 0.0
 
 
 def simulate(

@@ -1,5 +1,6 @@
 """Keep and move the bytes of blocks that left host memory: on disks, in memory, on servers."""
 
+from .address import open_tier
 from .base import (
     Done,
     Health,
@@ -16,7 +17,6 @@ from .memory import MemoryTier
 from .mooncake import MooncakeTier
 from .namespace import Namespace, weights_identity
 from .objects import ObjectTier
-from .opening import open_tier
 from .redis import RedisTier
 from .region import Region
 from .seal import stored_key

@@ -7,6 +7,6 @@ never ended. It changes no decision.
 
 from ._watch import Explanation, Watch, WatchReport
 from .estimate import Point
-from .ledger import Overdue
+from .overdue import Overdue
 
 __all__ = ["Explanation", "Overdue", "Point", "Watch", "WatchReport"]

@@ -26,8 +26,8 @@ from kvoffload.managers._watch_py import (
 from kvoffload.policies import registry
 
 from .estimate import Point, make_point
-from .ledger import Overdue, find_overdue
 from .minis import Miniature
+from .overdue import Overdue, find_overdue
 
 __all__ = ["Explanation", "Watch", "WatchReport"]
 

@@ -71,6 +71,12 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
+def heed_signals():
+    """Undo what these tests inherit: background jobs of a shell ignore SIGINT, nohup's SIGHUP."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def working(command, trace, tmp_path):
     """Run a command in a process group of its own, until its processes have been started."""
@@ -80,8 +86,7 @@ def working(command, trace, tmp_path):
         stderr=subprocess.PIPE,
         env=os.environ | {"TMPDIR": os.fspath(tmp_path)},
         start_new_session=True,
-        # a shell's background jobs, and so these tests among them, ignore the signal
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (no thread yet)
+        preexec_fn=heed_signals,  # noqa: PLW1509 (no thread yet)
     ) as process:
         try:
             wait_for(lambda: len(workers_of(process)) == 2 or process.poll() is not None)

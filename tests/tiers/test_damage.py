@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from kvoffload.tiers import FileTier, Namespace, Region, State, Status
 from kvoffload.tiers.seal import SEAL_BYTES, Seal
 from kvoffload.tiers.slab import Verdict, find_slabs, verify_slab
+from kvoffload.tiers.slab.files import read_table
 from kvoffload.tiers.slab.layout import HEADER_BYTES, Header, record_offset
-from kvoffload.tiers.slab.table import read_table
 from kvoffload.tiers.twins import Twin
 from tests.conftest import AVAILABLE
 

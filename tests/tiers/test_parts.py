@@ -22,9 +22,9 @@ from kvoffload.tiers import (
     stored_key,
     weights_identity,
 )
+from kvoffload.tiers.address import ENTRY_POINTS, parse_size
 from kvoffload.tiers.breaker import FAILURES, Breaker
 from kvoffload.tiers.metrics import METRICS, SECONDS_BUCKETS, TierMetrics
-from kvoffload.tiers.opening import ENTRY_POINTS, parse_size
 from kvoffload.tiers.seal import SEAL_BYTES, Seal, seed_of, stored_keys
 from kvoffload.tiers.staging import Staging
 from tests.conftest import AVAILABLE

@@ -58,8 +58,8 @@ from kvoffload.tiers import (
     open_tier,
     weights_identity,
 )
+from kvoffload.tiers.address import parse_size
 from kvoffload.tiers.metrics import METRICS, PREFIX, SECONDS_BUCKETS, Metric
-from kvoffload.tiers.opening import parse_size
 
 __all__ = [
     "KVOffloadFileTier",

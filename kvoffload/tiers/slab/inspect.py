@@ -19,8 +19,9 @@ from kvoffload.tiers.namespace import FINGERPRINT_BYTES
 from kvoffload.tiers.seal import seed_of, xxh3_64
 from kvoffload.tiers.twins import chosen
 
+from .files import read_header, read_seals
 from .layout import BLOCKS, LOCK, NAMESPACE, TABLE, Header
-from .table import lock_folder, read_header, read_seals
+from .lock import lock_folder
 
 __all__ = ["SlabFolder", "Verdict", "find_slabs", "remove_slab", "verify_slab"]
 

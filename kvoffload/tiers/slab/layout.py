@@ -33,6 +33,7 @@ The header is there twice, at 0 and at 2048: the first copy with the right sum c
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ __all__ = [
     "HEADER_BYTES",
     "LOCK",
     "NAMESPACE",
+    "OPEN_FLAGS",
     "STAMP_BYTES",
     "TABLE",
     "Header",
@@ -56,6 +58,9 @@ BLOCKS = "blocks.dat"
 TABLE = "slots.tbl"
 NAMESPACE = "namespace.json"
 LOCK = "lock"
+
+OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+"""How each of them is opened: never through a link, which a stranger may have put there."""
 
 HEADER_BYTES = 4096
 STAMP_BYTES = 8

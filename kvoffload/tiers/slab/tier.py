@@ -37,8 +37,8 @@ from kvoffload.tiers.seal import SEAL_BYTES
 from kvoffload.tiers.staging import STAGING_BYTES
 from kvoffload.tiers.twins import Twin
 
+from .files import SlabFiles, check_space, new_epoch
 from .layout import STAMP_BYTES, record_offset
-from .table import SlabFiles, check_space, new_epoch
 
 __all__ = ["FileTier"]
 

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 from kvoffload import __version__
 from kvoffload.traces.outputs import open_output
 
+from .counts import Counts
 from .decoded import DecodedTrace
 from .grid import Cell
-from .simulate import Counts
 
 __all__ = ["ResultsFile"]
 

@@ -1,4 +1,4 @@
-"""The driver: which calls it makes, and what it counts."""
+"""A timed replay: which calls it makes, and what it counts."""
 
 import itertools
 from hashlib import sha256
@@ -7,7 +7,7 @@ import pytest
 
 from kvoffload import BlockNotFoundError, CPUOffloadingManager, OffloadingManager
 from kvoffload.replay import Selection, replay
-from kvoffload.replay.driver import BlockKeys
+from kvoffload.replay.timed import BlockKeys
 from kvoffload.traces import Request, Workload
 
 

@@ -1,4 +1,4 @@
-"""Requests through a manager, as `serve` does it; each store ends at once."""
+"""A replay whose requests are timed, by the protocol of `serve`; each store ends at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a slab: opened, locked, laid out, read and given back.
+"""The files of a slab: opened, laid out, read and given back.
 
 Everything that is read may have been written by a stranger or torn by a power cut: no size is
 believed that the file does not have, no memory is taken for more than the file holds, and what is
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.tiers.base import TierError, TierInUseError, TierSpaceError
+from kvoffload.tiers.base import TierError, TierSpaceError
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import round_up
 from kvoffload.tiers.seal import SEAL_BYTES
@@ -29,24 +28,24 @@ from .layout import (
     HEADER_BYTES,
     LOCK,
     NAMESPACE,
+    OPEN_FLAGS,
     STAMP_BYTES,
     TABLE,
     Header,
     record_offset,
 )
+from .lock import lock_folder
 
 __all__ = [
     "SlabFiles",
     "check_space",
-    "lock_folder",
     "new_epoch",
-    "opens_direct",
+    "open_direct",
     "read_header",
     "read_seals",
     "read_table",
 ]
 
-_OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 _LARGEST_JSON = 2**20
 SEALS_AT_ONCE = 2**12
 """Seals that `read_seals` reads at once: 256 KiB."""
@@ -56,42 +55,6 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def new_epoch() -> int:
     """Return an epoch that no slab ever had."""
     return int.from_bytes(os.urandom(8), "little")
-
-
-def lock_folder(folder: Path) -> int:
-    """Lock a slab for this process and return the lock's file descriptor.
-
-    Raises
-    ------
-    TierInUseError
-        If someone has it open.
-    OSError
-        If the lock cannot be opened.
-    """
-    while True:
-        fd = os.open(folder / LOCK, _OPEN | os.O_CREAT, 0o600)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise _in_use(folder, os.pread(fd, 32, 0)) from None
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), (folder / LOCK).stat()):
-                    os.ftruncate(fd, 0)
-                    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-                    return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # the folder was removed before it was locked
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _in_use(folder: Path, holder: bytes) -> TierInUseError:
-    with contextlib.suppress(ValueError):
-        pid = int(holder)
-        return TierInUseError(f"{folder} is in use by process {pid}", pid)
-    return TierInUseError(f"{folder} is in use")
 
 
 def read_header(fd: int) -> Header | None:
@@ -168,12 +131,12 @@ def _write(fd: int, data: bytes, offset: int) -> None:
         offset += written
 
 
-def opens_direct(path: Path) -> int | None:
+def open_direct(path: Path) -> int | None:
     """Open a file of blocks for I/O past the page cache; None where that does not work."""
     if not hasattr(os, "O_DIRECT"):
         return None
     try:
-        fd = os.open(path, _OPEN | os.O_DIRECT)
+        fd = os.open(path, OPEN_FLAGS | os.O_DIRECT)
     except OSError:
         return None
     try:
@@ -277,7 +240,7 @@ class SlabFiles:
             self._lay_table_out()
         # A tail that the table no longer names is given back only now.
         os.ftruncate(self.data_fd, header.data_bytes)
-        direct_fd = opens_direct(self.folder / BLOCKS)
+        direct_fd = open_direct(self.folder / BLOCKS)
         self.has_direct = direct_fd is not None
         if direct_fd is not None:
             self._fds.remove(self.data_fd)
@@ -290,7 +253,7 @@ class SlabFiles:
         path = self.folder / name
         if not path.exists():
             self._made.append(path)
-        fd = os.open(path, _OPEN | os.O_CREAT, 0o600)
+        fd = os.open(path, OPEN_FLAGS | os.O_CREAT, 0o600)
         self._fds.append(fd)
         return fd
 
@@ -309,7 +272,7 @@ class SlabFiles:
         temporary = self.folder / f"{NAMESPACE}.new"
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
-        fd = os.open(temporary, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
+        fd = os.open(temporary, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             _write(fd, wanted, 0)
         finally:
@@ -334,7 +297,7 @@ class SlabFiles:
         self._made.append(temporary)
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
-        fd = os.open(temporary, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
+        fd = os.open(temporary, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
         self._fds.append(fd)
         _allocate(fd, header.table_bytes)
         _write(fd, bytes(self.records), record_offset(0))
