@@ -23,15 +23,13 @@ COMMANDS = {
     "convert": 'kvoffload convert "$trace"',
     "info": 'kvoffload info "$trace"',
     "replay": 'kvoffload replay "$trace" --policy lru --capacity 9',
-    "json": 'kvoffload replay "$trace" --policy lru --capacity 9 --json',
     "sweep": 'kvoffload sweep "$trace" --policy lru --capacity 9 --jobs 1',
     "advise": 'kvoffload advise "$trace" --capacity 1MiB --kv-bytes-per-token 100 --jobs 1',
     "help": "kvoffload --help",
-    "help of replay": "kvoffload replay --help",
     "version": "kvoffload --version",
 }
 CASES = [(command, BARE) for command in COMMANDS]
-CASES += [(command, HOSTILE) for command in ("generate", "replay", "help")]
+CASES += [(command, HOSTILE) for command in ("replay", "help")]
 IDS = [f"{name}-{'bare' if environment is BARE else 'hostile'}" for name, environment in CASES]
 
 

@@ -168,7 +168,7 @@ while True:
 
 def s3_server() -> Server:
     """Return moto's server, a stand-in for S3, not yet started."""
-    pytest.importorskip("moto.server", reason="moto is not installed")
+    pytest.importorskip("moto.server", reason="needs moto, of the servers extra")
     return Server(
         lambda port, _: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     )
