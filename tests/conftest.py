@@ -68,6 +68,14 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         seed = random.randrange(2**32) if given == "random" else int(given)
     config.stash[SEED_KEY] = seed
+    if config.getoption("dist", "no") == "load":  # no process is idle while another has tests left
+        config.option.dist = "worksteal"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Start one process more than there are cores: tests also wait, for servers and clocks."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -34,6 +34,18 @@ def free_port() -> int:
             return port
 
 
+def stop(process: int) -> None:
+    """Stop a process, and wait until each of its threads has stopped."""
+    os.kill(process, signal.SIGSTOP)
+    until = time.monotonic() + PATIENCE_S
+    while any(
+        task.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "T"
+        for task in Path(f"/proc/{process}/task").iterdir()
+    ):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
 class Server:
     """A process that listens on a port of the loopback."""
 
@@ -86,7 +98,7 @@ class Server:
     def hang(self) -> None:
         """Stop it; connections stay open."""
         assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        stop(self._process.pid)
 
     def resume(self) -> None:
         """Let it go on."""

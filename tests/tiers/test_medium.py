@@ -38,6 +38,7 @@ from .attack import (
     start_clock,
     stop_clock,
 )
+from .servers import stop
 
 pytestmark = pytest.mark.attack
 
@@ -439,18 +440,6 @@ def _ends(tier: FileTier, job: int, deadline_s: float) -> tuple[np.ndarray, floa
     return done.status, excess
 
 
-def _stop(server: int) -> None:
-    """Stop a process, and wait until it has."""
-    os.kill(server, signal.SIGSTOP)
-    until = time.monotonic() + PATIENCE_S
-    while any(
-        task.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "T"
-        for task in Path(f"/proc/{server}/task").iterdir()
-    ):
-        assert time.monotonic() < until
-        time.sleep(0.001)
-
-
 def test_a_frozen_file_system(tmp_path: Path, tier_twin: Twin) -> None:
     """``fsfreeze``: writes hang. Staged, no call waits for them, and no memory is held.
 
@@ -565,7 +554,7 @@ def test_a_stopped_file_server(tmp_path: Path, tier_twin: Twin, ack: str) -> Non
         for first in range(0, 100, 25):
             assert not universe.put(tier, region, universe.keys[first : first + 25]).any()
         stop_clock(tier)
-        _stop(server)
+        stop(server)
         try:
             statuses, puts = [], []
             for number in range(8):
@@ -621,13 +610,14 @@ def test_close_of_a_hung_tier(tmp_path: Path) -> None:
     make_image(tmp_path / "disk.img", 32)
     with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
         script = f"""
-import os, signal, time
+import time
 from pathlib import Path
 from tests.tiers.attack import Universe, open_slab
+from tests.tiers.servers import stop
 universe = Universe(1000)
 tier, region = open_slab(Path({str(folder)!r}) / "kv", 8, staged=True)
 universe.put(tier, region, universe.keys[:8])
-os.kill({server}, signal.SIGSTOP)
+stop({server})
 for key in universe.keys[8:]:  # new ones: what is there already is not written
     if tier.health(reset=True).late_jobs:  # a job that no thread took in time does not hang
         break

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -34,7 +35,15 @@ from kvoffload.tiers import (
 from kvoffload.tiers.breaker import LONGEST_PAUSE_S
 from kvoffload.tiers.remote import RemoteTier
 from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of, run
-from tests.tiers.servers import Server, free_port, make_bucket, redis_server, s3_options, s3_server
+from tests.tiers.servers import (
+    Server,
+    free_port,
+    make_bucket,
+    redis_server,
+    s3_options,
+    s3_server,
+    stop,
+)
 
 pytest.importorskip("redis", reason="the tiers need the redis extra")
 pytest.importorskip("obstore", reason="the tiers need the objects extra")
@@ -678,7 +687,7 @@ class TestDirectoryInTrouble:
             tier, region = World(None, _open_directory(folder / "kv")).open()
             store(tier, 8)
             tier._store.epoch_s = np.inf
-            os.kill(server, 19)
+            stop(server)
             started = time.monotonic()
             done = run(tier, tier.get(KEYS[:8], range(64, 72), 0.2))
             assert time.monotonic() - started < 0.2 + GRACE_S
@@ -686,7 +695,7 @@ class TestDirectoryInTrouble:
             assert tier.health().reads == "open"
             assert run(tier, tier.get(KEYS[:8], range(64, 72))).status[0] == Status.UNAVAILABLE
             region.array[64 * BLOCK :] = 7
-            os.kill(server, 18)
+            os.kill(server, signal.SIGCONT)
             settle(tier)
             assert (region.array[64 * BLOCK :] == 7).all()
             let_probe(tier)
