@@ -53,6 +53,7 @@ from .policy_adapter import (  # noqa: E402
     KVOffloadSieve,
     KVOffloadSLRU,
 )
+from .primary_tier import KVOffloadPrimaryTier  # noqa: E402
 from .secondary_tiers import (  # noqa: E402
     KVOffloadFileTier,
     KVOffloadObjectTier,
@@ -61,7 +62,6 @@ from .secondary_tiers import (  # noqa: E402
     KVOffloadTier,
 )
 from .spec import KVOffloadSpec, KVOffloadTieringSpec  # noqa: E402
-from .tiers import KVOffloadPrimaryTier  # noqa: E402
 
 __all__ = [
     "KVOffloadARC",

@@ -19,8 +19,8 @@ from kvoffload.policies import registry
 
 from .manager import KVOffloadManager
 from .policy_adapter import ADAPTED_POLICIES
+from .primary_tier import KVOffloadPrimaryTier
 from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
-from .tiers import KVOffloadPrimaryTier
 from .versions import installed_release
 from .watching import WATCH, WatchExport, Watching, metric_definitions
 
