@@ -15,8 +15,9 @@ Order
     before, and the collector is off while results are allocated. `observe` does everything about an
     access that can fail; `record` and the rules then change state and cannot. A store allocates
     everything before the policy learns from the offer, which cannot be undone: the objects of the
-    keys to be evicted, too, though which these are is not known yet. What is changed until then is
-    taken back on an error.
+    keys to be evicted, too, though which these are is not known yet; until they are written they
+    are in no object that Python code can reach. What is changed until then is taken back on an
+    error.
 """
 
 cimport numpy as cnp
@@ -119,6 +120,7 @@ cdef extern from "Python.h":
     char* PyBytes_AS_STRING(PyObject*) nogil
     Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
     void Py_SET_SIZE(PyObject*, Py_ssize_t) nogil
+    void PyObject_GC_UnTrack(object)
 
 cdef object new_object = object.__new__
 
@@ -137,9 +139,13 @@ cdef void shorten(list items, Py_ssize_t size) noexcept:
 
 
 cdef list blank_keys(int64_t number, uint64_t length):
-    """Return as many new keys of that length, to be written and shortened before they are seen."""
+    """Return as many new keys of that length, to be written and shortened before they are seen.
+
+    The list is hidden from the collector, or a profiler could find keys in it and hash them.
+    """
     cdef list keys = PyList_New(number)
     cdef int64_t place
+    PyObject_GC_UnTrack(keys)
     for place in range(number):
         key = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>length)
         Py_INCREF(key)
@@ -671,7 +677,7 @@ cdef class ManagerCore(PolicyDriver):
         cdef bint refused
         cdef int64_t num_new, num_admitted = -1, num_leaving
         cdef cnp.ndarray chunk_ids
-        cdef list to_store, evicted, removed = None
+        cdef list to_store, evicted, blanks, removed = None
         cdef Offer offer = None
         # Request: what it has shown so far, or that it is new.
         if access is None:
@@ -697,7 +703,8 @@ cdef class ManagerCore(PolicyDriver):
             if not self.rules.all_or_none:
                 chunk_ids = chunk_ids[:]  # a view can be cut to what is admitted
             to_store = self.missing_keys(num_missing)
-            evicted = blank_keys(num_leaving, min(self.longest_key, <uint64_t>LONGEST_BLANK))
+            blanks = blank_keys(num_leaving, min(self.longest_key, <uint64_t>LONGEST_BLANK))
+            evicted = [None] * num_leaving  # a profiler may look at what is given to a constructor
             output = self.new_output(to_store, self.new_spec(chunk_ids), evicted)
             if self.events is not None and num_leaving:
                 removed = list(evicted)
@@ -729,7 +736,7 @@ cdef class ManagerCore(PolicyDriver):
                 )
                 if num_admitted < 0 and policy.victims.no_memory:
                     raise MemoryError()
-                self.write_keys(evicted, removed)
+                self.write_keys(blanks, evicted, removed)
         except BaseException:
             if num_admitted >= 0:
                 self.rules.cancel()
@@ -886,8 +893,8 @@ cdef class ManagerCore(PolicyDriver):
                 return True
         return False
 
-    cdef int write_keys(self, list evicted, list removed) except -1:
-        """Write the keys of the victims over the blank ones, of which `removed` has the same."""
+    cdef int write_keys(self, list blanks, list evicted, list removed) except -1:
+        """Write the keys of the victims over blank ones, and put them into both lists."""
         cdef Py_ssize_t place, size = <Py_ssize_t>self.policy.victims.size
         cdef uint64_t length
         cdef const uint8_t* key
@@ -899,16 +906,17 @@ cdef class ManagerCore(PolicyDriver):
         for place in range(size):
             node = node_at(self.policy.table, self.policy.victims.items[place].slot)
             key = key_bytes(node, &length)
-            blank = PyList_GET_ITEM(evicted, place)
+            blank = PyList_GET_ITEM(blanks, place)
             if length > <uint64_t>PyBytes_GET_SIZE(blank):
                 evicted[place] = key_of(node)
-                if removed is not None:
-                    removed[place] = evicted[place]
-                continue
-            memcpy(PyBytes_AS_STRING(blank), key, length)
-            if length < <uint64_t>PyBytes_GET_SIZE(blank):
-                Py_SET_SIZE(blank, <Py_ssize_t>length)
-                PyBytes_AS_STRING(blank)[length] = 0
+            else:
+                memcpy(PyBytes_AS_STRING(blank), key, length)
+                if length < <uint64_t>PyBytes_GET_SIZE(blank):
+                    Py_SET_SIZE(blank, <Py_ssize_t>length)
+                    PyBytes_AS_STRING(blank)[length] = 0
+                evicted[place] = <object>blank
+            if removed is not None:
+                removed[place] = evicted[place]
         return 0
 
     cdef void free_victims(self) noexcept:
