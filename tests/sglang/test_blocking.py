@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import select
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
 
+from kvoffload.integrations.sglang import blocking
 from kvoffload.integrations.sglang.blocking import BlockingTier
 from kvoffload.tiers import Namespace, Region, Status
 from kvoffload.tiers.testing import PATIENCE_S, FaultyTier, block_bytes_of
@@ -116,3 +119,66 @@ def test_closing_ends_the_calls_that_wait(tier):
     assert closed in {True, False}
     known = ([Status.TIMEOUT], [Status.UNAVAILABLE], "tier 'faulty' is closed")
     assert all(other in known for other in others)
+
+
+def test_a_sleeper_hears_of_its_end_that_another_thread_has_polled(tier, monkeypatch):
+    """The poll of a call that needs no I/O takes the end, and the signal, of the sleeper's job."""
+    monkeypatch.setattr(blocking, "POLL_S", 10 * PATIENCE_S)
+    calls = BlockingTier(tier)
+    assert calls.put([b"there"], ids(0)).status.tolist() == [Status.OK]
+    about_to_sleep, may_sleep = threading.Event(), threading.Event()
+
+    class LatePoll:
+        """A poll that comes late to the kernel."""
+
+        def __init__(self) -> None:
+            self._poll = poll()
+
+        def register(self, *what: int) -> None:
+            self._poll.register(*what)
+
+        def poll(self, timeout_ms: float) -> list:
+            about_to_sleep.set()
+            assert may_sleep.wait(PATIENCE_S)
+            return self._poll.poll(timeout_ms)
+
+    poll = select.poll
+    monkeypatch.setattr(select, "poll", LatePoll)
+    with ThreadPoolExecutor(1) as pool:
+        sleeper = pool.submit(calls.get, [b"there"], ids(1))
+        try:
+            assert about_to_sleep.wait(PATIENCE_S)
+            assert select.select([tier.fileno()], [], [], PATIENCE_S)[0]  # its job has ended
+            assert calls.put([b"there"], ids(0)).nbytes == 0
+            may_sleep.set()
+            assert sleeper.result(PATIENCE_S).tolist() == [Status.OK]
+        finally:
+            may_sleep.set()
+            tier.put([b"more"], ids(0))  # wakes a sleeper that has not heard
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_no_call_waits_for_the_next_poll(tier, monkeypatch, threads):
+    monkeypatch.setattr(blocking, "POLL_S", 10 * PATIENCE_S)
+    calls = BlockingTier(tier)
+    turns = 200 // threads
+
+    def work(number: int) -> int:
+        rng = random.Random(number)
+        right = 0
+        for turn in range(turns):
+            time.sleep(rng.random() / 2000)
+            key = b"%d" % (turn % 8)
+            if turn % 2:
+                status = calls.get([key], ids(number))
+            else:
+                status = calls.put([key], ids(number)).status
+            right += len(status)
+        return right
+
+    with ThreadPoolExecutor(threads) as pool:
+        waiting = [pool.submit(work, number) for number in range(threads)]
+        try:
+            assert [one.result(PATIENCE_S) for one in waiting] == [turns] * threads
+        finally:
+            tier.put([b"more"], ids(0))  # wakes a sleeper that has not heard

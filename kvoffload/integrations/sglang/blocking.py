@@ -1,19 +1,23 @@
 """Calls on a `Tier` that return when their job has ended, from any number of threads.
 
 Structure
-    One lock serialises what touches the tier, as its contract wants, and nobody holds it while
+    One lock serialises what touches the tier, as its contract wants; no thread holds it while
     waiting. Of the threads that wait, one at a time sleeps on the tier's file descriptor, polls,
     and hands the others their ends.
 Invariants
     A call returns only when its job has ended: until then the tier may use the caller's memory.
+    Any thread that polls takes the tier's signal with it: if it took ends of other threads' jobs,
+    it wakes the sleeper, by a pipe of this object.
 Cost
     A call of the system's for each poll, and what the tier's own calls cost.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
@@ -47,8 +51,10 @@ class BlockingTier:
         self._tier = tier
         self._fd = tier.fileno()
         self._turn = threading.Condition(threading.Lock())
-        self._polling = False  # whether a thread sleeps on the file descriptor
+        self._polling = False  # whether a thread sleeps on the file descriptors
         self._ended: dict[int, Done] = {}
+        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        weakref.finalize(self, _close, self._woken, self._wake)
 
     def query(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
         """Find out about keys; return a `Status` each, ``(n,)`` int8."""
@@ -80,7 +86,10 @@ class BlockingTier:
 
     def close(self, timeout_s: float) -> bool:
         """Close the tier; calls that wait return."""
-        return self._do(lambda: self._tier.close(timeout_s))
+        try:
+            return self._do(lambda: self._tier.close(timeout_s))
+        finally:
+            self._wake_sleeper()
 
     def _do(self, call: Callable[[], Result]) -> Result:
         with self._turn:
@@ -91,6 +100,8 @@ class BlockingTier:
         with self._turn:
             job = submit()
             self._poll()  # what needs no I/O has ended already
+            if self._polling and self._ended.keys() - {job}:
+                self._wake_sleeper()
             while job not in self._ended:
                 if self._polling:
                     self._turn.wait()
@@ -102,6 +113,7 @@ class BlockingTier:
         """Wait for the end of any job, without the lock, and tell the threads that wait."""
         self._polling = True
         poller = select.poll()
+        poller.register(self._woken, select.POLLIN)
         with suppress(OSError, ValueError):  # closed meanwhile: the poll below has the ends
             poller.register(self._fd, select.POLLIN)
         self._turn.release()
@@ -111,8 +123,19 @@ class BlockingTier:
             self._turn.acquire()
             self._polling = False
             self._turn.notify_all()  # they go on when this one lets go of the lock
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
         self._poll()
+
+    def _wake_sleeper(self) -> None:
+        with suppress(BlockingIOError):  # it is full: the sleeper is woken already
+            os.write(self._wake, b"1")
 
     def _poll(self) -> None:
         for done in self._tier.poll():
             self._ended[done.job] = done
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
