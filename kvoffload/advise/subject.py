@@ -41,6 +41,12 @@ class Subject:
         The same without a cache on the accelerator, where `advice` has a typical one in front.
     details : Details or None
         A closer look at what is advised.
+    files : int or None
+        Files that the trace was read from, None if it is generated.
+    id_spaces : int
+        Sets of these that share their block ids.
+    ids_text : str or None
+        What was done with the block ids of several files, in words.
     """
 
     trace: str
@@ -52,6 +58,9 @@ class Subject:
     engine: Engine | None = None
     alone: Advice | None = None
     details: Details | None = None
+    files: int | None = None
+    id_spaces: int = 1
+    ids_text: str | None = None
 
     def headline(self) -> str:
         """Return the advice in one sentence."""
@@ -77,6 +86,7 @@ class Subject:
         return (
             f"{facts.requests:,} requests{span}, {facts.blocks:,} {full}blocks of "
             f"{setup.block_tokens:,} tokens{believed}, {facts.unique_blocks:,} of them distinct"
+            + ("" if self.ids_text is None else f"; {self.ids_text}")
         )
 
     def memory_text(self) -> str:

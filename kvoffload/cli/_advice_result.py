@@ -30,6 +30,8 @@ def as_object(subject: Subject) -> dict[str, object]:
     policy = advice.policy
     return {
         "trace": subject.trace,
+        "files": subject.files,
+        "id_spaces": subject.id_spaces,
         "implementation": IMPLEMENTATION,
         "version": __version__,
         **asdict(facts),

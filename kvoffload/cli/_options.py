@@ -195,6 +195,12 @@ def reading_options(function: CommandFunction) -> CommandFunction:
             metavar="NAME",
             help="Only the requests to this model, of a log that names it (lmcache).",
         ),
+        click.option(
+            "--same-ids",
+            is_flag=True,
+            help="Take the block ids of several files as one numbering, as of a trace that was "
+            "divided; without, ids that are no hashes are kept apart per file.",
+        ),
     ):
         function = option(function)
     return function

@@ -82,9 +82,7 @@ def _picture(grid: Grid, form: str) -> bytes:
 
 def _title(grid: Grid) -> str:
     cell, counts = grid.row(grid.policies[0])[0]
-    title = (
-        f"{printable(Path(grid.name).name)}: {counts.requests:,} requests, {counts.blocks:,} blocks"
-    )
+    title = f"{printable(Path(grid.source.name).name)}: {counts.requests:,} requests, {counts.blocks:,} blocks"
     title += f", {grid.unique_blocks:,} of them unique"
     notes = []
     if cell.device_blocks:

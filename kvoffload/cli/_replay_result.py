@@ -9,7 +9,7 @@ from kvoffload import IMPLEMENTATION
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import CEILINGS, ReplayResult
 
-from ._sources import BlockSize
+from ._sources import BlockSize, Source
 from ._terminal import Column, print_tables
 
 
@@ -130,14 +130,16 @@ def as_object(cell: Cell) -> dict[str, object]:
 
 
 def print_cells(
-    name: str,
+    source: Source,
     cells: list[Cell],
     block_size: BlockSize,
     unique_blocks: int | None,
     device_blocks: int,
 ) -> None:
     """Print the cells as one table, or as several where the terminal is too narrow for one."""
-    facts = [name]
+    facts = [source.name]
+    if source.ids_text is not None:
+        facts.append(source.ids_text)
     if block_size.tokens is not None:
         facts.append(str(block_size))
     if unique_blocks is not None:

@@ -30,11 +30,37 @@ class Source:
         The requests.
     trace : MergedTrace or None
         The files that they were read from first, None if they are generated.
+    same_ids : bool
+        Whether the user said that equal ids mean equal blocks in all files.
     """
 
     name: str
     requests: Iterable[Request]
     trace: MergedTrace | None = None
+    same_ids: bool = False
+
+    @property
+    def files(self) -> int | None:
+        """Number of files that the trace was read from, None if it is generated."""
+        return None if self.trace is None else len(self.trace.paths)
+
+    @property
+    def id_spaces(self) -> int:
+        """Sets of files that share their block ids, once the trace has been read."""
+        return 1 if self.trace is None else self.trace.id_spaces
+
+    @property
+    def ids_text(self) -> str | None:
+        """What was done with the block ids of several files; None where there is but one."""
+        if self.files is None or self.files < 2:
+            return None
+        whose = f"ids of {self.files:,} files"
+        if self.same_ids:
+            return f"{whose} taken as one numbering"
+        if self.id_spaces == 1:
+            return f"{whose} shared: they are hashes"
+        apart = "kept apart" if self.id_spaces == self.files else "kept apart, but for hashes"
+        return f"{whose} {apart} (--same-ids: one numbering)"
 
     @property
     def format(self) -> str | None:
@@ -80,22 +106,25 @@ def open_source(
     model_name: str | None,
     skip_bad: bool,
     limit: int | None,
+    same_ids: bool,
 ) -> Iterator[Source]:
     """Give the first requests of a trace, for as many iterations as one likes.
 
     What can be read but once, standard input or a named pipe, is kept in a temporary file.
     """
     files = named_files(paths)
-    trace = MergedTrace(files, format=format, skip_bad=skip_bad, model_name=model_name)
+    trace = MergedTrace(
+        files, format=format, skip_bad=skip_bad, model_name=model_name, same_ids=same_ids
+    )
     name = paths[0] if len(paths) == 1 else trace.name
     requests = Selection(trace, limit=limit)
     if not any(path == STDIN or _is_pipe(path) for path in files):
-        yield Source(name, requests, trace)
+        yield Source(name, requests, trace, same_ids)
         return
     with scratch_file() as (stream, copy):
         write_requests(requests, stream)
         stream.flush()
-        yield Source(name, Trace(copy), trace)
+        yield Source(name, Trace(copy), trace, same_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from kvoffload import IMPLEMENTATION
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import CEILINGS, Cell, Counts
 
+from ._sources import Source
 from ._terminal import Column, print_json, print_tables
 
 
@@ -22,8 +23,8 @@ class Grid:
 
     Attributes
     ----------
-    name : str
-        What the user calls the trace.
+    source : Source
+        The trace.
     version : str
         Of the package.
     unique_blocks : int
@@ -38,7 +39,7 @@ class Grid:
         What came of each.
     """
 
-    name: str
+    source: Source
     version: str
     unique_blocks: int
     block_bytes: int | None
@@ -59,7 +60,8 @@ class Grid:
 def print_grid(grid: Grid) -> None:
     """Print the hit ratios and the blocks stored, a row per policy and a column per capacity."""
     cell, counts = grid.row(grid.policies[0])[0]
-    facts = [grid.name, f"{counts.requests:,} requests", f"{counts.blocks:,} blocks"]
+    ids = [] if grid.source.ids_text is None else [grid.source.ids_text]
+    facts = [grid.source.name, *ids, f"{counts.requests:,} requests", f"{counts.blocks:,} blocks"]
     facts.append(f"{grid.unique_blocks:,} unique")
     if cell.device_blocks:
         facts.append(f"{counts.blocks - counts.asked:,} found in {cell.device_blocks:,} on device")
@@ -109,7 +111,9 @@ def print_grid_json(grid: Grid) -> None:
     """Print one JSON object."""
     print_json(
         {
-            "trace": grid.name,
+            "trace": grid.source.name,
+            "files": grid.source.files,
+            "id_spaces": grid.source.id_spaces,
             "implementation": IMPLEMENTATION,
             "version": grid.version,
             "unique_blocks": grid.unique_blocks,

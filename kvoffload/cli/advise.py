@@ -193,6 +193,7 @@ def advise(
     model_name: str | None,
     limit: int | None,
     skip_bad: bool,
+    same_ids: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -218,7 +219,12 @@ def advise(
     sizes_asked = [*capacities, *([device_memory] if device_memory else [])]
     needs_unique = any(asked.percent is not None for asked in sizes_asked)
     with open_source(
-        traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+        traces,
+        format=format,
+        model_name=model_name,
+        skip_bad=skip_bad,
+        limit=limit,
+        same_ids=same_ids,
     ) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(
@@ -273,11 +279,15 @@ def advise(
                 model_name,
                 limit,
                 skip_bad,
+                same_ids,
             ).text(),
             block_size.origin or "lengths",
             engine if engine.is_known else None,
             alone,
             details(recorded, advice, behind),
+            source.files,
+            source.id_spaces,
+            source.ids_text,
         )
         fault = None if report is None else _write(subject, report)
         if as_json:
@@ -393,6 +403,7 @@ class _Command:
     model_name: str | None
     limit: int | None
     skip_bad: bool
+    same_ids: bool
 
     def text(self) -> str:
         """Return it as a shell reads it."""
@@ -410,6 +421,7 @@ class _Command:
         ):
             words += [option, value] if value else []
         words += ["--skip-bad"] if self.skip_bad else []
+        words += ["--same-ids"] if self.same_ids else []
         words += ["--", *self.traces] if are_like_options else []
         return " ".join(map(_shell_word, words))
 

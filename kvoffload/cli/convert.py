@@ -9,7 +9,7 @@ from kvoffload.traces import MergedTrace
 
 from ._options import examples, reading_options, traces_argument
 from ._output import check_output_option, output_option, write_output
-from ._sources import named_files
+from ._sources import Source, named_files
 from ._terminal import note
 
 
@@ -29,6 +29,7 @@ def convert(
     model_name: str | None,
     limit: int | None,
     skip_bad: bool,
+    same_ids: bool,
     quiet: bool,
 ) -> None:
     """Write a trace in the Mooncake format.
@@ -39,9 +40,16 @@ def convert(
     """
     check_output_option(traces, output)
     source = MergedTrace(
-        named_files(traces), format=format, skip_bad=skip_bad, model_name=model_name
+        named_files(traces),
+        format=format,
+        skip_bad=skip_bad,
+        model_name=model_name,
+        same_ids=same_ids,
     )
     write_output(Selection(source, limit=limit), output)
+    ids_text = Source("", source, source, same_ids).ids_text
+    if ids_text is not None:
+        note(ids_text, quiet=quiet)
     if source.bad_lines:
         note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
     if source.format == "lmcache" and source.block_tokens is not None:

@@ -29,6 +29,7 @@ def info(
     model_name: str | None,
     limit: int | None,
     skip_bad: bool,
+    same_ids: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -39,7 +40,12 @@ def info(
     """
     check_outputs(traces)
     with open_source(
-        traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+        traces,
+        format=format,
+        model_name=model_name,
+        skip_bad=skip_bad,
+        limit=limit,
+        same_ids=same_ids,
     ) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(source.requests, progress=progress)
@@ -47,9 +53,8 @@ def info(
             print_json(as_object(source, survey))
             return
         names, values = zip(*as_rows(source, survey), strict=True)
-        print_tables(
-            [source.name], [Column("", [*names], numeric=False)], [[Column("", [*values])]]
-        )
+        title = [source.name] if source.ids_text is None else [source.name, source.ids_text]
+        print_tables(title, [Column("", [*names], numeric=False)], [[Column("", [*values])]])
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
 
@@ -58,6 +63,8 @@ def as_object(source: Source, survey: Survey) -> dict[str, object]:
     """Return what a trace holds as the object that ``--json`` prints."""
     return {
         "trace": source.name,
+        "files": source.files,
+        "id_spaces": source.id_spaces,
         "format": source.format,
         "requests": survey.requests,
         "blocks": survey.blocks,

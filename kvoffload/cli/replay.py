@@ -82,6 +82,7 @@ def replay(
     model_name: str | None,
     limit: int | None,
     skip_bad: bool,
+    same_ids: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -94,10 +95,18 @@ def replay(
     Times are those of the manager's calls alone, all calls of a request together; percentiles are
     within 1/64 of the exact ones.
     """
-    _check_options_of_a_workload(traces, seed, format, model_name, skip_bad=skip_bad)
+    _check_options_of_a_workload(
+        traces, seed, format, model_name, skip_bad=skip_bad, same_ids=same_ids
+    )
     check_outputs(traces)
     with _open(
-        traces, seed, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+        traces,
+        seed,
+        format=format,
+        model_name=model_name,
+        skip_bad=skip_bad,
+        limit=limit,
+        same_ids=same_ids,
     ) as source:
         sizes_asked = [*capacities, *([device_memory] if device_memory else [])]
         needs_unique = any(asked.percent is not None for asked in sizes_asked)
@@ -150,6 +159,8 @@ def replay(
             print_json(
                 {
                     "trace": source.name,
+                    "files": source.files,
+                    "id_spaces": source.id_spaces,
                     "implementation": IMPLEMENTATION,
                     "version": __version__,
                     "block_tokens": block_tokens,
@@ -161,7 +172,7 @@ def replay(
                 }
             )
         else:
-            print_cells(source.name, cells, block_size, survey.unique_blocks, device_blocks)
+            print_cells(source, cells, block_size, survey.unique_blocks, device_blocks)
 
 
 def _check_options_of_a_workload(
@@ -171,13 +182,19 @@ def _check_options_of_a_workload(
     model_name: str | None,
     *,
     skip_bad: bool,
+    same_ids: bool,
 ) -> None:
     """Refuse the options that would have no effect on what is replayed."""
     if traces:
         if seed is not None:
             raise click.UsageError(f"--seed must go without TRACE, got {seed} with {traces[0]!r}")
         return
-    options = {"--format": format, "--model-name": model_name, "--skip-bad": skip_bad or None}
+    options = {
+        "--format": format,
+        "--model-name": model_name,
+        "--skip-bad": skip_bad or None,
+        "--same-ids": same_ids or None,
+    }
     for option, value in options.items():
         if value is not None:
             raise click.UsageError(f"{option} must go with TRACE, got it without")
@@ -191,10 +208,16 @@ def _open(
     model_name: str | None,
     skip_bad: bool,
     limit: int | None,
+    same_ids: bool,
 ) -> AbstractContextManager[Source]:
     if traces:
         return open_source(
-            traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+            traces,
+            format=format,
+            model_name=model_name,
+            skip_bad=skip_bad,
+            limit=limit,
+            same_ids=same_ids,
         )
     workload = Workload(limit or GENERATED_REQUESTS, seed=seed or 0)
     return nullcontext(Source(workload.name, workload))

@@ -110,6 +110,7 @@ def sweep(
     model_name: str | None,
     limit: int | None,
     skip_bad: bool,
+    same_ids: bool,
     as_csv: bool,
     as_json: bool,
     quiet: bool,
@@ -130,7 +131,12 @@ def sweep(
     if plot is not None:
         require("matplotlib", "--plot", "plot")
     with open_source(
-        traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+        traces,
+        format=format,
+        model_name=model_name,
+        skip_bad=skip_bad,
+        limit=limit,
+        same_ids=same_ids,
     ) as source:
         requests = _full(source, block_tokens, quiet=quiet) if full_blocks else source.requests
         with progress_bar("reading", limit, quiet=quiet) as progress:
@@ -150,7 +156,7 @@ def sweep(
     file = None if results is None else ResultsFile(results, decoded)
     faults: list[OSError] = []  # of files, which must not keep the result from the user
     counts = _counts(decoded, cells, file, jobs or usable_cores(), faults, quiet=quiet)
-    grid = Grid(source.name, __version__, decoded.unique_blocks, block_bytes, sizes, cells, counts)
+    grid = Grid(source, __version__, decoded.unique_blocks, block_bytes, sizes, cells, counts)
     if plot is not None:
         _draw(grid, plot, faults)
     if as_json:

@@ -49,6 +49,7 @@ def workload(
     model_name: str | None,
     limit: int | None,
     skip_bad: bool,
+    same_ids: bool,
     quiet: bool,
 ) -> None:
     """Write a trace as prompts for vllm bench serve, so that a prediction can be measured.
@@ -62,12 +63,19 @@ def workload(
     """
     check_output_option(traces, output)
     with open_source(
-        traces, format=format, model_name=model_name, skip_bad=skip_bad, limit=limit
+        traces,
+        format=format,
+        model_name=model_name,
+        skip_bad=skip_bad,
+        limit=limit,
+        same_ids=same_ids,
     ) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(
                 source.requests, unique=False, block_tokens=block_tokens, progress=progress
             )
+        if source.ids_text is not None:
+            note(source.ids_text, quiet=quiet)
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
         block_size = BlockSize.of(source, survey, block_tokens)

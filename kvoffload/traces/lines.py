@@ -76,12 +76,15 @@ class Lines:
         What messages call the file.
     number : int
         Number of the line read last, from 1; 0 before the first.
+    is_recording : bool
+        Whether the file was written by a `TraceRecorder`, by its first bytes.
     """
 
     def __init__(self, path: str, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self.name = "<stdin>" if path == STDIN else path
         self.number = 0
         self._max_line_bytes = max_line_bytes
+        self.is_recording = False
         self._is_within_line = False
         self._faults: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
         with contextlib.ExitStack() as opened:
@@ -101,7 +104,7 @@ class Lines:
         file = opened.enter_context(io.FileIO(0 if path == STDIN else path, closefd=path != STDIN))
         start = _start(file)
         raw = opened.enter_context(io.BufferedReader(_Resumed(start, file), _READ_BYTES))
-        self._is_recording = start.startswith(tuple(RECORDING.values()))
+        self.is_recording = start.startswith(tuple(RECORDING.values()))
         if start.startswith(_GZIP):
             return cast("BinaryIO", opened.enter_context(gzip.GzipFile(fileobj=raw)))
         if start.startswith((_ZSTD, RECORDING[".zst"])):
@@ -166,7 +169,7 @@ class Lines:
     def _end_by(self, error: Exception) -> bytes:
         """End where the stream cannot be read further: as at its end, or with an error."""
         self._stream = None
-        if self._is_recording and _is_cut_off(error):
+        if self.is_recording and _is_cut_off(error):
             return b""
         rule = f"must be readable to its end: {_why(error)}"
         raise TraceError(self.name, self.number + 1, rule) from None

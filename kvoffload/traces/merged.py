@@ -13,12 +13,14 @@ from pathlib import Path
 from .errors import TraceError
 from .lines import MAX_LINE_BYTES, STDIN
 from .reader import Trace
-from .request import Request
+from .request import MAX_HASH_ID, Request
 
 __all__ = ["MergedTrace", "trace_files"]
 
 SUFFIXES = (".jsonl", ".json", ".log", ".txt", ".gz", ".zst")
 """Endings of the files that are taken from a folder."""
+
+_STRIDE = 0x9E3779B97F4A7C15  # odd, as far from a simple share of 2**64 as can be
 
 MOST_FILES = 500
 """Files that are read side by side; systems allow a process about a thousand."""
@@ -67,12 +69,22 @@ class MergedTrace:
     Files whose times are of a clock, as in LMCache's log, are placed by it, and time 0 is that of
     the first of all; files whose times count from their own start begin together.
 
+    An id means the same block in several files only where it is a hash of what the block holds (see
+    `Trace.has_hashes`). Other formats number the blocks of each file, mostly from 0; the ids of
+    each such file are kept apart from those of all others, and so are its sessions, unless
+    `same_ids` says that one numbering went through all files. Of n files kept apart, id i of the
+    k-th, from 0, becomes ``i * n + k``; ids of 2**64 / n and more are moved by a multiple of a
+    constant instead, and two of n ids so far up may meet with a chance of about n² / 2⁶⁴.
+
     Parameters
     ----------
     paths : sequence of str
         One file or more, as `trace_files` gives them.
     format, skip_bad, model_name, max_line_bytes
         As `Trace` has them.
+    same_ids : bool
+        Whether equal ids mean equal blocks in all files, whatever their format: the parts of one
+        trace that was divided.
 
     Attributes
     ----------
@@ -84,6 +96,9 @@ class MergedTrace:
         The format of the first file.
     block_tokens, block_bytes : int or None
         Tokens and bytes per block, where all files say so and agree.
+    id_spaces : int
+        Sets of files that share their ids, as the iteration begun last knows it: as many as files
+        where all are kept apart, 1 where all share them.
 
     Raises
     ------
@@ -105,9 +120,12 @@ class MergedTrace:
         skip_bad: bool = False,
         model_name: str | None = None,
         max_line_bytes: int = MAX_LINE_BYTES,
+        same_ids: bool = False,
     ) -> None:
         if not paths:
             raise ValueError("paths must name a file, got none")
+        self._same_ids = same_ids
+        self.id_spaces = 1
         self.paths = tuple(paths)
         self._traces = [
             Trace(
@@ -158,11 +176,20 @@ class MergedTrace:
                 started.append((trace, chain((first,), requests)))
         starts = [trace.start for trace, _ in started if trace.start is not None]
         earliest = min(starts, default=0.0)
+        spaces: list[int | None] = [
+            None if self._same_ids or trace.has_hashes else number
+            for number, (trace, _) in enumerate(started)
+        ]
+        self.id_spaces = len(set(spaces))
         moved = [
             _moved(requests, 0 if trace.start is None else (trace.start - earliest) * 1000)
             for trace, requests in started
         ]
-        yield from heapq.merge(*moved, key=lambda request: request.timestamp)
+        apart = [
+            requests if space is None else _apart(requests, space, len(started))
+            for requests, space in zip(moved, spaces, strict=True)
+        ]
+        yield from heapq.merge(*apart, key=lambda request: request.timestamp)
 
 
 def _moved(requests: Iterator[Request], milliseconds: float) -> Iterator[Request]:
@@ -171,3 +198,16 @@ def _moved(requests: Iterator[Request], milliseconds: float) -> Iterator[Request
     if not later:
         return requests
     return (replace(request, timestamp=request.timestamp + later) for request in requests)
+
+
+def _apart(requests: Iterator[Request], number: int, files: int) -> Iterator[Request]:
+    """Return requests whose ids and sessions are no other file's: those of one file of several."""
+    limit = (MAX_HASH_ID + 1) // files
+    moved_by = (number + 1) * _STRIDE
+    for request in requests:
+        ids = [
+            hash_id * files + number if hash_id < limit else (hash_id + moved_by) & MAX_HASH_ID
+            for hash_id in request.hash_ids
+        ]
+        session = None if request.session is None else f"{number}:{request.session}"
+        yield replace(request, hash_ids=tuple(ids), session=session)

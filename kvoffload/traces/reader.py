@@ -48,6 +48,10 @@ class Trace:
         Bytes per block, likewise.
     start : float or None
         When time 0 was, seconds since 1970, where the trace says so, likewise.
+    has_hashes : bool
+        Whether equal ids mean equal blocks in other files too, likewise: they are hashes of what
+        the blocks hold in LMCache's log, in hexadecimal text and in what a `TraceRecorder` wrote,
+        and they number the blocks of this file in all else.
 
     Raises
     ------
@@ -79,6 +83,7 @@ class Trace:
         self.block_tokens: int | None = None
         self.block_bytes: int | None = None
         self.start: float | None = None
+        self.has_hashes = False
         self._model_name = model_name
         self._given_format = format
         self._max_line_bytes = max_line_bytes
@@ -88,8 +93,10 @@ class Trace:
     def __iter__(self) -> Iterator[Request]:
         self.bad_lines = 0
         self.block_tokens = self.block_bytes = self.start = None
+        self.has_hashes = False
         self.format = self._given_format
-        parse: Parser = FORMATS[self.format or next(iter(FORMATS))].new_parser()
+        found_format = FORMATS[self.format or next(iter(FORMATS))]
+        parse: Parser = found_format.new_parser()
         requests = 0
         is_settled = False  # whether a good line has told the format
         with Lines(self.path, self._max_line_bytes) as lines:
@@ -97,8 +104,8 @@ class Trace:
                 try:
                     line = next(lines)
                     if not is_settled and self._given_format is None:
-                        recognised = recognise(line)
-                        self.format, parse = recognised.name, recognised.new_parser()
+                        found_format = recognise(line)
+                        self.format, parse = found_format.name, found_format.new_parser()
                     if not is_settled and self._model_name is not None:
                         self._check_that_models_are_named()
                         parse.model_name = self._model_name
@@ -118,6 +125,7 @@ class Trace:
                 requests += 1
                 if requests == 1:
                     self.start = parse.start
+                    self.has_hashes = lines.is_recording or found_format.has_hashes
                 self.block_tokens, self.block_bytes = parse.block_tokens, parse.block_bytes
                 yield request
             if requests == 0:

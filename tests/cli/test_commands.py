@@ -65,6 +65,8 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
     whole = json.loads(kvoffload("info", path, "--json").out)
     assert whole == {
         "trace": str(path),
+        "files": 1,
+        "id_spaces": 1,
         "format": "mooncake",
         "requests": 200,
         "blocks": survey.blocks,

@@ -216,14 +216,15 @@ def test_the_table_fits_the_width_and_cuts_no_number(kvoffload, trace, columns):
 def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     from kvoffload.cli._replay_result import Cell, print_cells
-    from kvoffload.cli._sources import BlockSize
+    from kvoffload.cli._sources import BlockSize, Source
     from kvoffload.replay import ReplayResult
 
     unknown = BlockSize(None, None)
-    print_cells("t", [Cell("lru", "5", 5, ReplayResult(not_admitted=1234))], unknown, None, 0)
+    source = Source("t", ())
+    print_cells(source, [Cell("lru", "5", 5, ReplayResult(not_admitted=1234))], unknown, None, 0)
     assert "admitted" in (out := capsys.readouterr().out)
     assert "1,234" in out
-    print_cells("t", [Cell("lru", "5", 5, ReplayResult())], unknown, None, 0)
+    print_cells(source, [Cell("lru", "5", 5, ReplayResult())], unknown, None, 0)
     assert "admitted" not in capsys.readouterr().out
 
 

@@ -254,6 +254,49 @@ def test_several_files_and_one_model_of_a_log(kvoffload, tmp_path):
     assert len(converted.out.splitlines()) == 90
 
 
+SEEDS = ("0.jsonl", "1.jsonl")
+
+
+@pytest.fixture
+def two_seeds(kvoffload, tmp_path, monkeypatch):
+    """The present folder, with two generated traces whose ids begin at 0."""
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(SEEDS):
+        kvoffload("generate", "--requests", 300, "--seed", number, "-o", name)
+    return tmp_path
+
+
+def test_ids_of_several_files_are_kept_apart_and_the_text_says_so(kvoffload, two_seeds):
+    alone = [found(kvoffload("info", name, "--json")) for name in SEEDS]
+    apart = found(kvoffload("info", two_seeds, "--json"))
+    assert (apart["files"], apart["id_spaces"]) == (2, 2)
+    assert apart["unique_blocks"] == sum(one["unique_blocks"] for one in alone)
+    hits = sum(one["ideal_hit_ratio"] * one["blocks"] for one in alone)
+    assert apart["ideal_hit_ratio"] == pytest.approx(hits / apart["blocks"])
+    joined = found(kvoffload("info", two_seeds, "--json", "--same-ids"))
+    assert (joined["files"], joined["id_spaces"]) == (2, 1)
+    assert joined["unique_blocks"] < apart["unique_blocks"]
+    said = {(): "ids of 2 files kept apart (--same-ids: one numbering)"}
+    said[("--same-ids",)] = "ids of 2 files taken as one numbering\n"
+    for options, text in said.items():
+        done = kvoffload("info", ".", *options)
+        assert text in done.out + "\n"
+        for command in (
+            ("replay", "--policy=lru", "--capacity=10"),
+            ("sweep", "--policy=lru", "--capacity=10", *QUIET),
+            ("advise", "--policy=lru", "--capacity=10", "--kv-bytes-per-token=1", *QUIET),
+        ):
+            done = kvoffload(*command, ".", *options)
+            assert text.strip() in done.out, done
+        assert "ids of" not in kvoffload("info", SEEDS[0], *options).out
+    text = said[()]
+    assert f"note: {text}" in kvoffload("convert", ".", "-o", two_seeds / "both").err
+    assert f"note: {text}" in kvoffload("workload", ".", "-o", two_seeds / "prompts").err
+    assert found(kvoffload("info", "both", "--json"))["unique_blocks"] == apart["unique_blocks"]
+    done = kvoffload("replay", "--same-ids")
+    assert done.error == "--same-ids must go with TRACE, got it without"
+
+
 def test_a_workload_of_prompts(kvoffload, trace, tmp_path):
     path = tmp_path / "prompts.jsonl"
     done = kvoffload("workload", trace, "--limit", "20", "--output", path, "--quiet")

@@ -2,7 +2,8 @@
 
 The first byte chooses how many files, the second whether bad lines are passed over. Then each file
 is a byte that chooses how it is compressed, two bytes with its length, and its bytes; the last has
-what is left. What a merge must give is computed from the files read one by one.
+what is left. What a merge must give is computed from the files read one by one: their ids as they
+are where they are one numbering, and elsewhere as many different ones as the files have in all.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def run_merge(data: bytes) -> int:
         for number, content in enumerate(files_of(data)):
             paths.append(str(Path(folder, f"{number}.jsonl")))
             Path(paths[-1]).write_bytes(content)
-        together = MergedTrace(paths, skip_bad=skip_bad, max_line_bytes=MAX_LINE_BYTES)
+        together = MergedTrace(
+            paths, skip_bad=skip_bad, max_line_bytes=MAX_LINE_BYTES, same_ids=True
+        )
         found, fault = read(together)
         traces = [Trace(p, skip_bad=skip_bad, max_line_bytes=MAX_LINE_BYTES) for p in paths]
         alone = [read(trace) for trace in traces]
@@ -81,6 +84,7 @@ def run_merge(data: bytes) -> int:
             return len(found)
         if faults or len(found) < len(expected):
             raise AssertionError(f"{len(found)} of {len(expected)} requests, no fault of {faults}")
+        check_apart(paths, skip_bad, traces, [requests for requests, _ in alone])
         if together.bad_lines != sum(trace.bad_lines for trace in traces):
             raise AssertionError(f"{together.bad_lines} bad lines")
         Survey.of(found, block_tokens=16)
@@ -94,6 +98,22 @@ def check_order(found: list[Request], files: list[list[Request]]) -> None:
     """Raise unless files that are in order of time each are so together."""
     if all(in_order(requests) for requests in files) and not in_order(found):
         raise AssertionError(f"not in order of time: {found}")
+
+
+def check_apart(
+    paths: list[str], skip_bad: bool, traces: list[Trace], files: list[list[Request]]
+) -> None:
+    """Raise unless ids that are no hashes are kept apart per file, and those that are shared."""
+    apart, _ = read(MergedTrace(paths, skip_bad=skip_bad, max_line_bytes=MAX_LINE_BYTES))
+    expected = {
+        (-1 if trace.has_hashes else number, hash_id)
+        for number, (trace, requests) in enumerate(zip(traces, files, strict=True))
+        for request in requests
+        for hash_id in request.hash_ids
+    }
+    found = {hash_id for request in apart for hash_id in request.hash_ids}
+    if len(found) != len(expected):
+        raise AssertionError(f"{len(found)} ids kept apart, not {len(expected)}")
 
 
 def in_order(requests: list[Request]) -> bool:

@@ -4,7 +4,18 @@ import json
 
 import pytest
 
-from kvoffload.traces import MergedTrace, Request, Trace, TraceError, trace_files, write_trace
+from kvoffload import CPUOffloadingManager
+from kvoffload.traces import (
+    MergedTrace,
+    Request,
+    Survey,
+    Trace,
+    TraceError,
+    TraceRecorder,
+    Workload,
+    trace_files,
+    write_trace,
+)
 
 
 def lookup(seconds, hashes=("0a",), model="m", **more):
@@ -23,7 +34,9 @@ def test_files_are_merged_by_time_and_keep_their_order(tmp_path):
     merged = MergedTrace(files)
     for _ in range(2):
         assert times(merged) == [0, 1, 5, 5, 5, 7, 9]
-        assert [r.hash_ids[0] for r in merged] == [0, 0, 1, 2, 1, 2, 3]
+        assert [divmod(r.hash_ids[0], 2)[::-1] for r in merged] == [
+            (0, 0), (1, 0), (0, 1), (0, 2), (1, 1), (1, 2), (0, 3),
+        ]  # fmt: skip
     assert merged.name == f"{files[0]} and 1 more"
     assert (merged.format, merged.bad_lines) == ("mooncake", 0)
 
@@ -34,6 +47,73 @@ def test_files_with_times_of_a_clock_are_placed_by_it(tmp_path):
     merged = MergedTrace(trace_files([str(tmp_path / "*.jsonl")]))
     assert times(merged) == [0, 500, 1000, 2500, 4000]
     assert merged.block_tokens == 4
+
+
+def test_ids_that_number_the_blocks_of_a_file_are_no_other_files(tmp_path):
+    paths, alone = [], []
+    for seed in (0, 1):
+        paths.append(str(tmp_path / f"{seed}.jsonl"))
+        write_trace(Workload(200, seed=seed), paths[-1])
+        alone.append(Survey.of(Trace(paths[-1])))
+    apart, one = MergedTrace(paths), MergedTrace(paths, same_ids=True)
+    survey = Survey.of(apart)
+    assert survey.unique_blocks == sum(each.unique_blocks for each in alone)
+    assert survey.ideal_hits == sum(each.ideal_hits for each in alone)
+    assert apart.id_spaces == 2
+    assert Survey.of(one).unique_blocks == max(each.unique_blocks for each in alone)
+    assert one.id_spaces == 1
+    assert [r.hash_ids for r in MergedTrace(paths[:1])] == [r.hash_ids for r in Trace(paths[0])]
+
+
+def test_the_parts_of_one_trace_are_that_trace_again(tmp_path):
+    whole = list(Workload(60))
+    for name, part in (("1.jsonl", whole[:30]), ("2.jsonl", whole[30:])):
+        write_trace(part, tmp_path / name)
+    merged = MergedTrace(trace_files([str(tmp_path)]), same_ids=True)
+    assert sorted(merged, key=whole.index) == whole
+
+
+def test_ids_up_to_the_largest_stay_apart_and_valid(tmp_path):
+    most = 2**64
+    ids = (0, 1, most // 3 - 1, most // 3, most // 3 + 1, most // 2, most - 2, most - 1)
+    for name in "abc":
+        write_trace([Request(0, 1, 1, ids)] * 2, tmp_path / f"{name}.jsonl")
+    requests = list(MergedTrace(trace_files([str(tmp_path)])))
+    assert len({hash_id for request in requests for hash_id in request.hash_ids}) == 3 * len(ids)
+    assert all(0 <= hash_id < most for request in requests for hash_id in request.hash_ids)
+
+
+def test_sessions_are_apart_where_ids_are(tmp_path):
+    for name in "ab":
+        write_trace([Request(0, 1, 1, (7,), "1"), Request(0, 1, 1, (8,))], tmp_path / f"{name}.gz")
+    files = trace_files([str(tmp_path)])
+    assert [r.session for r in MergedTrace(files)] == ["0:1", None, "1:1", None]
+    assert {r.session for r in MergedTrace(files, same_ids=True)} == {"1", None}
+
+
+def test_hashes_are_one_space_by_nature(tmp_path):
+    """LMCache's log, hexadecimal text, and the two files that a recorder leaves."""
+    (tmp_path / "1.log").write_text(lookup(1, ("0a", "0b")))
+    (tmp_path / "2.log").write_text(lookup(2, ("0a", "0c")))
+    logs = MergedTrace(trace_files([str(tmp_path / "*.log")]))
+    assert Survey.of(logs).unique_blocks == 3
+    assert logs.id_spaces == 1
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("00c0ffee 0badcafe\n")
+    hexadecimal = MergedTrace(trace_files([str(tmp_path / "*.txt")]))
+    assert Survey.of(hexadecimal).unique_blocks == 2
+    path = tmp_path / "recorded.jsonl.gz"
+    with TraceRecorder(CPUOffloadingManager(16, 10), path, max_bytes=2**16) as recorder:
+        for number in range(2500):  # more than one of the two files may hold
+            recorder.lookup([b"shared", *(b"%d %d" % (number, k) for k in range(8))])
+    assert recorder.log.previous_path.exists()
+    recorded = MergedTrace([str(recorder.log.previous_path), str(path)])
+    first = {request.hash_ids[0] for request in recorded}
+    assert (len(first), recorded.id_spaces) == (1, 1)
+    write_trace([Request(0, 1, 1, (1,))], tmp_path / "m.jsonl")
+    mixed = MergedTrace([str(tmp_path / "m.jsonl"), *hexadecimal.paths])
+    assert Survey.of(mixed).unique_blocks == 3
+    assert mixed.id_spaces == 2
 
 
 def test_what_stands_for_files(tmp_path):

@@ -64,11 +64,15 @@ class Format:
         What it is, in a line.
     new_parser : callable
         Returns a parser for one pass over one trace.
+    has_hashes : bool
+        Whether the ids are hashes of what the blocks hold, so that equal ids mean equal blocks in
+        several files too. Ids that number the blocks of a file mean something in that file alone.
     """
 
     name: str
     summary: str
     new_parser: Callable[[], Parser]
+    has_hashes: bool = False
 
 
 def json_object(line: bytes) -> dict[str, Any]:

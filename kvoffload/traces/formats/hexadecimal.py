@@ -34,5 +34,8 @@ class HexadecimalParser(Parser):
 
 
 HEXADECIMAL = Format(
-    "hex", "plain text, one request per line of hexadecimal hashes", HexadecimalParser
+    "hex",
+    "plain text, one request per line of hexadecimal hashes",
+    HexadecimalParser,
+    has_hashes=True,
 )

@@ -106,5 +106,8 @@ def _chunk_bytes(row: dict[str, Any]) -> int | None:
 
 
 LMCACHE = Format(
-    "lmcache", "JSON Lines with chunk_hashes, LMCache's lookup-hash log", LMCacheParser
+    "lmcache",
+    "JSON Lines with chunk_hashes, LMCache's lookup-hash log",
+    LMCacheParser,
+    has_hashes=True,
 )
