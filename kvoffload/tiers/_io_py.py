@@ -496,7 +496,7 @@ class Pool:
     def abandon(self) -> None:
         """Forget the threads, in a forked child, where there are none."""
         self._threads = []
-        self._signal.close()
+        self._signal.abandon()
 
     def _run_blocks(self, size: int) -> int:
         """Return how many blocks of a job move in one call at most."""
@@ -737,9 +737,14 @@ GRACE_S = 0.1
 
 
 class _Signal:
-    """A file descriptor that is readable while it is set; -1 when it is closed."""
+    """A file descriptor that is readable while it is set; -1 when it is closed.
+
+    The lock keeps a thread from writing to a descriptor that another has closed meanwhile, whose
+    number may be that of another file by then.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         if hasattr(os, "eventfd"):
             self.fd = self._write_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         else:
@@ -748,27 +753,39 @@ class _Signal:
             os.set_blocking(self._write_fd, False)
 
     def set(self) -> None:
-        if self.fd < 0:
-            return
-        with contextlib.suppress(BlockingIOError):  # it is set
-            os.write(self._write_fd, (1).to_bytes(8, sys.byteorder))
+        with self._lock:
+            if self.fd >= 0:
+                with contextlib.suppress(BlockingIOError):  # it is set
+                    os.write(self._write_fd, (1).to_bytes(8, sys.byteorder))
 
     def clear(self) -> None:
-        if self.fd < 0:
-            return
-        with contextlib.suppress(BlockingIOError):
-            while len(os.read(self.fd, 4096)) == 4096:
-                pass
+        with self._lock:
+            if self.fd >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    while len(os.read(self.fd, 4096)) == 4096:
+                        pass
 
     def wait(self, timeout_s: float) -> bool:
+        fd = self.fd
+        if fd < 0:
+            return False
         poller = select.poll()
-        poller.register(self.fd, select.POLLIN)
+        poller.register(fd, select.POLLIN)
         return bool(poller.poll(max(0, math.ceil(timeout_s * 1000))))
 
     def close(self) -> None:
-        for fd in {self.fd, self._write_fd} - {-1}:
-            os.close(fd)
+        with self._lock:
+            self._close()
+
+    def abandon(self) -> None:
+        """Close it in a forked child, where the lock may be held for good."""
+        self._close()
+
+    def _close(self) -> None:
+        fds = {self.fd, self._write_fd} - {-1}
         self.fd = self._write_fd = -1
+        for fd in fds:
+            os.close(fd)
 
 
 def status_of(error: OSError) -> Status:

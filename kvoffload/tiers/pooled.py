@@ -263,7 +263,7 @@ class PooledTier(Tier):
             if lowest < 0 or highest >= region.num_blocks:
                 wrong = lowest if lowest < 0 else highest
                 raise ValueError(f"ids must be in 0 ... {region.num_blocks - 1}, got {wrong}")
-            if distinct and len(np.unique(checked)) != len(checked):
+            if distinct and not _all_distinct(checked):
                 raise ValueError("ids must be distinct")
         seconds = check_deadline(deadline_s)
         if seconds is None:
@@ -457,6 +457,16 @@ def block_ids(ids: BlockIDs) -> npt.NDArray[np.int64]:
     if array.dtype == np.uint64 and len(array) and int(array.max()) >= 2**63:
         raise ValueError(f"ids must be < 2**63, got {array.max()}")
     return array.astype(np.int64)
+
+
+def _all_distinct(numbers: npt.NDArray[np.int64]) -> bool:
+    """Tell whether no number occurs twice.
+
+    Not by `numpy.unique`: since numpy 2.3 it waits for the interpreter's lock in a C++ destructor,
+    which aborts the process where a daemon thread is in it when the interpreter ends.
+    """
+    ordered = np.sort(numbers)
+    return not (ordered[1:] == ordered[:-1]).any()
 
 
 def check_region(name: str, region: Any, block_bytes: int) -> None:

@@ -43,3 +43,34 @@ def test_an_exit_without_close(kind: str, implementation: str, tmp_path: Path) -
         capacity = BLOCKS * BLOCK_BYTES
         with FileTier(tmp_path, capacity, namespace=Namespace("exit", BLOCK_BYTES)) as tier:
             assert tier.num_restored == BLOCKS
+
+
+DAEMONS = """
+    import os, threading, time
+    os.dup2(1, 2)
+    from kvoffload.tiers import MemoryTier, Namespace, Region
+
+    ids = list(range(64))
+    keys = [b"%d" % number for number in ids]
+    region = Region.allocate(len(ids), 4096)
+
+    def call(tier):
+        while True:
+            tier.get(keys, ids)
+            tier.poll()
+
+    threading.excepthook = lambda arguments: None  # of tiers that the exit has closed
+    for _ in range(4):
+        tier = MemoryTier(2**20, namespace=Namespace("exit", 4096))
+        tier.attach(region)
+        threading.Thread(target=call, args=(tier,), daemon=True).start()
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("implementation", AVAILABLE)
+def test_an_exit_while_daemon_threads_call(implementation: str) -> None:
+    """Up to CPython 3.13 their stacks are unwound, which no C++ frame of a library may forbid."""
+    choice = "1" if implementation == "python" else "0"
+    for _ in range(2):
+        assert run_script(DAEMONS, environment={"KVOFFLOAD_PURE_PYTHON": choice}) == ""
