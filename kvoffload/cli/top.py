@@ -39,7 +39,18 @@ CAUSES = {
     "refused": "no room: store refused",
     "failed": "store failed",
     "reset": "cache was reset",
-    "never_seen": "never seen",
+    "never_seen": "never seen, or long ago",
+}
+MARKS = {
+    "filling": "memory not full yet",
+    "in_flight": "stores overlap",
+    "long_requests": "requests longer than memory",
+}
+REASONS = {
+    "few_misses": "few misses",
+    "few_slots": "few sampled blocks",
+    "own_policy": "a policy of your own",
+    "wide": "error too large",
 }
 
 
@@ -198,7 +209,15 @@ def _curve(view: View, width: int) -> Table:
         name = Text(printable(each.policy), style="bold" if present else "")
         size = f"{each.memory:g}×"
         if each.hit_ratio is None:
-            table.add_row(name, size, "-", "", Text("not enough data", style="dim"))
+            reasons = _in_words(each.reasons, REASONS)
+            withheld = f"not enough data: {reasons}" if reasons else "not enough data"
+            table.add_row(name, size, "-", "", Text(withheld, style="dim"))
+            continue
+        # The present is counted: no mark shifts it.
+        if each.marks and not present:
+            ratio, half = percent_text(each.hit_ratio), f"{100 * (each.error or 0.0):.1f}"
+            why = f"not to be relied on: {_in_words(each.marks, MARKS)}"
+            table.add_row(name, size, Text(ratio, "dim"), Text(half, "dim"), Text(why, "yellow"))
             continue
         error = each.error or 0.0
         low = round(room * max(0.0, each.hit_ratio - error))
@@ -207,6 +226,11 @@ def _curve(view: View, width: int) -> Table:
         bar.append("░" * (high - low))
         table.add_row(name, size, percent_text(each.hit_ratio), f"{100 * error:.1f}", bar)
     return table
+
+
+def _in_words(names: Sequence[str], words: dict[str, str]) -> str:
+    """Return marks or reasons as text; those of a later version stay as they are."""
+    return printable(", ".join(words.get(name, name) for name in names))
 
 
 def _misses(view: View) -> Table:

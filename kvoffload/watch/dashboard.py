@@ -1,4 +1,9 @@
-"""The panels of the dashboard and the recording rules, as expressions over the table of metrics."""
+"""The panels of the dashboard and the recording rules, as expressions over the table of metrics.
+
+A ratio of several engines is a sum over a sum of the same engines: one that is idle is in neither,
+and so is, for a policy and size, one that gives no point of it or a point with marks. What is
+estimated of an engine is computed for it alone, then added up.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from collections.abc import Iterator
 from importlib import resources
 from typing import NamedTuple
 
-from .metrics import METRICS, PREFIX
+from .metrics import METRICS, PREFIX, UNMARKED
 
 __all__ = ["PANELS", "Panel", "Rule", "Target", "grafana_json", "rules", "rules_yaml"]
 
@@ -17,6 +22,9 @@ SELECTOR = '{model_name=~"$model", engine=~"$engine"}'
 
 _METRICS = {metric.name: metric for metric in METRICS}
 _SHADOW = "ignoring(policy, memory) group_left()"
+_POINT = "ignoring(policy, memory, marks) group_left()"
+FLEET = "job, model_name"
+"""What the rules for fleets keep apart."""
 
 
 class Target(NamedTuple):
@@ -68,23 +76,40 @@ class _Names:
         inside = ", ".join(filter(None, [self.selector.strip("{}"), more]))
         return f"{self.prefix}{PREFIX}{name}{suffix}" + (f"{{{inside}}}" if inside else "")
 
+    # -- of each engine, by policy and memory ------------------------------------------------------
+
+    def points(self) -> str:
+        """Return the points without marks in the watches' window; a NaN is none."""
+        return f"{self.gauge('shadow_hit_ratio', marks=UNMARKED)} >= 0"
+
+    def scaled(self, name: str) -> str:
+        """Return what a shadow counts, of all blocks, where its point is given without marks.
+
+        In vLLM gauges may have a label ``pid`` that counters have not.
+        """
+        return (
+            f"({self.rate(name)} / {_SHADOW} ({self.rate('base_missed_blocks')} > 0) * {_SHADOW} "
+            f"{self.rate('missed_blocks')} and ignoring(marks, pid) ({self.points()}))"
+        )
+
+    def beside(self, scaled: str, value: str) -> str:
+        """Return a value of the engine beside each of those points."""
+        return f"(0 * {scaled} + {_SHADOW} {value})"
+
 
 def _panels() -> Iterator[Panel]:
     """Yield the panels; ``$prefix`` is what an engine puts in front of the names."""
     of = _Names("${prefix}", SELECTOR, "$__rate_interval")
-    asked, missed = f"sum({of.rate('asked_blocks')})", f"sum({of.rate('missed_blocks')})"
-    hits = f"({asked} - {missed})"
-    scaled = (
-        f"{of.rate('shadow_missed_blocks')} / {_SHADOW} {of.rate('base_missed_blocks')}"
-        f" * {_SHADOW} {of.rate('missed_blocks')}"
-    )
-    estimate = f"1 - sum by (policy, memory) ({scaled}) / on() group_left() {asked}"
+    asked, missed = of.rate("asked_blocks"), of.rate("missed_blocks")
+    shadow, stores = of.scaled("shadow_missed_blocks"), of.scaled("shadow_stored_blocks")
+    by = "sum by (policy, memory) "
+    there = f"{by}{of.beside(shadow, asked)}"
     yield Panel(
         "Does it pay?",
         "stat",
         "percentunit",
         "Share of the blocks asked for that were there.",
-        (Target(f"1 - {missed} / {asked}", "hit ratio"),),
+        (Target(f"1 - sum({missed}) / (sum({asked}) > 0)", "hit ratio"),),
     )
     yield Panel(
         "What is watched",
@@ -100,37 +125,58 @@ def _panels() -> Iterator[Panel]:
         "Hit ratio by memory and policy",
         "timeseries",
         "percentunit",
-        "Estimated from a sample of the live requests, over the range of the panel. Where the "
-        "lines for more memory lie far above that for 1, memory pays.",
-        (Target(estimate, "{{policy}} {{memory}}x"),),
+        "Estimated from a sample of the live requests, over the range of the panel, of the engines "
+        "that give the point without marks. Compare by the gains below, which are of one set of "
+        "engines each.",
+        (Target(f"1 - {by}{shadow} / {there}", "{{policy}} {{memory}}x"),),
     )
+    yield Panel(
+        "Gain of other sizes and policies",
+        "timeseries",
+        "percentunit",
+        "Hit ratio that each would have, less that of now, of the engines that give the point "
+        "without marks. Where more memory lies far above 0, it pays.",
+        (
+            Target(
+                f"({by}{of.beside(shadow, missed)} - {by}{shadow}) / {there}",
+                "{{policy}} {{memory}}x",
+            ),
+        ),
+    )
+    weight = of.gauge("window_asked_blocks")
+    points = f"({of.points()})"
+    weights = f"{by}(0 * {points} + {_POINT} {weight})"
+    errors = f"({of.gauge('shadow_error')} and ignoring(marks) {points}) * {_SHADOW} {weight}"
     yield Panel(
         "Hit ratio by memory and policy, in the watch's window",
         "timeseries",
         "percentunit",
-        "As each watch estimates it; absent where there is not enough data.",
+        "As each watch estimates it, weighted by what it was asked for, with the half-width of its "
+        "95 % interval; absent where there is not enough data, or a mark.",
         (
             Target(
-                f"avg by (policy, memory) ({of.gauge('shadow_hit_ratio')})",
-                "{{policy}} {{memory}}x",
+                f"{by}({points} * {_POINT} {weight}) / ({weights} > 0)", "{{policy}} {{memory}}x"
             ),
-            Target(
-                f"max by (policy, memory) ({of.gauge('shadow_error')})", "± {{policy}} {{memory}}x"
-            ),
+            Target(f"({by}(({errors}) ^ 2)) ^ 0.5 / ({weights} > 0)", "± {{policy}} {{memory}}x"),
         ),
     )
-    one = of.rate("shadow_missed_blocks", memory="1")
-    gain = (
-        f"sum by (policy) ({of.rate('missed_blocks')} - ignoring(policy, memory) group_right() "
-        f"{one} / {_SHADOW} {of.rate('base_missed_blocks')} * {_SHADOW} {of.rate('missed_blocks')})"
-        f" / on() group_left() {asked}"
-    )
+    marked = of.gauge("shadow_hit_ratio")
     yield Panel(
-        "Gain of other policies at this memory",
+        "Points that are not to be relied on",
         "timeseries",
-        "percentunit",
-        "Hit ratio that each would have, less that of now.",
-        (Target(gain, "{{policy}}"),),
+        "short",
+        "Engines whose estimate is marked, or withheld, and why.",
+        (
+            Target(
+                f"count by (policy, memory, marks) ({marked} >= 0) "
+                f"unless count by (policy, memory, marks) ({points})",
+                "{{policy}} {{memory}}x marked: {{marks}}",
+            ),
+            Target(
+                f"count by (policy, memory, reason) ({of.gauge('shadow_withheld')} >= 0)",
+                "{{policy}} {{memory}}x withheld: {{reason}}",
+            ),
+        ),
     )
     causes = of.rate("sampled_missed_blocks")
     yield Panel(
@@ -138,7 +184,11 @@ def _panels() -> Iterator[Panel]:
         "timeseries",
         "percentunit",
         "Shares of the misses of the sample.",
-        (Target(f"sum by (cause) ({causes}) / on() group_left() sum({causes})", "{{cause}}"),),
+        (
+            Target(
+                f"sum by (cause) ({causes}) / on() group_left() (sum({causes}) > 0)", "{{cause}}"
+            ),
+        ),
     )
     left = of.rate("sampled_evicted_blocks")
     unused = of.rate("sampled_evicted_blocks", used="false")
@@ -147,7 +197,7 @@ def _panels() -> Iterator[Panel]:
         "timeseries",
         "percentunit",
         "Share of the evicted blocks that were never hit since they were stored.",
-        (Target(f"sum({unused}) / sum({left})", "evicted without a hit"),),
+        (Target(f"sum({unused}) / (sum({left}) > 0)", "evicted without a hit"),),
     )
     yield Panel(
         "Stores for each hit",
@@ -155,11 +205,10 @@ def _panels() -> Iterator[Panel]:
         "short",
         "Blocks that were stored, and that other policies would have stored, for each hit.",
         (
-            Target(f"sum({of.rate('stored_blocks')}) / {hits}", "now"),
+            Target(f"sum({of.rate('stored_blocks')}) / (sum({asked}) - sum({missed}) > 0)", "now"),
             Target(
-                f"sum by (policy, memory) ({of.rate('shadow_stored_blocks')} / {_SHADOW} "
-                f"{of.rate('base_missed_blocks')} * {_SHADOW} {of.rate('missed_blocks')})"
-                f" / on() group_left() {hits}",
+                f"{by}{stores} / ({by}{of.beside(stores, asked)} - {by}"
+                f"{of.beside(stores, missed)} > 0)",
                 "{{policy}} {{memory}}x, each hit of now",
             ),
         ),
@@ -214,7 +263,7 @@ PANELS = tuple(_panels())
 
 
 def rules(prefix: str = "") -> list[Rule]:
-    """Return the recording rules; every label of the series is kept.
+    """Return the recording rules: of each engine with all its labels, then of each fleet.
 
     Parameters
     ----------
@@ -226,21 +275,31 @@ def rules(prefix: str = "") -> list[Rule]:
     list of Rule
     """
     of = _Names(prefix, "", WINDOW)
-    miss_ratio = f"{of.rate('missed_blocks')} / {of.rate('asked_blocks')}"
-    base = f"{_SHADOW} {of.rate('base_missed_blocks')}"
+    asked, missed = of.rate("asked_blocks"), of.rate("missed_blocks")
     sampled = of.rate("sampled_missed_blocks")
     left = of.rate("sampled_evicted_blocks")
     unused = of.rate("sampled_evicted_blocks", used="false")
+    shadow, stores = of.scaled("shadow_missed_blocks"), of.scaled("shadow_stored_blocks")
+    fleet = f"sum by ({FLEET})"
+    by = f"sum by ({FLEET}, policy, memory) "
+    there = f"{by}{of.beside(shadow, asked)}"
+    all_sampled = f"({fleet} ({sampled}) > 0)"
     values = {
-        "hit_ratio": f"1 - {miss_ratio}",
-        "shadow_hit_ratio": (
-            f"1 - {of.rate('shadow_missed_blocks')} / {base} * {_SHADOW} ({miss_ratio})"
+        "hit_ratio": f"1 - {missed} / ({asked} > 0)",
+        "shadow_hit_ratio": f"1 - {shadow} / {_SHADOW} ({asked} > 0)",
+        "shadow_stores_per_asked_block": f"{stores} / {_SHADOW} ({asked} > 0)",
+        "missed_share": (
+            f"{sampled} / ignoring(cause) group_left() (sum without (cause) ({sampled}) > 0)"
         ),
-        "shadow_stores_per_asked_block": (
-            f"{of.rate('shadow_stored_blocks')} / {base} * {_SHADOW} ({miss_ratio})"
+        "unused_share": f"sum without (used) ({unused}) / (sum without (used) ({left}) > 0)",
+        "fleet_hit_ratio": f"1 - {fleet} ({missed}) / ({fleet} ({asked}) > 0)",
+        "fleet_shadow_hit_ratio": f"1 - {by}{shadow} / {there}",
+        "fleet_shadow_gain": f"({by}{of.beside(shadow, missed)} - {by}{shadow}) / {there}",
+        "fleet_shadow_stores_per_asked_block": f"{by}{stores} / {by}{of.beside(stores, asked)}",
+        "fleet_missed_share": (
+            f"sum by ({FLEET}, cause) ({sampled}) / ignoring(cause) group_left() {all_sampled}"
         ),
-        "missed_share": f"{sampled} / ignoring(cause) group_left() sum without (cause) ({sampled})",
-        "unused_share": f"sum without (used) ({unused}) / sum without (used) ({left})",
+        "fleet_unused_share": f"{fleet} ({unused}) / ({fleet} ({left}) > 0)",
     }
     return [Rule(f"kvoffload:{name}:rate{WINDOW}", expr) for name, expr in values.items()]
 

@@ -14,9 +14,11 @@ __all__ = [
     "AGE_BOUNDS",
     "METRICS",
     "PREFIX",
+    "UNMARKED",
     "Histogram",
     "Metric",
     "Sample",
+    "marks_label",
     "memory_label",
     "samples",
 ]
@@ -24,7 +26,10 @@ __all__ = [
 PREFIX = "kvoffload_"
 """What every name begins with; in front of it an engine may put its own prefix."""
 
-AGE_BOUNDS = tuple(4**exponent / 1000 for exponent in range(4, 15))
+UNMARKED = "none"
+"""The label ``marks`` of a point without marks: not empty, which Prometheus takes for no label."""
+
+AGE_BOUNDS = tuple(2**exponent / 1000 for exponent in range(8, 29))
 """Upper bounds in seconds of the histogram of ages; there is one more without a bound."""
 
 
@@ -85,9 +90,9 @@ METRICS = (
     Metric(
         "shadow_hit_ratio",
         "gauge",
-        ("policy", "memory"),
+        ("policy", "memory", "marks"),
         "hit ratio that a policy would have at so many times the memory, in the watch's window; "
-        "absent where there is not enough data",
+        "absent where there is not enough data; marks: none, or what may shift it, with commas",
     ),
     Metric(
         "shadow_error",
@@ -95,6 +100,13 @@ METRICS = (
         ("policy", "memory"),
         "half-width of the 95 % interval of shadow_hit_ratio",
     ),
+    Metric(
+        "shadow_withheld",
+        "gauge",
+        ("policy", "memory", "reason"),
+        "1 where shadow_hit_ratio is absent; reason: what there is not enough of",
+    ),
+    Metric("window_asked_blocks", "gauge", (), "blocks that lookups asked for in the window"),
     Metric("overdue_blocks", "gauge", ("kind",), "blocks of transfers past their deadline"),
     Metric("oldest_open_seconds", "gauge", ("kind",), "age of the oldest open transfer"),
     Metric(
@@ -139,6 +151,11 @@ def memory_label(memory: float) -> str:
     return f"{memory:g}"
 
 
+def marks_label(marks: Sequence[str]) -> str:
+    """Return the marks of a point as a label: ``none``, or ``filling,in_flight``."""
+    return ",".join(marks) or UNMARKED
+
+
 def samples(watch: Watch) -> Iterator[Sample]:
     """Yield all values of a watch, in the order of `METRICS`.
 
@@ -158,7 +175,6 @@ def samples(watch: Watch) -> Iterator[Sample]:
     }
     shadows: Mapping[tuple[str, float], tuple[int, int]] = counters["shadows"]
     places = {key: (key[0], memory_label(key[1])) for key in shadows}
-    given = [point for point in report.points if point.hit_ratio is not None]
     open_since = watch.open_seconds()
     values |= {
         "sampled_missed_blocks": [
@@ -174,15 +190,21 @@ def samples(watch: Watch) -> Iterator[Sample]:
         "shadow_missed_blocks": [(places[key], pair[0]) for key, pair in shadows.items()],
         "shadow_stored_blocks": [(places[key], pair[1]) for key, pair in shadows.items()],
         "shadow_hit_ratio": [
-            ((point.policy, memory_label(point.memory)), point.hit_ratio)
-            for point in given
+            ((point.policy, memory_label(point.memory), marks_label(point.marks)), point.hit_ratio)
+            for point in report.points
             if point.hit_ratio is not None
         ],
         "shadow_error": [
             ((point.policy, memory_label(point.memory)), point.error)
-            for point in given
+            for point in report.points
             if point.error is not None
         ],
+        "shadow_withheld": [
+            ((point.policy, memory_label(point.memory), point.reason), 1)
+            for point in report.points
+            if point.reason is not None
+        ],
+        "window_asked_blocks": [((), report.asked)],
         "overdue_blocks": [
             ((kind,), sum(len(each.block_ids) for each in report.overdue if each.kind == kind))
             for kind in KINDS

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .metrics import METRICS, memory_label
+from .metrics import METRICS, UNMARKED, memory_label
 
 __all__ = ["LEAST_GAIN", "Engine", "Shadow", "View", "advise", "read_engines", "view"]
 
@@ -44,12 +44,28 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A point of the fleet: a hit ratio and its error, None where an engine has none."""
+    """A point of the fleet.
+
+    Attributes
+    ----------
+    policy : str
+        The policy.
+    memory : float
+        Times the memory that there is.
+    hit_ratio, error : float or None
+        None where an engine that was asked for blocks gives none.
+    marks : tuple of str
+        What may shift it, of any engine; nothing is advised then.
+    reasons : tuple of str
+        Why there is no hit ratio, of any engine.
+    """
 
     policy: str
     memory: float
     hit_ratio: float | None
     error: float | None
+    marks: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,33 +214,46 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
 
 
 def _shadows(engines: Sequence[Engine]) -> Iterable[Shadow]:
-    """Yield the means of the engines' points, weighted by what each was asked for."""
-    weights = [max(engine.value("asked_blocks"), 0.0) for engine in engines]
-    whole = sum(weights)
-    places = {
-        own
+    """Yield the means of the engines' points, weighted by what each was asked for in its window."""
+    weighted = [
+        (engine, weight)
         for engine in engines
-        for name in ("shadow_missed_blocks", "shadow_hit_ratio")
+        if (weight := engine.value("window_asked_blocks")) > 0
+    ]
+    whole = sum(weight for _, weight in weighted)
+    places = {
+        own[:2]
+        for engine in engines
+        for name in ("shadow_missed_blocks", "shadow_hit_ratio", "shadow_withheld")
         for own in engine.values.get(name, {})
     }
     for policy, memory in sorted(places, key=lambda place: (place[0], _number(place[1]))):
-        points = [
-            engine.values.get("shadow_hit_ratio", {}).get((policy, memory)) for engine in engines
-        ]
-        errors = [engine.value("shadow_error", policy, memory) for engine in engines]
-        pairs = [
-            (weight / whole, point, error)
-            for weight, point, error in zip(weights, points, errors, strict=True)
-            if whole and weight
-        ]
-        found = [
-            (weight * point, weight * error) for weight, point, error in pairs if point is not None
-        ]
-        if not pairs or len(found) < len(pairs):
-            yield Shadow(policy, _number(memory), None, None)
-            continue
-        mean = sum(ratio for ratio, _ in found)
-        yield Shadow(policy, _number(memory), mean, math.hypot(*(error for _, error in found)))
+        ratios, errors = [], []
+        marks: set[str] = set()
+        reasons: set[str] = set()
+        for engine, weight in weighted:
+            found = _of_place(engine, "shadow_hit_ratio", policy, memory)
+            reasons |= _of_place(engine, "shadow_withheld", policy, memory).keys()
+            # Without the label it is of a version that did not tell.
+            marks |= {mark or "unknown" for label in found for mark in label.split(",")}
+            ratios += [weight / whole * ratio for ratio in list(found.values())[:1]]
+            errors.append(weight / whole * engine.value("shadow_error", policy, memory))
+        shadow = Shadow(policy, _number(memory), None, None, (), tuple(sorted(reasons)))
+        if ratios and len(ratios) == len(weighted):
+            shadow = Shadow(
+                policy,
+                _number(memory),
+                sum(ratios),
+                math.hypot(*errors),
+                tuple(sorted(marks - {UNMARKED})),
+            )
+        yield shadow
+
+
+def _of_place(engine: Engine, name: str, policy: str, memory: str) -> dict[str, float]:
+    """Return the values of a policy and size by the label that a metric has besides those."""
+    values = engine.values.get(name, {})
+    return {own[2]: value for own, value in values.items() if own[:2] == (policy, memory)}
 
 
 def _number(text: str) -> float:
@@ -237,6 +266,8 @@ def _number(text: str) -> float:
 
 def advise(policies: Iterable[str], shadows: Sequence[Shadow]) -> list[str]:
     """Return at most three sentences, each about a change that gains a point or more.
+
+    Of points with marks nothing is said; that of the present is counted, and no mark shifts it.
 
     Parameters
     ----------
@@ -254,6 +285,7 @@ def advise(policies: Iterable[str], shadows: Sequence[Shadow]) -> list[str]:
         (each.policy, each.memory): (each.hit_ratio, each.error or 0.0)
         for each in shadows
         if each.hit_ratio is not None
+        and (not each.marks or (each.policy, each.memory) == (*live, 1.0))
     }
     if len(live) != 1 or (live[0], 1.0) not in points:
         return []

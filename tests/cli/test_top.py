@@ -84,9 +84,12 @@ def test_one_screen(server, command, columns):
     assert re.match(r"hit ratio \d+\.\d % of 12,000 blocks since the start", lines[0])
     assert "policy lru, 600 blocks of memory" in lines[1]
     assert re.search(r"^lru +2× +\d+\.\d % +\d\.\d +█+", out, re.MULTILINE)
-    assert re.search(r"^lru +0\.25× +- +not enough data", out, re.MULTILINE)
+    assert re.search(r"^lru +0\.25× +- +not enough data: few sampled blocks", out, re.MULTILINE)
+    assert re.search(
+        r"^lru +8× +\d+\.\d % +\d\.\d +not to be relied on: memory not full", out, re.MULTILINE
+    )
     assert re.search(r"^2× memory: \+\d+\.\d ± \d\.\d points of hit ratio\.", out, re.MULTILINE)
-    assert re.search(r"never seen +\d+\.\d %", out)
+    assert re.search(r"never seen, or long ago +\d+\.\d %", out)
     assert re.search(r"overdue stores, blocks +0", out)
 
 
@@ -129,6 +132,9 @@ def test_the_names_of_engines_are_read(exported):
 
 
 def test_advice_is_given_from_a_point_on():
+    marked = [Shadow("lru", 1.0, 0.3, 0.0, ("in_flight",)), Shadow("lru", 2.0, 0.9, 0.0)]
+    assert advise(["lru"], marked) == ["2× memory: +60.0 ± 0.0 points of hit ratio."]
+
     def points(more: float, error: float, policy: float = 0.3) -> list[Shadow]:
         return [
             Shadow("lru", 1.0, 0.3, 0.0),
@@ -146,9 +152,43 @@ def test_advice_is_given_from_a_point_on():
     assert advise(["arc"], points(0.9, 0.0)) == []
 
 
+def test_nothing_is_advised_on_a_point_with_a_mark(exported):
+    """The marks leave the process, and those of one engine are those of the fleet."""
+    text = exported.decode()
+    clean = re.sub(r'marks="[^"]*"', 'marks="none"', text)
+    marked = re.sub(
+        r'(memory="(?:2|4|8)",policy="lru",marks|marks)="[^"]*"', r'\1="in_flight"', text
+    )
+    assert view(read_engines("a", clean)).advice
+    assert view(read_engines("a", marked)).advice == ()
+    fleet = read_engines("a", clean) + read_engines("b", marked)
+    assert view(fleet).advice == ()
+    (twice,) = [s for s in view(fleet).shadows if (s.policy, s.memory) == ("lru", 2.0)]
+    assert (twice.marks, twice.hit_ratio is None) == (("in_flight",), False)
+    # Of an exporter that tells no marks nothing is known.
+    assert view(read_engines("a", re.sub(r',marks="[^"]*"', "", text))).advice == ()
+    filling = [s.memory for s in view(read_engines("a", text)).shadows if "filling" in s.marks]
+    assert 8.0 in filling
+
+
+def test_a_gauge_that_is_no_number_is_no_point(exported):
+    """vLLM keeps the series of marks that have gone, and says NaN."""
+    line = 'kvoffload_shadow_hit_ratio{engine="0",marks="in_flight",memory="2",policy="lru"} NaN\n'
+    one, two = (
+        view(read_engines("a", text)) for text in (exported.decode(), exported.decode() + line)
+    )
+    assert one.shadows == two.shadows
+
+
+def test_an_engine_that_was_not_asked_has_no_say(exported):
+    one = read_engines("a", exported.decode())
+    idle = [Engine((("url", "b"),), {"window_asked_blocks": {(): 0.0}, "watch_info": {}})]
+    assert view(one).shadows == view(one + idle).shadows
+
+
 def test_a_point_that_one_engine_lacks_is_not_given(exported):
     engines = read_engines("a", exported.decode()) + read_engines("b", exported.decode())
-    del engines[1].values["shadow_hit_ratio"]["lru", "2"]
+    del engines[1].values["shadow_hit_ratio"]["lru", "2", "none"]
     found = {(s.policy, s.memory): s.hit_ratio for s in view(engines).shadows}
     assert found["lru", 2.0] is None
     assert found["lru", 4.0] is not None

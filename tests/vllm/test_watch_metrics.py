@@ -205,7 +205,11 @@ def test_a_gauge_that_has_no_value_any_longer_is_not_a_number():
     )
     requests(manager, random.Random(SEED), 150, 150)
     collect(manager, clock, totals, 60)
-    ratio = ("vllm:kvoffload_shadow_hit_ratio", ("lru", "1"))
+    (ratio,) = (
+        key
+        for key in totals
+        if key[0] == "vllm:kvoffload_shadow_hit_ratio" and key[1][:2] == ("lru", "1")
+    )
     assert 0 < totals[ratio] < 1
     assert "nan" not in str(totals)
     for watch_clock.now in (1000, 2000):
@@ -213,6 +217,33 @@ def test_a_gauge_that_has_no_value_any_longer_is_not_a_number():
     assert manager.watch.report().points[0].reason == "few_misses"
     assert math.isnan(totals[ratio])
     assert collect(manager, clock, totals, 60) == []
+
+
+def test_a_mark_leaves_the_process_and_takes_the_unmarked_point_away():
+    """At no moment are there both: a reader may advise on the one without."""
+    watch_clock, totals = Time(), {}
+    manager, clock = exported(400, clock=watch_clock, window=100, policies=(), memory=(2,))
+
+    def marks():
+        return {
+            key[1][2]: value
+            for key, value in totals.items()
+            if key[0] == "vllm:kvoffload_shadow_hit_ratio" and key[1][:2] == ("lru", "2")
+        }
+
+    rng = random.Random(SEED)
+    requests(manager, rng, 150, 150)
+    collect(manager, clock, totals, 60)
+    assert list(marks()) == ["none"]
+    Request(manager, keys_of("i", range(410))).run()
+    watch_clock.now = 1
+    requests(manager, rng, 20, 150)
+    for _ in range(60):
+        collect(manager, clock, totals, 1)
+        given = [mark for mark, value in marks().items() if not math.isnan(value)]
+        assert len(given) <= 1
+    assert given == ["long_requests"]
+    assert math.isnan(marks()["none"])
 
 
 def test_of_many_ages_an_even_part_is_sent():

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a replay; every expression of dashboard and rules returns data."""
+"""A real Prometheus scrapes three engines; each expression of dashboard and rules has its value."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,20 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="exporting needs the watch extra")
 
+from kvoffload.watch import WatchReport
 from kvoffload.watch.dashboard import PANELS, grafana_json, rules, rules_yaml
-from kvoffload.watch.metrics import METRICS, PREFIX
+from kvoffload.watch.metrics import METRICS, PREFIX, age_histogram
+
+from .fleet import Fleet, served
 
 ROOT = Path(__file__).parents[2]
-REPLAY = Path(__file__).with_name("replay.py")
-VARIABLES = {"${prefix}": "", "$model": ".*", "$engine": ".*", "$__rate_interval": "15s"}
+VARIABLES = {"${prefix}": "", "$model": ".*", "$engine": ".*", "$__rate_interval": "15m"}
+SCRAPES = 10
 needs_prometheus = pytest.mark.skipif(
     not (shutil.which("prometheus") and shutil.which("promtool")),
     reason="needs Debian's prometheus",
 )
+Labels = tuple[str, ...]
 
 
 def free_port() -> int:
@@ -50,34 +55,20 @@ def wait_for(what: str, seconds: float, found: Any) -> None:
                 return
         except OSError:
             pass
-        time.sleep(0.3)
+        time.sleep(0.2)
     raise AssertionError(f"no {what} within {seconds} s")
 
 
 @pytest.fixture(scope="module")
-def exporter() -> Iterator[str]:
-    """Run a replay in a process of its own; return the address of its metrics."""
-    port = free_port()
-    with subprocess.Popen([sys.executable, str(REPLAY), str(port)]) as process:
-        url = f"http://127.0.0.1:{port}/metrics"
-        try:
-            wait_for("shadow_hit_ratio", 90, lambda: b"kvoffload_shadow_hit_ratio{" in fetch(url))
-            yield url
-        finally:
-            process.kill()
+def fleet() -> Fleet:
+    return Fleet()
 
 
 @pytest.fixture(scope="module")
-def query(exporter: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Let a Prometheus scrape the replay for a while; return a function that asks it."""
+def query(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Let a Prometheus scrape the fleet until it is frozen; return a function that asks it."""
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "rules.yml").write_text(rules_yaml())
-    target = urllib.parse.urlsplit(exporter).netloc
-    (folder / "prometheus.yml").write_text(
-        "global: {scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms}\n"
-        "rule_files: [rules.yml]\n"
-        f"scrape_configs: [{{job_name: replay, static_configs: [{{targets: ['{target}']}}]}}]\n"
-    )
     port = free_port()
     base = f"http://127.0.0.1:{port}"
     command = [
@@ -86,19 +77,231 @@ def query(exporter: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
     ]
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as process:
 
-        def ask(expr: str) -> list[dict[str, Any]]:
-            answer = json.loads(fetch(f"{base}/api/v1/query?query={urllib.parse.quote(expr)}"))
-            assert answer["status"] == "success"
-            found: list[dict[str, Any]] = answer["data"]["result"]
-            return found
+    at = []  # the moment that is asked about, once all is there
 
-        try:
-            wait_for("scrapes", 60, lambda: ask("count_over_time(up[1m]) > 12"))
-            yield ask
-        finally:
-            process.kill()
+    def ask(expr: str, *, now: bool = False) -> list[dict[str, Any]]:
+        moment = {} if now or not at else {"time": at[0]}
+        asked = urllib.parse.urlencode({"query": expr, **moment})
+        answer = json.loads(fetch(f"{base}/api/v1/query?{asked}"))
+        assert answer["status"] == "success"
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
+    with served(fleet) as url, (folder / "log").open("wb") as log:
+        target = urllib.parse.urlsplit(url).netloc
+        (folder / "prometheus.yml").write_text(
+            "global: {scrape_interval: 400ms, scrape_timeout: 400ms, evaluation_interval: 400ms}\n"
+            "rule_files: [rules.yml]\n"
+            f"scrape_configs: [{{job_name: fleet, static_configs: [{{targets: ['{target}']}}]}}]\n"
+        )
+        with subprocess.Popen(command, stderr=log) as process:
+            try:
+                seen = f'count_over_time({PREFIX}asked_blocks_total{{engine="0"}}[5m]) > {SCRAPES}'
+                wait_for("scrapes", 60, lambda: ask(seen))
+                fleet.frozen = True
+                last = fleet.managers[0].watch.counters()["asked"]
+                same = f'{PREFIX}asked_blocks_total{{engine="0"}} == {last}'
+                wait_for("last scrape", 60, lambda: ask(same))
+                at.append(time.time())
+                yield ask
+            finally:
+                process.kill()
+
+
+class Counted:
+    """The counts of each engine from the first scrape that Prometheus has to the last."""
+
+    def __init__(self, fleet: Fleet, query: Any) -> None:
+        (raw,) = query(f'{PREFIX}asked_blocks_total{{engine="0"}}[15m]')
+        first = float(raw["values"][0][1])
+        (before,) = [found for found in fleet.scrapes if found[0]["asked"] == first][:1]
+        after = fleet.scrapes[-1]
+        self.engines = [added(new, old) for new, old in zip(after, before, strict=True)]
+        self.reports: list[WatchReport] = fleet.reports()
+        self.open = [manager.watch.open_seconds() for manager in fleet.managers]
+        (rate,) = query(f'rate({PREFIX}asked_blocks_total{{engine="0"}}[15m])')
+        self.second = float(rate["value"][1]) / self.engines[0]["asked"]  # of Prometheus' rates
+
+    def sum(self, name: str) -> float:
+        return float(sum(engine[name] for engine in self.engines))
+
+    def giving(self) -> dict[Labels, list[int]]:
+        """Return the engines that were asked, and give a point without marks, by point."""
+        found: dict[Labels, list[int]] = {}
+        for number, report in enumerate(self.reports):
+            for point in report.points:
+                if (
+                    point.hit_ratio is not None
+                    and not point.marks
+                    and self.engines[number]["asked"]
+                ):
+                    found.setdefault((point.policy, f"{point.memory:g}"), []).append(number)
+        return found
+
+    def scaled(self, number: int, key: Labels, part: int) -> float:
+        """Return what a shadow missed, or stored, of all blocks of an engine."""
+        engine = self.engines[number]
+        base = engine["shadows"][self.reports[number].policy, 1.0][0]
+        found: float = engine["shadows"][key[0], float(key[1])][part] / base * engine["missed"]
+        return found
+
+    def each(self, part: int, share: Any) -> dict[Labels, float]:
+        """Return what `share` says of the sums of the engines that give each point."""
+        return {
+            key: share(
+                sum(self.scaled(number, key, part) for number in numbers),
+                sum(self.engines[number]["asked"] for number in numbers),
+                sum(self.engines[number]["missed"] for number in numbers),
+            )
+            for key, numbers in self.giving().items()
+        }
+
+    def per_engine(self, part: int, share: Any) -> dict[Labels, float]:
+        return {
+            (str(number), *key): share(
+                self.scaled(number, key, part), self.engines[number]["asked"]
+            )
+            for key, numbers in self.giving().items()
+            for number in numbers
+        }
+
+    def in_window(self) -> tuple[dict[Labels, float], dict[Labels, float]]:
+        """Return the weighted means of the reports' points, and their errors."""
+        points: dict[Labels, list[tuple[float, float, float]]] = {}
+        for report in self.reports:
+            for point in report.points:
+                if point.hit_ratio is not None and point.error is not None and not point.marks:
+                    points.setdefault((point.policy, f"{point.memory:g}"), []).append(
+                        (point.hit_ratio, point.error, report.asked)
+                    )
+        ratios, errors = {}, {}
+        for key, found in points.items():
+            asked = sum(weight for _, _, weight in found)
+            ratios[key] = sum(ratio * weight for ratio, _, weight in found) / asked
+            errors[key] = math.hypot(*(error * weight for _, error, weight in found)) / asked
+        return ratios, errors
+
+    def reasons(self, of: Any) -> dict[Labels, float]:
+        found: dict[Labels, float] = {}
+        for report in self.reports:
+            for point in report.points:
+                if of(point):
+                    key = (point.policy, f"{point.memory:g}", of(point))
+                    found[key] = found.get(key, 0) + 1
+        return found
+
+    def causes(self, engines: list[int]) -> dict[Labels, float]:
+        names = list(self.reports[0].sampled_missed)
+        sums = [sum(self.engines[n]["causes"][cause] for n in engines) for cause in range(8)]
+        return {(name,): each / sum(sums) for name, each in zip(names, sums, strict=True)}
+
+    def unused(self, engines: list[int]) -> float:
+        unused, used = (
+            sum(self.engines[n]["evicted_used"][each] for n in engines) for each in (0, 1)
+        )
+        return float(unused / (unused + used))
+
+    def age(self, share: float) -> float:
+        """Return a quantile of the ages at eviction, as Prometheus interpolates it."""
+        from kvoffload.watch.metrics import AGE_BOUNDS
+
+        bins = [sum(pair) for pair in zip(*(e["unused_ages"] for e in self.engines), strict=True)]
+        counts = age_histogram(bins).counts
+        rank, below = share * sum(counts), 0.0
+        for start, end, count in zip((0.0, *AGE_BOUNDS), AGE_BOUNDS, counts, strict=False):
+            if below + count >= rank:
+                return start + (end - start) * (rank - below) / count
+            below += count
+        raise AssertionError("no age is beyond the bounds")
+
+
+def added(after: Any, before: Any) -> Any:
+    """Subtract counts, nested alike; what is no count stays."""
+    if isinstance(after, dict):
+        return {name: added(value, before[name]) for name, value in after.items()}
+    if isinstance(after, list | tuple):
+        return [added(new, old) for new, old in zip(after, before, strict=True)]
+    return after if isinstance(after, str) else after - before
+
+
+def expected(counted: Counted) -> dict[str, dict[Labels, float]]:
+    """Return the values of each expression of the dashboard, by title and legend, and each rule."""
+    asked, missed = counted.sum("asked"), counted.sum("missed")
+    ratios, errors = counted.in_window()
+    busy = [number for number, engine in enumerate(counted.engines) if engine["asked"]]
+    assert busy == [0, 1]
+    every = counted.reports
+    of = "{{policy}} {{memory}}x"
+    blocks = {
+        f"Blocks|{name} {kind}": {(): counted.sum(name) * counted.second}
+        for name, kind in (
+            ("asked", "blocks"),
+            ("missed", "blocks"),
+            ("stored", "blocks"),
+            ("evicted", "blocks"),
+            ("declined", "blocks"),
+            ("refused", "stores"),
+            ("failed", "blocks"),
+        )
+    }
+    panels = {
+        "Does it pay?|hit ratio": {(): 1 - missed / asked},
+        "What is watched|blocks of memory": {(): float(sum(each.capacity for each in every))},
+        "What is watched|{{policy}}": {("hit-density",): 1.0, ("lru",): 2.0},
+        f"Hit ratio by memory and policy|{of}": counted.each(0, lambda s, a, _: 1 - s / a),
+        f"Gain of other sizes and policies|{of}": counted.each(0, lambda s, a, m: (m - s) / a),
+        f"Hit ratio by memory and policy, in the watch's window|{of}": ratios,
+        f"Hit ratio by memory and policy, in the watch's window|± {of}": errors,
+        f"Points that are not to be relied on|{of} marked: {{{{marks}}}}": counted.reasons(
+            lambda point: ",".join(point.marks) if point.hit_ratio is not None else ""
+        ),
+        f"Points that are not to be relied on|{of} withheld: {{{{reason}}}}": counted.reasons(
+            lambda point: point.reason
+        ),
+        "Why blocks were missed|{{cause}}": counted.causes(busy),
+        "Stored for nothing|evicted without a hit": {(): counted.unused(busy)},
+        "Stores for each hit|now": {(): counted.sum("stored") / (asked - missed)},
+        f"Stores for each hit|{of}, each hit of now": counted.each(1, lambda s, a, m: s / (a - m)),
+        **blocks,
+        **{
+            f"Age at eviction|{share:.0%} are younger": {(): counted.age(share)}
+            for share in (0.1, 0.5, 0.9)
+        },
+        "Transfers that do not end|overdue {{kind}}s": {("load",): 0.0, ("store",): 3.0},
+        "Oldest open transfer|{{kind}}": {
+            (kind,): max(ages[kind] for ages in counted.open) for kind in ("load", "store")
+        },
+    }
+    engine = counted.engines
+    named = {
+        "hit_ratio": {(str(n),): 1 - engine[n]["missed"] / engine[n]["asked"] for n in busy},
+        "shadow_hit_ratio": counted.per_engine(0, lambda s, a: 1 - s / a),
+        "shadow_stores_per_asked_block": counted.per_engine(1, lambda s, a: s / a),
+        "missed_share": {
+            (str(n), *key): share for n in busy for key, share in counted.causes([n]).items()
+        },
+        "unused_share": {(str(n),): counted.unused([n]) for n in busy},
+        "fleet_hit_ratio": {(): 1 - missed / asked},
+        "fleet_shadow_hit_ratio": counted.each(0, lambda s, a, _: 1 - s / a),
+        "fleet_shadow_gain": counted.each(0, lambda s, a, m: (m - s) / a),
+        "fleet_shadow_stores_per_asked_block": counted.each(1, lambda s, a, _: s / a),
+        "fleet_missed_share": counted.causes(busy),
+        "fleet_unused_share": {(): counted.unused(busy)},
+    }
+    return panels | {f"kvoffload:{name}:rate15m": values for name, values in named.items()}
+
+
+LABELS = ("engine", "policy", "memory", "marks", "reason", "cause", "kind")
+
+
+def values(found: list[dict[str, Any]]) -> dict[Labels, float]:
+    return {
+        tuple(series["metric"][name] for name in LABELS if name in series["metric"]): float(
+            series["value"][1]
+        )
+        for series in found
+    }
 
 
 def filled(expr: str) -> str:
@@ -107,38 +310,39 @@ def filled(expr: str) -> str:
     return expr
 
 
-TARGETS = [(panel.title, target.expr) for panel in PANELS for target in panel.targets]
+TARGETS = [
+    (panel.title, target.legend, target.expr) for panel in PANELS for target in panel.targets
+]
 
 
 @needs_prometheus
-def test_every_expression_of_the_dashboard_and_of_the_rules_returns_data(query):
+def test_each_expression_of_the_dashboard_and_of_the_rules_has_its_value(fleet, query):
     """One test: each process of pytest-xdist would wait for a Prometheus of its own."""
-    for title, expr in TARGETS:
-        found = query(filled(expr))
-        assert found, (title, expr)
-        assert any(math.isfinite(float(series["value"][1])) for series in found), (expr, found)
+    right = expected(Counted(fleet, query))
+    wrong = {}
+    asked = [(f"{title}|{legend}", filled(expr)) for title, legend, expr in TARGETS]
+    asked += [(rule.record, rule.expr) for rule in rules()]
+    for name, expr in asked:
+        found = values(query(expr))
+        # Of a bucket that begins at 0 Prometheus takes another share of the range.
+        near = partial(pytest.approx, rel=0.1 if name.startswith("Age") else 1e-6, abs=1e-9)
+        if found != near(right.pop(name)) or not found:
+            wrong[name] = found, expected(Counted(fleet, query))[name]
+    assert not right, "nothing says these"
+    assert not wrong
     for rule in rules():
-        assert query(rule.expr), rule.expr
-        wait_for(rule.record, 15, lambda record=rule.record: query(record))
+        wait_for(rule.record, 15, lambda record=rule.record: query(record, now=True))
 
 
 @needs_prometheus
-def test_the_curve_of_the_counters_is_that_of_the_watch(query):
-    """Over all its life: PromQL says what `Watch.report` says."""
-    names = {name: f"{PREFIX}{name}_total" for name in ("missed_blocks", "asked_blocks")}
-    expr = (
-        f"1 - {PREFIX}shadow_missed_blocks_total / ignoring(policy, memory) group_left() "
-        f"{PREFIX}base_missed_blocks_total * ignoring(policy, memory) group_left() "
-        f"({names['missed_blocks']} / {names['asked_blocks']}) "
-        f"- {PREFIX}shadow_hit_ratio"
-    )
-    found = {
-        (series["metric"]["policy"], series["metric"]["memory"]): float(series["value"][1])
-        for series in query(expr)
-    }
-    assert ("lru", "2") in found
-    # The counters of the shadows are of the policies' half of the sample, the gauge is of it all.
-    assert all(abs(difference) < 0.02 for difference in found.values()), found
+def test_the_fleet_has_what_ratios_go_wrong_with(fleet, query):
+    """Points of one engine alone, of two, with marks, without; an engine that is idle but gives."""
+    giving = Counted(fleet, query).giving()
+    assert giving["lru", "2"] == [0, 1]
+    assert giving["hit-density", "2"] == [1]
+    reports = fleet.reports()
+    assert any(point.hit_ratio is not None for point in reports[2].points)
+    assert any(point.hit_ratio is not None and point.marks for point in reports[0].points)
 
 
 @needs_prometheus
@@ -154,7 +358,7 @@ def test_promtool_finds_the_rules_sound(tmp_path, prefix):
 
 
 def test_every_metric_is_on_the_dashboard():
-    text = " ".join(expr for _, expr in TARGETS)
+    text = " ".join(expr for _, _, expr in TARGETS)
     for metric in METRICS:
         assert f"{PREFIX}{metric.name}" in text, metric.name
 
@@ -180,13 +384,14 @@ def test_the_dashboard_that_is_shipped_was_made_by_its_script(tmp_path):
     assert target.read_text() == grafana_json()
 
 
-def test_top_reads_the_replay(exporter, capsys):
+def test_top_reads_the_fleet(fleet, capsys):
     pytest.importorskip("rich", reason="the command needs the cli extra")
     from kvoffload.cli import main
 
-    assert main(["top", exporter, "--json"]) == 0
+    with served(fleet) as url:
+        assert main(["top", url, "--json"]) == 0
     looked = json.loads(capsys.readouterr().out)
-    assert looked["engines"] == 1
+    assert looked["engines"] == 3
     assert {(each["policy"], each["memory"]) for each in looked["shadows"]} >= {
         ("lru", 2.0),
         ("hit-density", 1.0),

@@ -232,25 +232,26 @@ class WatchExport:
                 change.add_to(stats)
 
     def _changes(self) -> Iterator[_Change]:
-        seen = set()
-        for metric, labels, value in samples(self.watch):
+        """Yield what has changed, first the gauges that are gone, as a point that is marked now."""
+        found = list(samples(self.watch))
+        present = {(metric.name, labels) for metric, labels, _ in found}
+        gauges = {metric.name: metric for metric in METRICS if metric.kind == "gauge"}
+        for key, sent in self._sent.items():
+            if key[0] in gauges and key not in present and not math.isnan(sent):
+                self._sent[key] = math.nan
+                yield _Change(gauges[key[0]], key[1], math.nan)
+        for metric, labels, value in found:
             key = (metric.name, labels)
             if isinstance(value, Histogram):
                 ages = self._new_ages()
                 if ages:
                     yield _Change(metric, labels, ages)
                 continue
-            seen.add(key)
             before = self._sent.get(key, 0)
             if value == before:
                 continue
             self._sent[key] = value
             yield _Change(metric, labels, value - before if metric.kind == "counter" else value)
-        gauges = {metric.name: metric for metric in METRICS if metric.kind == "gauge"}
-        for key, value in self._sent.items():
-            if key[0] in gauges and key not in seen and not math.isnan(value):
-                self._sent[key] = math.nan
-                yield _Change(gauges[key[0]], key[1], math.nan)
 
     def _new_ages(self) -> list[float]:
         """Return the ages at eviction since the last time, at most `MOST_AGES` of them."""

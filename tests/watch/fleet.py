@@ -1,0 +1,104 @@
+"""Three watched engines behind one address, whose every count is known at every scrape."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.watch import Watch, WatchReport
+from kvoffload.watch.prometheus import WatchCollector
+from tests.blocks import block_hash
+
+from .watched import SECRET, serve
+
+LABELS = {"model_name": "model"}
+
+
+class Fleet:
+    """An LRU engine, one of hit density with other traffic, and one that has become idle.
+
+    Each scrape is answered after some more requests, until `frozen`.
+    """
+
+    def __init__(self) -> None:
+        self.frozen = False
+        self.scrapes: list[list[dict[str, Any]]] = []
+        self._rng = random.Random(1)
+        self._served = 0
+        self._registries: list[CollectorRegistry] = []
+        self.managers = []
+        for capacity, policy, others in (
+            (1_200, "lru", ("hit-density", "arc")),
+            (800, "hit-density", ("arc",)),
+            (1_000, "lru", ("hit-density",)),
+        ):
+            watch = Watch(
+                max_rate=1.0,
+                slots=2**20,
+                policy_slots=2**20,
+                policies=others,
+                deadline=0.5,
+                secret=SECRET,
+                clock=lambda: self._served / 50,
+            )
+            self.managers.append(CPUOffloadingManager(16, capacity, policy, watch=watch))
+            registry = CollectorRegistry()
+            registry.register(
+                WatchCollector(watch, {**LABELS, "engine": str(len(self._registries))})
+            )
+            self._registries.append(registry)
+        self.managers[0].prepare_store([block_hash(-place) for place in (1, 2, 3)])
+        self._serve((700, 700, 400))
+
+    def _serve(self, numbers: tuple[int, ...]) -> None:
+        for engine, number in enumerate(numbers):
+            for _ in range(number):
+                document = min(int(self._rng.expovariate(1 / (40 + 50 * engine))), 400)
+                length = self._rng.randrange(1, 40 - 10 * engine)
+                self._served += 1
+                serve(
+                    self.managers[engine],
+                    [block_hash(1000 * document + place) for place in range(length)],
+                )
+
+    def scrape(self) -> bytes:
+        """Serve more requests, unless frozen, and return the metrics."""
+        if not self.frozen:
+            self._serve((100, 60, 0))
+        self.scrapes.append([manager.watch.counters() for manager in self.managers])
+        return b"".join(map(generate_latest, self._registries))
+
+    def reports(self) -> list[WatchReport]:
+        """Return the report of each engine."""
+        return [manager.watch.report() for manager in self.managers]
+
+
+@contextmanager
+def served(fleet: Fleet) -> Iterator[str]:
+    """Serve the metrics of a fleet; give their address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = fleet.scrape()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{httpd.server_port}/metrics"
+        finally:
+            httpd.shutdown()
+            thread.join()
