@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
 from hashlib import blake2b
@@ -26,6 +27,12 @@ FINGERPRINT_BYTES = 16
 FORMAT = 1
 """Version of what a fingerprint is made of; part of it."""
 _MAX_DEPTH = 8
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".index.json")
+_END_BYTES = 2**16
+_PAGES, _PAGE_BYTES = 64, 2**12
+_MAX_ROWS = 1000
+_MAX_ENTRIES = 100_000
+"""Files and folders of a model's directory that are looked at, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,25 +143,84 @@ def weights_identity(source: str | Path, revision: str | None = None) -> Any:
     Parameters
     ----------
     source : str or Path
-        Where the model was loaded from: a directory, or a name.
+        Where the model was loaded from: a directory, a file, or a name.
     revision : str, optional
         The revision that was asked for.
 
     Returns
     -------
     list or str
-        Of a directory with weights, the name, size and time of change of each ``*.safetensors`` and
-        of ``config.json``. Otherwise `source` and `revision`.
+        Of a directory with weights, ``[name, bytes, digest]`` of each file of weights
+        (``*.safetensors *.bin *.pt *.pth *.gguf *.h5``), index (``*.index.json``) and
+        ``config.json`` in it and its folders, but for hidden ones; of a file, its own. More than
+        1,000 files are one row. Of anything else, `source` and `revision`.
 
     Raises
     ------
     OSError
-        If a file of the directory cannot be examined.
+        If a file cannot be read.
+    ValueError
+        If the directory has too many files to be a model's.
+
+    Notes
+    -----
+    Equal copies have equal identities, whatever their times. A digest is the BLAKE2b-16 of a file
+    of up to 384 KiB, or of the first and last 64 KiB of a longer one and 64 pages of 4 KiB at fixed
+    fractions between them: a change within a 60th of a file may escape it.
+
+    Complexity: O(files), some 400 KB read of each.
     """
-    folder = Path(source)
-    if folder.is_dir():
-        files = sorted([*folder.glob("*.safetensors"), *folder.glob("config.json")])
-        found = [(path.name, path.stat()) for path in files]
+    path = Path(source)
+    if path.is_file():
+        return [_file_identity(path, path.name)]
+    if path.is_dir():
+        found = [_file_identity(file, name) for name, file in sorted(_weight_files(path).items())]
+        if len(found) > _MAX_ROWS:
+            whole = blake2b(json.dumps(found).encode("ascii"), digest_size=FINGERPRINT_BYTES)
+            return [[f"{len(found)} files", sum(row[1] for row in found), whole.hexdigest()]]
         if found:
-            return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]
+            return found
     return f"{source}@{revision}" if revision else str(source)
+
+
+def _weight_files(folder: Path) -> dict[str, Path]:
+    """Return the regular files that say what the weights are, by their names below a folder."""
+    found = {}
+    left = _MAX_ENTRIES
+    for parent, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        left -= len(folders) + len(names)
+        if left < 0:
+            raise ValueError(
+                f"source must be a model's directory, of {_MAX_ENTRIES} files at most, got "
+                f"{describe(str(folder))}"
+            )
+        for name in names:
+            path = Path(parent, name)
+            if (name.endswith(_WEIGHTS) or name == "config.json") and path.is_file():
+                found[path.relative_to(folder).as_posix()] = path
+    return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _file_identity(path: Path, name: str) -> list[Any]:
+    """Return name, size and digest of a file."""
+    digest = blake2b(digest_size=FINGERPRINT_BYTES)
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        for offset, count in _samples(size):
+            file.seek(offset)
+            digest.update(file.read(count))
+    return [name, size, digest.hexdigest()]
+
+
+def _samples(size: int) -> list[tuple[int, int]]:
+    """Return which pieces of a file are read, ``(offset, bytes)``."""
+    if size <= 2 * _END_BYTES + _PAGES * _PAGE_BYTES:
+        return [(0, size)]
+    between = size - 2 * _END_BYTES - _PAGE_BYTES
+    pages = [(_END_BYTES + between * page // (_PAGES - 1), _PAGE_BYTES) for page in range(_PAGES)]
+    return [(0, _END_BYTES), *pages, (size - _END_BYTES, _END_BYTES)]

@@ -125,6 +125,7 @@ class FaultyTier(MemoryTier):
         self.direct = False
         self._staging_bytes = staging_bytes
         self._ack_copied = ack == "copied"
+        self._forget_hangs = False
         self._store = _FaultyStore(MemoryStore(self._memory, self._fingerprint, self._sums))
 
     def _make_pool(self, region: Region) -> Pool:
@@ -148,6 +149,16 @@ class FaultyTier(MemoryTier):
     def resume(self) -> None:
         """Let calls return."""
         self._store.running.set()
+
+    def forget(self) -> bool:
+        """Drop everything; a medium that hangs confirms it when it goes on."""
+        super().forget()
+        self._forget_hangs = not self._store.running.is_set()
+        return not self._forget_hangs
+
+    def _forget_confirmed(self) -> bool:
+        self._forget_hangs = self._forget_hangs and not self._store.running.is_set()
+        return not self._forget_hangs
 
     def flip(self, key: bytes, bit: int = 0) -> None:
         """Flip one bit of a block that is stored."""

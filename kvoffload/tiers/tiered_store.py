@@ -6,8 +6,9 @@ Structure
     ``"demote"`` the bytes of blocks that leave are copied there and written from there.
 Invariants
     A block that a tier reads from is pinned in the manager, or is a buffer. A block that a tier
-    writes to is pending in the manager. `_owner[id]` is the key whose bytes block `id` has, or had
-    last.
+    writes to is pending in the manager. After `forget` neither holds for the jobs from before it:
+    until they have ended no block is given out. `_owner[id]` is the key whose bytes block `id` has,
+    or had last.
 Cost
     O(1) per block and tier besides theirs; a copy per block that is demoted.
 """
@@ -77,11 +78,12 @@ class _Load:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A job of a tier: what it moves, and for which purpose."""
+    """A job of a tier: what it moves, for which purpose, and whether that was forgotten since."""
 
     kind: Literal["load", "write", "promote", "demote"]
     keys: list[BlockHash]
     ids: npt.NDArray[np.int64]
+    is_forgotten: bool = False
 
 
 class TieredStore:
@@ -153,6 +155,7 @@ class TieredStore:
         self._storing: dict[BlockHash, int] = {}  # of `prepare_store`, not completed: key -> block
         self._loads: dict[BlockHash, _Load] = {}  # keys on their way from a tier
         self._jobs: list[dict[int, _Job]] = [{} for _ in self.tiers]
+        self._forgotten_jobs = 0  # that still use blocks of the manager
         self._fetches: dict[int, _Fetch] = {}
         self._ended: deque[Fetched] = deque()
         self._next_job = 0
@@ -230,7 +233,7 @@ class TieredStore:
         """
         batch = as_batch(hashes)
         seconds = check_deadline(deadline_s)
-        wanted = self._wanted(batch)
+        wanted = [] if self._forgotten_jobs else self._wanted(batch)
         if seconds is None:
             nbytes = len(wanted) * self.region.block_bytes
             seconds = TRANSFER_DEADLINE_S + nbytes / TRANSFER_BYTES_PER_S
@@ -357,8 +360,12 @@ class TieredStore:
     ) -> PrepareStoreOutput[BlockIDsLoadStoreSpec] | None:
         """Make room for the blocks that are not resident; see `OffloadingManager.prepare_store`.
 
-        In the mode ``"demote"`` the bytes of blocks that leave have been saved when it returns.
+        In the mode ``"demote"`` the bytes of blocks that leave have been saved when it returns. It
+        is None, too, while jobs from before a `forget` use blocks.
         """
+        if self._forgotten_jobs:
+            as_batch(hashes)
+            return None
         output = self.manager.prepare_store(hashes)
         if output is not None:
             ids = self._take_over(output)
@@ -452,6 +459,12 @@ class TieredStore:
             self._end_if_done(fetch)
 
     def _take_in(self, place: int, job: _Job, done: Done) -> None:
+        if job.is_forgotten:
+            if job.kind == "demote":
+                self._buffers.extend(job.ids.tolist())
+            else:
+                self._forgotten_jobs -= 1
+            return
         if job.kind == "load":
             self._loaded(place, job, done)
             return
@@ -503,33 +516,44 @@ class TieredStore:
     def forget(self, timeout_s: float = 5.0) -> bool:
         """Drop everything, in host memory and in every tier, as after an update of the weights.
 
-        Jobs under way are waited for. The engine must hold no block: what it has pinned or pending
-        is gone.
+        Host memory comes first: whatever a tier does, nothing is served from it once this call has
+        begun, and the fetches under way end with no block. The engine must hold no block: what it
+        has pinned or pending is gone. Blocks that tiers' jobs still use are given out again when
+        these have ended; until then every store is refused, and every fetch brings nothing.
+
+        Parameters
+        ----------
+        timeout_s : float
+            Seconds to wait at most for these jobs. `step` takes in the end of later ones.
 
         Returns
         -------
         bool
-            Whether all of it is certain: nothing was late, and every tier's `Tier.forget` was.
+            Whether it is certain even if power fails from now on: whether every tier's
+            `Tier.forget` was.
         """
-        certain = [tier.forget() for tier in self.tiers]
-        until = time.monotonic() + timeout_s
-        while any(self._jobs) and time.monotonic() < until:
-            self._wait(until)
-            self._go_on()
-        if any(self._jobs):
-            return False  # a tier still uses blocks of the region
         self._abandon()
         self._resident.reset_cache()
+        certain = [tier.forget() for tier in self.tiers]
+        until = time.monotonic() + timeout_s
+        while self._forgotten_jobs and time.monotonic() < until:
+            self._wait(until)
+            self._go_on()
         return all(certain)
 
     def _abandon(self) -> None:
-        """End the fetches with nothing."""
+        """End the fetches with nothing, and have jobs under way serve nothing when they end."""
         for fetch in list(self._fetches.values()):
             self._ended.append(Fetched(fetch.job, 0, np.empty(0, np.int64)))
         self._fetches.clear()
         self._loads.clear()
         self._storing.clear()
         self._owner = [None] * len(self._owner)
+        for jobs in self._jobs:
+            for job in jobs.values():
+                if not job.is_forgotten:
+                    job.is_forgotten = True
+                    self._forgotten_jobs += job.kind != "demote"
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Close every tier; tell whether nothing hangs."""

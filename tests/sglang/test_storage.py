@@ -235,6 +235,34 @@ def test_a_tier_that_hangs_is_a_miss_by_its_deadline(host, make, monkeypatch):
         opened[0].resume()
 
 
+def test_a_medium_that_has_not_forgotten_serves_nothing(host, make, monkeypatch, caplog):
+    opened = []
+
+    def open_faulty(url, namespace):
+        opened.append(FaultyTier(CAPACITY, namespace=namespace, ack="stored"))
+        return opened[-1]
+
+    monkeypatch.setattr("kvoffload.integrations.sglang.storage.open_tier", open_faulty)
+    made = make("faulty:", host)
+    keys, indices = prompt()
+    assert all(made.batch_set_v1(keys, indices))
+    assert made.clear() is True
+    assert made.batch_exists(keys) == 0
+    opened[0].hang()
+    try:
+        with caplog.at_level("ERROR"):
+            assert made.clear() is False
+        assert "has not confirmed" in caplog.text
+        assert made.batch_set_v1(keys, indices) == [False] * PAGES
+        assert made.batch_get_v1(keys, indices) == [False] * PAGES
+        assert made.batch_exists(keys) == 0
+        assert opened[0].stats()["queued_bytes"] == 0  # nothing was submitted
+    finally:
+        opened[0].resume()
+    assert made.batch_set_v1(keys, indices) == [True] * PAGES
+    assert made.batch_exists(keys) == PAGES
+
+
 # -- what is kept apart ----------------------------------------------------------------------
 
 

@@ -218,9 +218,57 @@ class TestNamespace:
         (tmp_path / "notes.txt").write_text("not part of it")
         before = weights_identity(tmp_path)
         assert [row[:2] for row in before] == [["a.safetensors", 5], ["config.json", 2]]
-        os.utime(tmp_path / "a.safetensors", ns=(1, 1))
-        assert weights_identity(tmp_path) != before
         Namespace("m", 4096, weights=before)
+
+    def test_equal_copies_of_weights_are_the_same(self, tmp_path: Path) -> None:
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "model.gguf").write_bytes(bytes(1_000_000))
+            os.utime(tmp_path / name / "model.gguf", ns=(len(name), ord(name)))
+        assert weights_identity(tmp_path / "a") == weights_identity(tmp_path / "b")
+
+    @pytest.mark.parametrize(
+        "name",
+        ["m.safetensors", "m.bin", "m.pt", "m.pth", "m.gguf", "m.h5", "sub/folder/m.bin",
+         "model.safetensors.index.json", "config.json"],
+    )  # fmt: skip
+    @pytest.mark.parametrize("size", [0, 1, 400_000, 10_000_000])
+    def test_weights_replaced_in_place_are_others(self, tmp_path, name, size) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+        times = path.stat()
+        whole, single = weights_identity(tmp_path), weights_identity(path)
+        assert len(whole) == len(single) == 1
+        assert (whole[0][0], single[0][0]) == (name, path.name)
+        for place in {0, size // 3, size - 1} if size else {0}:
+            with path.open("r+b") as file:  # a 60th part of it changes
+                file.seek(place)
+                file.write(b"x" * max(1, min(size // 60, size - place)))
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+            assert weights_identity(tmp_path) != whole
+            assert weights_identity(path) != single
+            path.write_bytes(bytes(size))
+        assert weights_identity(tmp_path) == whole
+
+    def test_a_folder_that_is_no_model_s_is_refused(self, tmp_path, monkeypatch) -> None:
+        monkeypatch.setattr("kvoffload.tiers.namespace._MAX_ENTRIES", 3)
+        for number in range(4):
+            (tmp_path / f"{number}.txt").touch()
+        with pytest.raises(ValueError, match="source must be a model's directory, of 3 files"):
+            weights_identity(tmp_path)
+
+    def test_many_files_of_weights_are_one_row(self, tmp_path, monkeypatch) -> None:
+        monkeypatch.setattr("kvoffload.tiers.namespace._MAX_ROWS", 2)
+        (tmp_path / ".cache").mkdir()
+        for number in range(3):
+            (tmp_path / f"{number}.bin").write_bytes(b"weights")
+            (tmp_path / f".cache/{number}.bin").write_bytes(b"not part of it")
+        os.mkfifo(tmp_path / "pipe.bin")
+        before = weights_identity(tmp_path)
+        assert [row[:2] for row in before] == [["3 files", 21]]
+        (tmp_path / "1.bin").write_bytes(b"WEIGHTS")
+        assert weights_identity(tmp_path) != before
 
 
 class TestSeal:

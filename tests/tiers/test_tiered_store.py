@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload import CPUOffloadingManager
+from kvoffload import BlockNotFoundError, CPUOffloadingManager
 from kvoffload.tiers import (
     Fetched,
     FileTier,
@@ -369,10 +369,50 @@ class TestFetch:
         assert all((tier.lookup(KEYS) == State.MISS).all() for tier in tiers)
         engine.compute(KEYS[:4])
         engine.quiet()
+        engine.store.close()
+
+    def test_a_tier_that_hangs_does_not_keep_host_memory_readable(self) -> None:
+        tiers = [memory(), faulty(ack="stored")]
+        engine = self.prepared(*tiers)
+        job = engine.store.fetch(KEYS[:4])
+        engine.wait(job)
         tiers[1].hang()
-        engine.compute(KEYS[4:6])
-        assert engine.store.forget(SHORT_S) in {True, False}
+        engine.store.complete_load(KEYS[:4])
+        engine.compute(KEYS[20:22])
+        waiting = engine.store.fetch(KEYS[4:6], 1000.0)
+        assert engine.store.forget(SHORT_S) is False  # the one that hangs has not confirmed it
+        assert engine.store.busy  # a store to the second one uses two blocks
+        assert engine.store.lookup(KEYS[:4]) == engine.store.lookup(KEYS[20:22]) == (0, 0)
+        assert engine.store.manager.lookup(KEYS[20:22]) == 0
+        with pytest.raises(BlockNotFoundError):
+            engine.store.prepare_load(KEYS[20:22])
+        assert [ended.num_blocks for ended in engine.store.step() if ended.job == waiting] == [0]
+        # No block is given out that the hanging call may still read.
+        assert engine.store.prepare_store(KEYS[30:31]) is None
+        with pytest.raises(TypeError, match=r"hashes\[0\] must be bytes"):
+            engine.store.prepare_store(["text"])
+        assert engine.fetch(KEYS[:4]) == 0
         tiers[1].resume()
+        engine.quiet()
+        engine.compute(KEYS[30:38])
+        assert engine.fetch(KEYS[30:38]) == 8
+        engine.quiet()
+        engine.store.close()
+
+    def test_bytes_that_were_leaving_are_not_offered_to_the_next_tier(self) -> None:
+        full, far = faulty(ack="stored"), memory(name="far")
+        engine = make([full, far], "demote", spare=4)
+        engine.compute(KEYS[:8])
+        full.hang()
+        full.fail("put", 4)
+        engine.compute(KEYS[8:12])  # four leave for a tier that will fail
+        assert engine.store.stats()["free_buffers"] == 0
+        assert engine.store.forget(0.0) is False
+        full.resume()
+        engine.quiet()
+        assert engine.store.stats()["free_buffers"] == 4
+        assert (far.lookup(KEYS[:4]) == State.MISS).all()
+        assert far.stats()["blocks"] == 0
         engine.store.close()
 
 

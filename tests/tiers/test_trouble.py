@@ -405,7 +405,7 @@ class TestRemoval:
         store(tier, KEYS[:16])
         tier.hang()
         jobs = [tier.get(KEYS[:8], range(64, 72)), tier.put(KEYS[16:24], range(16, 24))]
-        assert tier.forget() is True
+        assert tier.forget() is False  # it hangs
         statuses = run_all(tier, tier.put(KEYS[24:56], range(24, 56), 1000.0), tier)
         assert statuses.count(Status.FULL) == 16, "8 are read from, 8 are written to"
         tier.resume()

@@ -42,7 +42,7 @@ def test_no_key_is_seen_before_it_is_written(policy):
     list(manager.take_events())
     seen: set[bytes] = set()
 
-    def look(frame, event, argument):  # noqa: ARG001
+    def look(frame, event, argument):
         lists = [one for one in gc.get_objects() if type(one) is list and len(one) <= len(LENGTHS)]
         for one in [*lists, *frame.f_locals.values()]:
             if isinstance(one, list):

@@ -408,6 +408,32 @@ def test_a_reset_forgets_unless_told_otherwise(tmp_path, engines, names, on_rese
     assert engine.request(chain(10)) == kept
 
 
+def test_a_tier_whose_medium_has_not_forgotten_is_out_of_service(engines, monkeypatch, caplog):
+    monkeypatch.setattr(secondary_tiers.logger, "propagate", True, raising=False)
+    engine = engines(faulty())
+    engine.request(chain(0))
+    engine.request(chain(10))
+    assert_nothing_is_left(engine)
+    tier = engine.tier.tier
+    tier.hang()
+    try:
+        with caplog.at_level("ERROR"):
+            engine.reset()
+        assert "has not confirmed that everything was dropped" in caplog.text
+        assert engine.request(chain(0)) == 0
+        assert engine.tier.lookup(key(0), ReqContext("asks")) is LookupResult.MISS
+        assert tier.stats()["queued_bytes"] == 0  # nothing was submitted
+        engine.request(chain(20))
+        assert tier.stats()["queued_bytes"] == 0
+    finally:
+        tier.resume()
+    assert_nothing_is_left(engine)
+    engine.request(chain(10))
+    engine.request(chain(20))
+    assert engine.request(chain(10)) == 4
+    assert_nothing_is_left(engine)
+
+
 def test_a_reset_in_the_middle_of_a_request_ends_it_all(tmp_path, engines):
     engine = engines(slab(tmp_path))
     engine.request(chain(0))

@@ -80,6 +80,15 @@ class BlockingTier:
         """Drop everything."""
         return self._do(self._tier.forget)
 
+    def has_forgotten(self) -> bool:
+        """Return whether the medium has confirmed the last `forget`; takes in what it answered."""
+
+        def confirmed() -> bool:
+            self._poll()
+            return self._tier.health().forgotten
+
+        return self._do(confirmed)
+
     def stats(self) -> dict[str, int]:
         """Return the counters since the tier was opened, and present sizes."""
         return self._do(self._tier.stats)

@@ -123,6 +123,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         self._page_tokens = 0
         self._buffers: list[_Buffer] = []  # for reads and for writes, where pages are copied
         self._calls: BlockingTier | None = None
+        self._is_waiting = False  # for the medium to confirm a `clear`
         self.tier: Tier | None = None
         self.namespace: Namespace | None = None
 
@@ -214,15 +215,37 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             )
 
     def clear(self) -> bool:
-        """Drop everything, as after an update of the weights; return whether it is dropped.
+        """Drop everything, as after an update of the weights.
 
         SGLang calls it for ``/clear_hicache_storage_backend`` only, not when weights change.
+
+        Returns
+        -------
+        bool
+            Whether the tier's medium has confirmed it (`Tier.forget`). Where not, that is logged,
+            and nothing is stored or loaded until it has.
         """
         calls = self._calls
         if calls is None:
             return False
-        calls.forget()
-        return True
+        self._is_waiting = True
+        self._is_waiting = not calls.forget()
+        if self._is_waiting:
+            log.error(
+                "the tier's medium has not confirmed that everything was dropped; nothing is "
+                "stored or loaded until it has"
+            )
+        return not self._is_waiting
+
+    def _serving(self) -> BlockingTier | None:
+        """Return the tier's calls; None where it is closed or has not confirmed a `clear`."""
+        calls = self._calls
+        if calls is not None and self._is_waiting:
+            if not calls.has_forgotten():
+                return None
+            self._is_waiting = False
+            log.warning("the tier's medium has confirmed that everything was dropped")
+        return calls
 
     def stats(self) -> dict[str, int]:
         """Return the tier's counters since it was opened, and present sizes."""
@@ -241,7 +264,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
     ) -> int:
         """Return how many pages are there from the first on, without a gap."""
-        calls = self._calls
+        calls = self._serving()
         if calls is None:
             return 0
         stored = [stored_key(key) for key in keys]
@@ -414,7 +437,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         ids: npt.NDArray[np.int64],
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        calls = self._calls
+        calls = self._serving()
         if calls is None or not stored:
             return [False] * len(stored)
         are_there: list[bool] = (calls.get(stored, ids) == Status.OK).tolist()
@@ -424,7 +447,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         return are_there
 
     def _put(self, stored: list[bytes], ids: npt.NDArray[np.int64]) -> list[bool]:
-        calls = self._calls
+        calls = self._serving()
         if calls is None or not stored:
             return [False] * len(stored)
         done = calls.put(stored, ids)

@@ -263,6 +263,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         self._times: deque[tuple[str, float]] = deque(maxlen=MAX_TIMES)
         self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # what vLLM was told
         self._log_error_at = 0.0
+        self._is_waiting = False  # for the medium to confirm that it has forgotten
         self.tier = opener(self.namespace, self._emits)
         try:
             self.tier.attach(Region(primary_kv_view, self.block_size_bytes))
@@ -302,7 +303,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Say whether a chunk is there: HIT, MISS, or RETRY while a server is being asked."""
         request = self._requests.get(req_context.req_id)
-        if request is not None and key in request.failed:
+        if (request is not None and key in request.failed) or not self._serves():
             return LookupResult.MISS
         try:
             state = self.tier.state(key)
@@ -345,6 +346,10 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         request_id: str | None,
     ) -> None:
         keys = list(job_metadata.keys)
+        if not self._serves():
+            self._failed(request_id, keys)
+            self._finished.append(JobResult(job_id=job_metadata.job_id, success=False))
+            return
         try:
             job = submit(keys, np.asarray(job_metadata.chunk_ids))
         except Exception as error:  # noqa: BLE001  (a user's policy may raise anything)
@@ -407,7 +412,9 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         """Wait until no job touches the primary tier's memory, and do as `on_reset` says.
 
         vLLM calls it when it resets its caches, and at no other time. A tier with buffers of its
-        own (see `Tier`, *Deadlines*) is waited for until the jobs' deadlines at most.
+        own (see `Tier`, *Deadlines*) is waited for until the jobs' deadlines at most. Where the
+        medium does not confirm that it has forgotten, the tier is out of service until it does:
+        every lookup is a miss, and nothing is stored.
         """
         waited = 0.0
         while not self.tier.wait(list(self._transfers), WAIT_LOG_S):
@@ -420,9 +427,23 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             )
         self._collect()
         if self._forgets:
-            self.tier.forget()
+            self._is_waiting = True
+            self._is_waiting = not self.tier.forget()
+            if self._is_waiting:
+                logger.error(
+                    "kvoffload: tier %r: its medium has not confirmed that everything was "
+                    "dropped; the tier is out of service until it has",
+                    self.tier.name,
+                )
             for request in self._requests.values():
                 request.answers.clear()
+
+    def _serves(self) -> bool:
+        """Return whether nothing stands against using the tier: no reset that is unconfirmed."""
+        if self._is_waiting and self.tier.health().forgotten:
+            self._is_waiting = False
+            logger.warning("kvoffload: tier %r: back in service", self.tier.name)
+        return not self._is_waiting
 
     def shutdown(self) -> None:
         """Close the tier; a second call does nothing.
