@@ -5,6 +5,8 @@ Below the directory lies a folder for each namespace, named by its fingerprint:
 =========================== ====================================================================
 ``namespace.json``          what the bytes mean
 ``epoch``                   16 hex digits: the present epoch
+``epoch.lock``              locked by who gives the directory a higher one
+``*.not-an-epoch``          what a stranger had put in its place, and is no file
 ``<epoch>/<hh>/<key>.kv``   a block, and a page of 4096 bytes that begins with its seal; ``hh`` are
                             two hex digits of a sum of the key, the name is the stored key in hex
 ``<epoch>/<hh>/*.tmp``      a block that is being written
@@ -30,10 +32,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import secrets
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -42,12 +46,13 @@ from kvoffload.errors import describe
 
 from ._io_py import NO_SPACE, Block, transfer
 from .base import Status
+from .epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from .namespace import Namespace
 from .pool import Pool
 from .pooled import MAX_QUEUED_BYTES
 from .region import Region
 from .remote import RemoteTier
-from .remote_pool import MAX_NAMESPACE_BYTES, RemoteStore, new_epoch
+from .remote_pool import RemoteStore
 from .seal import SEAL_BYTES, xxh3_64
 from .staging import STAGING_BYTES
 from .sweeper import Sweeper
@@ -58,9 +63,13 @@ PAGE_BYTES = 4096
 RENEW_S = 3600.0
 """A block that is used has its time of change renewed at most so often."""
 SWEEP_S = 60.0
+LOCK_S = 0.005
+"""Seconds between two tries to get a lock."""
 STOP_S = 0.2
 """Seconds that closing waits for a sweep to stop."""
 _GONE = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
+_NO_FILE = frozenset({errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN})
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EOPNOTSUPP})
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -94,48 +103,73 @@ class DirectoryStore(RemoteStore):
 
     def read_epoch(self) -> int | None:
         """Return the epoch that the directory has; None where it has none, or nonsense."""
-        text = _read_small(self.folder / "epoch", 16)
-        try:
-            return int(text, 16) if text is not None and len(text) == 16 else None
-        except ValueError:
-            return None
+        return parse_epoch(_read_small(self.folder / "epoch", EPOCH_CHARACTERS))
 
-    def _load_epoch(self, candidate: int) -> int:
+    def _ask_epoch(self) -> int | None:
         found = self.read_epoch()
-        if found is None:
+        json = _read_small(self.folder / "namespace.json", self._json_bytes)
+        if not self._compare(json):
             self.folder.mkdir(0o700, parents=True, exist_ok=True)
-            try:
-                self._write_small("epoch", b"%016x" % candidate, replace=False)
-            except FileExistsError:
-                if self.read_epoch() is None:  # nonsense, of a server that lost power
-                    self._save_epoch(candidate)
-            found = self.read_epoch()
-            if found is None:
-                raise OSError(errno.EIO, "the epoch cannot be read back")
-        json = _read_small(self.folder / "namespace.json", MAX_NAMESPACE_BYTES)
-        if not json:
-            self._write_small("namespace.json", self.namespace.json.encode("ascii"), replace=True)
-        else:
-            self._compare(json)
+            self._write_small("namespace.json", self.namespace.json.encode("ascii"))
         return found
 
-    def _save_epoch(self, epoch: int) -> None:
+    def _raise_epoch(self, epoch: int) -> int:
         self.folder.mkdir(0o700, parents=True, exist_ok=True)
-        self._write_small("epoch", b"%016x" % epoch, replace=True)
+        with self._locked("epoch.lock"):
+            found = self.read_epoch()
+            if found is not None and found >= epoch:
+                return found
+            self._write_small("epoch", epoch_text(epoch))
+        found = self.read_epoch()
+        if found is None:
+            raise OSError(errno.EIO, "the epoch cannot be read back")
+        return found
 
-    def _write_small(self, name: str, data: bytes, *, replace: bool) -> None:
-        """Write a file whole and durably; unless it replaces one, it must not be there."""
-        temporary = self.folder / f"{name}.{new_epoch():016x}.tmp"
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """Hold the lock of a file, which no process that has ended holds.
+
+        Raises
+        ------
+        TimeoutError
+            If another process keeps it until the deadline, as one that was stopped does.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(self.folder / name, flags, 0o600)
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if self.is_overdue():
+                        raise TimeoutError from None
+                    time.sleep(LOCK_S)
+                except OSError as error:  # a file system without locks: the last writer wins
+                    if error.errno not in _NO_LOCKS:
+                        raise
+                    break
+            yield
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has the descriptor, too
+        finally:
+            os.close(fd)
+
+    def _write_small(self, name: str, data: bytes) -> None:
+        """Write a file whole and durably, in place of whatever has its name."""
+        path = self.folder / name
+        temporary = self.folder / f"{name}.{_random()}.tmp"
         fd = os.open(temporary, _NEW_FLAGS, 0o600)
         try:
             os.write(fd, data)
             os.fsync(fd)
         finally:
             os.close(fd)
-        if replace:
-            temporary.replace(self.folder / name)
-        else:
-            _link(str(temporary), str(self.folder / name))
+        try:
+            temporary.replace(path)
+        except (IsADirectoryError, FileExistsError):
+            path.rename(self.folder / f"{name}.{_random()}.not-an-epoch")
+            temporary.replace(path)
         folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
@@ -200,7 +234,7 @@ class DirectoryStore(RemoteStore):
             pass
         else:
             return
-        temporary = f"{path[:-3]}.{new_epoch():016x}.tmp"
+        temporary = f"{path[:-3]}.{_random()}.tmp"
         try:
             fd = os.open(temporary, _NEW_FLAGS, 0o600)
         except FileNotFoundError:
@@ -363,20 +397,36 @@ class DirectoryTier(RemoteTier):
             self._emit(swept, removed=True, reason="evicted")
 
     def _before_close(self) -> None:
+        super()._before_close()
         self._sweeper.stop(STOP_S)
 
 
 def _read_small(path: Path, most: int) -> bytes | None:
-    """Return a small file's bytes; None where there is none, or a longer one."""
+    """Return a small file's bytes; None where there is none, or a longer one, or no file."""
     try:
         fd = os.open(path, _READ_FLAGS)
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            return None
+        raise
     try:
-        found = os.read(fd, most + 1)
-        return found if len(found) <= most else None
+        found = b""
+        while len(found) <= most:
+            piece = os.read(fd, most + 1 - len(found))
+            if not piece:
+                return found
+            found += piece
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
     finally:
         os.close(fd)
+    return None
+
+
+def _random() -> str:
+    """Return a part of a name that nobody else has."""
+    return secrets.token_hex(8)
 
 
 def _link(temporary: str, path: str) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import secrets
 import time
 
-__all__ = ["EPOCH_CHARACTERS", "epoch_text", "is_epoch", "new_epoch", "parse_epoch"]
+__all__ = ["EPOCH_CHARACTERS", "epoch_text", "is_epoch", "last_epoch", "new_epoch", "parse_epoch"]
 
 EPOCH_CHARACTERS = 16
 """Hex digits of an epoch on a medium."""
@@ -48,7 +48,12 @@ def new_epoch(above: int = 0) -> int:
 
 def is_epoch(number: int) -> bool:
     """Return whether a number can be an epoch: above 0, and at most a century ahead."""
-    return 0 < number <= (_now_ms() + AHEAD_MS) << RANDOM_BITS
+    return 0 < number <= last_epoch()
+
+
+def last_epoch() -> int:
+    """Return the highest number that is an epoch now, a century ahead."""
+    return (_now_ms() + AHEAD_MS) << RANDOM_BITS
 
 
 def epoch_text(epoch: int) -> bytes:

@@ -52,6 +52,9 @@ METRICS = (
     Metric("bytes", "counter", ("op",), "bytes that were moved"),
     Metric("evicted", "counter", ("reason",), "blocks that left"),
     Metric("declined", "counter", (), "blocks that the policy did not admit"),
+    Metric(
+        "dropped", "counter", (), "blocks not stored: everything was forgotten after they were put"
+    ),
     Metric("seconds", "histogram", ("op",), "seconds from submission to end of a job"),
     Metric("capacity_bytes", "gauge", (), "bytes of blocks that are kept at most"),
     Metric("used_bytes", "gauge", (), "bytes of blocks that are kept"),
@@ -90,14 +93,27 @@ class TierMetrics:
         Bytes moved, by operation.
     evicted : Counter of str
         Blocks that left, by reason.
+    dropped : int
+        Blocks of puts that were not stored, since everything was forgotten after they were put.
     """
 
-    __slots__ = ("_buckets", "_seconds", "blocks", "evicted", "hits", "misses", "nbytes", "unknown")
+    __slots__ = (
+        "_buckets",
+        "_seconds",
+        "blocks",
+        "dropped",
+        "evicted",
+        "hits",
+        "misses",
+        "nbytes",
+        "unknown",
+    )
 
     def __init__(self) -> None:
         self.hits = 0
         self.misses = 0
         self.unknown = 0
+        self.dropped = 0
         self.blocks: Counter[tuple[str, int]] = Counter()
         self.nbytes: Counter[str] = Counter()
         self.evicted: Counter[str] = Counter()
@@ -125,6 +141,7 @@ class TierMetrics:
             found[f"{op}_bytes"] = self.nbytes[op]
         for reason in ("evicted", "discarded", "corrupt", "failed", "forgotten"):
             found[f"removed_{reason}"] = self.evicted[reason]
+        found["dropped"] = self.dropped
         return found
 
     def samples(self, gauges: Mapping[str, int], breakers: Mapping[str, int]) -> Iterator[Sample]:
@@ -142,6 +159,7 @@ class TierMetrics:
             "misses": iter([({}, self.misses)]),
             "unknown": iter([({}, self.unknown)]),
             "declined": iter([({}, self.blocks["put", Status.DECLINED])]),
+            "dropped": iter([({}, self.dropped)]),
             "blocks": (
                 ({"op": op, "status": Status(status).name.lower()}, count)
                 for (op, status), count in sorted(self.blocks.items())

@@ -30,11 +30,12 @@ from kvoffload.errors import describe
 
 from ._io_py import Block
 from .base import Status
+from .epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from .namespace import Namespace
 from .pooled import MAX_QUEUED_BYTES
 from .region import Region
 from .remote import RemoteTier
-from .remote_pool import MAX_NAMESPACE_BYTES, RemoteStore
+from .remote_pool import RemoteStore
 from .staging import STAGING_BYTES
 
 __all__ = ["MooncakeTier"]
@@ -161,29 +162,26 @@ class MooncakeStore(RemoteStore):
             raise StoreError(size)
         return bytes(client.get(name)) if 0 < size <= most else None
 
-    def _create(self, name: str, data: bytes) -> None:
-        """Store an object, unless there is one."""
-        code = self._ready().put(name, data)
-        if code < 0:
-            raise StoreError(code)
+    def _ask_epoch(self) -> int | None:
+        json = self._get(f"{self._folder}/namespace", self._json_bytes)
+        if not self._compare(json):
+            self._replace(f"{self._folder}/namespace", self.namespace.json.encode("ascii"))
+        return parse_epoch(self._get(f"{self._folder}/epoch", EPOCH_CHARACTERS))
 
-    def _load_epoch(self, candidate: int) -> int:
-        found = _epoch(self._get(f"{self._folder}/epoch", 16))
-        if found is None:
-            self._create(f"{self._folder}/epoch", b"%016x" % candidate)
-            found = _epoch(self._get(f"{self._folder}/epoch", 16))
-        if found is None:  # nonsense
-            self._save_epoch(candidate)
-            found = candidate
-        json = self._get(f"{self._folder}/namespace", MAX_NAMESPACE_BYTES)
-        if json is None:
-            self._create(f"{self._folder}/namespace", self.namespace.json.encode("ascii"))
-        else:
-            self._compare(json)
-        return found
+    def _raise_epoch(self, epoch: int) -> int:
+        # The client knows no condition but "unless there is one". Between the look and the change
+        # another process may have given a higher epoch: that one finds a lower one the next time
+        # it looks, and gives its own again.
+        name = f"{self._folder}/epoch"
+        found = parse_epoch(self._get(name, EPOCH_CHARACTERS))
+        if found is None or found < epoch:
+            self._replace(name, epoch_text(epoch))
+            found = parse_epoch(self._get(name, EPOCH_CHARACTERS))
+        return found or 0
 
-    def _save_epoch(self, epoch: int) -> None:
-        code = self._ready().upsert(f"{self._folder}/epoch", b"%016x" % epoch)
+    def _replace(self, name: str, data: bytes) -> None:
+        """Store an object, in place of another one of its name."""
+        code = self._ready().upsert(name, data)
         if code < 0:
             raise StoreError(code)
 
@@ -260,13 +258,6 @@ class MooncakeStore(RemoteStore):
             thread = threading.Thread(target=end, daemon=True)
             thread.start()
             thread.join(CLOSE_S)
-
-
-def _epoch(data: bytes | None) -> int | None:
-    try:
-        return int(data, 16) if data is not None and len(data) == 16 else None
-    except ValueError:
-        return None
 
 
 class MooncakeTier(RemoteTier):

@@ -33,11 +33,12 @@ from kvoffload.errors import describe
 
 from ._io_py import Block
 from .base import Status
+from .epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from .namespace import Namespace
 from .pool import MOVING
 from .pooled import MAX_QUEUED_BYTES
 from .remote import RemoteTier
-from .remote_pool import MAX_NAMESPACE_BYTES, RemoteStore
+from .remote_pool import RemoteStore
 from .seal import xxh3_64
 from .staging import STAGING_BYTES
 
@@ -46,6 +47,8 @@ __all__ = ["ObjectTier"]
 SCHEMES = ("s3", "gs", "az")
 EPOCH_S = 60.0
 PROBES = 64
+ROUNDS = 8
+"""Times that an epoch is given while others keep changing it."""
 REQUEST_S = 30.0
 """Seconds after which the client gives a request up by itself; deadlines are shorter."""
 CONNECT_S = 5.0
@@ -136,15 +139,16 @@ class ObjectStore(RemoteStore):
 
         self._loop().run_until_complete(all_of_them())
 
-    async def _get(self, path: str, most: int) -> bytes | None:
-        """Return a small object's bytes; None where there is none, or a longer one."""
+    async def _get(self, path: str, most: int) -> tuple[bytes | None, dict[str, Any] | None]:
+        """Return a small object's bytes, None for a longer one, and its version, None for none."""
         try:
             answer = await self._client.get_async(self._bucket, path)
         except FileNotFoundError:
-            return None
+            return None, None
+        version = {name: answer.meta[name] for name in ("e_tag", "version") if answer.meta[name]}
         if answer.meta["size"] > most:
-            return None
-        return await _collect(answer, most)
+            return None, version
+        return await _collect(answer, most), version
 
     async def _create(self, path: str, data: bytes) -> None:
         """Store an object where there is none."""
@@ -155,34 +159,43 @@ class ObjectStore(RemoteStore):
 
     # -- epochs ------------------------------------------------------------------------------
 
-    def _load_epoch(self, candidate: int) -> int:
-        return self._run(self._load(candidate))
+    def _ask_epoch(self) -> int | None:
+        return self._run(self._ask())
 
-    async def _load(self, candidate: int) -> int:
-        path, other_path = f"{self._folder}/epoch", f"{self._folder}/namespace.json"
-        data, json = await asyncio.gather(
-            self._get(path, 16), self._get(other_path, MAX_NAMESPACE_BYTES)
+    async def _ask(self) -> int | None:
+        path = f"{self._folder}/namespace.json"
+        (data, _), (json, _) = await asyncio.gather(
+            self._get(f"{self._folder}/epoch", EPOCH_CHARACTERS),
+            self._get(path, self._json_bytes),
         )
-        found = _epoch(data)
-        if found is None:
-            await self._create(path, b"%016x" % candidate)
-            found = _epoch(await self._get(path, 16))
-        if found is None:  # nonsense
-            await self._put_epoch(candidate)
-            found = candidate
-        if json is None:
-            await self._create(other_path, self.namespace.json.encode("ascii"))
-        else:
-            self._compare(json)
-        return found
+        if not self._compare(json):
+            ours = self.namespace.json.encode("ascii")
+            await self._client.put_async(self._bucket, path, ours, use_multipart=False)
+        return parse_epoch(data)
 
-    def _save_epoch(self, epoch: int) -> None:
-        self._run(self._put_epoch(epoch))
+    def _raise_epoch(self, epoch: int) -> int:
+        return self._run(self._raise(epoch))
 
-    async def _put_epoch(self, epoch: int) -> None:
-        await self._client.put_async(
-            self._bucket, f"{self._folder}/epoch", b"%016x" % epoch, use_multipart=False
-        )
+    async def _raise(self, epoch: int) -> int:
+        """Replace the object on the condition that it is still the one that was read."""
+        path, errors = f"{self._folder}/epoch", self._client.exceptions
+        for _ in range(ROUNDS):
+            data, version = await self._get(path, EPOCH_CHARACTERS)
+            found = parse_epoch(data)
+            if found is not None and found >= epoch:
+                return found
+            mode = version or "create"
+            with contextlib.suppress(errors.AlreadyExistsError, errors.PreconditionError):
+                await self._put_epoch(path, epoch, mode)
+        raise TimeoutError
+
+    async def _put_epoch(self, path: str, epoch: int, mode: Any) -> None:
+        data = epoch_text(epoch)
+        try:
+            await self._client.put_async(self._bucket, path, data, mode=mode, use_multipart=False)
+        except (self._client.exceptions.NotSupportedError, NotImplementedError):
+            # A store without conditions: the last writer wins, and who wrote a higher one repeats.
+            await self._client.put_async(self._bucket, path, data, use_multipart=False)
 
     # -- blocks ------------------------------------------------------------------------------
 
@@ -271,13 +284,6 @@ async def _collect(answer: Any, most: int) -> bytes:
         if size > most:
             break
     return bytes(pieces[0]) if len(pieces) == 1 else b"".join(map(bytes, pieces))
-
-
-def _epoch(data: bytes | None) -> int | None:
-    try:
-        return int(data, 16) if data is not None and len(data) == 16 else None
-    except ValueError:
-        return None
 
 
 def _fill(run: Sequence[Block], start: int, stop: int, status: Status) -> None:

@@ -71,6 +71,8 @@ class Record:
         How often `Tier.forget` had been called.
     failed : bool
         Whether the job has been counted as a failure.
+    epoch : int
+        The epoch that it was submitted under.
     """
 
     job: int
@@ -82,6 +84,7 @@ class Record:
     slots: npt.NDArray[np.int64]
     generation: int
     failed: bool = False
+    epoch: int = 0
 
 
 class PooledTier(Tier):
@@ -175,6 +178,7 @@ class PooledTier(Tier):
         """Hand a job's blocks to the pool."""
         pool = self._pool_or_raise()
         op = READ if record.op == "get" else WRITE
+        record.epoch = self._epoch
         pool.submit(
             record.job,
             op,
@@ -182,7 +186,7 @@ class PooledTier(Tier):
             record.slots,
             ids,
             timeout_s=timeout_s,
-            epoch=self._epoch,
+            epoch=record.epoch,
         )
         self._records[record.job] = record
         self._moving.add(record.job)

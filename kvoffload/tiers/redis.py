@@ -18,6 +18,7 @@ Cost
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -28,10 +29,11 @@ from kvoffload.errors import describe
 
 from ._io_py import Block
 from .base import Status
+from .epoch import EPOCH_CHARACTERS, epoch_text, last_epoch, parse_epoch
 from .namespace import Namespace
 from .pooled import MAX_QUEUED_BYTES
 from .remote import RemoteTier
-from .remote_pool import MAX_NAMESPACE_BYTES, OtherEpochError, RemoteStore
+from .remote_pool import OtherEpochError, RemoteStore
 from .staging import STAGING_BYTES
 
 __all__ = ["RedisTier"]
@@ -48,8 +50,20 @@ TOUCH_S = 60.0
 FIND = """
 local found = {}
 for i = 2, #KEYS do found[i - 1] = redis.call('EXISTS', KEYS[i]) end
-return {redis.call('GET', KEYS[1]), table.concat(found)}
+local epoch = redis.pcall('GETRANGE', KEYS[1], 0, 16)
+return {type(epoch) == 'string' and epoch or '', table.concat(found)}
 """
+# Epochs are texts of one length, in the order of their numbers. ARGV: an epoch; the last that is
+# one. What is none - a list, a word, a number beyond the last - is replaced.
+RAISE = """
+local found = redis.pcall('GETRANGE', KEYS[1], 0, 16)
+if type(found) == 'string' and #found == 16 and not string.find(found, '[^0-9a-f]')
+    and found >= ARGV[1] and found <= ARGV[2] then return found end
+redis.call('SET', KEYS[1], ARGV[1])
+return ARGV[1]
+"""
+ROUNDS = 8
+"""Times that an epoch is given where scripts may not run, and others keep changing it."""
 
 
 def _client_package() -> Any:
@@ -77,6 +91,15 @@ class _BoundedSocket:
         return self._timeout
 
     def _limit(self) -> None:
+        """Give the next call of the socket what is left, and none once nothing is.
+
+        Raises
+        ------
+        TimeoutError
+            If the call should have ended: each byte would have a bit of time otherwise.
+        """
+        if self._store.is_overdue():
+            raise TimeoutError("the call has passed its deadline")
         left = self._store.seconds_left()
         self._sock.settimeout(left if self._timeout is None else min(left, self._timeout))
 
@@ -87,8 +110,10 @@ class _BoundedSocket:
         return data
 
     def sendall(self, data: bytes) -> None:
-        self._limit()
-        self._sock.sendall(data)
+        view = memoryview(data).cast("B")
+        while view:  # TLS gives each piece of its own the whole time
+            self._limit()
+            view = view[self._sock.send(view) :]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
@@ -98,8 +123,17 @@ def _bounded(connection_class: Any, store: RedisStore) -> Any:
     """Return a class of connections whose sockets are bounded."""
 
     class BoundedConnection(connection_class):  # type: ignore[misc]
+        @property
+        def socket_connect_timeout(self) -> float:
+            """What is left: each of a name's addresses is tried in turn."""
+            return store.seconds_left()
+
+        @socket_connect_timeout.setter
+        def socket_connect_timeout(self, _: object) -> None:
+            pass
+
         def _connect(self) -> Any:
-            self.socket_connect_timeout = self.socket_timeout = store.seconds_left()
+            self.socket_timeout = store.seconds_left()
             return _BoundedSocket(super()._connect(), store)
 
     return BoundedConnection
@@ -203,42 +237,85 @@ class RedisStore(RemoteStore):
 
     def _pipeline(self, most_bytes: int) -> Any:
         """Return a pipeline whose replies may have so many bytes."""
+        return self._ready(most_bytes).pipeline(transaction=False)
+
+    def _ready(self, most_bytes: int) -> Any:
+        """Return the client; the replies of the next call may have so many bytes."""
         call: Any = self._call
         call.budget = most_bytes + (CLUSTER_BYTES if self._cluster else SLACK_BYTES)
         if self._client is None:  # a cluster is asked when its client is made
             self._client = self._make_client()
-        return self._client.pipeline(transaction=False)
+        return self._client
 
     def _name(self, key: bytes, epoch: int) -> bytes:
         return b"%b%016x:%b" % (self._prefix, epoch, key)
 
     # -- epochs ------------------------------------------------------------------------------
 
-    def _load_epoch(self, candidate: int) -> int:
-        pipeline = self._pipeline(MAX_NAMESPACE_BYTES)
-        pipeline.set(self._epoch_name, b"%016x" % candidate, nx=True)
-        pipeline.getrange(self._epoch_name, 0, 16)
-        pipeline.set(self._namespace_name, self.namespace.json.encode("ascii"), nx=True)
-        pipeline.getrange(self._namespace_name, 0, MAX_NAMESPACE_BYTES)
-        made, epoch, _, json = pipeline.execute(raise_on_error=False)
-        for reply in (epoch, json):
-            if isinstance(reply, Exception):
-                raise reply
-        if json:
-            self._compare(json)
-        if not epoch and isinstance(made, Exception):
-            raise made
-        found = _epoch(epoch)
-        if found is None:  # nonsense
-            self._save_epoch(candidate)
-            found = candidate
+    def _ask_epoch(self) -> int | None:
+        json_bytes = self._json_bytes
+        pipeline = self._pipeline(json_bytes)
+        pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
+        pipeline.getrange(self._namespace_name, 0, json_bytes - 1)
+        epoch, json = pipeline.execute(raise_on_error=False)
+        if not self._compare(self._text(json)):
+            pipeline = self._pipeline(0)
+            pipeline.set(self._namespace_name, self.namespace.json.encode("ascii"))
+            pipeline.execute(raise_on_error=False)  # who may not write may read
+        found = parse_epoch(self._text(epoch))
         self._look_at_limits()
         return found
 
-    def _save_epoch(self, epoch: int) -> None:
-        pipeline = self._pipeline(0)
-        pipeline.set(self._epoch_name, b"%016x" % epoch)
-        pipeline.execute()
+    def _raise_epoch(self, epoch: int) -> int:
+        try:
+            client = self._ready(0)
+            reply = client.eval(
+                RAISE, 1, self._epoch_name, epoch_text(epoch), epoch_text(last_epoch())
+            )
+        except self._redis.ResponseError as error:
+            if not self._is_forbidden(error):
+                raise
+            return self._raise_epoch_watched(epoch)
+        return parse_epoch(reply) or 0
+
+    def _raise_epoch_watched(self, epoch: int) -> int:
+        """Give the server an epoch where no script may run."""
+        for _ in range(ROUNDS):
+            with self._ready(0).pipeline(transaction=True) as pipeline:
+                pipeline.watch(self._epoch_name)
+                try:
+                    reply = pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
+                except self._redis.ResponseError as error:
+                    reply = self._text(error)
+                found = parse_epoch(reply)
+                if found is not None and found >= epoch:
+                    return found
+                pipeline.multi()
+                pipeline.set(self._epoch_name, epoch_text(epoch))
+                with contextlib.suppress(self._redis.WatchError):
+                    pipeline.execute()
+                    return epoch
+        raise TimeoutError
+
+    def _is_forbidden(self, reply: Any) -> bool:
+        """Tell whether a reply says that a command may not be used."""
+        if isinstance(reply, self._redis.exceptions.NoPermissionError):
+            return True
+        return isinstance(reply, self._redis.ResponseError) and _says(reply, "unknown command")
+
+    def _text(self, reply: Any) -> bytes | None:
+        """Return the bytes of a reply; None where there is no text, but another kind of value.
+
+        Raises
+        ------
+        Exception
+            The error that the reply is, if it is another one.
+        """
+        if isinstance(reply, Exception):
+            if isinstance(reply, self._redis.ResponseError) and _says(reply, "WRONGTYPE"):
+                return None
+            raise reply
+        return reply if isinstance(reply, bytes) else None
 
     def _same_epoch(self, reply: Any, epoch: int) -> None:
         """Refuse the replies of a call that went by another epoch than the server's.
@@ -248,11 +325,8 @@ class RedisStore(RemoteStore):
         OtherEpochError
             If it did.
         """
-        if isinstance(reply, Exception):
-            raise reply
-        found = _epoch(reply)
-        if found != epoch:
-            raise OtherEpochError(found)
+        if parse_epoch(self._text(reply)) != epoch:
+            raise OtherEpochError
 
     def _look_at_limits(self) -> None:
         """Warn, once, of a server that refuses blocks instead of evicting some."""
@@ -284,7 +358,7 @@ class RedisStore(RemoteStore):
             pipeline = self._pipeline(len(names))
             pipeline.eval(FIND, 1 + len(names), self._epoch_name, *names)
             (reply,) = pipeline.execute(raise_on_error=False)
-            if isinstance(reply, self._redis.exceptions.NoPermissionError):
+            if self._is_forbidden(reply):
                 found = self._find_one_by_one(names, epoch)
             elif isinstance(reply, Exception):
                 raise reply
@@ -296,7 +370,7 @@ class RedisStore(RemoteStore):
 
     def _find_one_by_one(self, names: Sequence[bytes], epoch: int) -> list[int]:
         pipeline = self._pipeline(16 * len(names))
-        pipeline.get(self._epoch_name)
+        pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
         for name in names:
             pipeline.exists(name)
         found, *replies = pipeline.execute()
@@ -305,7 +379,7 @@ class RedisStore(RemoteStore):
 
     def _fetch(self, run: Sequence[Block], epoch: int) -> None:
         pipeline = self._pipeline(len(run) * (self.block_bytes + 64))
-        pipeline.get(self._epoch_name)
+        pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
         for block in run:  # a byte more than a block has shows that a value is longer
             pipeline.getrange(self._name(block.key, epoch), 0, self.block_bytes)
         found, *replies = pipeline.execute(raise_on_error=False)
@@ -323,7 +397,7 @@ class RedisStore(RemoteStore):
 
     def _store(self, run: Sequence[Block], epoch: int) -> None:
         pipeline = self._pipeline(64 * len(run))
-        pipeline.get(self._epoch_name)
+        pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
         for block in run:
             pipeline.set(self._name(block.key, epoch), block.views[0], nx=True)
         found, *replies = pipeline.execute(raise_on_error=False)
@@ -365,13 +439,6 @@ class RedisStore(RemoteStore):
             self._client.close()
             if not self._cluster:
                 self._client.connection_pool.disconnect()
-
-
-def _epoch(reply: Any) -> int | None:
-    try:
-        return int(reply, 16) if isinstance(reply, bytes) and len(reply) == 16 else None
-    except ValueError:
-        return None
 
 
 def _says(error: Exception, word: str) -> bool:

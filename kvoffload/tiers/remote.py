@@ -7,7 +7,8 @@ it is not for `MISS_S`. For the rest `state` says UNKNOWN, and `query` asks.
 Invariants
     A key is in `_storing` from a put to its settling, and in `_dropping` while a chore that removes
     it has not been done: such keys are MISS without I/O. Writes wait for chores, so that a block
-    that is dropped and stored again stays.
+    that is dropped and stored again stays. What is believed belongs to `_gone_by`, the epoch that
+    jobs are submitted under: with another one it is cleared.
 Cost
     `state` is one look into a dict. A job costs what its store costs; a server that does not answer
     costs one deadline, and then nothing until the breaker lets a probe through.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from abc import abstractmethod
 from collections import Counter, OrderedDict
@@ -34,7 +36,7 @@ from .namespace import Namespace
 from .pool import Pool
 from .pooled import MAX_QUEUED_BYTES, QUERY_DEADLINE_S, PooledTier, Record, check_deadline
 from .region import Region
-from .remote_pool import DROP, FORGET, TOUCH, RemotePool, RemoteStore, pack_keys
+from .remote_pool import DROP, EPOCH_S, FORGET, MEET, TOUCH, RemotePool, RemoteStore, pack_keys
 from .seal import MAX_KEY_BYTES, stored_key, stored_keys
 from .staging import STAGING_BYTES
 
@@ -184,7 +186,7 @@ class RemoteTier(PooledTier):
         self._undropped: dict[bytes, None] = {}  # keys whose removal failed
         self._drops_failed_at = 0.0
         self._touches = 0  # chores that touch and have not been done
-        self._adopted = 0  # epochs of others that `_verdicts` is up to date with
+        self._gone_by = 0  # the epoch that jobs are submitted under
         self._corrupt_logged = -CORRUPT_LOG_S
         self._store = self._make_store()
 
@@ -206,13 +208,47 @@ class RemoteTier(PooledTier):
         )
 
     def attach(self, region: Region) -> None:
-        """Name the host memory that jobs move blocks from and to."""
+        """Name the host memory that jobs move blocks from and to; learn the medium's epoch.
+
+        It waits for that: a put that is submitted before the epoch is known is dropped, since
+        whether it is older than the medium's last `forget` could not be told. A medium that does
+        not answer is no error, and is asked again by the next job.
+        """
         super().attach(region)
-        self._queries().meet()  # the first job need not wait for what it learns
+        self._give_order(MEET, EPOCH_S)
+
+    def _give_order(self, kind: int, timeout_s: float) -> None:
+        """Have the medium asked for its epoch, or given one, and wait for that a while."""
+        pool = self._pool_or_raise()
+        order = _Order()
+        self._chore(("order", order), kind, b"")
+        until = time.monotonic() + timeout_s
+        while order.status is None and time.monotonic() < until:
+            self._collect(pool)
+            if order.status is None:
+                pool.wait(max(0.0, until - time.monotonic()))
+        if self._done:
+            pool.notify()
 
     @property
     def _epoch(self) -> int:
-        return self._generation  # which epoch that is, the store knows
+        return self._gone_by
+
+    def _follow(self) -> None:
+        """Go by the epoch that the store goes by; where it is another one, believe nothing."""
+        epoch, before = self._store.epoch, self._gone_by
+        if epoch != before:
+            self._gone_by = epoch
+            self._storing.clear()  # the puts under way will be dropped
+            if before:  # another process forgot
+                self._forgotten()
+
+    def _is_stale(self, record: Record) -> bool:
+        """Tell whether a job belongs to what is forgotten; a read before any epoch is none's."""
+        self._follow()
+        if record.generation != self._generation:
+            return True
+        return record.epoch != self._gone_by and (record.op == "put" or record.epoch != 0)
 
     def _queries(self) -> RemotePool:
         pool: Any = self._pool_or_raise()
@@ -259,6 +295,7 @@ class RemoteTier(PooledTier):
         timeout_s = check_deadline(deadline_s) or QUERY_DEADLINE_S
         stored = stored_keys(keys)
         job = self._new_job()
+        self._follow()
         states = np.array([self._known(key) for key in stored], np.int8)
         status = np.where(states == HIT, OK, MISS)
         places = np.flatnonzero(states == UNKNOWN)
@@ -271,6 +308,7 @@ class RemoteTier(PooledTier):
         record = Record(
             job, "query", started, status, places, asked, places, self._generation
         )  # slots: none
+        record.epoch = self._epoch
         try:
             pool.query(job, asked, timeout_s)
         except BaseException:
@@ -287,6 +325,7 @@ class RemoteTier(PooledTier):
         started = time.monotonic()
         stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=False)
         job = self._new_job()
+        self._follow()
         status = np.zeros(len(stored), np.int8)
         first: dict[bytes, int] = {}
         for place, key in enumerate(stored):
@@ -323,6 +362,7 @@ class RemoteTier(PooledTier):
         started = time.monotonic()
         stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=True)
         job = self._new_job()
+        self._follow()
         status = np.full(len(stored), MISS)
         hidden = self._dropping or self._undropped
         places = np.array(
@@ -359,12 +399,12 @@ class RemoteTier(PooledTier):
         if not any(counts[status] for status in _ANSWERED) and counts[Status.TIMEOUT]:
             record.failed = True
             self._breaker(record).trip()  # a server that hangs costs one deadline, not five
+        if record.op != "put" and self._is_stale(record):
+            statuses = np.where(statuses == OK, MISS, statuses)
         if record.op != "query":
             super()._ended(record, statuses, counts)
             return
         self._moving.discard(record.job)
-        if record.generation != self._generation:
-            statuses = np.where(statuses == OK, MISS, statuses)
         record.status[record.places] = statuses
         self._finish(record.job, "query", record.started, record.status)
 
@@ -373,6 +413,12 @@ class RemoteTier(PooledTier):
         if not answered and counts[Status.TIMEOUT] and not record.failed:
             record.failed = True
             self._breaker(record).trip()
+        if record.op == "put" and self._is_stale(record):
+            self._metrics.dropped += counts[Status.OK]
+            counts = [0 if status == Status.OK else n for status, n in enumerate(counts)]
+            if not sum(counts):
+                self._writes.withdraw()  # it says nothing about the medium
+                return
         if record.op != "query":
             super()._count(record, counts)
         elif answered:
@@ -384,7 +430,7 @@ class RemoteTier(PooledTier):
         return self._writes if record.op == "put" else self._reads
 
     def _settled(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
-        if record.generation != self._generation:
+        if self._is_stale(record):
             return
         if record.op == "put":
             self._put_ended(record.keys, (statuses == OK).tolist())
@@ -467,30 +513,29 @@ class RemoteTier(PooledTier):
             self._remove(gone, "discarded")
 
     def forget(self) -> bool:
-        """Drop everything, for every process; a new epoch gives blocks other names and seals."""
+        """Drop everything, for every process; a new epoch gives blocks other names and seals.
+
+        Before `attach` it is False, and the medium is told by `attach`. Until the medium has
+        confirmed it, it is tried again every second, whether jobs come or not.
+        """
         self._refuse_closed()
         self._generation += 1
         self._store.forget()
-        self._storing.clear()  # the puts under way belong to what is forgotten
+        self._gone_by = self._store.epoch
         self._forgotten()
         if self._pool is None:
             return False
-        pool = self._pool_or_raise()
-        order = _Forget()
-        self._chore(("forget", order), FORGET, b"")
-        until = time.monotonic() + FORGET_S
-        while order.status is None and time.monotonic() < until:
-            self._collect(pool)
-            if order.status is None:
-                pool.wait(max(0.0, until - time.monotonic()))
-        if self._done:
-            pool.notify()
-        if order.status != Status.OK:
+        self._give_order(FORGET, FORGET_S)
+        if self._store.owed:
             log.error("tier %r could not tell its medium to forget; it will try again", self.name)
             return False
         return True
 
+    def _forget_confirmed(self) -> bool:
+        return not self._store.owed
+
     def _forgotten(self) -> None:
+        self._storing.clear()  # the puts under way belong to what is forgotten
         self._verdicts.clear()
         self._touched.clear()
         self._undropped.clear()
@@ -498,7 +543,7 @@ class RemoteTier(PooledTier):
 
     def _chore_done(self, what: Any, status: int) -> None:
         kind, keys = what
-        if kind == "forget":
+        if kind == "order":
             keys.status = status
         elif kind == "touch":
             self._touches -= 1
@@ -513,9 +558,7 @@ class RemoteTier(PooledTier):
 
     def _collect(self, pool: Pool) -> None:
         super()._collect(pool)
-        if self._adopted != self._store.adopted:  # another process forgot
-            self._adopted = self._store.adopted
-            self._forgotten()
+        self._follow()
         if (
             self._undropped
             and not self._closed
@@ -528,6 +571,18 @@ class RemoteTier(PooledTier):
 
     # -- the end -----------------------------------------------------------------------------
 
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Let jobs under way end, and give everything back."""
+        was_open = not self._closed and os.getpid() == self._pid
+        is_clean = super().close(timeout_s)
+        if was_open and self._store.owed:
+            log.error("tier %r was closed before its medium could be told to forget", self.name)
+        return is_clean
+
+    def _before_close(self) -> None:
+        if self._store.owed:
+            self._chore(("order", _Order()), FORGET, b"")
+
     def _give_back(self) -> None:
         self._store.close()
 
@@ -535,8 +590,8 @@ class RemoteTier(PooledTier):
         return {"verdicts": len(self._verdicts)}
 
 
-class _Forget:
-    """An epoch that is being written."""
+class _Order:
+    """An epoch that is being read or written."""
 
     status: int | None = None
 

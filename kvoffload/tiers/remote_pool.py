@@ -9,25 +9,31 @@ Structure
     memory. Its threads call `RemoteStore.find`, `read` and `write`, which look after the epoch and
     errors and call what a medium implements: `_find`, `_fetch`, `_store` and others.
 Epochs
-    An epoch is a random number that lies on the medium, beside the namespace. It is part of every
-    block's name and seeds its seal: a new one forgets everything at once, for every process. A
-    process that finds another epoch than its own takes that one over.
+    An epoch (see ``epoch``) lies on the medium, beside the namespace. It is part of every block's
+    name and seeds its seal: a new one forgets everything at once, for every process. It only rises.
+    A process that finds a higher epoch than its own goes by that one from then on. One that finds a
+    lower one - an older snapshot was restored, a replica took over - gives the medium its own back.
+    One that finds none, or nonsense, gives it a higher one than its own: who cannot tell what was
+    forgotten meanwhile forgets everything.
+    A put carries the epoch that its process went by when it was submitted, and is dropped when the
+    medium has another one: what was computed before a `forget` never comes to lie behind it.
 Invariants
+    The epoch that a process goes by never falls.
     No call outlasts its deadline where the medium's client can be told one. Nothing that a client
     or a server says is logged: texts of errors may hold credentials.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import logging
-import os
 import threading
 import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +41,7 @@ import numpy.typing as npt
 from . import _io_py
 from ._io_py import Block, Store
 from .base import Status
+from .epoch import new_epoch
 from .namespace import Namespace
 from .pool import MOVING, READ, WRITE, Entry
 from .region import Region
@@ -65,6 +72,10 @@ EPOCH_S = 2.0
 """Seconds that reading or writing the epoch has: a job may end meanwhile, the next one has it."""
 LEAST_S = 0.005
 """Seconds that a call has at least."""
+RETRY_S = 1.0
+"""Seconds until the medium is given an epoch again that it would not take."""
+ROUNDS = 8
+"""Epochs that are given to a medium at most before the call fails: others give it theirs, too."""
 LOG_S = 60.0
 """Seconds between two lines of log of the same kind."""
 MAX_NAMESPACE_BYTES = 2**20
@@ -72,28 +83,11 @@ MAX_NAMESPACE_BYTES = 2**20
 
 
 class OtherEpochError(Exception):
-    """Say that the medium has another epoch than a call went by.
-
-    Attributes
-    ----------
-    epoch : int or None
-        The medium's; None: it has none any more.
-    """
-
-    def __init__(self, epoch: int | None) -> None:
-        super().__init__()
-        self.epoch = epoch
+    """Say that the medium has another epoch than a call went by, or none."""
 
 
 class ForeignNamespaceError(Exception):
     """Say that the place of this namespace has the JSON of another one."""
-
-
-class _Seen(NamedTuple):
-    """What a call goes by: how often this process forgot, and the epoch."""
-
-    generation: int
-    epoch: int
 
 
 class _Call(threading.local):
@@ -122,8 +116,12 @@ class RemoteStore(Store):
         Keys that a query asks for at most in one call.
     epoch_s : float
         Seconds that an epoch is believed before it is read again.
-    adopted : int
-        How often an epoch of another process was taken over.
+    epoch : int
+        What this process goes by, 0 where it has not learned one yet. It never falls, and may be
+        read in any thread.
+    owed : bool
+        Whether the medium has yet to take an epoch that this process goes by: after a `forget`, or
+        because it lost it. May be read in any thread.
     """
 
     direct = False
@@ -137,28 +135,34 @@ class RemoteStore(Store):
         self.fingerprint = namespace.fingerprint
         self.content_bytes = namespace.block_bytes
         self.block_bytes = self.slot_bytes = namespace.block_bytes + SEAL_BYTES
-        self.adopted = 0
-        self.late_reads = 0
+        self.epoch = 0
+        self.owed = False
         self._call = _Call()
         self._epoch_lock = threading.Lock()
         self._medium_lock = threading.Lock()  # held while an epoch is read or written
-        self._seen = _Seen(0, 0)  # epoch 0: not known
-        self._unsaved = False  # the epoch is of this process, and the medium may not have it
-        self._read_at = -np.inf  # when the epoch was last read
+        self._forgetting = False  # the epoch is of a `forget` here, and was never confirmed
+        self._offered = False  # the medium may have had the epoch
+        self._is_met = False  # the medium had the epoch when it was last asked
+        self._met_at = 0.0  # when that was
         self._logged: dict[str, float] = {}
 
     # -- what a medium implements ------------------------------------------------------------
 
     @abstractmethod
-    def _load_epoch(self, candidate: int) -> int:
-        """Return the medium's epoch, after giving it `candidate` where it has none.
+    def _ask_epoch(self) -> int | None:
+        """Return the medium's epoch; None where there is none, or nonsense (`parse_epoch`).
 
-        The namespace's JSON is compared, see `_compare`, or written where there is none.
+        The namespace's JSON is compared first, see `_compare`, or written where there is none, or
+        a half.
         """
 
     @abstractmethod
-    def _save_epoch(self, epoch: int) -> None:
-        """Give the medium an epoch."""
+    def _raise_epoch(self, epoch: int) -> int:
+        """Give the medium an epoch, unless it has a higher one; return what it has then.
+
+        Whatever else lies in its place, of any kind, is replaced. No other call may come between
+        the look and the change, as far as the medium can prevent it.
+        """
 
     @abstractmethod
     def _find(self, run: Sequence[Block], epoch: int) -> None:
@@ -195,16 +199,32 @@ class RemoteStore(Store):
         """Return how long the present call may take."""
         return max(LEAST_S, self._call.deadline - time.monotonic())
 
-    def _compare(self, found: bytes) -> None:
-        """Refuse the JSON of another namespace.
+    def is_overdue(self) -> bool:
+        """Tell whether the present call should have ended."""
+        return time.monotonic() > self._call.deadline + LEAST_S
+
+    @property
+    def _json_bytes(self) -> int:
+        """Bytes of a namespace's JSON that are read at most."""
+        return max(MAX_NAMESPACE_BYTES, len(self.namespace.json) + 1)
+
+    def _compare(self, found: bytes | None) -> bool:
+        """Return whether bytes are this namespace's JSON; False: they are none, or half of one.
 
         Raises
         ------
         ForeignNamespaceError
-            If it is.
+            If they are the JSON of another one.
         """
-        if found != self.namespace.json.encode("ascii"):
+        if found == self.namespace.json.encode("ascii"):
+            return True
+        try:
+            is_json = isinstance(json.loads(found or b""), dict)
+        except (ValueError, RecursionError):
+            is_json = False
+        if is_json or len(found or b"") >= self._json_bytes:
             raise ForeignNamespaceError
+        return False
 
     def _check(self, block: Block, found: memoryview, epoch: int) -> None:
         """Let a block have the bytes that were found, if they are its own."""
@@ -226,47 +246,78 @@ class RemoteStore(Store):
 
     # -- epochs ------------------------------------------------------------------------------
 
-    @property
-    def epoch(self) -> int:
-        """The epoch as far as it is known, 0 where it is not."""
-        return self._seen.epoch
-
     def forget(self) -> None:
-        """Go by a new epoch from now on; a chore gives it to the medium."""
+        """Go by a new epoch from now on; `meet` gives it to the medium."""
         with self._epoch_lock:
-            self._seen = _Seen(self._seen.generation + 1, new_epoch())
-            self._unsaved = True
+            self._go_by(new_epoch(self.epoch))
+            self._forgetting = self.owed = True
 
-    def _known_epoch(self) -> _Seen:
-        """Return what to go by, which the medium knows too."""
-        now = time.monotonic()
-        seen, unsaved = self._seen, self._unsaved
-        if seen.epoch and not unsaved and now - self._read_at <= self.epoch_s:
-            return seen
+    def meet(self) -> int:
+        """Return the epoch to go by, when the medium has it too; I/O, where that is not known.
+
+        Raises
+        ------
+        Exception
+            Whatever the medium says.
+        """
         deadline = self._call.deadline
-        with self._medium_lock:  # or an older epoch could be written after a newer one
-            self.begin(max(deadline, now + EPOCH_S))
-            with self._epoch_lock:
-                seen, unsaved = self._seen, self._unsaved
-            if unsaved:
-                self._save_epoch(seen.epoch)
-                with self._epoch_lock:
-                    if self._seen == seen:
-                        self._unsaved = False
-                self._read_at = now
-            elif not seen.epoch or now - self._read_at > self.epoch_s:
-                self._adopt(seen, self._load_epoch(new_epoch()))
-                self._read_at = now
+        if self._has_met():
+            return self.epoch
+        # One thread at a time: or an older epoch could be written after a newer one.
+        if not self._medium_lock.acquire(timeout=max(LEAST_S, deadline - time.monotonic())):
+            raise TimeoutError
+        try:
+            now = time.monotonic()
+            if not self._has_met():
+                self.begin(max(deadline, now + EPOCH_S))
+                self._agree()
+                self._met_at = now
+        finally:
             self.begin(deadline)
-            return self._seen
+            self._medium_lock.release()
+        return self.epoch
 
-    def _adopt(self, seen: _Seen, found: int | None) -> None:
-        """Go by the epoch that the medium has, unless what was gone by changed meanwhile."""
-        with self._epoch_lock:
-            if self._seen != seen or self._unsaved or seen.epoch == found:
-                return
-            self._seen = _Seen(seen.generation, found or 0)
-            self.adopted += seen.epoch != 0
+    def _has_met(self) -> bool:
+        return self._is_met and time.monotonic() - self._met_at <= self.epoch_s
+
+    def _doubt(self) -> None:
+        """Ask for the epoch before the next call."""
+        self._is_met = False
+
+    def _agree(self) -> None:
+        """Go by the medium's epoch where it is higher; otherwise give it the one gone by."""
+        found = self._ask_epoch()
+        for _ in range(ROUNDS):
+            with self._epoch_lock:
+                wanted = self._wanted(found)
+                if wanted == found:
+                    self._is_met = True
+                    self.owed = self._forgetting = False
+                    return
+                self._offered = True
+            found = self._raise_epoch(wanted)
+        raise OSError(errno.EIO, "the medium does not keep its epoch")
+
+    def _wanted(self, found: int | None) -> int:
+        """Go by what an answer of the medium calls for, and return it; under the lock."""
+        if found is None:
+            if self._offered:
+                self.say("has lost its epoch: whatever was stored is forgotten")
+                self.owed = True
+            if self._offered or not self.epoch:
+                self._go_by(new_epoch(self.epoch))
+        elif found < self.epoch:
+            if self._offered and not self._forgetting:
+                self.say("has an older epoch than it had: what it was given since is lost")
+            self.owed = True
+        elif found > self.epoch:
+            # A forget is above whatever it met: that may have been there when it was called.
+            self._go_by(new_epoch(found) if self._forgetting else found)
+        return self.epoch
+
+    def _go_by(self, epoch: int) -> None:
+        self._is_met = self._offered = False
+        self.epoch = epoch
 
     # -- what threads call -------------------------------------------------------------------
 
@@ -289,26 +340,29 @@ class RemoteStore(Store):
     def write(self, run: Sequence[Block], epoch: int) -> None:
         """Write blocks and set their statuses; no error is raised.
 
-        `epoch` is the number of times that this process had forgotten when they were put.
+        `epoch` is what this process went by when they were put. Where it is no longer that, they
+        are dropped and OK; and so are those that were put before any was known, with 0: what was
+        forgotten before it was learned cannot be told from what was not.
         """
         if time.monotonic() > self._call.deadline:
             _set_rest(run, Status.TIMEOUT)  # a server that hangs must not keep the buffers
             return
         self._do(WRITE, run, epoch)
 
-    def _do(self, op: int, run: Sequence[Block], generation: int | None) -> None:
+    def _do(self, op: int, run: Sequence[Block], put_epoch: int | None) -> None:
         try:
-            for _ in range(2):
-                seen = self._known_epoch()
-                if generation is not None and generation != seen.generation:
-                    break  # a put that was forgotten: it is as good as done
+            for _ in range(3):
+                epoch = self.meet()
+                if put_epoch is not None and put_epoch != epoch:
+                    _set_rest(run, Status.OK)
+                    return
                 try:
-                    self._act(op, run, seen.epoch)
-                except OtherEpochError as error:
-                    self._adopt(seen, error.epoch)
+                    self._act(op, run, epoch)
+                except OtherEpochError:
+                    self._doubt()
                 else:
                     return
-            _set_rest(run, Status.OK if op == WRITE else Status.MISS)
+            _set_rest(run, Status.FAILED if op == WRITE else Status.MISS)
         except Exception as error:  # noqa: BLE001 # a thread that ends would keep its job for ever
             _set_rest(run, self._meaning(error))
 
@@ -343,7 +397,7 @@ class RemoteStore(Store):
         """
         self.begin(time.monotonic() + CHORE_S)
         try:
-            epoch = self._known_epoch().epoch
+            epoch = self.meet()
             keys = _unpack_keys(data)
             if offset == DROP:
                 self._drop(keys, epoch)
@@ -352,11 +406,6 @@ class RemoteStore(Store):
         except Exception as error:
             self._meaning(error)
             raise OSError(errno.EIO, "a chore could not be done") from error
-
-
-def new_epoch() -> int:
-    """Return a number of 64 bits that nobody else has drawn; never 0."""
-    return int.from_bytes(os.urandom(8), "big") | 1
 
 
 def _set_rest(run: Sequence[Block], status: Status) -> None:
@@ -406,6 +455,8 @@ class RemotePool(_io_py.Pool):
         staging_bytes: int,
         ack_copied: bool = True,
     ) -> None:
+        self._retry: threading.Timer | None = None
+        self._gone = False  # no retry may start
         super().__init__(region, store, threads, staging_bytes, ack_copied)
         if self._staging is not None:
             store.use(self._staging.region)
@@ -417,9 +468,34 @@ class RemotePool(_io_py.Pool):
         nowhere: npt.NDArray[np.int64] = np.zeros(len(keys), np.int64)
         self.submit(job, QUERY, keys, nowhere, nowhere, timeout_s=timeout_s, epoch=0)
 
-    def meet(self) -> None:
-        """Have the epoch read, in a thread; nobody is told."""
+    def close(self, timeout_s: float) -> bool:
+        """End the threads."""
+        with self._lock:
+            self._gone = True
+            if self._retry is not None:
+                self._retry.cancel()
+        return super().close(timeout_s)
+
+    def _retry_later(self) -> None:
+        """Give the medium the epoch that it owes, later, whether or not a job comes."""
+        with self._lock:
+            if self._retry is None and not self._gone:
+                self._retry = threading.Timer(RETRY_S, self._retry_now)
+                self._retry.daemon = True
+                with contextlib.suppress(RuntimeError):  # the interpreter ends
+                    self._retry.start()
+
+    def _retry_now(self) -> None:
+        with self._lock:
+            self._retry = None
+            if self._gone:
+                return
         self.chore(NOBODY, MEET, b"", False)
+
+    def _do_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
+        super()._do_chore(job, offset, data, sync)
+        if self._store.owed:
+            self._retry_later()
 
     def _tell(self, entry: Entry) -> None:
         if entry.job != NOBODY:
@@ -445,8 +521,12 @@ class RemotePool(_io_py.Pool):
         self._store.begin(job.deadline)
         if job.op != QUERY:
             super()._move(job, run)
+            if self._store.owed:
+                self._retry_later()
             return
         self._store.find(run)
+        if self._store.owed:
+            self._retry_later()
         with self._lock:
             for block in run:
                 job.found[block.place] = block.status

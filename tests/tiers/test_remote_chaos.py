@@ -165,7 +165,7 @@ class TestDeath:
         world.server.kill()
         world.start()
         let_probe(tier)
-        tier._store._read_at = -np.inf  # as after its seconds
+        tier._store._doubt()  # as after its seconds
         statuses = check(tier, region, 16)
         assert Status.OK not in statuses
         assert Status.CORRUPT not in statuses

@@ -123,7 +123,7 @@ def test_the_namespace_of_another_is_refused(tmp_path: Path, caplog) -> None:
         tier.attach(region)
         run(tier, tier.query([b"k"], 60))
         (tier.folder / "namespace.json").write_text('{"model":"another"}')
-        tier._store._read_at = -1e9  # as after its second
+        tier._store._doubt()  # as after its second
         done = run(tier, tier.query([b"other"], 60))
         assert done.status.tolist() == [Status.FAILED]
         assert "belongs to another namespace" in caplog.text
@@ -167,7 +167,7 @@ def test_a_chain_is_probed_in_two_rounds() -> None:
     store = ObjectStore("objects", NAMESPACE, obstore.store.MemoryStore())
     store.begin(time.monotonic() + 60)
     keys = [b"%d" % number for number in range(4096)]
-    epoch = store._load_epoch(5)
+    epoch = store._raise_epoch(5)
     for there in (0, 1, 63, 2500, 4095, 4096):
         for key in keys[:there]:
             obstore.put(store._bucket, store._path(key, epoch), b"x", use_multipart=False)
