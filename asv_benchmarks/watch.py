@@ -177,7 +177,7 @@ def causes(arguments: argparse.Namespace) -> None:
                 )
                 report = watched_replay(trace, keys, capacity, "lru", watch).watch.report()  # noqa: B023
                 missed = report.sampled_missed
-                return report.waste or 0.0, missed["never_seen"] / sum(missed.values())
+                return report.waste or 0.0, missed["never_or_long_ago"] / sum(missed.values())
 
             truth = shares(1.0, 0)
             found = [shares(1 / 64, number) for number in range(arguments.secrets)]

@@ -17,7 +17,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from kvoffload._core.table cimport NIL, kvo_prefetch
 
 cdef enum:
-    MOST_SIZES = 12
+    MOST_SIZES = 13
     MOST_QUARTERS = 4
 
 cdef struct Entry:

@@ -39,7 +39,7 @@ CAUSES = {
     "refused": "no room: store refused",
     "failed": "store failed",
     "reset": "cache was reset",
-    "never_seen": "never seen, or long ago",
+    "never_or_long_ago": "never seen, or long ago",
 }
 MARKS = {
     "filling": "memory not full yet",

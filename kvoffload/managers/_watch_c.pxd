@@ -29,7 +29,7 @@ cdef enum:
 cdef enum:
     BROKEN_PREFIX = 0
     PENDING = 1
-    NEVER_SEEN = 7
+    NEVER_OR_LONG_AGO = 7
 
 cdef enum:
     DRAIN_KEYS = 256        # sampled keys after which a watch takes them
@@ -38,6 +38,7 @@ cdef struct WatchCounts:
     uint64_t requests
     uint64_t asked
     uint64_t missed
+    uint64_t met_pending                    # requests whose first miss was a block being stored
     uint64_t stored
     uint64_t evicted
     uint64_t declined
@@ -46,9 +47,9 @@ cdef struct WatchCounts:
     uint64_t untracked                      # transfers that found no room in the ledger
     uint64_t causes[MOST_CAUSES]
     uint64_t evicted_used[2]
-    uint64_t long_requests[12]              # by size: requests longer than it
-    uint64_t judged[4][13]                  # by quarter: sampled blocks by segment; not listed last
-    uint64_t policy_judged[4][13]           # those of the policies' part of the sample
+    uint64_t long_requests[13]              # by size: requests longer than it
+    uint64_t judged[4][14]                  # by quarter: sampled blocks by segment; not listed last
+    uint64_t policy_judged[4][14]           # those of the policies' part of the sample
     uint64_t unused_ages[BINS]
     uint64_t stored_ages[BINS]
 
@@ -62,7 +63,7 @@ cdef struct Transfer:
     int32_t last
     uint32_t older          # transfer opened before this one
     uint32_t newer          # and after; free: the next free one
-    uint32_t chain          # next of the same chain, newer
+    uint32_t chain          # next of the same chain, older
     int32_t* block_ids
 
 
@@ -79,7 +80,7 @@ cdef class WatchCore:
     cdef uint32_t keeps_below               # policy_below, 0 where no keys are kept
     cdef int num_quarters
     cdef int num_sizes
-    cdef uint64_t lengths[12]
+    cdef uint64_t lengths[13]
     cdef object clock
     cdef bytes secret
     cdef int64_t start                      # ms

@@ -102,7 +102,7 @@ cdef class WatchCore:
         self.num_quarters = plan.quarters
         self.num_sizes = len(plan.limits)
         if not 0 < self.num_sizes <= MOST_SIZES or self.num_quarters not in (1, 2, 4):
-            raise ValueError("a plan has 1 ... 12 sizes and 1, 2 or 4 quarters")
+            raise ValueError("a plan has 1 ... 13 sizes and 1, 2 or 4 quarters")
         for size in range(self.num_sizes):
             limits[size] = plan.limits[size]
             self.lengths[size] = plan.lengths[size]
@@ -181,6 +181,10 @@ cdef class WatchCore:
         self.tally.requests += 1
         self.tally.asked += <uint64_t>batch.size
         self.tally.missed += <uint64_t>(batch.size - num_hits)
+        # Of the first miss too the lookup has found the slot.
+        if num_hits < batch.size and batch.slots[num_hits] != NIL:
+            node = node_at(table, batch.slots[num_hits])
+            self.tally.met_pending += node.flags & RESIDENT and node.block.ref_cnt < 0
         for size in range(self.num_sizes):
             self.tally.long_requests[size] += <uint64_t>batch.size > self.lengths[size]
         if not self.ensure_uses(batch.size):
@@ -269,7 +273,7 @@ cdef class WatchCore:
         elif entry != NULL and entry.fate >= FATE_EVICTED:
             self.tally.causes[entry.fate] += 1
         else:
-            self.tally.causes[NEVER_SEEN] += 1
+            self.tally.causes[NEVER_OR_LONG_AGO] += 1
 
     cdef void keep_key(self, uint32_t sample, PyObject* key) noexcept:
         """Keep a key, or None at the end of a request, for the policies."""
@@ -453,23 +457,24 @@ cdef class WatchCore:
         transfer.block_ids = own
         transfer.older = self.newest
         transfer.newer = NIL
-        transfer.chain = NIL
         if self.newest == NIL:
             self.oldest = place
         else:
             self.transfers[self.newest].newer = place
         self.newest = place
-        # At the end of its chain, so that the oldest that matches is found first.
+        # At the start of its chain, so that the newest that matches is found first.
         link = &self.chains[<uint32_t>first % NUM_CHAINS]
-        while link[0] != NIL:
-            link = &self.transfers[link[0]].chain
+        transfer.chain = link[0]
         link[0] = place
         self.num_open += 1
         self.open_blocks += <uint64_t>size
         return own
 
     cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept:
-        """Close the oldest transfer of this kind and size with this first and last block id."""
+        """Close the newest transfer of this kind and size with this first and last block id.
+
+        One of the same blocks that leaked stays, and grows old.
+        """
         cdef uint32_t place = self.chains[<uint32_t>first % NUM_CHAINS]
         cdef Transfer* transfer
         while place != NIL:
@@ -554,6 +559,7 @@ cdef class WatchCore:
             "requests": self.tally.requests,
             "asked": self.tally.asked,
             "missed": self.tally.missed,
+            "met_pending": self.tally.met_pending,
             "stored": self.tally.stored,
             "evicted": self.tally.evicted,
             "declined": self.tally.declined,

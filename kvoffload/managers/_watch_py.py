@@ -56,13 +56,13 @@ CAUSES = (
     "refused",
     "failed",
     "reset",
-    "never_seen",
+    "never_or_long_ago",
 )
 """Why a sampled block missed; a block has the first that applies."""
 
 UNKNOWN, STORED, EVICTED, DECLINED, REFUSED, FAILED, RESET = range(7)
 """The last fate of a block; from EVICTED on, its place in CAUSES is the cause of a miss."""
-BROKEN_PREFIX, PENDING, NEVER_SEEN = 0, 1, 7
+BROKEN_PREFIX, PENDING, NEVER_OR_LONG_AGO = 0, 1, 7
 
 KINDS = ("load", "store")
 """The kinds of open transfers."""
@@ -134,7 +134,8 @@ class WatchPlan:
     keeps_keys : bool
         Whether the keys of that part are kept for the policies.
     limits : tuple of int
-        Blocks of one quarter of the sample at each size, smallest size first.
+        Blocks of one quarter of the sample at each size, smallest size first. The last of them is
+        what the list remembers.
     lengths : tuple of int
         Blocks of the memory at each size.
     quarters : int
@@ -297,12 +298,8 @@ class WatchCore:
 
     def looked_up(self, batch: Sequence[BlockHash], num_hits: int) -> None:
         """Judge the sampled blocks of a request, then use them, last first."""
-        find, counts = self._find, self._counts
-        counts["requests"] += 1
-        counts["asked"] += len(batch)
-        counts["missed"] += len(batch) - num_hits
-        for size, length in enumerate(self._lengths):
-            self._long[size] += len(batch) > length
+        find = self._find
+        self._count(batch, num_hits)
         uses = []
         now = -1
         for place, key in enumerate(batch):
@@ -411,8 +408,11 @@ class WatchCore:
         self._open[self._serial] = (kind, self.now(), [int(number) for number in block_ids])
 
     def _close(self, kind: int, size: int, first: int, last: int) -> None:
-        """Close the oldest transfer of this kind and size with this first and last block id."""
-        for serial, (own_kind, _, ids) in self._open.items():
+        """Close the newest transfer of this kind and size with this first and last block id.
+
+        One of the same blocks that leaked stays, and grows old.
+        """
+        for serial, (own_kind, _, ids) in reversed(self._open.items()):
             if own_kind == kind and len(ids) == size and ids[0] == first and ids[-1] == last:
                 self.close_transfer(serial)
                 return
@@ -522,12 +522,24 @@ class WatchCore:
                 if place + 1 < len(segments):
                     segments[place + 1][moved] = its_record
 
+    def _count(self, batch: Sequence[BlockHash], num_hits: int) -> None:
+        """Count a request."""
+        counts = self._counts
+        counts["requests"] += 1
+        counts["asked"] += len(batch)
+        counts["missed"] += len(batch) - num_hits
+        if num_hits < len(batch):
+            status = self._find(batch[num_hits])
+            counts["met_pending"] += status is not None and status.ref_cnt < 0
+        for size, length in enumerate(self._lengths):
+            self._long[size] += len(batch) > length
+
     def _cause(self, status: BlockStatus | None, record: Record | None) -> int:
         """Return why a block missed."""
         if status is not None:
             return PENDING if status.ref_cnt < 0 else BROKEN_PREFIX
         fate = UNKNOWN if record is None else record.fate
-        return fate if fate >= EVICTED else NEVER_SEEN
+        return fate if fate >= EVICTED else NEVER_OR_LONG_AGO
 
     def _set_fates(self, keys: Sequence[BlockHash], fate: int) -> None:
         for fingerprint in self._sampled(keys):
@@ -540,6 +552,7 @@ _COUNTS = (
     "requests",
     "asked",
     "missed",
+    "met_pending",
     "stored",
     "evicted",
     "declined",

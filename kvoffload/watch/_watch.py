@@ -18,7 +18,7 @@ from kvoffload.managers._watch_py import (
     CAUSES,
     EVICTED,
     KINDS,
-    NEVER_SEEN,
+    NEVER_OR_LONG_AGO,
     SAMPLE_RANGE,
     STORED,
     WatchPlan,
@@ -35,9 +35,12 @@ LIVE_MEMORY = (0.5, 1.0, 2.0, 4.0)
 """Sizes at which a live policy other than LRU is shadowed."""
 SNAPSHOTS = 15
 """Counters are kept so many times in a window: it is exact to this part."""
-IN_FLIGHT = 0.1
-"""Share of sampled misses that are pending from which points are marked."""
+IN_FLIGHT = 0.02
+"""Share of the requests that met a block being stored, or were refused, above which points are
+marked."""
 MOST_SIZES = 12
+REMEMBERED = 8.0
+"""Times the memory that the list remembers at least, whatever sizes are asked about."""
 LONGEST = 1e9  # seconds
 
 logger = logging.getLogger("kvoffload.watch")
@@ -55,7 +58,7 @@ class Explanation:
         Whether the watch looks at it; what follows is None if not, or if it does not remember it.
     cause : str or None
         Why the block is absent or pending: one of ``broken_prefix``, ``pending``, ``evicted``,
-        ``declined``, ``refused``, ``failed``, ``reset``, ``never_seen``.
+        ``declined``, ``refused``, ``failed``, ``reset``, ``never_or_long_ago``.
     used : bool or None
         Whether it was hit since it was last stored.
     since_use, since_stored, since_evicted : float or None
@@ -193,7 +196,8 @@ class Watch:
     -----
     Thread-safety: that of the manager; what a user calls is safe in any thread.
 
-    Memory: 40 bytes for each sampled slot of the largest size, and the miniature managers.
+    Memory: 40 bytes for each sampled slot of the largest size, 8 at least, and the miniature
+    managers.
     It does not grow.
 
     Examples
@@ -256,11 +260,12 @@ class Watch:
             for name, size in self._asked(policy)
         ]
         clock = self._clock
+        sizes = self.memory if self.memory[-1] >= REMEMBERED else (*self.memory, REMEMBERED)
         plan = WatchPlan(
             sample_below,
             policy_below,
-            limits=[round(sampled * size / self._QUARTERS) for size in self.memory],
-            lengths=[int(capacity * size) for size in self.memory],
+            limits=[round(sampled * size / self._QUARTERS) for size in sizes],
+            lengths=[int(capacity * size) for size in sizes],
             quarters=self._QUARTERS,
             keeps_keys=bool(minis),
             secret=self._secret,
@@ -507,8 +512,9 @@ class Watch:
         subject = self._subject
         quarters = self._QUARTERS
         present = self.memory.index(1.0)
-        pending = counts["causes"][CAUSES.index("pending")]
-        in_flight = pending > IN_FLIGHT * sum(counts["causes"])
+        # Those longer than the memory are refused whatever is under way.
+        refused = max(0, counts["refused"] - counts["long_requests"][present])
+        in_flight = counts["met_pending"] + refused > IN_FLIGHT * counts["requests"]
         totals = [
             [a - b for a, b in zip(new, old, strict=True)]
             for new, old in zip(after.minis, before.minis, strict=True)
@@ -609,7 +615,7 @@ def _explanation(known: tuple[int | None, bool, tuple[int, ...] | None], now: in
     cause = None
     if sampled and state in ("absent", "pending"):
         fate = 0 if record is None else record[1]
-        cause = CAUSES[fate if fate >= EVICTED else NEVER_SEEN]
+        cause = CAUSES[fate if fate >= EVICTED else NEVER_OR_LONG_AGO]
         cause = "pending" if state == "pending" else cause
     if record is None:
         return Explanation(state, sampled, cause)

@@ -83,7 +83,7 @@ def test_what_the_device_had_is_used_and_not_asked_for():
     request.run()
     counters = manager.watch.counters()
     assert (counters["requests"], counters["asked"], counters["missed"]) == (2, 21, 15)
-    assert causes(manager) == {"never_seen": 15}
+    assert causes(manager) == {"never_or_long_ago": 15}
     # The miniature managers were asked for as much.
     assert [sum(each) for each in counters["policy_judged"]]
     report = manager.watch.report()
@@ -137,16 +137,16 @@ def test_causes():
     manager = watched(8)
     first, second = keys_of("a", range(8)), keys_of("b", range(8))
     Request(manager, first).run()
-    assert causes(manager) == {"never_seen": 8}
+    assert causes(manager) == {"never_or_long_ago": 8}
     Request(manager, second).run()  # evicts the first
     Request(manager, first).run()
-    assert causes(manager) == {"never_seen": 16, "evicted": 8}
+    assert causes(manager) == {"never_or_long_ago": 16, "evicted": 8}
     # A load that is under way leaves no room.
     held = Request(manager, first)
     manager.prepare_load(held.hits, held.context)
     Request(manager, second[:3]).run()
     Request(manager, second[:3]).run()
-    assert causes(manager) == {"never_seen": 16, "evicted": 11, "refused": 3}
+    assert causes(manager) == {"never_or_long_ago": 16, "evicted": 11, "refused": 3}
     manager.complete_load(set(held.hits), held.context)
     held.finish()
     failing = Request(manager, second[:2])
@@ -154,7 +154,7 @@ def test_causes():
     failing.finish()
     assert manager._chunk(second[0]) is None
     Request(manager, second[:2]).run()
-    assert causes(manager) == {"never_seen": 16, "evicted": 11, "refused": 5, "failed": 2}
+    assert causes(manager) == {"never_or_long_ago": 16, "evicted": 11, "refused": 5, "failed": 2}
     manager.reset_cache()
     Request(manager, second[:2]).run()
     assert causes(manager)["reset"] == 2
@@ -171,7 +171,7 @@ def test_chunks_that_are_being_stored_are_pending():
     assert causes(manager) == {"pending": 5}
     manager.complete_store(set(output.keys_to_store), one.context)
     one.finish()
-    assert causes(manager) == {"pending": 5, "never_seen": 5}
+    assert causes(manager) == {"pending": 5, "never_or_long_ago": 5}
     assert manager.watch.counters()["asked"] == 10
 
 
@@ -181,7 +181,7 @@ def test_chunks_below_the_threshold_are_used_and_were_declined():
     for asked in (5, 10):
         Request(manager, keys).run()
         assert manager.watch.counters()["asked"] == asked
-    assert causes(manager) == {"never_seen": 5, "declined": 5}
+    assert causes(manager) == {"never_or_long_ago": 5, "declined": 5}
     Request(manager, keys).run()
     counters = manager.watch.counters()
     assert (counters["missed"], counters["declined"], counters["stored"]) == (10, 5, 5)
@@ -193,7 +193,7 @@ def test_chunks_behind_a_gap():
     request = Request(manager, keys[1:])
     request.run()
     Request(manager, keys).run()
-    assert causes(manager) == {"never_seen": 5, "broken_prefix": 4}
+    assert causes(manager) == {"never_or_long_ago": 5, "broken_prefix": 4}
 
 
 def test_the_first_access_decides():

@@ -24,17 +24,17 @@ from .watched import SECRET, serve, whole
 GOLDEN = {
     ("mooncake_conversation", 9_139, "lru"): (
         [478, 1366, 3320, 2840, 2299, 491, 20726],
-        {"evicted": 5592, "never_seen": 20726},
+        {"evicted": 5592, "never_or_long_ago": 20726},
         [22009, 3283],
     ),
     ("mooncake_conversation", 9_139, "arc"): (
         [478, 1366, 3320, 2840, 2299, 491, 20726],
-        {"broken_prefix": 66, "evicted": 5964, "never_seen": 20726},
+        {"broken_prefix": 66, "evicted": 5964, "never_or_long_ago": 20726},
         [22443, 3218],
     ),
     ("lmcache_agents_64c", 2_413, "lru"): (
         [36423, 25648, 25087, 5018, 603, 17, 10291],
-        {"evicted": 5341, "never_seen": 10291},
+        {"evicted": 5341, "never_or_long_ago": 10291},
         [5661, 8920],
     ),
 }

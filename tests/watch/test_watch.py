@@ -76,7 +76,7 @@ def test_a_policy_of_the_users_own_has_no_curve(twin):
     report = manager.watch.report()
     assert report.policy is None
     assert {point.reason for point in report.points} == {"own_policy"}
-    assert report.sampled_missed["never_seen"] == 3
+    assert report.sampled_missed["never_or_long_ago"] == 3
 
 
 def test_live_policies_other_than_lru_are_shadowed_at_other_sizes(twin):
@@ -94,10 +94,10 @@ def test_causes(twin):
         return {k: n for k, n in manager.watch.report().sampled_missed.items() if n}
 
     manager.lookup([A, B])
-    assert causes() == {"never_seen": 2}
+    assert causes() == {"never_or_long_ago": 2}
     output = manager.prepare_store([A, B])
     manager.lookup([A, B])
-    assert causes() == {"never_seen": 2, "pending": 2}
+    assert causes() == {"never_or_long_ago": 2, "pending": 2}
     manager.complete_store(output.block_hashes_to_store, False)
     manager.lookup([A])
     assert causes()["failed"] == 1
@@ -127,6 +127,56 @@ def test_what_a_policy_declined_is_a_cause(twin):
     assert manager.watch.report().sampled_missed["declined"] > 0
 
 
+@pytest.mark.parametrize("memory", [(1,), (0.5, 2)])
+def test_causes_and_waste_are_the_same_whatever_sizes_are_asked_about(twin, memory, seed):
+    found = []
+    for sizes in (memory, (0.25, 0.5, 1, 2, 4, 8)):
+        manager = whole(twin, 60, memory=sizes)
+        for hashes in requests(seed, 300):
+            serve(manager, hashes)
+        report = manager.watch.report()
+        found.append((report.sampled_missed, report.sampled_evicted, report.sampled_unused))
+        assert sorted({p.memory for p in report.points if p.policy == "lru"}) == sorted({1, *sizes})
+    assert found[0] == found[1]
+
+
+def test_requests_that_met_a_block_being_stored_are_counted_and_mark_the_points(twin):
+    manager = whole(twin, 500, memory=(1, 2))
+    asked = [[A, block_hash(1000 + number)] for number in range(100)]
+    for hashes in asked:
+        serve(manager, hashes)
+
+    def marks():
+        points = manager.watch.report().points
+        return {mark for point in points for mark in point.marks if mark != "filling"}
+
+    assert manager.watch._core.counts()["met_pending"] == 0
+    assert marks() == set()
+    output = manager.prepare_store([B, C])
+    for _ in range(2):
+        manager.lookup([A, B, C])
+    assert manager.watch._core.counts()["met_pending"] == 2
+    assert marks() == set()
+    manager.lookup([B])
+    assert marks() == {"in_flight"}
+    manager.complete_store(output.block_hashes_to_store)
+    manager.lookup([B])
+    assert manager.watch._core.counts()["met_pending"] == 3
+    for _ in range(60):
+        manager.lookup([D])
+    assert marks() == set()
+
+
+def test_stores_refused_for_want_of_room_mark_the_points(twin):
+    manager = whole(twin, 4, memory=(1, 2))
+    held = manager.prepare_store([A, B, C])
+    for number in range(5):
+        assert manager.prepare_store(block_hashes(100 + 2 * number, 101 + 2 * number)) is None
+        manager.lookup([D])
+    assert all("in_flight" in point.marks for point in manager.watch.report().points)
+    manager.complete_store(held.block_hashes_to_store)
+
+
 def test_waste_is_what_left_without_a_hit(twin):
     clock = Clock()
     manager = whole(twin, 2, clock=clock)
@@ -154,7 +204,7 @@ def test_explain(twin):
     explained = manager.watch.explain([A, B, C, D])
     assert (manager.stats(), manager.watch._core.order()) == before
     assert [each.state for each in explained] == ["pinned", "absent", "pending", "absent"]
-    assert [each.cause for each in explained] == [None, "evicted", "pending", "never_seen"]
+    assert [each.cause for each in explained] == [None, "evicted", "pending", "never_or_long_ago"]
     assert [each.since_evicted for each in explained] == [None, 0.0, None, None]
     assert explained[0].since_use == 3.0
     assert output.block_hashes_evicted == [B]
@@ -201,6 +251,20 @@ def test_overdue_transfers_are_listed_and_logged_once(twin, caplog):
     assert watch._core.counts()["open"] == 0
 
 
+def test_a_load_that_leaked_grows_old_beside_later_ones_of_the_same_blocks(twin):
+    clock = Clock()
+    manager = whole(twin, 8, clock=clock)
+    store(manager, [A, B])
+    manager.prepare_load([A, B])  # never completed
+    for _ in range(50):
+        clock.seconds += 2
+        manager.prepare_load([A, B])
+        manager.complete_load([A, B])
+    (leaked,) = manager.watch.overdue()
+    assert (leaked.kind, leaked.seconds, leaked.num_blocks) == ("load", 100.0, 2)
+    manager._check()
+
+
 def test_a_reset_closes_what_is_open(twin):
     manager = whole(twin, 8)
     manager.prepare_store([A, B])
@@ -229,7 +293,7 @@ def test_windows_forget(twin):
         serve(manager, [B])
     report = manager.watch.report()
     assert 60 <= report.seconds <= 64
-    assert report.sampled_missed["never_seen"] == 0
+    assert report.sampled_missed["never_or_long_ago"] == 0
     assert report.missed == 0
     assert len(manager.watch._snapshots) <= 18
 

@@ -38,7 +38,7 @@ from kvoffload.managers._watch_c cimport (
     FATE_FAILED,
     FATE_REFUSED,
     FATE_STORED,
-    NEVER_SEEN,
+    NEVER_OR_LONG_AGO,
     PENDING,
 )
 
@@ -197,7 +197,7 @@ cdef class RequestWatch(WatchCore):
         """Return why an absent sampled key is missed."""
         cdef Entry* entry = shadow_find(&self.shadow, hashed)
         if entry == NULL or entry.fate < FATE_EVICTED:
-            return NEVER_SEEN
+            return NEVER_OR_LONG_AGO
         return entry.fate
 
     cdef void pass_over(
@@ -252,13 +252,16 @@ cdef class RequestWatch(WatchCore):
         cdef const uint8_t* positioned = order.positioned
         cdef int64_t asked_from = access.asked_from
         cdef Py_ssize_t number, num_sampled = 0
+        cdef bint met_pending = False
         cdef bint has_room = self.ensure_uses(<Py_ssize_t>total)
         cdef int quarter, size
         for at in range(total):
             seen = keys + places[at].number
             if was_asked(asked_from, places + at, positioned):
                 num_asked += 1
-                num_missed += not seen.uses & LOADED
+                if not seen.uses & LOADED:
+                    num_missed += 1
+                    met_pending |= (seen.uses >> CAUSE_SHIFT) & CAUSE_BITS == PENDING
             if sample_of(seen.hashed) < below and has_room:
                 self.uses[num_sampled] = seen.hashed
                 self.use_slots[num_sampled] = <uint32_t>at
@@ -268,6 +271,7 @@ cdef class RequestWatch(WatchCore):
             self.tally.requests += 1
             self.tally.asked += num_asked
             self.tally.missed += num_missed
+            self.tally.met_pending += met_pending
             for size in range(self.num_sizes):
                 self.tally.long_requests[size] += total > self.lengths[size]
         for number in range(num_sampled):
