@@ -15,6 +15,7 @@ from kvoffload.replay import DecodedTrace, device_hits, infinite_hits
 from kvoffload.traces import Request
 
 from .choice import Choice, choose
+from .economy import Engine, balance_of
 from .grid import PARTS, Grid, Outcome, part_seconds, replay_grid
 from .units import bytes_text, percent_text
 
@@ -66,6 +67,10 @@ class Setup:
         Policy strings to compare, none of them a ceiling.
     others : tuple of int
         Memories to compare it with, bytes; by default those of `SIZES`.
+    engine : Engine or None
+        What computes and what moves; without its two rates, whether a policy pays is not known.
+    device_is_assumed : bool
+        Whether `device_memory` is a typical size, which the user did not give.
     """
 
     memory: int
@@ -75,6 +80,13 @@ class Setup:
     full_blocks: bool = False
     policies: tuple[str, ...] = registry.names()
     others: tuple[int, ...] = ()
+    engine: Engine | None = None
+    device_is_assumed: bool = False
+
+    @property
+    def rates(self) -> Engine | None:
+        """The engine, where both of its rates are known."""
+        return self.engine if self.engine is not None and self.engine.is_known else None
 
     @property
     def block_bytes(self) -> int:
@@ -178,7 +190,13 @@ class Advice:
     cells : dict of (str, int) to Cell
         By policy and place in `memories`.
     choices : list of Choice
-        The policy to take in each memory, whether or not the trace suffices.
+        The policy to take in each memory, whether or not the trace suffices: one that pays, where
+        that is known and one does.
+    paying : list of tuple of str, or None
+        In each memory, the policies that save more prefill than moving blocks takes; None where the
+        rates of the engine are not known.
+    reuse : float
+        The hit ratio of a cache without bounds and with none on the accelerator in front.
     ceilings : list of float
         In each memory, the hit ratio that no policy can exceed.
     unbounded : float
@@ -193,8 +211,10 @@ class Advice:
     capacities: list[int]
     cells: dict[tuple[str, int], Cell]
     choices: list[Choice]
+    paying: list[tuple[str, ...]] | None
     ceilings: list[float]
     unbounded: float
+    reuse: float
     objections: list[str]
 
     @property
@@ -204,8 +224,25 @@ class Advice:
 
     @property
     def policy(self) -> str | None:
-        """The recommended policy; None if the trace does not suffice."""
-        return None if self.objections else self.choices[self.asked].policy
+        """The recommended policy; None if the trace does not suffice, or where none pays."""
+        if self.objections or self.pays is False:
+            return None
+        return self.choices[self.asked].policy
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether a policy saves more prefill than moving blocks takes, in the memory asked for.
+
+        None if the trace does not suffice, or where the rates of the engine are not known.
+        """
+        if self.objections or self.paying is None:
+            return None
+        return bool(self.paying[self.asked])
+
+    @property
+    def device_hit_ratio(self) -> float:
+        """Share of all blocks that the accelerator's own cache answers for."""
+        return 1 - self.facts.asked / self.facts.blocks if self.facts.blocks else 0.0
 
     def cell(self, policy: str, place: int | None = None) -> Cell:
         """Return what a policy does in the memory that was asked for, or at another place."""
@@ -285,9 +322,19 @@ def advise(
         for policy in setup.replayed
         for place, capacity in enumerate(used)
     }
-    choices = [choose([grid.outcomes[p, capacity] for p in setup.policies]) for capacity in used]
+    paying = _paying(cells, setup, len(used))
+    choices = [
+        choose(
+            [grid.outcomes[policy, capacity] for policy in setup.policies],
+            among=() if paying is None else paying[place],
+        )
+        for place, capacity in enumerate(used)
+    ]
     asked = facts.asked or 1
     unbounded = infinite_hits(trace, on_device) / asked
+    reuse = unbounded
+    if on_device.any():
+        reuse = infinite_hits(trace, np.zeros_like(on_device)) / (trace.num_blocks or 1)
     return Advice(
         setup=setup,
         facts=facts,
@@ -295,8 +342,10 @@ def advise(
         capacities=capacities,
         cells=cells,
         choices=choices,
+        paying=paying,
         ceilings=[grid.belady[capacity] / asked for capacity in used],
         unbounded=unbounded,
+        reuse=reuse,
         objections=_objections(facts, unbounded, grid, used[memories.index(setup.memory)], setup),
     )
 
@@ -357,8 +406,33 @@ def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
     )
 
 
+def _paying(
+    cells: dict[tuple[str, int], Cell], setup: Setup, places: int
+) -> list[tuple[str, ...]] | None:
+    """Return the policies that pay in each memory; None where that is not known."""
+    rates = setup.rates
+    if rates is None:
+        return None
+    return [
+        tuple(p for p in setup.policies if balance_of(setup, cells[p, place], rates).pays)
+        for place in range(places)
+    ]
+
+
 def _objections(facts: Facts, ideal: float, grid: Grid, capacity: int, setup: Setup) -> list[str]:
     """Say why a trace does not suffice: too few requests, no reuse, or a memory it never fills."""
+    on_device = 1 - facts.asked / facts.blocks if facts.blocks else 0.0
+    if ideal < LEAST_REUSE <= on_device:
+        size = bytes_text(setup.device_memory)
+        objection = (
+            "the accelerator's own prefix cache, "
+            f"{'assumed to have' if setup.device_is_assumed else 'of'} {size}, serves "
+            f"{percent_text(on_device)} of the blocks itself, which leaves no "
+            f"reuse to speak of: behind it a cache without bounds would hit {percent_text(ideal)} "
+            f"of the others, and at least {percent_text(LEAST_REUSE)} is asked for. Running "
+            "requests share that memory; --device-memory sets what they leave, 0 leaves it out"
+        )
+        return [objection]
     if ideal < LEAST_REUSE:
         objection = (
             "there is no reuse to speak of: a cache without bounds would hit "

@@ -42,23 +42,27 @@ class Choice:
     Attributes
     ----------
     policy : str
-        The simplest policy within noise of the best.
+        The simplest candidate within noise of the best.
     best : str
-        The policy with the most hits.
+        The candidate with the most hits.
     behind : dict of str to float
-        By policy, how much lower its hit ratio is than the best one's.
+        By policy, how much lower its hit ratio is than the best one's; below 0 for one that hits
+        more and is no candidate.
     noise : dict of str to float
         By policy, up to what difference that is noise.
+    candidates : tuple of str
+        The policies among which was chosen.
     """
 
     policy: str
     best: str
     behind: Mapping[str, float]
     noise: Mapping[str, float]
+    candidates: tuple[str, ...]
 
     def within_noise(self) -> list[str]:
-        """Return the policies that are within noise of the best, the simplest first."""
-        return by_simplicity([p for p in self.behind if self.behind[p] <= self.noise[p]])
+        """Return the candidates that are within noise of the best, the simplest first."""
+        return by_simplicity([p for p in self.candidates if self.behind[p] <= self.noise[p]])
 
 
 def by_simplicity(policies: Sequence[str]) -> list[str]:
@@ -91,16 +95,17 @@ def noise(best: Sequence[Counts], other: Sequence[Counts]) -> float:
     return min(MOST_NOISE, max(LEAST_NOISE, 2 * error))
 
 
-def choose(outcomes: Sequence[Outcome]) -> Choice:
-    """Choose among policies replayed at one capacity; at least one.
+def choose(outcomes: Sequence[Outcome], among: Sequence[str] = ()) -> Choice:
+    """Choose among policies replayed at one capacity, or those of them that are named.
 
     Of two that hit equally often the simpler one is the best.
     """
     hits = {outcome.policy: outcome.hits for outcome in outcomes}
     parts = {outcome.policy: outcome.parts for outcome in outcomes}
     asked = outcomes[0].asked
-    best = max(by_simplicity(list(hits)), key=lambda policy: hits[policy])
+    candidates = tuple(among) or tuple(hits)
+    best = max(by_simplicity(candidates), key=lambda policy: hits[policy])
     behind = {p: (hits[best] - hits[p]) / asked if asked else 0.0 for p in hits}
     limits = {p: noise(parts[best], parts[p]) for p in hits}
-    simplest = by_simplicity([p for p in hits if behind[p] <= limits[p]])[0]
-    return Choice(simplest, best, behind, limits)
+    simplest = by_simplicity([p for p in candidates if behind[p] <= limits[p]])[0]
+    return Choice(simplest, best, behind, limits, candidates)

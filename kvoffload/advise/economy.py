@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .accelerators import MEMORY_SHARE, Accelerator
-from .advice import Advice, Cell
 from .models import ModelShape
+
+if TYPE_CHECKING:
+    from .advice import Advice, Cell, Setup
 
 __all__ = ["Balance", "Engine", "balance", "engine_of", "workers_for"]
 
@@ -136,8 +139,13 @@ class Balance:
 
 def balance(advice: Advice, cell: Cell, engine: Engine) -> Balance:
     """Return what a policy saves and costs; both rates of the engine must be known."""
-    block_bytes = advice.setup.block_bytes
-    loaded = cell.saved_tokens // advice.setup.block_tokens
+    return balance_of(advice.setup, cell, engine)
+
+
+def balance_of(setup: Setup, cell: Cell, engine: Engine) -> Balance:
+    """Return what a cell saves and costs; both rates of the engine must be known."""
+    block_bytes = setup.block_bytes
+    loaded = cell.saved_tokens // setup.block_tokens
     return Balance(
         prefill_seconds=cell.saved_tokens / engine.prefill_rate,
         load_seconds=loaded * block_bytes / engine.link_bandwidth,

@@ -10,7 +10,7 @@ from .advice import Advice
 from .details import Details
 from .economy import Engine
 from .models import ModelShape
-from .units import bytes_text, count_text, duration_text
+from .units import bytes_text, count_text, duration_text, percent_text
 from .wording import Finding, findings, headline, rates_text
 
 __all__ = ["Subject"]
@@ -35,8 +35,6 @@ class Subject:
     block_tokens_from : str
         Who says how many tokens a block holds: ``"trace"``, ``"lengths"`` of its requests, or
         ``"option"``, where it was given because they are not known.
-    engine : Engine or None
-        What computes and moves, where it is known.
     alone : Advice or None
         The same without a cache on the accelerator, where `advice` has a typical one in front.
     details : Details or None
@@ -55,7 +53,6 @@ class Subject:
     dtype: str
     command: str
     block_tokens_from: str = "lengths"
-    engine: Engine | None = None
     alone: Advice | None = None
     details: Details | None = None
     files: int | None = None
@@ -64,11 +61,16 @@ class Subject:
 
     def headline(self) -> str:
         """Return the advice in one sentence."""
-        return headline(self.advice, self.engine)
+        return headline(self.advice)
 
     def findings(self) -> list[Finding]:
         """Return what follows from the figures."""
-        return findings(self.advice, self.engine, self.alone, self.details)
+        return findings(self.advice, self.alone, self.details)
+
+    @property
+    def engine(self) -> Engine | None:
+        """What computes and moves, where both rates are known."""
+        return self.advice.setup.rates
 
     @property
     def name(self) -> str:
@@ -109,9 +111,12 @@ class Subject:
         if setup.device_memory:
             device = (
                 f"An LRU prefix cache of {bytes_text(setup.device_memory)} on the accelerator "
-                f"stands in front and answers for {facts.blocks - facts.asked:,} blocks; the "
-                "ratios are of the others."
+                f"{'is assumed' if setup.device_is_assumed else 'stands'} in front and answers for "
+                f"{facts.blocks - facts.asked:,} blocks "
+                f"({percent_text(self.advice.device_hit_ratio)}); the ratios are of the others."
             )
+            if setup.device_is_assumed:
+                device += " --device-memory sets another size, 0 leaves it out."
         else:
             device = (
                 "No accelerator stands in front: hits that the engine's own prefix cache would "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
 from .advice import VLLM_DEFAULT, Advice, Cell
-from .choice import LEAST_NOISE, MOST_NOISE, by_simplicity
+from .choice import LEAST_NOISE, MOST_NOISE, Choice, by_simplicity
 from .details import Details, DiskCell
 from .economy import Balance, Engine, balance
 from .grid import PARTS
@@ -26,6 +26,9 @@ __all__ = [
 FEW_STORES = 0.5
 """A policy within noise is worth a word if it stores at most this share of the chosen one's."""
 
+MUCH_MORE = 1.1
+"""A policy is worth a word if it gains this many times the time that the chosen one does."""
+
 LITTLE = 0.005
 """A gain in hit ratio below this is called hardly any."""
 
@@ -44,12 +47,12 @@ def points(difference: float) -> str:
     return "less than 0.1 points" if text == "0.0" and difference > 0 else f"{text} points"
 
 
-def headline(advice: Advice, engine: Engine | None = None) -> str:
+def headline(advice: Advice) -> str:
     """Return the advice in one sentence: against vLLM's default, and against no offloading."""
+    if advice.pays is False:
+        return _does_not_pay(advice)
     if advice.policy is None:
         return "No recommendation: " + "; ".join(advice.objections) + "."
-    if engine is not None and engine.is_known and not _best_balance(advice, engine)[1].pays:
-        return _does_not_pay(advice, engine)
     cell = advice.cell(advice.policy)
     text = (
         f"Take {advice.policy}: with {bytes_text(advice.setup.memory)} it hits "
@@ -87,12 +90,16 @@ def _best_balance(advice: Advice, engine: Engine) -> tuple[str, Balance]:
     return best, balances[best]
 
 
-def _does_not_pay(advice: Advice, engine: Engine) -> str:
+def _does_not_pay(advice: Advice) -> str:
+    text = f"It does not pay: with {bytes_text(advice.setup.memory)}"
+    engine = advice.setup.rates
+    if engine is None:
+        return f"{text} no policy saves more prefill than moving the blocks takes."
     best, found = _best_balance(advice, engine)
     return (
-        f"It does not pay: with {bytes_text(advice.setup.memory)} on {engine.name} no policy saves "
-        f"more prefill than moving the blocks takes; {best}, the best, saves "
-        f"{duration_text(found.prefill_seconds)} and takes {duration_text(found.moving_seconds)}."
+        f"{text} on {engine.name} no policy saves more prefill than moving the blocks takes; "
+        f"{best}, the best, saves {duration_text(found.prefill_seconds)} and takes "
+        f"{duration_text(found.moving_seconds)}. So no policy is recommended."
     )
 
 
@@ -102,15 +109,11 @@ def _time(advice: Advice, policy: str, engine: Engine) -> str:
     text = (
         f"On {engine.name} hits save {duration_text(found.prefill_seconds)} of prefill over the "
         f"trace; loading takes {duration_text(found.load_seconds)} of the link and storing "
-        f"{duration_text(found.store_seconds)}: "
+        f"{duration_text(found.store_seconds)}: {duration_text(found.net_seconds)} gained."
     )
-    if found.pays:
-        text += f"{duration_text(found.net_seconds)} gained."
-    else:
-        best, other = _best_balance(advice, engine)
-        text += "more than is saved, it does not pay."
-        if other.pays:
-            text += f" {best} gains {duration_text(other.net_seconds)}."
+    best, most = _best_balance(advice, engine)
+    if most.net_seconds > MUCH_MORE * found.net_seconds:
+        text += f" {best} gains most, {duration_text(most.net_seconds)}."
     if policy != VLLM_DEFAULT:
         default = balance(advice, advice.vllm_default, engine)
         word = "gains" if default.pays else "loses"
@@ -138,23 +141,28 @@ def rates_text(engine: Engine) -> str:
     )
 
 
-def side_by_side(advice: Advice, alone: Advice, engine: Engine | None) -> str:
+def side_by_side(advice: Advice, alone: Advice) -> str:
     """Return what the cache on the accelerator changes: the answer without one beside that with."""
+    engine = advice.setup.rates
     device = bytes_text(advice.setup.device_memory)
+    if advice.setup.device_is_assumed:
+        device = f"an assumed {device}"
     where = f" on {engine.name}" if engine is not None and engine.accelerator else ""
     with_one = _short(advice)
     without = _short(alone)
-    share = 1 - advice.facts.asked / (advice.facts.blocks or 1)
+    share = percent_text(advice.device_hit_ratio)
     return (
-        f"Behind {device} of prefix cache{where}, which serves {percent_text(share)} of the blocks "
-        f"itself: {with_one}. Without a cache there: {without}."
+        f"Behind {device} of prefix cache{where}, which serves {share} of the blocks itself: "
+        f"{with_one}. Without a cache there: {without}."
     )
 
 
 def _short(advice: Advice) -> str:
     policy = advice.policy
     if policy is None:
-        return "no recommendation"
+        best = advice.choices[advice.asked].best
+        hits = f"{best} hits {percent_text(advice.cell(best).hit_ratio)} of the blocks asked for"
+        return f"{'it does not pay' if advice.pays is False else 'no recommendation'}, {hits}"
     cell = advice.cell(policy)
     return (
         f"{policy}, {percent_text(cell.hit_ratio)} of the blocks asked for, "
@@ -170,7 +178,6 @@ def _difference(advice: Advice, cell: Cell) -> str:
 
 def findings(
     advice: Advice,
-    engine: Engine | None = None,
     alone: Advice | None = None,
     found: Details | None = None,
 ) -> list[Finding]:
@@ -178,16 +185,18 @@ def findings(
 
     Where there is no recommendation, only what holds of every policy.
     """
-    policy = advice.policy
+    policy, engine = advice.policy, advice.setup.rates
+    accelerator = [Finding("Accelerator", side_by_side(advice, alone))] if alone else []
     if policy is None:
-        ideal = percent_text(advice.unbounded)
         return [
-            Finding("Ceiling", f"A cache without bounds would hit {ideal} of the trace's blocks.")
+            *accelerator,
+            *([Finding("More memory", _memory_that_pays(advice))] if advice.pays is False else []),
+            Finding("Ceiling", _ceiling_of_all(advice)),
         ]
     return [
         Finding("Reason", _reason(advice, policy)),
-        *([Finding("Time", _time(advice, policy, engine))] if engine and engine.is_known else []),
-        *([Finding("Accelerator", side_by_side(advice, alone, engine))] if alone else []),
+        *([Finding("Time", _time(advice, policy, engine))] if engine else []),
+        *accelerator,
         *_fewer_stores(advice, policy),
         Finding("More memory", _more_memory(advice, policy)),
         Finding("Ceiling", _ceiling(advice, policy)),
@@ -205,8 +214,47 @@ def noise_text() -> str:
     )
 
 
+def _memory_that_pays(advice: Advice) -> str:
+    """Return in which of the other memories a policy pays."""
+    texts = [
+        f"{choice.policy} with {bytes_text(memory)}"
+        for memory, choice, paying in zip(
+            advice.memories, advice.choices, advice.paying or (), strict=True
+        )
+        if paying
+    ]
+    if not texts:
+        return "In none of the memories that were compared does a policy pay."
+    return f"It pays in other memories: {'; '.join(texts)}."
+
+
+def _ceiling_of_all(advice: Advice) -> str:
+    """Return what no cache at all could exceed."""
+    ideal = percent_text(advice.unbounded)
+    if not advice.setup.device_memory:
+        return f"A cache without bounds would hit {ideal} of the trace's blocks."
+    return (
+        f"A cache without bounds would hit {ideal} of the blocks that the accelerator's own has "
+        f"not; {percent_text(advice.reuse)} of all blocks are reuse."
+    )
+
+
 def _reason(advice: Advice, policy: str) -> str:
     choice = advice.choices[advice.asked]
+    left_out = [p for p in advice.ranking() if p not in choice.candidates]
+    if not left_out:
+        return _reason_among(advice, choice, policy)
+    text = "More time goes into moving blocks than is saved, and so does not pay, with "
+    text += ", ".join(left_out)
+    if choice.behind[left_out[0]] < 0:
+        text += f", though {left_out[0]} hits {percent_text(advice.cell(left_out[0]).hit_ratio)}"
+    if len(choice.candidates) == 1:
+        return f"{text}. {policy} is the only policy that pays."
+    return f"{text}. Of the others: {_reason_among(advice, choice, policy)}"
+
+
+def _reason_among(advice: Advice, choice: Choice, policy: str) -> str:
+    """Return why the policy was chosen of the candidates."""
     within = choice.within_noise()
     if policy != choice.best:
         return (
@@ -220,7 +268,7 @@ def _reason(advice: Advice, policy: str) -> str:
         return f"It hits most, and it is simpler than those within noise of it: {others}."
     if len(choice.behind) == 1:
         return "It is the only policy that was compared."
-    second = advice.ranking()[1]
+    second = [p for p in advice.ranking() if p in choice.candidates][1]
     return (
         f"It hits most. The next, {second}, is {points(choice.behind[second])} behind, which is "
         f"more than noise ({points(choice.noise[second])})."
@@ -277,8 +325,10 @@ def _more_memory(advice: Advice, policy: str) -> str:
     text = "; ".join(texts) + "."
     text = text[0].upper() + text[1:]
     others: dict[str, list[str]] = {}
-    for memory, choice in zip(advice.memories, advice.choices, strict=True):
-        if choice.policy != policy:
+    for place, (memory, choice) in enumerate(zip(advice.memories, advice.choices, strict=True)):
+        if advice.paying is not None and not advice.paying[place]:
+            others.setdefault("none, because none pays,", []).append(bytes_text(memory))
+        elif choice.policy != policy:
             others.setdefault(choice.policy, []).append(bytes_text(memory))
     if others:
         choices = "; ".join(f"{name} with {' or '.join(m)}" for name, m in others.items())

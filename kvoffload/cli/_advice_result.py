@@ -43,8 +43,9 @@ def as_object(subject: Subject) -> dict[str, object]:
         "block_bytes": setup.block_bytes,
         "memory": setup.memory,
         "device_memory": setup.device_memory,
-        "recommendation": policy,
-        "objections": advice.objections,
+        "device_memory_assumed": setup.device_is_assumed,
+        "device_hit_ratio": advice.device_hit_ratio,
+        **_recommendation(advice),
         "findings": [asdict(finding) for finding in subject.findings()],
         "configuration": None
         if policy is None
@@ -59,14 +60,25 @@ def as_object(subject: Subject) -> dict[str, object]:
         "without_device_memory": None
         if subject.alone is None
         else {
-            "recommendation": subject.alone.policy,
-            "objections": subject.alone.objections,
+            **_recommendation(subject.alone),
             "memories": [
                 _memory(subject, subject.alone, place)
                 for place in range(len(subject.alone.memories))
             ],
         },
         "details": None if subject.details is None else asdict(subject.details),
+    }
+
+
+def _recommendation(advice: Advice) -> dict[str, object]:
+    """Return whether it pays, the policy that is recommended, and why none is."""
+    objections = [*advice.objections]
+    if advice.pays is False:
+        objections.append("no policy saves more prefill than moving the blocks takes")
+    return {
+        "pays": "unknown" if advice.pays is None else advice.pays,
+        "recommendation": advice.policy,
+        "objections": objections,
     }
 
 
@@ -88,7 +100,7 @@ def _engine(subject: Subject) -> dict[str, object] | None:
 
 def _times(subject: Subject, advice: Advice, cell: Cell) -> dict[str, object]:
     """Return prefill saved and time on the link, seconds; null where the rates are not known."""
-    if subject.engine is None or not subject.engine.is_known:
+    if subject.engine is None:
         names = ("prefill_seconds", "load_seconds", "store_seconds", "net_seconds")
         return dict.fromkeys(names)
     found = balance(advice, cell, subject.engine)
@@ -122,12 +134,13 @@ def print_advice(subject: Subject) -> None:
         click.echo()
         print_prose(f"{finding.title}: {finding.text}", "  ")
     policy = advice.policy
-    if policy is None:
-        return
     click.echo()
-    print_prose(noise_text())
+    if policy is not None:
+        print_prose(noise_text())
     for remark in subject.remarks():
         print_prose(remark)
+    if policy is None:
+        return
     click.echo("\nPython:\n")
     capacity = advice.capacities[advice.asked]
     click.echo(textwrap.indent(python_text(policy, capacity, setup.block_tokens), "    "))
@@ -171,7 +184,7 @@ def _table(subject: Subject) -> None:
         Column("from host", [rate_text(c.load_rate) for c in cells] + blank),
     ]
     engine = subject.engine
-    if engine is not None and engine.is_known:
+    if engine is not None:
         found = [balance(advice, cell, engine) for cell in cells]
         rest += [
             Column("prefill\nsaved", [duration_text(b.prefill_seconds) for b in found] + blank),

@@ -82,7 +82,8 @@ def _picture(grid: Grid, form: str) -> bytes:
 
 def _title(grid: Grid) -> str:
     cell, counts = grid.row(grid.policies[0])[0]
-    title = f"{printable(Path(grid.source.name).name)}: {counts.requests:,} requests, {counts.blocks:,} blocks"
+    name = printable(Path(grid.source.name).name)
+    title = f"{name}: {counts.requests:,} requests, {counts.blocks:,} blocks"
     title += f", {grid.unique_blocks:,} of them unique"
     notes = []
     if cell.device_blocks:

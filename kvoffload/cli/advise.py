@@ -257,7 +257,7 @@ def advise(
         )
         advice, alone = _both(
             recorded,
-            setup,
+            replace(setup, engine=engine),
             0 if device_memory else engine.device_memory,
             jobs=jobs or usable_cores(),
             quiet=quiet,
@@ -282,7 +282,6 @@ def advise(
                 same_ids,
             ).text(),
             block_size.origin or "lengths",
-            engine if engine.is_known else None,
             alone,
             details(recorded, advice, behind),
             source.files,
@@ -307,7 +306,7 @@ def _both(
     """
     setups = [setup]
     if setup.capacity(typical):
-        setups.insert(0, replace(setup, device_memory=typical))
+        setups.insert(0, replace(setup, device_memory=typical, device_is_assumed=True))
     total = sum(one.replays for one in setups)
     found: list[Advice] = []
     with progress_bar("replaying", total, quiet=quiet, unit="replays") as progress:

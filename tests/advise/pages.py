@@ -20,7 +20,8 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n&amp;{{7*7
 
 
 def subject(requests=300, memory=MEMORY, name="chats.jsonl"):
-    setup = Setup(memory=memory, block_tokens=512, token_bytes=2048)
+    engine = engine_of(None, None, prefill_rate=1e4, link_bandwidth=1e9)
+    setup = Setup(memory=memory, block_tokens=512, token_bytes=2048, engine=engine)
     recorded = RecordedTrace.of(Workload(requests, seed=3))
     behind = replace(setup, device_memory=memory // 4)
     found = advise(recorded, behind)
@@ -30,7 +31,6 @@ def subject(requests=300, memory=MEMORY, name="chats.jsonl"):
         None,
         "bfloat16",
         f"kvoffload advise {name}",
-        engine=engine_of(None, None, prefill_rate=1e4, link_bandwidth=1e9),
         alone=advise(recorded, setup),
         details=details(recorded, found, Disk(10 * memory, ("lru", "hit-density"))),
     )

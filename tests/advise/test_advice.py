@@ -142,6 +142,23 @@ def test_no_reuse_gives_no_recommendation():
     assert "0.0 % of the blocks" in objection
 
 
+def test_reuse_that_the_cache_on_the_accelerator_serves_is_named_as_that():
+    """All reuse is at once, in the cache in front: none is left for the one behind."""
+    twice = [Request(n, 5_120, 1, tuple(range(n // 2 * 10, n // 2 * 10 + 10))) for n in range(400)]
+    setup = dataclasses.replace(SETUP, device_memory=100 * MIB, device_is_assumed=True)
+    found = advise(twice, setup)
+    assert (found.policy, found.pays) == (None, None)
+    assert (found.unbounded, found.reuse, found.device_hit_ratio) == (0.0, 0.5, 0.5)
+    (objection,) = found.objections
+    assert "own prefix cache, assumed to have 100 MiB, serves 50.0 % of the blocks" in objection
+    assert "--device-memory" in objection
+    assert "no reuse to speak of: behind it" in objection
+    (ceiling,) = findings(found)
+    assert "50.0 % of all blocks are reuse" in ceiling.text
+    given = advise(twice, dataclasses.replace(setup, device_is_assumed=False))
+    assert "own prefix cache, of 100 MiB, serves 50.0 %" in given.objections[0]
+
+
 def test_a_memory_that_is_never_filled_gives_no_recommendation():
     found = advise(WORKLOAD, Setup(memory=3_000 * MIB, block_tokens=512, token_bytes=2048))
     assert found.policy is None

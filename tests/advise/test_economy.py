@@ -15,9 +15,12 @@ MIB = 2**20
 SETUP = Setup(memory=200 * MIB, block_tokens=512, token_bytes=2048)
 
 
+WORKLOAD = list(Workload(300, seed=3))
+
+
 @pytest.fixture(scope="module")
 def advice():
-    return advise(Workload(300, seed=3), SETUP)
+    return advise(WORKLOAD, SETUP)
 
 
 def test_accelerators_are_known_by_name_and_have_a_source():
@@ -68,15 +71,73 @@ def test_the_balance_is_prefill_saved_less_time_on_the_link(advice):
     assert found.net_seconds == pytest.approx(found.prefill_seconds - hits - cell.stored)
 
 
-def test_where_the_link_is_too_slow_it_says_that_it_does_not_pay(advice):
-    slow = engine_of(None, None, prefill_rate=1e6, link_bandwidth=MIB)
-    assert headline(advice, slow).startswith("It does not pay: with 200 MiB on the engine ")
-    fast = engine_of(None, None, prefill_rate=1000.0, link_bandwidth=1e12)
-    text = headline(advice, fast)
+def with_rates(prefill, link=1e12, **more):
+    engine = engine_of(None, None, prefill_rate=prefill, link_bandwidth=link)
+    return advise(WORKLOAD, dataclasses.replace(SETUP, engine=engine, **more))
+
+
+def tokens_per_block_moved(advice, policy):
+    cell = advice.cell(policy)
+    return cell.saved_tokens / (cell.saved_tokens // 512 + cell.stored)
+
+
+def titled(found, title):
+    return next(finding.text for finding in found if finding.title == title)
+
+
+def test_where_the_link_is_too_slow_it_says_that_it_does_not_pay_and_recommends_nothing(advice):
+    slow = with_rates(1e6, MIB)
+    assert headline(slow).startswith("It does not pay: with 200 MiB on the engine ")
+    assert (slow.pays, slow.policy, slow.paying) == (False, None, [()] * 4)
+    assert "In none of the memories" in titled(findings(slow), "More memory")
+    fast = with_rates(1000.0)
+    text = headline(fast)
+    assert (fast.pays, fast.policy) == (True, advice.policy)
     assert text.startswith(f"Take {advice.policy}: ")
     assert "need no prefill that would without offloading" in text
-    (time,) = [f.text for f in findings(advice, fast) if f.title == "Time"]
-    assert " gained." in time
+    assert " gained." in titled(findings(fast), "Time")
+    assert advice.pays is None  # nothing is known of an engine
+
+
+def test_a_policy_that_does_not_pay_is_never_recommended(advice):
+    """Of two rates, one between what two policies save per block moved leaves one of them out."""
+    ratios = {p: tokens_per_block_moved(advice, p) for p in SETUP.policies}
+    chosen = advice.policy
+    between = (ratios[chosen] + max(ratios.values())) / 2
+    found = with_rates(between, MIB)  # a block is a mebibyte: a second on this link
+    assert ratios[chosen] < between
+    assert found.paying[1] == tuple(p for p in SETUP.policies if ratios[p] > between)
+    assert found.pays is True
+    assert found.policy in found.paying[1]
+    for place, choice in enumerate(found.choices):
+        assert not found.paying[place] or choice.policy in found.paying[place]
+    assert headline(found).startswith(f"Take {found.policy}: ")
+    text = " ".join(finding.text for finding in findings(found))
+    assert f"does not pay, with {chosen}, " in titled(findings(found), "Reason")
+    assert f"{found.policy} is the only policy that pays" in titled(findings(found), "Reason")
+    assert "gained." in titled(findings(found), "Time")
+    assert "it does not pay" not in text
+
+
+def test_the_memories_in_which_it_pays_are_named(advice):
+    """In more memory fewer blocks move per hit."""
+    ratios = {p: tokens_per_block_moved(advice, p) for p in SETUP.policies}
+    none = with_rates(max(ratios.values()) + 1, MIB)
+    assert none.policy is None
+    assert none.paying[3]
+    text = titled(findings(none), "More memory")
+    assert text.startswith("It pays in other memories: ")
+    assert f"{none.choices[3].policy} with 800 MiB" in text
+    more = with_rates(max(ratios.values()) + 1, MIB, memory=800 * MIB, others=(200 * MIB,))
+    assert more.policy is not None
+    assert "none, because none pays, with 200 MiB" in titled(findings(more), "More memory")
+
+
+def test_where_the_trace_does_not_suffice_it_is_not_known_whether_it_pays():
+    engine = engine_of(None, None, prefill_rate=1.0, link_bandwidth=1e12)
+    found = advise(Workload(100, seed=3), dataclasses.replace(SETUP, engine=engine))
+    assert found.objections
+    assert (found.pays, found.policy) == (None, None)
 
 
 def test_the_first_sentence_compares_with_vllms_default(advice):
@@ -96,8 +157,11 @@ def test_vllms_default_is_replayed_where_it_is_not_asked_for(advice):
 
 def test_both_answers_stand_side_by_side(advice):
     behind = advise(Workload(300, seed=3), dataclasses.replace(SETUP, device_memory=100 * MIB))
-    text = side_by_side(behind, advice, None)
+    text = side_by_side(behind, advice)
     assert text.startswith("Behind 100 MiB of prefix cache, which serves ")
+    setup = dataclasses.replace(behind.setup, device_is_assumed=True)
+    assumed = dataclasses.replace(behind, setup=setup)
+    assert side_by_side(assumed, advice).startswith("Behind an assumed 100 MiB of prefix cache, ")
     for one in (behind, advice):
         assert f"{one.cell(one.policy).hit_ratio * 100:.1f} %" in text
 
@@ -106,8 +170,8 @@ def test_heads_that_more_workers_keep_several_times_are_said(advice):
     model = model_shape("qwen3-235b-a22b")
     engine = engine_of(model, accelerator("h100"))
     assert engine.workers == 8 > model.kv_heads
-    setup = dataclasses.replace(advice.setup, token_bytes=model.bytes_per_token())
-    once = Subject("t", dataclasses.replace(advice, setup=setup), model, "bfloat16", "", "", engine)
+    setup = dataclasses.replace(advice.setup, token_bytes=model.bytes_per_token(), engine=engine)
+    once = Subject("t", dataclasses.replace(advice, setup=setup), model, "bfloat16", "", "")
     assert any("8 workers keep each of the 4 KV heads" in text for text in once.remarks())
     setup = dataclasses.replace(setup, token_bytes=model.bytes_per_token(tensor_parallel=8))
     right = dataclasses.replace(once, advice=dataclasses.replace(advice, setup=setup))

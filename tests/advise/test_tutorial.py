@@ -55,11 +55,12 @@ def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
     model = model_shape("llama-3.1-70b")
     assert set(rows) == {*registry.names(), "belady", "infinite"}
     engine = engine_of(model, accelerator("h100"))
-    alone = Setup(2**40, 512, model.bytes_per_token(), full_blocks=True)
+    alone = Setup(2**40, 512, model.bytes_per_token(), full_blocks=True, engine=engine)
     recorded = RecordedTrace.of(Selection(Trace(TRACE), full_block_tokens=512))
-    advice = advise(recorded, replace(alone, device_memory=engine.device_memory), jobs=2)
+    behind = replace(alone, device_memory=engine.device_memory, device_is_assumed=True)
+    advice = advise(recorded, behind, jobs=2)
     subject = Subject(
-        "conversation_trace.jsonl", advice, model, "bfloat16", "", engine=engine,
+        "conversation_trace.jsonl", advice, model, "bfloat16", "",
         alone=advise(recorded, alone, jobs=2), details=details(recorded, advice),
     )  # fmt: skip
     print_advice(subject)
@@ -73,10 +74,12 @@ def test_the_size_of_a_disk_is_what_is_printed(capsys, monkeypatch):
     command = "--capacity 1TiB --device-memory 512GiB\n"
     shown = text.partition(command)[2].partition("\n...\n")[0]
     model = model_shape("llama-3.1-70b")
-    setup = Setup(2**40, 512, model.bytes_per_token(), full_blocks=True, device_memory=2**39)
-    advice = advise(Selection(Trace(TRACE), full_block_tokens=512), setup)
     engine = engine_of(model, accelerator("h100"))
-    print_advice(Subject("conversation_trace.jsonl", advice, model, "bfloat16", "", engine=engine))
+    setup = Setup(
+        2**40, 512, model.bytes_per_token(), full_blocks=True, device_memory=2**39, engine=engine
+    )
+    advice = advise(Selection(Trace(TRACE), full_block_tokens=512), setup)
+    print_advice(Subject("conversation_trace.jsonl", advice, model, "bfloat16", ""))
     printed = words(capsys.readouterr().out)
     assert len(words(shown)) > 100
     assert printed[: len(words(shown))] == words(shown)

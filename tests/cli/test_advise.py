@@ -64,6 +64,60 @@ def test_json_is_one_object(kvoffload, trace):
     assert vllm["eviction_policy"] == whole["recommendation"]
 
 
+def test_json_and_text_agree_on_whether_it_pays(kvoffload, trace, tmp_path):
+    def found(*options):
+        text = kvoffload("advise", trace, *SIZE, *options).out
+        return json.loads(kvoffload("advise", trace, *SIZE, *options, "--json").out), text
+
+    unknown, text = found()
+    assert unknown["pays"] == "unknown"
+    assert unknown["recommendation"] in registry.names()
+    rates = ("--link-bandwidth", "1MiB", "--prefill-tokens-per-second")
+    pays, text = found(*rates, "100")
+    assert pays["pays"] is True
+    assert pays["recommendation"] in registry.names()
+    assert pays["configuration"] is not None
+    loses, text = found(*rates, "1e6")
+    assert loses["pays"] is False
+    assert (loses["recommendation"], loses["configuration"]) == (None, None)
+    assert loses["objections"] == ["no policy saves more prefill than moving the blocks takes"]
+    assert "\nIt does not pay: " in text
+    assert "\nTake " not in text
+    assert "vLLM, --kv-transfer-config" not in text
+    assert " *" not in text.partition("\nIt does not pay: ")[0]  # no policy is marked
+    report = tmp_path / "advice.html"
+    kvoffload("advise", trace, *SIZE, *rates, "1e6", "--report", report)
+    page = report.read_text(encoding="utf-8")
+    assert ">No recommendation</h2>" in page
+    assert "recommended</span>" not in page
+    assert 'id="configuration"' not in page
+
+
+def test_what_the_assumed_cache_of_the_accelerator_serves_is_named_with_its_option(
+    kvoffload, tmp_path
+):
+    """The prompts come again at once, and the cache of an H100 has room for all of them."""
+    path = tmp_path / "twice.jsonl"
+    once = [tuple(range(10 * n, 10 * n + 10)) for n in range(200)]
+    write_trace([Request(n, 5_120, 1, once[n // 2]) for n in range(400)], path)
+    arguments = ("advise", path, "--model", "llama-3.1-8b", "--capacity", "2GiB", "--jobs", "1")
+    found = json.loads(kvoffload(*arguments, "--json").out)
+    assert (found["recommendation"], found["pays"]) == (None, "unknown")
+    assert (found["device_memory_assumed"], found["device_hit_ratio"]) == (True, 0.5)
+    assert found["unbounded_hit_ratio"] == 0
+    words = " ".join(kvoffload(*arguments).out.split())
+    assert "assumed to have 53.6 GiB, serves 50.0 % of the blocks itself" in words
+    assert "Accelerator: Behind an assumed 53.6 GiB of prefix cache" in words
+    assert "--device-memory sets another size" in words
+    report = tmp_path / "advice.html"
+    kvoffload(*arguments, "--report", report)
+    page = report.read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert "assumed to have 53.6 GiB, serves 50.0 % of the blocks itself" in page
+    given = json.loads(kvoffload(*arguments, "--device-memory=0", "--json").out)
+    assert given["device_memory_assumed"] is False
+    assert given["unbounded_hit_ratio"] == 0.5
+
+
 def test_a_model_gives_the_bytes(kvoffload, trace):
     arguments = ["--model", "deepseek-ai/DeepSeek-V3", "--capacity", "8GiB", "--json"]
     more = ["--kv-cache-dtype", "fp8", "--tensor-parallel", "8", "--jobs", "1"]
