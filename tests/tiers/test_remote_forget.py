@@ -1,0 +1,501 @@
+"""Forgotten means gone: whoever stored it, whatever became of the server or the directory since.
+
+Servers are restored from snapshots, cut off and hung, epochs are lost and overwritten, and other
+engines' puts are on their way meanwhile. What was put before a `forget` is never found after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region, Status
+from kvoffload.tiers import remote_pool as remote_pool_module
+from kvoffload.tiers.epoch import epoch_text, new_epoch, parse_epoch
+from kvoffload.tiers.remote import RemoteTier
+from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of, run
+from tests.tiers.servers import Server, make_bucket, redis_server, s3_options, s3_server
+
+pytest.importorskip("redis", reason="the tier needs the redis extra")
+
+from redis import Redis
+
+BLOCK = 4096
+NAMESPACE = Namespace("forgotten", BLOCK)
+KEYS = [b"key-%02d" % number for number in range(32)]
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_pool_module, "RETRY_S", 0.05)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with redis_server("--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru") as server:
+        yield server
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """Give a server that may be killed; it finds again what `Redis.save` wrote."""
+    with redis_server("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as server:
+        yield server
+
+
+class Place:
+    """A medium that any number of tiers share."""
+
+    def __init__(self, opener: Callable[..., RemoteTier]) -> None:
+        self.opener = opener
+        self.opened: list[RemoteTier] = []
+
+    def tier(self, *, attach: bool = True, **options) -> RemoteTier:
+        tier = self.opener(**{"namespace": NAMESPACE, "threads": 2, **options})
+        self.opened.append(tier)
+        if attach:
+            attach_to(tier)
+        return tier
+
+    def close(self) -> None:
+        for tier in self.opened:
+            tier.close(PATIENCE_S)
+
+
+def attach_to(tier: RemoteTier) -> None:
+    """Give a tier a region whose first blocks have the bytes of the keys."""
+    region = Region.allocate(2 * len(KEYS), BLOCK)
+    for block_id, key in enumerate(KEYS):
+        region.write(block_id, block_bytes_of(key, BLOCK))
+    tier.attach(region)
+
+
+def redis_place(server: Server) -> Place:
+    url, prefix = f"redis://127.0.0.1:{server.port}", f"forget{next(NUMBERS)}"
+    return Place(lambda **options: RedisTier(url, prefix=prefix, **options))
+
+
+def directory_place(path: Path) -> Place:
+    return Place(lambda **options: DirectoryTier(path, 2**24, **options))
+
+
+@pytest.fixture(params=["redis", "directory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "redis":
+        made = redis_place(request.getfixturevalue("server"))
+    else:
+        made = directory_place(tmp_path)
+    yield made
+    made.close()
+
+
+def settle(tier: RemoteTier) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while (tier._records or tier._chores) and time.monotonic() < until:
+        tier.wait([], 0)
+        time.sleep(0.001)
+
+
+def store(tier: RemoteTier, count: int = len(KEYS)) -> None:
+    before = tier.stats()["store_ok"]
+    done = run(tier, tier.put(KEYS[:count], range(count), PATIENCE_S))
+    assert not done.status.any(), done.status
+    settle(tier)
+    assert tier.stats()["store_ok"] == before + count, tier.stats()
+
+
+def found(tier: RemoteTier, count: int = len(KEYS)) -> int:
+    """Return how many blocks a tier gives, whatever it believes; the others are MISS."""
+    tier._verdicts.clear()
+    tier.health(reset=True)
+    ids = range(len(KEYS), len(KEYS) + count)
+    done = run(tier, tier.get(KEYS[:count], ids, PATIENCE_S))
+    assert set(done.status.tolist()) <= {Status.OK, Status.MISS}, done.status
+    settle(tier)
+    return done.status.tolist().count(Status.OK)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+class TestPutsUnderWay:
+    def test_what_another_engine_had_put_is_not_found_after_a_forget(self, place: Place) -> None:
+        """It has acknowledged the puts, and is paused before it writes them."""
+        one, other = place.tier(), place.tier()
+        store(one, 4)
+        goes_on = threading.Event()
+        write = other._store.write
+
+        def paused(run, epoch):
+            goes_on.wait(PATIENCE_S)
+            other._store._doubt()  # longer than any epoch is believed without a look
+            write(run, epoch)
+
+        other._store.write = paused
+        done = run(other, other.put(KEYS, range(len(KEYS)), PATIENCE_S))
+        assert not done.status.any()
+        assert one.forget() is True
+        goes_on.set()
+        settle(other)
+        assert found(one) == found(place.tier()) == found(other) == 0
+        assert other.stats()["dropped"] == len(KEYS)
+        assert other.stats()["store_ok"] == 0
+        other._store.write = write
+        store(other)
+        assert found(one) == len(KEYS), "what is put from then on is stored"
+
+    def test_they_are_dropped_when_they_are_acknowledged_once_stored(self, place: Place) -> None:
+        one, other = place.tier(), place.tier(ack="stored")
+        other._store._doubt()
+        ask = other._store._ask_epoch
+
+        def forget_first() -> int | None:
+            assert one.forget() is True
+            return ask()
+
+        other._store._ask_epoch = forget_first
+        done = run(other, other.put(KEYS[:4], range(4), PATIENCE_S))
+        assert done.status.tolist() == [Status.OK] * 4
+        settle(other)
+        assert other.stats()["dropped"] == 4
+        assert found(one, 4) == 0
+
+    def test_those_of_before_the_epoch_was_known_are_dropped(self, own_server: Server) -> None:
+        """Whether they are older than the last forget cannot be told."""
+        place = redis_place(own_server)
+        own_server.kill()
+        tier = place.tier()
+        own_server.start()
+        done = run(tier, tier.put(KEYS[:4], range(4), PATIENCE_S))
+        assert not done.status.any()
+        settle(tier)
+        assert tier.stats()["dropped"] == 4
+        assert found(tier, 4) == 0
+        store(tier, 4)
+        assert found(tier, 4) == 4
+        place.close()
+
+    def test_a_get_under_way_serves_nothing_of_before(self, place: Place) -> None:
+        one, other = place.tier(), place.tier()
+        store(one, 4)
+        assert found(other, 4) == 4
+        fetch = other._store._fetch
+
+        def slow(run, epoch):
+            fetch(run, epoch)
+            if epoch == before:
+                one.forget()
+                other._store._doubt()
+                other._store.meet()  # as another thread of the tier does
+
+        before = other._store.epoch
+        other._store._fetch = slow
+        assert found(other, 1) == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(None, id="gone"),
+        b"",
+        b"0000000000000000",
+        b"-000000000000005",
+        b"ffffffffffffffff",
+        b"not an epoch at all" * 10_000,
+        pytest.param(("rpush", "a", "b"), id="list"),
+        pytest.param(("sadd", "a"), id="set"),
+        pytest.param(("hset", "a", "b"), id="hash"),
+    ],
+)
+def test_a_redis_epoch_that_is_lost_or_nonsense_forgets_for_all(server: Server, value) -> None:
+    place = redis_place(server)
+    one, other = place.tier(), place.tier()
+    store(one, 4)
+    assert found(other, 4) == 4
+    before, name = one._store.epoch, one._store._epoch_name
+    with Redis(port=server.port) as client:
+        client.delete(name)
+        if isinstance(value, tuple):
+            getattr(client, value[0])(name, *value[1:])
+        elif value is not None:
+            client.set(name, value)
+        assert found(one, 4) == 0
+        assert parse_epoch(client.get(name)) == one._store.epoch > before
+    assert found(other, 4) == 0
+    store(other, 4)
+    assert found(one, 4) == found(other, 4) == 4, "it heals"
+    place.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"-000000000000005"),
+        lambda path: path.write_bytes(b"ffffffffffffffff"),
+        lambda path: path.write_bytes(bytes(10**6)),
+        lambda path: (path.unlink(), path.mkdir()),
+        lambda path: (path.unlink(), path.mkdir(), (path / "file").touch()),
+        lambda path: (path.unlink(), path.symlink_to("/etc/hostname")),
+        lambda path: (path.unlink(), path.symlink_to(path)),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+        lambda path: (path.unlink(), listening(path)),
+    ],
+    ids=[
+        "gone",
+        "empty",
+        "negative",
+        "last",
+        "long",
+        "folder",
+        "full-folder",
+        "link",
+        "loop",
+        "fifo",
+        "socket",
+    ],
+)
+def test_an_epoch_file_that_is_lost_or_nonsense_forgets_for_all(tmp_path: Path, damage) -> None:
+    place = directory_place(tmp_path)
+    one, other = place.tier(), place.tier()
+    store(one, 4)
+    before, path = one._store.epoch, one.folder / "epoch"
+    damage(path)
+    one._store._doubt()
+    assert found(one, 4) == 0
+    assert parse_epoch(path.read_bytes()) == one._store.epoch > before
+    other._store._doubt()
+    assert found(other, 4) == 0
+    store(other, 4)
+    assert found(one, 4) == 4, "it heals"
+    place.close()
+
+
+def listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", NAMESPACE.json[:40].encode(), b"[]", b"[" * 100_000, b"\0" * 4096],
+    ids=["empty", "half", "list", "deep", "zeros"],
+)
+def test_half_a_namespace_is_written_again(tmp_path: Path, text: bytes) -> None:
+    place = directory_place(tmp_path)
+    tier = place.tier()
+    store(tier, 4)
+    path = tier.folder / "namespace.json"
+    path.write_bytes(text)
+    tier._store._doubt()
+    assert found(tier, 4) == 4
+    assert path.read_text() == NAMESPACE.json
+    place.close()
+
+
+def test_an_epoch_ahead_of_the_clock_is_gone_by_and_forgotten(server: Server) -> None:
+    """As a machine writes it whose clock is a year ahead."""
+    place = redis_place(server)
+    one, other = place.tier(), place.tier()
+    ahead = new_epoch() + (365 * 86_400_000 << 20)
+    with Redis(port=server.port) as client:
+        client.set(one._store._epoch_name, epoch_text(ahead))
+    assert found(one, 4) == found(other, 4) == 0
+    assert one._store.epoch == ahead
+    store(one, 4)
+    assert found(other, 4) == 4
+    assert one.forget() is True
+    assert found(other, 4) == 0
+    assert other._store.epoch == one._store.epoch > ahead
+    place.close()
+
+
+class TestSnapshots:
+    def test_a_server_restored_from_one_serves_nothing_forgotten(self, own_server: Server) -> None:
+        place = redis_place(own_server)
+        one, other = place.tier(), place.tier()
+        store(one)
+        assert found(other) == len(KEYS)
+        with Redis(port=own_server.port) as client:
+            client.save()
+        assert one.forget() is True
+        assert found(other) == 0, "it knows better, too"
+        own_server.kill()
+        own_server.start()
+        with Redis(port=own_server.port) as client:
+            assert client.dbsize() == len(KEYS) + 2, "the server has the old blocks again"
+        one.health(reset=True)
+        done = run(one, one.get(KEYS, range(len(KEYS)), PATIENCE_S))
+        assert Status.OK not in done.status.tolist()
+        wait_until(lambda: one.health().forgotten and found(one) == 0)
+        assert found(other) == 0
+        assert found(place.tier()) == 0, "the server has been told"
+        store(one)
+        assert found(other) == len(KEYS)
+        place.close()
+
+    def test_a_directory_restored_from_one_serves_nothing_forgotten(self, tmp_path: Path) -> None:
+        place = directory_place(tmp_path / "kv")
+        one = place.tier()
+        store(one)
+        shutil.copytree(one.folder, tmp_path / "snapshot")
+        assert one.forget() is True
+        shutil.rmtree(one.folder)
+        (tmp_path / "snapshot").rename(one.folder)
+        one._store._doubt()
+        assert found(one) == 0
+        assert found(place.tier()) == 0, "the directory has been told"
+        place.close()
+
+
+class TestCutOff:
+    def test_a_forget_is_repeated_until_the_server_has_it(
+        self, own_server: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        place = redis_place(own_server)
+        tier = place.tier()
+        store(tier)
+        with Redis(port=own_server.port) as client:
+            client.save()
+        own_server.kill()
+        assert tier.forget() is False
+        assert tier.health().forgotten is False
+        assert tier.health(reset=True).ok is False
+        assert "try again" in caplog.text
+        own_server.start()
+        wait_until(lambda: tier.health().forgotten)  # no job runs
+        assert found(place.tier()) == 0
+        place.close()
+
+    def test_of_two_during_a_stall_the_newest_wins(self, own_server: Server) -> None:
+        place = redis_place(own_server)
+        tier = place.tier()
+        store(tier)
+        own_server.hang()
+        epochs = []
+        for _ in range(2):
+            thread = threading.Thread(target=tier._store.forget)  # as `forget`, without its wait
+            thread.start()
+            thread.join()
+            tier._pool.chore(0, remote_pool_module.FORGET, b"", False)
+            epochs.append(tier._store.epoch)
+        assert epochs[0] < epochs[1]
+        own_server.resume()
+        wait_until(lambda: tier.health().forgotten)
+        with Redis(port=own_server.port) as client:
+            assert parse_epoch(client.get(tier._store._epoch_name)) == epochs[1]
+        assert found(place.tier()) == 0
+        place.close()
+
+    def test_a_tier_that_is_closed_before_says_so(
+        self, own_server: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        place = redis_place(own_server)
+        tier = place.tier()
+        own_server.kill()
+        assert tier.forget() is False
+        tier.close(PATIENCE_S)
+        assert "closed before its medium could be told to forget" in caplog.text
+
+
+def test_before_a_region_is_there_it_is_remembered(place: Place) -> None:
+    one = place.tier()
+    store(one, 4)
+    other = place.tier(attach=False)
+    other.discard(KEYS)
+    started = time.monotonic()
+    assert other.forget() is False
+    assert time.monotonic() - started < 0.5, "nothing is asked"
+    assert other.health().forgotten is False
+    attach_to(other)
+    assert other.health().forgotten is True
+    one._store._doubt()
+    assert found(one, 4) == found(other, 4) == 0
+
+
+def test_where_scripts_may_not_run_a_forget_works_too(server: Server) -> None:
+    name = f"user{next(NUMBERS)}"
+    with Redis(port=server.port) as client:
+        client.acl_setuser(name, True, nopass=True, keys=["*"], categories=["+@all", "-@scripting"])
+    url = f"redis://{name}:x@127.0.0.1:{server.port}"
+    place = Place(lambda **options: RedisTier(url, prefix=name, **options))
+    one, other = place.tier(), place.tier()
+    store(one, 4)
+    assert other.forget() is True
+    assert found(one, 4) == 0
+    raise_from_threads([one, other])
+    place.close()
+
+
+def raise_from_threads(tiers: list[RemoteTier]) -> None:
+    """Give a medium epochs from several threads at once: the highest stays."""
+    first = new_epoch(max(tier._store.epoch for tier in tiers))
+    epochs = (first + np.random.default_rng(7).permutation(24)).tolist()
+    answers: list[tuple[int, int]] = []
+
+    def give(tier: RemoteTier, epochs: list[int]) -> None:
+        for epoch in epochs:
+            tier._store.begin(time.monotonic() + PATIENCE_S)
+            answers.append((epoch, tier._store._raise_epoch(epoch)))
+
+    threads = [
+        threading.Thread(target=give, args=(tiers[part % len(tiers)], epochs[part::4]))
+        for part in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == len(epochs)
+    assert all(given <= found for given, found in answers)
+    tiers[0]._store.begin(time.monotonic() + PATIENCE_S)
+    assert tiers[0]._store._ask_epoch() == max(epochs)
+
+
+def test_the_highest_epoch_stays(place: Place) -> None:
+    raise_from_threads([place.tier(), place.tier()])
+
+
+def test_the_highest_epoch_of_a_bucket_stays() -> None:
+    pytest.importorskip("obstore", reason="the tier needs the objects extra")
+    with s3_server() as server:
+        make_bucket(server)
+        place = Place(
+            lambda **options: ObjectTier("s3://blocks/kv", **options, **s3_options(server))
+        )
+        one = place.tier()
+        raise_from_threads([one, place.tier()])
+        place.close()
+
+
+def test_a_directory_whose_lock_is_kept_says_that_it_has_not_forgotten(tmp_path: Path) -> None:
+    """As by a process that was stopped; blocks are stored and found meanwhile."""
+    import fcntl
+
+    place = directory_place(tmp_path)
+    one, other = place.tier(), place.tier()
+    store(other, 4)
+    with (one.folder / "epoch.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert one.forget() is False
+        assert one.health().forgotten is False
+        assert found(other, 4) == 4
+    wait_until(lambda: one.health().forgotten)
+    other._store._doubt()
+    assert found(other, 4) == 0
+    place.close()
