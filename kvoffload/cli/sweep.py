@@ -128,6 +128,8 @@ def sweep(
             f"--block-tokens must go with --full-blocks, got {block_tokens} without it"
         )
     check_outputs(traces, {"--plot": plot, "--results": results}, append=("--results",))
+    if results is not None:
+        _check_results(results)
     if plot is not None:
         require("matplotlib", "--plot", "plot")
     with open_source(
@@ -167,6 +169,14 @@ def sweep(
         print_grid(grid)
     if faults:
         raise faults[0]
+
+
+def _check_results(results: str) -> None:
+    """Refuse a file that holds something else than results, which they would be added to."""
+    try:
+        ResultsFile.check(results)
+    except ValueError as error:
+        raise click.UsageError(f"--results {error}") from None
 
 
 def _draw(grid: Grid, plot: str, faults: list[OSError]) -> None:

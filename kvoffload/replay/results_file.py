@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kvoffload import __version__
-from kvoffload.traces.outputs import open_output
+from kvoffload.errors import describe
+from kvoffload.traces.outputs import open_output, own_descriptor
 
 from .counts import Counts
 from .decoded import DecodedTrace
@@ -29,7 +30,8 @@ class ResultsFile:
 
     Lines of other traces or other versions stay in the file and are not used. What cannot be a
     result of this trace is passed over, whether it was cut off, as by a crash, or made up. What is
-    no regular file is not read; it is written through.
+    no regular file is not read; it is written through. A file that is not empty and has no line of
+    results is something else, and is refused: results would be added at its end.
 
     Parameters
     ----------
@@ -40,6 +42,8 @@ class ResultsFile:
 
     Raises
     ------
+    ValueError
+        From the constructor, if the file is something else.
     OSError
         If the file can be neither read nor written; it names the file.
     """
@@ -47,10 +51,36 @@ class ResultsFile:
     MAX_LINE_BYTES = 2**16  # a policy string with every option is far shorter
 
     def __init__(self, path: str | os.PathLike[str], trace: DecodedTrace) -> None:
+        self.check(path)
         self._path = Path(path)
         self._trace = trace
         self._about = {"trace": trace.fingerprint(), "version": __version__}
         self._ends_in_newline = True
+
+    @classmethod
+    def check(cls, path: str | os.PathLike[str]) -> None:
+        """Refuse a file that is not empty and has no line of results, and leave it as it is.
+
+        Raises
+        ------
+        ValueError
+            If it is one.
+        OSError
+            If it cannot be read; it names the file.
+        """
+        if own_descriptor(os.fspath(path)) is not None or not Path(path).is_file():
+            return
+        is_empty = True
+        with Path(path).open("rb") as file:
+            for line in cls._lines(file):
+                is_empty = False
+                if _is_result(line):
+                    return
+        if not is_empty:
+            name = describe(os.fspath(path))
+            raise ValueError(
+                f"must be a file of results or an empty one, got {name}, which has none"
+            )
 
     def read(self, wanted: Iterable[Cell]) -> dict[Cell, Counts]:
         """Return what is known of the cells that are wanted; memory does not grow with the file."""
@@ -59,6 +89,7 @@ class ResultsFile:
             cells = set(wanted)
             with self._path.open("rb") as file:
                 for line in self._lines(file):
+                    self._ends_in_newline = line.endswith(b"\n")
                     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                         row = json.loads(line)
                         if all(row[name] == value for name, value in self._about.items()):
@@ -74,14 +105,15 @@ class ResultsFile:
             file.write(line.encode() if self._ends_in_newline else b"\n" + line.encode())
         self._ends_in_newline = True
 
-    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """Yield the lines that are not too long, and note whether the last one is complete."""
+    @classmethod
+    def _lines(cls, file: BinaryIO) -> Iterator[bytes]:
+        """Yield the lines; of each piece of one that is too long only the last byte, no result."""
         is_start = True
-        while piece := file.readline(self.MAX_LINE_BYTES):
-            self._ends_in_newline = piece.endswith(b"\n")
-            if is_start and (self._ends_in_newline or len(piece) < self.MAX_LINE_BYTES):
-                yield piece
-            is_start = self._ends_in_newline
+        while piece := file.readline(cls.MAX_LINE_BYTES):
+            ends = piece.endswith(b"\n")
+            is_whole = is_start and (ends or len(piece) < cls.MAX_LINE_BYTES)
+            yield piece if is_whole else piece[-1:]
+            is_start = ends
 
     def _is_possible(self, cell: Cell, counts: Counts) -> bool:
         """Tell whether the counts can be those of a replay of the trace."""
@@ -94,6 +126,15 @@ class ResultsFile:
             and 0 <= counts.refused <= requests
             and 0 <= counts.not_admitted <= blocks
         )
+
+
+def _is_result(line: bytes) -> bool:
+    """Tell whether a line is a result, of whatever trace and version."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and row.keys() >= {"trace", "version", "cell", "counts"}
 
 
 def _of(kind: type[Any], values: dict[str, Any]) -> Any:

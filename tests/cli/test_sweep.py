@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import itertools
 import json
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from kvoffload._printable import printable
 from kvoffload.traces import Request, Workload, write_trace
+from kvoffload.traces.writer import trace_line
 
 from .conftest import run_shell
 
@@ -160,6 +162,37 @@ def test_wrong_usage_is_one_line(kvoffload, trace, arguments, message):
     assert message in done.error
 
 
+@pytest.mark.parametrize("name", ["other.jsonl", "README.md", "t.jsonl.gz", "half", "spaces"])
+def test_what_is_no_file_of_results_is_refused_and_stays_as_it_is(kvoffload, trace, tmp_path, name):
+    path = tmp_path / name
+    contents = {
+        "other.jsonl": b"".join(map(trace_line, Workload(3))),
+        "README.md": b"# Read me\n\nAnd take care.\n",
+        "t.jsonl.gz": gzip.compress(b"".join(map(trace_line, Workload(3)))),
+        "half": b'{"trace": "0ab',
+        "spaces": b"\n\n",
+    }
+    path.write_bytes(contents[name])
+    before = sorted(tmp_path.iterdir())
+    plot = ("--plot", tmp_path / "picture.svg")
+    done = kvoffload("sweep", tmp_path / "no trace", *FAST, "--results", path, *plot)
+    assert done.code == 2
+    assert done.error.startswith("--results must be a file of results or an empty one, got ")
+    assert path.read_bytes() == contents[name]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_results_file_may_be_empty_and_may_hold_other_lines_too(kvoffload, trace, tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.touch()
+    arguments = ("--policy", "lru", "--capacity", "5", "--results", path)
+    swept(kvoffload, trace, *arguments)
+    (line,) = path.read_text().splitlines()
+    path.write_text(f"a note\n{line}\n")
+    assert "1 of 1 results were known" in kvoffload("sweep", trace, *FAST[:-1], *arguments).err
+    assert path.read_text() == f"a note\n{line}\n"
+
+
 def test_a_results_file_that_cannot_be_written_is_one_line(kvoffload, trace, tmp_path):
     done = kvoffload("sweep", trace, *FAST, "--policy", "lru", "--results", tmp_path)
     assert done.code == 1
@@ -213,7 +246,8 @@ def test_a_results_file_of_any_size_is_read_in_bounded_memory(trace, tmp_path):
     if sys.platform != "linux":
         pytest.skip("reads /proc/self/status")
     path = tmp_path / "results.jsonl"
-    with path.open("wb") as file:
+    path.write_text('{"trace": "", "version": "", "cell": {}, "counts": {}}\n')
+    with path.open("r+b") as file:
         file.truncate(2**29)
     arguments = ("--policy", "lru", "--capacity", "5", "--results", path, "--csv")
     code = (

@@ -102,6 +102,15 @@ def test_damaged_lines_are_passed_over(trace, tmp_path, damage) -> None:
     assert ResultsFile(path, trace).read(CELLS) == dict([first, second])
 
 
+@pytest.mark.parametrize("content", ["x", "\n", "[]\n", '{"trace": 1}\n', "x" * 10**6, "[" * 10**5])
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(trace, tmp_path, content) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"must be a file of results or an empty one, got .*notes"):
+        ResultsFile(path, trace)
+    assert path.read_text() == content
+
+
 IMPOSSIBLE = {
     "requests": (199, 201, 10**400),
     "blocks": (0, -1, 10**400),
