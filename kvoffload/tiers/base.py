@@ -352,8 +352,8 @@ class Tier(ABC):
         -------
         bool
             Whether that is certain even if power fails from now on. False where the medium did not
-            confirm it within a second; it still holds for this process and for any restart without
-            loss of power.
+            confirm it within a second; it still holds for this process, which goes on trying
+            (`Health.forgotten`), and for a restart as far as the medium was reached.
         """
 
     @abstractmethod

@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,42 +20,38 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.tiers.base import TierError, TierSpaceError
+from kvoffload.tiers.epoch import new_epoch
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import round_up
 from kvoffload.tiers.seal import SEAL_BYTES
 
+from .folder import Folder
 from .layout import (
     BLOCKS,
+    FORGETTING,
     HEADER_BYTES,
     LOCK,
     NAMESPACE,
-    OPEN_FLAGS,
     STAMP_BYTES,
     TABLE,
     Header,
     record_offset,
 )
-from .lock import lock_folder
+from .lock import LockedFolder
 
 __all__ = [
     "SlabFiles",
     "check_space",
-    "new_epoch",
+    "data_pieces",
     "open_direct",
     "read_header",
     "read_seals",
     "read_table",
 ]
 
-_LARGEST_JSON = 2**20
 SEALS_AT_ONCE = 2**12
 """Seals that `read_seals` reads at once: 256 KiB."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def new_epoch() -> int:
-    """Return an epoch that no slab ever had."""
-    return int.from_bytes(os.urandom(8), "little")
 
 
 def read_header(fd: int) -> Header | None:
@@ -62,19 +59,42 @@ def read_header(fd: int) -> Header | None:
     return Header.unpack(os.pread(fd, HEADER_BYTES, 0))
 
 
+def data_pieces(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield where a stretch of a file holds something: start and end of each piece.
+
+    A file may have a great size that takes nothing on the disk. A file system that does not tell
+    holds everything.
+    """
+    while start < end:
+        try:
+            start = os.lseek(fd, start, os.SEEK_DATA)
+            stop = os.lseek(fd, start, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there is no more
+                return
+            stop = end
+        if start < end:
+            yield start, min(stop, end)
+        start = stop
+
+
 def read_seals(fd: int, header: Header) -> Iterator[tuple[int, memoryview]]:
     """Yield the seals of a table piece by piece, each with its first slot.
 
-    A file may have a great size that takes nothing on the disk, so no more is held at once.
+    No more is held at once, nor looked at than the file holds on the disk.
     """
-    for slot in range(0, header.num_slots, SEALS_AT_ONCE):
-        count = min(SEALS_AT_ONCE, header.num_slots - slot)
-        records = memoryview(_read(fd, count * SEAL_BYTES, record_offset(slot)))
-        found = len(records) // SEAL_BYTES
-        if found:
-            yield slot, records[: found * SEAL_BYTES]
-        if found < count:
-            return
+    end = record_offset(header.num_slots)
+    for piece, stop in data_pieces(fd, record_offset(0), end):
+        first = (piece - record_offset(0)) // SEAL_BYTES
+        last = -(-(stop - record_offset(0)) // SEAL_BYTES)
+        for slot in range(first, last, SEALS_AT_ONCE):
+            count = min(SEALS_AT_ONCE, last - slot)
+            records = memoryview(_read(fd, count * SEAL_BYTES, record_offset(slot)))
+            found = len(records) // SEAL_BYTES
+            if found:
+                yield slot, records[: found * SEAL_BYTES]
+            if found < count:
+                return
 
 
 def read_table(fd: int, most: int) -> tuple[Header | None, memoryview, npt.NDArray[np.int64]]:
@@ -131,12 +151,12 @@ def _write(fd: int, data: bytes, offset: int) -> None:
         offset += written
 
 
-def open_direct(path: Path) -> int | None:
-    """Open a file of blocks for I/O past the page cache; None where that does not work."""
+def open_direct(folder: Folder) -> int | None:
+    """Open the file of blocks for I/O past the page cache; None where that does not work."""
     if not hasattr(os, "O_DIRECT"):
         return None
     try:
-        fd = os.open(path, OPEN_FLAGS | os.O_DIRECT)
+        fd = folder.open(BLOCKS, os.O_RDWR | os.O_DIRECT, keep=False)
     except OSError:
         return None
     try:
@@ -166,8 +186,10 @@ class SlabFiles:
         Folder of the slab.
     header : Header
         What the table's header says.
+    held : LockedFolder
+        The folder and the files, open.
     data_fd, table_fd : int
-        The files.
+        The descriptors of the two; -1 once they are closed.
     has_direct : bool
         Whether `data_fd` goes past the page cache.
     records : memoryview
@@ -187,20 +209,29 @@ class SlabFiles:
 
     def __init__(self, path: Path, namespace: Namespace, num_slots: int) -> None:
         self.folder = path / namespace.fingerprint.hex()
-        self._fds: list[int] = []
-        self._made: list[Path] = []  # what to remove if it comes to nothing
-        self._locked = False
-        self.data_fd = self.table_fd = -1
+        self._made_folders: list[Path] = []  # what to remove if it comes to nothing
+        self._made_files: list[str] = []
+        self._locked: LockedFolder | None = None
         try:
             self._make_folder()
-            self._fds.append(lock_folder(self.folder))
-            self._locked = True
-            self._open(namespace, num_slots)
+            self._locked = LockedFolder(self.folder, private=True)
+            self._open(self._locked, namespace, num_slots)
         except BaseException as error:
             self._undo()
             if isinstance(error, OSError):
                 self._explain(error, num_slots * round_up(namespace.block_bytes))
             raise
+        self.held = self._locked
+
+    @property
+    def data_fd(self) -> int:
+        """The blocks; -1 once they are closed."""
+        return self.held.files.get(BLOCKS, -1)
+
+    @property
+    def table_fd(self) -> int:
+        """The table; -1 once it is closed."""
+        return self.held.files.get(TABLE, -1)
 
     def _make_folder(self) -> None:
         missing = [self.folder]
@@ -209,133 +240,144 @@ class SlabFiles:
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
-                self._made.append(folder)
+                self._made_folders.append(folder)
         if not (self.folder / LOCK).exists():
-            self._made.append(self.folder / LOCK)
+            self._made_files.append(LOCK)
 
-    def _open(self, namespace: Namespace, num_slots: int) -> None:
+    def _open(self, folder: LockedFolder, namespace: Namespace, num_slots: int) -> None:
         block_bytes = namespace.block_bytes
-        same_namespace = self._settle_namespace(namespace)
-        self.table_fd = self._open_file(TABLE)
-        found, records, stamps = read_table(self.table_fd, num_slots)
+        is_forgotten = folder.has(FORGETTING)
+        same_namespace = self._settle_namespace(folder, namespace)
+        found, records, stamps = read_table(self._open_file(folder, TABLE), num_slots)
+        known = found.epoch if found else 0
         header = Header(
-            namespace.fingerprint, block_bytes, round_up(block_bytes), num_slots, new_epoch()
+            namespace.fingerprint, block_bytes, round_up(block_bytes), num_slots, new_epoch(known)
         )
         fitting = found is not None and (
             (found.fingerprint, found.block_bytes) == (header.fingerprint, header.block_bytes)
         )
-        if found is None or not fitting or not same_namespace:
+        if found is None or not fitting or not same_namespace or is_forgotten:
             records, stamps = memoryview(b""), np.empty(0, np.int64)
         else:
             header = Header(
                 header.fingerprint, block_bytes, header.slot_bytes, num_slots, found.epoch
             )
-        self._grow_blocks(header)
+        self._grow_blocks(folder, header)
         self.header = header
         self.records = records[: num_slots * SEAL_BYTES]
         self.stamps = np.zeros(num_slots, np.int64)
         kept = min(num_slots, len(stamps))
         self.stamps[:kept] = stamps[:kept]
-        if found != header or os.fstat(self.table_fd).st_size != header.table_bytes:
-            self._lay_table_out()
+        table_bytes = os.fstat(folder.files[TABLE]).st_size
+        if found != header or table_bytes != header.table_bytes:
+            try:
+                self._lay_table_out(folder)
+            except OSError as error:
+                # A disk that is full can still have less.
+                if error.errno not in _NO_SPACE or table_bytes < header.table_bytes:
+                    raise
+                self._change_table(folder)
+        if is_forgotten:
+            os.fsync(folder.fd)  # the table that it guards against must not come back after it
+            folder.remove(FORGETTING)
         # A tail that the table no longer names is given back only now.
-        os.ftruncate(self.data_fd, header.data_bytes)
-        direct_fd = open_direct(self.folder / BLOCKS)
+        os.ftruncate(folder.files[BLOCKS], header.data_bytes)
+        direct_fd = open_direct(folder)
         self.has_direct = direct_fd is not None
         if direct_fd is not None:
-            self._fds.remove(self.data_fd)
-            os.close(self.data_fd)
-            self.data_fd = direct_fd
-            self._fds.append(direct_fd)
-        self._made.clear()
+            folder.close_file(BLOCKS)
+            folder.files[BLOCKS] = direct_fd
+        self._made_folders.clear()
+        self._made_files.clear()
 
-    def _open_file(self, name: str) -> int:
-        path = self.folder / name
-        if not path.exists():
-            self._made.append(path)
-        fd = os.open(path, OPEN_FLAGS | os.O_CREAT, 0o600)
-        self._fds.append(fd)
-        return fd
+    def _open_file(self, folder: Folder, name: str) -> int:
+        if not folder.has(name):
+            self._made_files.append(name)
+        return folder.open(name, os.O_RDWR | os.O_CREAT)
 
-    def _settle_namespace(self, namespace: Namespace) -> bool:
+    def _settle_namespace(self, folder: Folder, namespace: Namespace) -> bool:
         """Compare the JSON beside the data, or write it; False where it was another."""
-        path = self.folder / NAMESPACE
         wanted = namespace.json.encode("ascii")
-        try:
-            with path.open("rb") as file:
-                found: bytes | None = file.read(_LARGEST_JSON)
-        except FileNotFoundError:
-            found = None
-            self._made.append(path)
+        found = folder.read(NAMESPACE, len(wanted) + 1)
         if found == wanted:
             return True
-        temporary = self.folder / f"{NAMESPACE}.new"
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        fd = os.open(temporary, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            _write(fd, wanted, 0)
-        finally:
-            os.close(fd)
-        temporary.replace(path)
+        if found is None:
+            self._made_files.append(NAMESPACE)
+        temporary = f"{NAMESPACE}.new"
+        folder.remove(temporary)
+        fd = folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        _write(fd, wanted, 0)
+        folder.rename(temporary, NAMESPACE)
+        folder.close_file(NAMESPACE)
         return found is None
 
-    def _grow_blocks(self, header: Header) -> None:
+    def _grow_blocks(self, folder: Folder, header: Header) -> None:
         """Have space for all slots, or leave the file as it was."""
-        self.data_fd = self._open_file(BLOCKS)
-        before = os.fstat(self.data_fd).st_size
+        fd = self._open_file(folder, BLOCKS)
+        before = os.fstat(fd).st_size
         try:
-            _allocate(self.data_fd, header.data_bytes)
+            _allocate(fd, header.data_bytes)
         except OSError:
-            os.ftruncate(self.data_fd, before)
+            os.ftruncate(fd, before)
             raise
 
-    def _lay_table_out(self) -> None:
+    def _lay_table_out(self, folder: Folder) -> None:
         """Write the table anew, with what is kept of the old one, and put it in its place."""
+        temporary = f"{TABLE}.new"
+        folder.remove(temporary)
+        try:
+            fd = folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            _allocate(fd, self.header.table_bytes)
+            self._fill_table(fd)
+            os.fsync(fd)  # a rename that outlives its file's bytes would lose the whole slab
+            folder.rename(temporary, TABLE)
+        except BaseException:
+            folder.close_file(temporary)
+            folder.remove(temporary)
+            raise
+
+    def _change_table(self, folder: Folder) -> None:
+        """Write the table where it is, and give back what it has too much.
+
+        Who is killed meanwhile leaves seals that do not match, or stamps in a wrong order.
+        """
+        fd = folder.files[TABLE]
+        self._fill_table(fd)
+        os.fsync(fd)
+        os.ftruncate(fd, self.header.table_bytes)
+
+    def _fill_table(self, fd: int) -> None:
         header = self.header
-        temporary = self.folder / f"{TABLE}.new"
-        self._made.append(temporary)
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        fd = os.open(temporary, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-        self._fds.append(fd)
-        _allocate(fd, header.table_bytes)
-        _write(fd, bytes(self.records), record_offset(0))
+        records = bytes(self.records)
+        _write(fd, records.ljust(header.num_slots * SEAL_BYTES, b"\0"), record_offset(0))
         _write(fd, self.stamps.astype("<i8").tobytes(), header.stamps_offset)
         _write(fd, header.pack(), 0)
-        os.fsync(fd)  # a rename that outlives its file's bytes would lose the whole slab
-        temporary.replace(self.folder / TABLE)
-        self._fds.remove(self.table_fd)
-        os.close(self.table_fd)
-        self.table_fd = fd
 
     def write_header(self, epoch: int) -> bytes:
-        """Set the epoch; return the header's page, which the caller writes to the table."""
-        old = self.header
-        self.header = Header(old.fingerprint, old.block_bytes, old.slot_bytes, old.num_slots, epoch)
+        """Set the epoch; return the header's page, which the caller has written to the table."""
+        self.header = replace(self.header, epoch=epoch)
         return self.header.pack()
 
-    def write_table(self, offset: int, data: bytes, *, sync: bool = False) -> None:
+    def write_table(self, offset: int, data: bytes) -> None:
         """Write to the table, in the caller's thread."""
         _write(self.table_fd, data, offset)
-        if sync:
-            os.fsync(self.table_fd)
 
     def close(self) -> None:
         """Close the files; the lock goes with them."""
-        for fd in self._fds:
-            os.close(fd)
-        self._fds.clear()
+        self.held.close()
 
     def _undo(self) -> None:
-        """Close everything and remove what was made."""
-        for path in reversed(self._made):
+        """Remove what was made and close everything."""
+        folder = self._locked
+        if folder is not None:
+            for name in reversed(self._made_files):
+                with contextlib.suppress(OSError):
+                    folder.remove(name)
+        for path in reversed(self._made_folders):
             with contextlib.suppress(OSError):
-                if path.is_dir():
-                    path.rmdir()  # only if it is empty
-                elif self._locked:
-                    path.unlink()
-        self.close()
+                path.rmdir()  # only if it is empty
+        if folder is not None:
+            folder.close()
 
     def _explain(self, error: OSError, wanted: int) -> NoReturn:
         if error.errno in _NO_SPACE:
@@ -361,7 +403,7 @@ def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
     wanted = num_slots * round_up(namespace.block_bytes)
     held = 0
     with contextlib.suppress(OSError):
-        held = 512 * (folder / BLOCKS).stat().st_blocks
+        held = 512 * (folder / BLOCKS).lstat().st_blocks
     existing = folder
     while not existing.exists() and existing.parent != existing:
         existing = existing.parent

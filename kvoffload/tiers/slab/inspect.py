@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
+import mmap
 import os
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvoffload.tiers._io_py import transfer
 from kvoffload.tiers.base import TierError
@@ -19,14 +20,20 @@ from kvoffload.tiers.namespace import FINGERPRINT_BYTES
 from kvoffload.tiers.seal import seed_of, xxh3_64
 from kvoffload.tiers.twins import chosen
 
-from .files import read_header, read_seals
-from .layout import BLOCKS, LOCK, NAMESPACE, TABLE, Header
-from .lock import lock_folder
+from .files import data_pieces, read_header, read_seals
+from .folder import Folder
+from .layout import BLOCKS, FILES, FORGETTING, NAMESPACE, TABLE, Header
+from .lock import LockedFolder, holder_of, lock_shared
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["SlabFolder", "Verdict", "find_slabs", "remove_slab", "verify_slab"]
 
 _LARGEST_JSON = 2**20
+_DEEPEST_JSON = 16
 _NAME_LENGTH = 2 * FINGERPRINT_BYTES
+_DIGITS = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,66 +86,90 @@ class Verdict:
 def find_slabs(path: str | Path) -> list[SlabFolder]:
     """Return the slabs in a folder, or the one that it is, by name.
 
+    `path` may be a link, or lead through some; of the folders in it those that are links are passed
+    over.
+
     Raises
     ------
     TierError
         If there is none.
     OSError
-        If a file cannot be read.
+        If a folder cannot be read.
     """
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    if (path / TABLE).exists():
-        return [_look(path)]
-    found = sorted(
-        folder
-        for folder in path.iterdir()
-        if len(folder.name) == _NAME_LENGTH and (folder / TABLE).exists()
-    )
-    if not found:
+    if (path / TABLE).is_symlink() or (path / TABLE).exists():
+        return [_look(path.resolve() if path.is_symlink() else path)]
+    with os.scandir(path) as entries:
+        names = sorted(entry.name for entry in entries if _may_be_slab(entry))
+    if not names:
         raise TierError(f"{path}: no slab is here")
-    return [_look(folder) for folder in found]
+    return [_look(path / name) for name in names]
 
 
-def _look(folder: Path) -> SlabFolder:
-    num_blocks = num_stale = 0
-    with _opened(folder / TABLE) as fd:
-        header = read_header(fd)
-        if header is not None:
-            for seals, others in _valid_seals(fd, header):
-                num_blocks += len(seals)
-                num_stale += others
-    namespace: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, RecursionError), (folder / NAMESPACE).open() as f:
-        read = json.loads(f.read(_LARGEST_JSON))
-        namespace = read if isinstance(read, dict) else {}
-    disk_bytes = sum(file.stat().st_blocks * 512 for file in folder.iterdir() if file.is_file())
-    return SlabFolder(folder, namespace, header, num_blocks, num_stale, disk_bytes, _holder(folder))
-
-
-def _holder(folder: Path) -> int | None:
-    """Return the process that has a slab open, 0 if it is not known which; None for none."""
-    try:
-        with _opened(folder / LOCK) as fd:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                with contextlib.suppress(ValueError):
-                    return int(os.pread(fd, 32, 0))
-                return 0
-    except FileNotFoundError:
-        pass
-    return None
+def _may_be_slab(entry: os.DirEntry[str]) -> bool:
+    if len(entry.name) != _NAME_LENGTH or not _DIGITS.issuperset(entry.name):
+        return False
+    return entry.is_dir(follow_symlinks=False) and os.path.lexists(Path(entry.path) / TABLE)
 
 
 @contextlib.contextmanager
-def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+def _opened(path: Path) -> Iterator[Folder]:
+    """Open a folder of anyone's, to look at it."""
+    folder = Folder(path, private=False)
     try:
-        yield fd
+        yield folder
     finally:
-        os.close(fd)
+        folder.close()
+
+
+def _look(path: Path) -> SlabFolder:
+    num_blocks = num_stale = 0
+    with _opened(path) as folder:
+        header = _header_of(folder)
+        if header is not None:
+            is_forgotten = folder.has(FORGETTING)
+            for seals, others in _valid_seals(folder.files[TABLE], header):
+                num_blocks += 0 if is_forgotten else len(seals)
+                num_stale += others + (len(seals) if is_forgotten else 0)
+        disk_bytes = _disk_bytes(folder, FILES)
+        holder = None
+        with contextlib.suppress(TierError, OSError):
+            holder = holder_of(folder)
+        return SlabFolder(
+            path, _namespace_of(folder), header, num_blocks, num_stale, disk_bytes, holder
+        )
+
+
+def _header_of(folder: Folder) -> Header | None:
+    """Return the header of a table, which is opened; None if none can be right."""
+    with contextlib.suppress(TierError, OSError):
+        return read_header(folder.open(TABLE, os.O_RDONLY))
+    return None
+
+
+def _namespace_of(folder: Folder) -> dict[str, Any]:
+    """Return the namespace beside the data; empty if it cannot be one."""
+    with contextlib.suppress(TierError, OSError, ValueError, RecursionError):
+        read = json.loads(folder.read(NAMESPACE, _LARGEST_JSON) or b"")
+        if isinstance(read, dict) and not _is_deep(read, _DEEPEST_JSON):
+            return read
+    return {}
+
+
+def _is_deep(value: Any, most: int) -> bool:
+    """Return whether lists and dicts are nested deeper than that."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return most == 0 or any(_is_deep(each, most - 1) for each in inner)
+
+
+def _disk_bytes(folder: Folder, names: Iterable[str]) -> int:
+    """Return what files take on the disk."""
+    found = (folder.stat(name) for name in names)
+    return sum(each.st_blocks * 512 for each in found if each and stat.S_ISREG(each.st_mode))
 
 
 def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = None) -> Verdict:
@@ -160,16 +191,16 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
     OSError
         If a file cannot be opened.
     """
-    folder = Path(folder)
-    lock = lock_folder(folder)
-    try:
-        with _opened(folder / TABLE) as table_fd, _opened(folder / BLOCKS) as data_fd:
-            header = read_header(table_fd)
-            if header is None:
-                raise TierError(f"{folder}: the table is damaged, and no block can be found")
-            return _verify(header, table_fd, data_fd, progress)
-    finally:
-        os.close(lock)
+    path = Path(folder)
+    with _opened(path) as opened:
+        lock_shared(opened)
+        data_fd = opened.open(BLOCKS, os.O_RDONLY)
+        header = read_header(opened.open(TABLE, os.O_RDONLY))
+        if header is None:
+            raise TierError(f"{path}: the table is damaged, and no block can be found")
+        if opened.has(FORGETTING):
+            return Verdict(0, [])
+        return _verify(header, opened.files[TABLE], data_fd, progress)
 
 
 def _valid_seals(fd: int, header: Header) -> Iterator[tuple[list[tuple[int, bytes, int]], int]]:
@@ -184,23 +215,65 @@ def _valid_seals(fd: int, header: Header) -> Iterator[tuple[list[tuple[int, byte
 def _verify(
     header: Header, table_fd: int, data_fd: int, progress: Callable[[int], None] | None
 ) -> Verdict:
-    data_bytes = os.fstat(data_fd).st_size
     seals = chain.from_iterable(piece for piece, _ in _valid_seals(table_fd, header))
     corrupt = []
-    block = memoryview(b"")
     done = 0
-    for done, (slot, key, block_sum) in enumerate(seals, start=1):
-        start, num_read = slot * header.slot_bytes, 0
-        if start + header.block_bytes <= data_bytes:  # else no memory is taken for it either
-            block = block or memoryview(bytearray(header.block_bytes))
-            with contextlib.suppress(OSError):  # of 2 GiB and more one call reads a part
-                num_read = transfer(os.preadv, data_fd, [block], start)
-        seed = seed_of(header.fingerprint, key)
-        if num_read != header.block_bytes or xxh3_64(block, seed) != block_sum:
-            corrupt.append(key)
-        if progress is not None:
-            progress(done)
+    with _Block(data_fd, header.block_bytes) as block:
+        for done, (slot, key, block_sum) in enumerate(seals, start=1):
+            seed = seed_of(header.fingerprint, key)
+            if not block.read(slot * header.slot_bytes) or xxh3_64(block.memory, seed) != block_sum:
+                corrupt.append(key)
+            if progress is not None:
+                progress(done)
     return Verdict(done - len(corrupt), corrupt)
+
+
+class _Block:
+    """Memory for one block of a file: no more of it is used than the file holds on the disk."""
+
+    def __init__(self, fd: int, block_bytes: int) -> None:
+        self._fd = fd
+        self._size = os.fstat(fd).st_size
+        self._block_bytes = block_bytes
+        self._is_blank = True
+        self.memory: mmap.mmap | bytes = b""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the memory back."""
+        self._drop()
+
+    def read(self, start: int) -> bool:
+        """Read a block; False if the file does not have it, or holds nothing of it."""
+        end = start + self._block_bytes
+        if end > self._size:
+            return False
+        pieces = list(data_pieces(self._fd, start, end))
+        if not pieces:
+            return False
+        if not self._is_blank and pieces != [(start, end)]:
+            self._drop()  # what is a hole in the file is zeros, and takes nothing here either
+        if not self.memory:
+            self.memory = mmap.mmap(-1, self._block_bytes)
+        self._is_blank = False
+        with memoryview(self.memory) as view:
+            for first, last in pieces:
+                with view[first - start : last - start] as piece:
+                    try:  # of 2 GiB and more one call reads a part
+                        if transfer(os.preadv, self._fd, [piece], first) != len(piece):
+                            return False
+                    except OSError:
+                        return False
+        return True
+
+    def _drop(self) -> None:
+        if isinstance(self.memory, mmap.mmap):
+            self.memory.close()
+        self.memory = b""
+        self._is_blank = True
 
 
 def remove_slab(folder: str | Path) -> int:
@@ -213,14 +286,13 @@ def remove_slab(folder: str | Path) -> int:
     OSError
         If a file cannot be deleted.
     """
-    folder = Path(folder)
-    lock = lock_folder(folder)
+    opened = LockedFolder(Path(folder), private=False)
     try:
-        freed = sum(file.stat().st_blocks * 512 for file in folder.iterdir() if file.is_file())
-        for name in (TABLE, f"{TABLE}.new", BLOCKS, NAMESPACE, f"{NAMESPACE}.new", LOCK):
-            (folder / name).unlink(missing_ok=True)
+        freed = _disk_bytes(opened, FILES)
+        for name in FILES:
+            opened.remove(name)
         with contextlib.suppress(OSError):  # someone keeps a file of their own there
-            folder.rmdir()
+            opened.path.rmdir()
     finally:
-        os.close(lock)
+        opened.close()
     return freed

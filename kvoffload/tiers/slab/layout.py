@@ -12,6 +12,9 @@ A slab is a folder, named by the fingerprint of its namespace in hex, with
     The namespace, as its canonical JSON.
 ``lock``
     Locked by who has the slab open, whose process id it holds.
+``forgetting``
+    There while a new epoch is on its way to the header: an empty file, made before and removed
+    after. Where it is found, whatever the header says, no seal is valid.
 
 ====== ===== ==============================================================================
 offset bytes meaning of the header, little-endian
@@ -33,7 +36,6 @@ The header is there twice, at 0 and at 2048: the first copy with the right sum c
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 
@@ -44,10 +46,11 @@ from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
 __all__ = [
     "BLOCKS",
+    "FILES",
+    "FORGETTING",
     "HEADER_BYTES",
     "LOCK",
     "NAMESPACE",
-    "OPEN_FLAGS",
     "STAMP_BYTES",
     "TABLE",
     "Header",
@@ -59,8 +62,10 @@ TABLE = "slots.tbl"
 NAMESPACE = "namespace.json"
 LOCK = "lock"
 
-OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-"""How each of them is opened: never through a link, which a stranger may have put there."""
+FORGETTING = "forgetting"
+
+FILES = (TABLE, f"{TABLE}.new", BLOCKS, NAMESPACE, f"{NAMESPACE}.new", FORGETTING, LOCK)
+"""All names that a slab's folder may have, in the order in which they can be removed."""
 
 HEADER_BYTES = 4096
 STAMP_BYTES = 8

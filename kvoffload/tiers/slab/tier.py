@@ -1,14 +1,14 @@
 """The slab tier: blocks in the slots of one large file on a local disk.
 
 Structure
-    ``layout`` says what the files hold, ``table`` opens them, the pool of threads moves blocks and
-    writes their seals, and the index decides which block is in which slot.
+    ``layout`` says what the files hold, ``files`` opens them, the pool of threads moves blocks and
+    writes their seals, the ``forgetter`` writes new epochs, and the index decides which block is in
+    which slot.
 Invariants
-    No call of the caller's touches a file, except to open it, and `forget`, which waits for a
-    second at most. A slot's seal is cleared before its bytes are written, and written after them:
-    what a killed
-    process leaves is either whole or has no seal. Nothing is synced: what a power cut leaves of
-    bytes and seals may be of any age, and does not match unless it is right.
+    No call of the caller's touches a file, except to open it. A slot's seal is cleared before its
+    bytes are written, and written after them: what a killed process leaves is either whole or has
+    no seal. Nothing but a new epoch is synced: what a power cut leaves of bytes and seals may be of
+    any age, and does not match unless it is right.
 Cost
     Per block: the index's own cost, a share of one system call for the bytes and of one or two for
     the seals, and one pass over the bytes for the sum.
@@ -16,8 +16,13 @@ Cost
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +33,18 @@ from kvoffload import CachePolicy
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
+from kvoffload.tiers.epoch import new_epoch
 from kvoffload.tiers.indexed import IndexedTier
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.pool import Pool
-from kvoffload.tiers.pooled import MAX_QUEUED_BYTES
+from kvoffload.tiers.pooled import LONGEST_DEADLINE_S, MAX_QUEUED_BYTES, Record
 from kvoffload.tiers.region import Region, round_up
 from kvoffload.tiers.seal import SEAL_BYTES
 from kvoffload.tiers.staging import STAGING_BYTES
 from kvoffload.tiers.twins import Twin
 
-from .files import SlabFiles, check_space, new_epoch
+from .files import SlabFiles, check_space
+from .forgetter import GRACE_S, Forgetter
 from .layout import STAMP_BYTES, record_offset
 
 __all__ = ["FileTier"]
@@ -162,7 +169,9 @@ class FileTier(IndexedTier):
         self._stale_stamps: set[int] = set()  # pages that differ from the file's
         self._stamps_written = time.monotonic()
         self._stamp_writes = 0  # under way
-        self._forgetting: dict[int, int] = {}  # chore -> status, of epochs being written
+        self._forgetter = Forgetter(self._files.held, name)
+        self._has_threads = False
+        self._to_clear: list[int] = []  # slots of blocks dropped while there are none
         try:
             self.num_restored = self._restore()
         except BaseException:
@@ -278,53 +287,84 @@ class FileTier(IndexedTier):
     # -- chores ------------------------------------------------------------------------------
 
     def _cleared(self, slots: list[int]) -> None:
-        if self._pool is None:
-            for slot in slots:
-                self._files.write_table(record_offset(slot), bytes(SEAL_BYTES))
+        if not self._has_threads:
+            self._to_clear += slots
             return
         for slot in slots:
             self._chore("seal", record_offset(slot), bytes(SEAL_BYTES))
 
+    def _settled(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+        super()._settled(record, statuses, counts)
+        if (
+            record.op == "put"
+            and record.generation == self._generation
+            and counts[Status.OK] < len(statuses)
+        ):
+            # What was evicted for a block that no thread came to write still has its seal.
+            slots = record.slots[statuses != Status.OK]
+            self._cleared(slots[self._written[slots] == 1].tolist())
+
     def _chore_done(self, what: Any, status: int) -> None:
         if what == "stamps":
             self._stamp_writes -= 1
-        elif isinstance(what, _Epoch):
-            what.status = status
         elif status != Status.OK:
             log.warning("tier %r could not clear the seal of a block that was dropped", self.name)
 
+    # -- forgetting --------------------------------------------------------------------------
+
     def forget(self) -> bool:
-        """Drop everything; a new epoch makes every seal invalid."""
+        """Drop everything; a new epoch makes every seal invalid.
+
+        A thread writes it to the header of the table, and goes on trying where that fails: see
+        `Health.forgotten`. Until it is there, a marker in the folder has the slab open empty.
+        """
         super().forget()
-        page = self._files.write_header(new_epoch())
-        if self._pool is None:
-            try:
-                self._files.write_table(0, page, sync=True)
-            except OSError as error:
-                log.error("tier %r may remember after a restart: %s", self.name, error.strerror)
-                return False
+        self._to_clear.clear()
+        page = self._files.write_header(new_epoch(self._epoch))
+        if self._forgetter.write(page, FORGET_S):
             return True
-        epoch = _Epoch()
-        self._chore(epoch, 0, page, sync=True)
-        until = time.monotonic() + FORGET_S
-        pool = self._pool_or_raise()
-        while epoch.status is None and time.monotonic() < until:
-            self._collect(pool)
-            if epoch.status is None:
-                pool.wait(max(0.0, until - time.monotonic()))
-        if self._done:
-            pool.notify()
-        if epoch.status != Status.OK:
-            log.error("tier %r may remember after a loss of power", self.name)
-        return epoch.status == Status.OK
+        log.error("tier %r may remember after a restart: its disk did not confirm", self.name)
+        return False
+
+    def _forget_confirmed(self) -> bool:
+        return self._forgetter.confirmed
 
     # -- the end -----------------------------------------------------------------------------
 
+    def attach(self, region: Region) -> None:
+        """Name the host memory that jobs move blocks from and to."""
+        super().attach(region)
+        self._has_threads = True
+        slots, self._to_clear = self._to_clear, []
+        self._cleared(slots)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Let jobs under way end, and give everything back.
+
+        An epoch that is not on the disk is tried once more. Where that fails, what was forgotten
+        stays so by the marker that is left in the folder, if the disk took that.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return super().close(timeout_s)
+        started = time.monotonic()
+        self._clean = super().close(timeout_s)
+        until = started + max(GRACE_S, min(timeout_s, LONGEST_DEADLINE_S))
+        if self._to_clear:
+            self._clean &= _ends(partial(self._clear_seals, until), until)
+        self._clean &= self._forgetter.close(until)
+        if self._clean:
+            self._files.close()
+        return self._clean
+
     def _before_close(self) -> None:
         self._write_stamps(None)
+        self._has_threads = False
 
-    def _give_back(self) -> None:
-        self._files.close()
+    def _clear_seals(self, until: float) -> None:
+        with contextlib.suppress(OSError):  # the disk is no better for a log at the end
+            for slot in self._to_clear:
+                if time.monotonic() < until:
+                    self._files.write_table(record_offset(slot), bytes(SEAL_BYTES))
 
     def _leave(self) -> None:
         super()._leave()
@@ -334,7 +374,9 @@ class FileTier(IndexedTier):
         return {**super()._sizes(), "restored": self.num_restored}
 
 
-class _Epoch:
-    """A header that is being written."""
-
-    status: int | None = None
+def _ends(call: Callable[[], None], until: float) -> bool:
+    """Make a call that may hang; return whether it has returned by then."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(max(GRACE_S, until - time.monotonic()))
+    return not thread.is_alive()

@@ -1,0 +1,292 @@
+"""What a slab has forgotten stays so: through failing headers, frozen disks, kills and restarts."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvoffload.tiers import FileTier, State, Status, TierInUseError
+from kvoffload.tiers.epoch import new_epoch
+from kvoffload.tiers.slab import find_slabs, verify_slab
+from kvoffload.tiers.slab.layout import Header
+from kvoffload.tiers.testing import PATIENCE_S
+from kvoffload.tiers.twins import Twin
+from tests.conftest import AVAILABLE
+
+from .attack import (
+    NAMESPACE,
+    Universe,
+    _run,
+    fuse_mounted,
+    make_image,
+    mounted,
+    need,
+    open_slab,
+    start,
+)
+from .servers import stop
+
+pytestmark = pytest.mark.attack
+
+NUM_SLOTS = 16
+CHOICES = sorted({"", "1"} if "compiled" in AVAILABLE else {"1"})
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `forget` wait for a disk that hangs less than it does."""
+    monkeypatch.setattr("kvoffload.tiers.slab.tier.FORGET_S", 0.2)
+
+
+def header_of(folder: Path) -> Header:
+    with (folder / "slots.tbl").open("rb") as file:
+        header = Header.unpack(file.read(4096))
+    assert header is not None
+    return header
+
+
+def filled(path: Path, universe: Universe, twin: Twin) -> FileTier:
+    """Return a slab with the first eight blocks."""
+    tier, region = open_slab(path, NUM_SLOTS, twin=twin)
+    tier.test_region = region  # type: ignore[attr-defined]
+    assert not universe.put(tier, region, universe.keys[:8]).any()
+    return tier
+
+
+def found_after(path: Path, universe: Universe, twin: Twin) -> list[int]:
+    """Open a slab again; return the numbers of the blocks that it serves."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            tier, region = open_slab(path, NUM_SLOTS, twin=twin)
+            break
+        except TierInUseError:  # who was killed holds the lock until the disk lets go
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    found = universe.check(tier, region)
+    tier.close()
+    assert not (tier.folder / "forgetting").exists()
+    return [i for i, key in enumerate(universe.keys) if found[key] == Status.OK]
+
+
+def wait_confirmed(tier: FileTier) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not tier.health().forgotten:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+# -- a header that cannot be written ---------------------------------------------------------------
+
+# No file may grow or be written to at all: the kernel's own error, for this process alone.
+NO_WRITES = """
+import os, resource, signal, sys, time
+from pathlib import Path
+from kvoffload.tiers import Status
+from kvoffload.tiers.slab import tier as slab_tier
+from tests.tiers.attack import Universe, open_slab
+slab_tier.FORGET_S = 0.2
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+universe = Universe(16)
+tier, region = open_slab(Path(sys.argv[1]), 16)
+assert not universe.put(tier, region, universe.keys[:8]).any()
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+assert tier.forget() is False
+assert tier.health().forgotten is False and tier.health().ok is False
+if sys.argv[2] == "kill":
+    os.kill(os.getpid(), 9)
+elif sys.argv[2] == "close":
+    assert tier.close() is True
+    assert tier.health().forgotten is False
+else:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    until = time.monotonic() + 60
+    while not tier.health().forgotten:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert not universe.put(tier, region, universe.keys[8:]).any()
+    assert tier.close()
+"""
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: "python" if choice else "compiled")
+@pytest.mark.parametrize(("end", "expected"), [("kill", []), ("close", []), ("heal", range(8, 16))])
+def test_a_header_that_fails(
+    tmp_path: Path, python_twin: Twin, choice: str, end: str, expected: list[int]
+) -> None:
+    """Tried until it is written, by itself; until then the marker keeps what was forgotten away."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_WRITES, str(tmp_path), end],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "KVOFFLOAD_PURE_PYTHON": choice,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (-signal.SIGKILL if end == "kill" else 0), done.stderr
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "forgetting").exists() == (end != "heal")
+    assert found_after(tmp_path, Universe(16), python_twin) == list(expected)
+
+
+STEPS = ("open", "pwrite", "fsync", "unlink")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_every_step(tmp_path: Path, tier_twin: Twin, step: str, when: str) -> None:
+    """Before the first step nothing has happened; from then on nothing comes back."""
+    universe = Universe(NUM_SLOTS)
+
+    def work() -> None:
+        tier = filled(tmp_path, universe, tier_twin)
+        call = getattr(os, step)
+
+        def killed(*arguments, **options):
+            if when == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            call(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(os, step, killed)
+        tier.forget()
+
+    child = start(work)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    expected = list(range(8)) if (step, when) == ("open", "before") else []
+    assert found_after(tmp_path, universe, tier_twin) == expected
+
+
+def test_a_slab_with_a_marker_opens_empty(tmp_path: Path, tier_twin: Twin) -> None:
+    universe = Universe(NUM_SLOTS)
+    tier = filled(tmp_path, universe, tier_twin)
+    tier.close()
+    before = header_of(tier.folder)
+    (tier.folder / "forgetting").touch()
+    (looked,) = find_slabs(tmp_path)
+    assert (looked.num_blocks, looked.num_stale) == (0, 8)
+    assert verify_slab(tier.folder).sound == 0
+    assert found_after(tmp_path, universe, tier_twin) == []
+    assert header_of(tier.folder).epoch > before.epoch
+    tier = filled(tmp_path, universe, tier_twin)
+    tier.close()
+    assert found_after(tmp_path, universe, tier_twin) == list(range(8)), "warm again"
+
+
+def test_epochs_rise(tmp_path: Path, tier_twin: Twin) -> None:
+    """A restart and each `forget` goes above what is on the disk, wherever its clock stood."""
+    universe = Universe(NUM_SLOTS)
+    tier = filled(tmp_path, universe, tier_twin)
+    ahead = new_epoch() + (10**10 << 20)
+    tier._files.write_table(0, tier._files.write_header(ahead))
+    tier.close()
+    tier, _ = open_slab(tmp_path, NUM_SLOTS, twin=tier_twin)
+    seen = [ahead]
+    for _ in range(5):
+        assert tier.forget()
+        seen.append(header_of(tier.folder).epoch)
+    assert seen == sorted(set(seen))
+    tier.close()
+
+
+# -- a disk that hangs -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def frozen(folder: Path):
+    _run("fsfreeze", "--freeze", folder)
+    try:
+        yield
+    finally:
+        _run("fsfreeze", "--unfreeze", folder)
+
+
+@pytest.fixture
+def disk(tmp_path: Path):
+    need("mkfs.ext4", "fsfreeze")
+    make_image(tmp_path / "disk.img", 16)
+    with mounted(tmp_path / "disk.img", tmp_path / "disk") as folder:
+        yield folder
+
+
+def test_forgotten_while_the_disk_is_frozen(disk: Path, tier_twin: Twin) -> None:
+    """No call waits for long, with threads and before there are any; the newest header is kept."""
+    universe = Universe(NUM_SLOTS)
+    tier = filled(disk / "kv", universe, tier_twin)
+    bare = FileTier(disk / "bare", 2**20, namespace=NAMESPACE, twin=tier_twin)
+    with frozen(disk):
+        for _ in range(3):
+            assert tier.forget() is False
+            assert bare.forget() is False
+            bare.discard(universe.keys)
+        assert not tier.health().forgotten
+        assert (tier.lookup(universe.keys) == State.MISS).all()
+        wanted = tier._files.header.epoch
+    wait_confirmed(tier)
+    wait_confirmed(bare)
+    assert header_of(tier.folder).epoch == wanted, "the last one wins"
+    region = tier.test_region
+    assert not universe.put(tier, region, universe.keys[8:]).any()
+    assert tier.close()
+    assert bare.close()
+    assert found_after(disk / "kv", universe, tier_twin) == list(range(8, 16))
+
+
+@pytest.mark.parametrize("end", ["kill", "exit", "close"])
+def test_forgotten_and_gone_while_the_disk_is_frozen(disk: Path, tier_twin: Twin, end: str) -> None:
+    """The one entry that the kernel has on its way is made when the disk goes on."""
+    universe = Universe(NUM_SLOTS)
+    ready, tell = os.pipe()
+
+    def work() -> None:
+        tier = filled(disk / "kv", universe, tier_twin)
+        _run("fsfreeze", "--freeze", disk)
+        certain = tier.forget()
+        os.write(tell, b"1" if certain else b"0")
+        if end == "kill":
+            time.sleep(60)
+        elif end == "close":
+            certain = tier.close(0.2)
+            os.write(tell, b"1" if certain else b"0")
+
+    child = start(work)
+    try:
+        answers = os.read(ready, 1)
+        if end == "kill":
+            os.kill(child, signal.SIGKILL)
+        elif end == "close":
+            answers += os.read(ready, 1)
+        time.sleep(0.1)
+    finally:
+        _run("fsfreeze", "--unfreeze", disk)
+    os.waitpid(child, 0)
+    os.close(ready)
+    os.close(tell)
+    assert set(answers) == {ord("0")}
+    assert found_after(disk / "kv", universe, tier_twin) == []
+
+
+def test_forgotten_while_the_file_server_is_stopped(tmp_path: Path, tier_twin: Twin) -> None:
+    need("mkfs.ext4", "fuse2fs")
+    make_image(tmp_path / "disk.img", 16)
+    universe = Universe(NUM_SLOTS)
+    with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
+        tier = filled(folder / "kv", universe, tier_twin)
+        stop(server)
+        try:
+            assert tier.forget() is False
+        finally:
+            os.kill(server, signal.SIGCONT)
+        wait_confirmed(tier)
+        assert tier.close()
+        assert found_after(folder / "kv", universe, tier_twin) == []
