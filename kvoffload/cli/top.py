@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -27,8 +28,11 @@ from ._terminal import note, print_json
 if TYPE_CHECKING:
     from kvoffload.watch.scraped import Engine, View
 
-TIMEOUT = 10.0  # seconds
-MOST_BYTES = 2**26
+TIMEOUT = 10.0
+"""Seconds in which a URL must have answered, and its answer been read."""
+MOST_BYTES = 2**24
+MOST_OF_FAULT = 200
+"""Characters of what is said about a URL."""
 WIDEST_BAR = 100
 
 CAUSES = {
@@ -124,32 +128,68 @@ def _look(urls: Sequence[str]) -> tuple[list[Engine], list[str]]:
         raise MissingExtraError(
             "kvoffload top needs prometheus_client: pip install 'kvoffload[watch]'", name=error.name
         ) from error
+    looks = [_Look(url, read_engines) for url in urls]
+    deadline = time.monotonic() + TIMEOUT
     engines: list[Engine] = []
     faults = []
+    for look in looks:
+        look.join(max(0.0, deadline - time.monotonic()))
+        engines += look.engines
+        fault = look.fault
+        if fault is None and not look.done:
+            fault = f"no whole answer within {TIMEOUT:g} s"
+        if fault is not None:
+            faults.append(f"{look.url}: {_cut(fault)}")
+    return engines, faults
 
-    def look(url: str) -> list[Engine]:
+
+class _Look(threading.Thread):
+    """A look at one URL, beside the others; one that is not done in time is left to itself."""
+
+    def __init__(self, url: str, read: Callable[[str, str], list[Engine]]) -> None:
+        super().__init__(daemon=True)
+        self.url = url
+        self.engines: list[Engine] = []
+        self.fault: str | None = None
+        self.done = False
+        self._read = read
+        self._deadline = time.monotonic() + TIMEOUT
+        self.start()
+
+    def run(self) -> None:
+        """Scrape and read; what fails is said in `fault`."""
         try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:  # noqa: S310
-                body = answer.read(MOST_BYTES + 1)
-            if len(body) > MOST_BYTES:
-                raise ValueError(f"more than {MOST_BYTES} bytes")
-            found: list[Engine] = read_engines(url, body.decode("utf-8", "replace"))
+            found = self._read(self.url, self._scrape())
         except urllib.error.HTTPError as error:
             error.close()
-            faults.append(f"{url}: HTTP status {error.code}")
+            self.fault = f"HTTP status {error.code}"
         except (OSError, http.client.HTTPException) as error:
-            faults.append(f"{url}: {getattr(error, 'reason', None) or error}")
+            self.fault = str(getattr(error, "reason", None) or error)
         except (ValueError, KeyError, IndexError) as error:
-            faults.append(f"{url}: {error}")
+            self.fault = str(error)
         else:
-            if not found:
-                faults.append(f"{url}: no metrics of a watch")
-            return found
-        return []
+            if found:
+                self.engines = found
+            else:
+                self.fault = "no metrics of a watch"
+        self.done = True
 
-    for url in urls:
-        engines += look(url)
-    return engines, faults
+    def _scrape(self) -> str:
+        with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:  # noqa: S310
+            body = bytearray()
+            # Piece by piece: a timeout is that of each read alone.
+            while part := answer.read1(2**16):
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise ValueError(f"more than {MOST_BYTES:,} bytes")
+                if time.monotonic() > self._deadline:
+                    raise ValueError(f"no whole answer within {TIMEOUT:g} s")
+        return body.decode("utf-8", "replace")
+
+
+def _cut(text: str) -> str:
+    """Return a text of a stranger at a length that a line can have."""
+    return text if len(text) <= MOST_OF_FAULT else f"{text[:MOST_OF_FAULT]}…"
 
 
 def screen(view: View, since: str, faults: Sequence[str], width: int) -> RenderableType:

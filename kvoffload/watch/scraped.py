@@ -8,13 +8,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .metrics import METRICS, UNMARKED, memory_label
+from .metrics import METRICS, PREFIX, UNMARKED, memory_label
 
 __all__ = ["LEAST_GAIN", "Engine", "Shadow", "View", "advise", "read_engines", "view"]
 
 LEAST_GAIN = 0.01
 """What a change must gain, less its error, to be worth a sentence."""
 MOST_ENGINES = 4096
+MOST_LINES = 2**17
+LONGEST_LINE = 2**13
 
 _NAME = re.compile(r"(?:\w*[:_])?kvoffload_(\w+?)(_total)?")
 _KNOWN = {metric.name: metric for metric in METRICS if metric.kind != "histogram"}
@@ -123,7 +125,7 @@ def read_engines(url: str, text: str) -> list[Engine]:
     url : str
         Where it comes from.
     text : str
-        The text format of Prometheus. What is not of a watch is passed over.
+        The text format of Prometheus. Lines that are not of a watch are passed over, unread.
 
     Returns
     -------
@@ -133,12 +135,17 @@ def read_engines(url: str, text: str) -> list[Engine]:
     Raises
     ------
     ValueError
-        If it is not that format.
+        If it is not that format, or has more or longer lines than watches export.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
     engines: dict[tuple[tuple[str, str], ...], Engine] = {}
-    for family in text_string_to_metric_families(text):
+    lines = [line for line in text.split("\n") if PREFIX in line]
+    if len(lines) > MOST_LINES:
+        raise ValueError(f"more than {MOST_LINES:,} lines are of a watch")
+    if any(len(line) > LONGEST_LINE for line in lines):
+        raise ValueError(f"a line is longer than {LONGEST_LINE:,} characters")
+    for family in text_string_to_metric_families("\n".join([*lines, ""])):
         for sample in family.samples:
             match = _NAME.fullmatch(sample.name)
             metric = _KNOWN.get(match[1]) if match else None
@@ -148,7 +155,7 @@ def read_engines(url: str, text: str) -> list[Engine]:
             rest = sorted(pair for pair in sample.labels.items() if pair[0] not in metric.labels)
             key = (("url", url), *rest)
             if len(engines) >= MOST_ENGINES and key not in engines:
-                raise ValueError(f"{url} exports more than {MOST_ENGINES} watches")
+                raise ValueError(f"more than {MOST_ENGINES:,} watches")
             engines.setdefault(key, Engine(key)).values[metric.name][own] = sample.value
     return list(engines.values())
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -17,7 +20,7 @@ for module in ("click", "rich", "prometheus_client"):
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 
 from kvoffload import CPUOffloadingManager  # noqa: E402
-from kvoffload.cli import main  # noqa: E402
+from kvoffload.cli import main, top  # noqa: E402
 from kvoffload.watch import Watch  # noqa: E402
 from kvoffload.watch.prometheus import WatchCollector  # noqa: E402
 from kvoffload.watch.scraped import Engine, Shadow, advise, read_engines, view  # noqa: E402
@@ -40,10 +43,20 @@ def exported() -> bytes:
     return generate_latest(registry)
 
 
+TOO_MUCH = {
+    "/bytes": "#" * (top.MOST_BYTES + 1),
+    "/line": "kvoffload_asked_blocks_total " + "9" * 2**20 + "x\n",
+    "/error": "kvoffload_asked_blocks_total{" + "a" * 8_000 + "\n",
+    "/lines": "kvoffload_asked_blocks_total 1\n" * 140_000,
+    "/engines": "".join(f'kvoffload_asked_blocks_total{{e="{n}"}} 1\n' for n in range(5_000)),
+}
+
+
 @pytest.fixture
 def server(exported: bytes) -> Iterator[str]:
     """Serve it; below /empty nothing of a watch, below /broken no metrics at all."""
-    bodies = {"/metrics": exported, "/empty": b"up 1\n", "/broken": b"\xff {{{ 12\n"}
+    bodies = {"/metrics": exported, "/empty": b"up 1\n", "/broken": b"\xff kvoffload_{{{ 12\n"}
+    bodies |= {path: text.encode() for path, text in TOO_MUCH.items()}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -208,6 +221,46 @@ def test_what_cannot_be_read_is_one_line(server, command, path, message):
     assert err.startswith("kvoffload: http://")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", TOO_MUCH)
+def test_what_is_too_much_is_said_in_a_short_line(server, command, path):
+    code, out, err = command(server + path, "--once")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert len(err) < 300
+
+
+def test_slow_urls_are_looked_at_side_by_side_and_left_at_the_deadline(
+    server, command, monkeypatch
+):
+    """One answers a byte at a time, another not at all: neither read would ever time out."""
+    monkeypatch.setattr(top, "TIMEOUT", 2.0)
+    stop = threading.Event()
+
+    def trickle(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                while not stop.wait(0.1):
+                    connection.sendall(b"#")
+
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
+        urls = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
+        threads = [threading.Thread(target=trickle, args=(each,)) for each in listeners[:3]]
+        for thread in threads:
+            thread.start()
+        start = time.monotonic()
+        code, out, err = command(server, *urls, "--once")
+        took = time.monotonic() - start
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert code == 0
+    assert "12,000 blocks" in out
+    assert len(re.findall(r"no whole answer within 2 s|timed out", err)) == 6
+    assert 2 <= took < 11  # one after the other it would be 12
 
 
 def test_a_url_that_does_not_answer_is_a_note_where_another_does(server, command):
