@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kvoffload.errors import describe
 from kvoffload.replay import CEILINGS
 from kvoffload.replay.policies import is_own
 from kvoffload.replay.policies import read_policy as parse_policy
@@ -24,6 +25,10 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power
     _UNITS[f"{_letter}IB"] = 1024**_power
 _NUMBER = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*|%)", re.ASCII)
+_TOO_LARGE = re.compile(r"0*[1-9]\d{18,}(?:\.\d*)?\s*(?:[A-Za-z]*|%)", re.ASCII)
+_HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | re.IGNORECASE)
+# 1,418 as it is printed, or two values of a list; each with no more before and behind
+_GROUPED = re.compile(r"(?<![\w.%])[1-9]\d{0,2}(?:,\d{3})+(?!\d)", re.ASCII)
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
@@ -33,6 +38,22 @@ def read_unit(text: str) -> int | None:
     match = _NUMBER.fullmatch(text)
     unit = _UNITS.get(match[2].upper()) if match else None
     return None if match is None or unit is None else int(Fraction(match[1]) * unit)
+
+
+def check_number(text: str) -> None:
+    """Refuse a number that says what it means but for one thing, and ask for that.
+
+    Raises
+    ------
+    ValueError
+        If it is too large to be read, or its unit is half a unit.
+    """
+    if _TOO_LARGE.fullmatch(text):
+        raise ValueError(f"must have at most 18 digits, got {describe(text)}, which is too large")
+    half = _HALF_A_UNIT.fullmatch(text)
+    if half is not None:
+        number, letter = half[1], half[2].upper()
+        raise ValueError(f"must be {number}{letter}B or {number}{letter}iB, got {text!r}: which?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +102,8 @@ class Capacity:
             means = self.text
         if not least <= blocks <= MAX_BLOCKS:
             rule = f"must come to {least} ... {MAX_BLOCKS} blocks"
-            raise click.UsageError(f"{option} {rule}, got {blocks} ({means})")
+            too_large = ", which is too large" if blocks > MAX_BLOCKS else ""
+            raise click.UsageError(f"{option} {rule}, got {blocks} ({means}){too_large}")
         return blocks
 
 
@@ -93,6 +115,7 @@ def read_capacity(text: str, least: int = 1) -> Capacity:
     ValueError
         If it is none of them.
     """
+    check_number(text)
     size = read_unit(text)
     if size is not None:
         return Capacity(text, size=size)
@@ -101,7 +124,8 @@ def read_capacity(text: str, least: int = 1) -> Capacity:
         return Capacity(text, percent=Fraction(match[1]))
     if re.fullmatch(r"-?[0-9]{1,18}", text):
         if not least <= int(text) <= MAX_BLOCKS:
-            raise ValueError(f"must be {least} ... {MAX_BLOCKS} blocks, got {text}")
+            too_large = ", which is too large" if int(text) > MAX_BLOCKS else ""
+            raise ValueError(f"must be {least} ... {MAX_BLOCKS} blocks, got {text}{too_large}")
         return Capacity(text, blocks=int(text))
     raise ValueError(
         f"must be blocks (4096), a share of the unique blocks (5%) or a size (64GiB), got {text!r}"
@@ -138,6 +162,7 @@ def read_size(text: str) -> int:
     ValueError
         If it is not one, or below 1.
     """
+    check_number(text)
     size = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else read_unit(text)
     if size is None or size < 1:
         raise ValueError(f"must be bytes >= 1, as 2097152 or 2MiB, got {text!r}")
@@ -168,6 +193,14 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
     def callback(
         ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
     ) -> tuple[Any, ...]:
+        for text in texts:
+            grouped = _GROUPED.search(text)
+            if grouped is not None:
+                one, several = grouped[0].replace(",", ""), grouped[0].replace(",", ", ")
+                raise click.BadParameter(
+                    f"must be one number or a list, got {grouped[0]!r}: write {one} for a number, "
+                    f"{several!r} for a list"
+                )
         return tuple(read_one(ctx, param, part) for text in texts for part in text.split(","))
 
     return callback

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
@@ -17,7 +18,12 @@ from kvoffload.traces.outputs import OutputFile
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["check_standard_output", "standard_output", "standard_streams"]
+__all__ = [
+    "check_standard_output",
+    "standard_input_waits",
+    "standard_output",
+    "standard_streams",
+]
 
 STDOUT = "<stdout>"
 """What messages call standard output."""
@@ -78,6 +84,23 @@ def check_standard_output() -> None:
         except OSError as error:
             error.filename = STDOUT
             raise
+
+
+def standard_input_waits() -> bool:
+    """Tell whether standard input is a file or a pipe in which there is something to read."""
+    try:
+        status = os.fstat(0)
+        if stat.S_ISREG(status.st_mode):
+            return status.st_size > os.lseek(0, 0, os.SEEK_CUR)
+        if not stat.S_ISFIFO(status.st_mode) or sys.platform == "win32":
+            return False
+        import fcntl
+        import termios
+
+        waiting = fcntl.ioctl(0, termios.FIONREAD, bytes(4))
+        return int.from_bytes(waiting, sys.byteorder) > 0
+    except OSError:
+        return False
 
 
 def _fill_closed() -> None:

@@ -38,6 +38,7 @@ from ._options import (
 from ._output import check_outputs
 from ._replay_result import Cell, as_object, print_cells
 from ._sources import BlockSize, Source, open_source
+from ._streams import standard_input_waits
 from ._terminal import note, print_json, progress_bar
 
 GENERATED_REQUESTS = 5_000
@@ -155,6 +156,11 @@ def replay(
                         progress=progress,
                     )
                 cells.append(Cell(policy, asked.text, num_blocks, result))
+        if not traces and standard_input_waits():
+            note(
+                "a generated workload was replayed; standard input was not read: TRACE - reads it",
+                quiet=quiet,
+            )
         if as_json:
             print_json(
                 {

@@ -43,7 +43,7 @@ def expected(requests, policy, capacity, block_tokens=512):
 
 
 def test_json_is_one_object_with_what_the_library_counts(kvoffload, trace):
-    done = kvoffload("replay", trace, "--policy", "lru,arc", "--capacity", "100,400", "--json")
+    done = kvoffload("replay", trace, "--policy", "lru,arc", "--capacity", "100, 400", "--json")
     whole = json.loads(done.out)
     assert whole["trace"] == str(trace)
     assert whole["implementation"] == library.IMPLEMENTATION

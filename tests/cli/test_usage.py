@@ -6,7 +6,10 @@ import pytest
 
 from kvoffload.traces import Workload
 
-from .conftest import run_process
+from .conftest import run_process, run_shell
+
+pytest.importorskip("click", reason="the command needs the cli extra")
+from kvoffload.cli._options import read_capacity, values_of
 
 GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
 
@@ -16,8 +19,18 @@ GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
     [
         (["--capacity", "0"], "value for '--capacity': must be 1 ... 2147483647 blocks, got 0"),
         (["--capacity", "-1"], "value for '--capacity': must be 1 ... 2147483647 blocks, got -1"),
-        (["--capacity", "99999999999"], "2147483647 blocks, got 99999999999"),
-        (["--capacity", "9" * 5000], "Invalid value for '--capacity': must be blocks (4096)"),
+        (["--capacity", "99999999999"], "blocks, got 99999999999, which is too large"),
+        (["--capacity", "9" * 19], "at most 18 digits, got '9999999999999999999', which is too la"),
+        (["--capacity", "9" * 5000], "Invalid value for '--capacity': must have at most 18 digits"),
+        (["--capacity", "9" * 19 + "GiB"], "GiB', which is too large"),
+        (["--capacity", "9TiB", "--block-bytes", "1"], "bytes per block), which is too large"),
+        (["--capacity", "1,418"], "got '1,418': write 1418 for a number, '1, 418' for a list"),
+        (["--capacity", "5%,12,345,678"], "write 12345678 for a number, '12, 345, 678' for a list"),
+        (["--capacity", "1,024MiB"], "got '1,024': write 1024 for a number"),
+        (["--capacity", "64G"], "must be 64GB or 64GiB, got '64G': which?"),
+        (["--capacity", "0.5gi"], "must be 0.5GB or 0.5GiB, got '0.5gi': which?"),
+        (["--block-bytes", "2M"], "must be 2MB or 2MiB, got '2M': which?"),
+        (["--block-bytes", "9" * 19], "which is too large"),
         (["--capacity", "many"], "unique blocks (5%) or a size (64GiB), got 'many'"),
         (["--capacity", "-5%"], "got '-5%'"),
         (["--capacity", "5,"], "got ''"),
@@ -51,6 +64,25 @@ def test_wrong_usage_of_replay(kvoffload, arguments, message):
     done = kvoffload("replay", *arguments)
     assert done.code == 2
     assert message in done.error
+
+
+@pytest.mark.parametrize("text", ["9,10", "10, 200", "1000,200", "0.5%,10%", "5%,100", "20,1000"])
+def test_lists_of_capacities_are_no_numbers_in_groups(text):
+    found = values_of(read_capacity)(None, None, (text,))
+    assert [capacity.text for capacity in found] == [part.strip() for part in text.split(",")]
+
+
+def test_standard_input_that_is_not_read_is_named(tmp_path):
+    (tmp_path / "trace").write_bytes(GOOD)
+    replay = "kvoffload replay --limit 20 --policy lru --capacity 5"
+    said = "note: a generated workload was replayed; standard input was not read: TRACE - reads it"
+    for script in (f'{replay} < "$folder/trace"', f'cat "$folder/trace" | {replay}'):
+        done = run_shell(script, folder=tmp_path)
+        assert (done.code, done.err) == (0, f"{said}\n"), script
+        assert run_shell(script.replace("replay", "replay --quiet"), folder=tmp_path).err == ""
+    for script in (f"{replay} < /dev/null", f"{replay} <&-", f": | {replay}"):
+        assert run_shell(script, folder=tmp_path).err == "", script
+    assert "note" not in run_shell(f'{replay} - < "$folder/trace"', folder=tmp_path).err
 
 
 def test_a_limit_that_no_trace_reaches_is_none(kvoffload, tmp_path):

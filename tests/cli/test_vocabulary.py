@@ -102,7 +102,7 @@ def test_several_memories_are_compared_and_the_first_is_advised_on(kvoffload, tr
 
 
 def test_one_memory_alone_can_be_asked_for(kvoffload, trace):
-    arguments = ("--kv-bytes-per-token=2KiB", "--capacity", "100,100", *QUIET)
+    arguments = ("--kv-bytes-per-token=2KiB", "--capacity", "100, 100", *QUIET)
     done = kvoffload("advise", trace, *arguments)
     assert done.code == 0, done.err
     assert "No other memory was compared." in done.out
