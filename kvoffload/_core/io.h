@@ -66,7 +66,10 @@ enum kvo_flag { KVO_LATE = 1, KVO_ENDED = 2, KVO_SETTLED = 4, KVO_CHORE = 8 };
 #define KVO_DIGESTED_BYTES 41 /* the length of the stored form of any other */
 #define KVO_ALIGNMENT 4096
 #define KVO_THREAD_STACK ((size_t)512 << 10) /* bytes */
-#define KVO_GRACE_NS ((int64_t)100000000)    /* that a thread has to notice that the pool closes */
+#define KVO_GRACE_NS ((int64_t)1000000000) /* that a call under way has when the pool closes */
+#define KVO_LATE_GRACE_NS ((int64_t)100000000) /* the same, where one is past its deadline */
+#define KVO_SLICE_BYTES ((int64_t)1 << 20) /* that are copied between two looks at the deadlines */
+#define KVO_REWRITE_NS 100000 /* after which a block that is being written is read again */
 
 /* -- memory, stores ---------------------------------------------------------------------------- */
 
@@ -90,7 +93,8 @@ typedef struct {
     int64_t block_bytes;
     int64_t slot_bytes;     /* from slot to slot */
     int64_t records_offset; /* of the seal of slot 0 in the table */
-    uint8_t *written;       /* (slots,) of a file: whether the table may have a seal of the slot */
+    uint8_t *written;       /* (slots,) of a file: whether the table may have a seal of the slot;
+                             * of a region: whether the slot is being written */
     uint64_t *sums;         /* (slots,) the sum of the bytes in each slot */
     kvo_region memory;      /* the second region */
     uint8_t fingerprint[64];
@@ -106,10 +110,12 @@ static inline void kvo_region_views(const kvo_region *region, int64_t block, str
     }
 }
 
-/* Copy as many bytes as the sources have to the targets, which have as many at least. */
-static inline void kvo_copy(const struct iovec *sources, int64_t num_sources,
-                            const struct iovec *targets) {
-    size_t done = 0, from, count;
+/* Copy as many bytes as the sources have to the targets, which have as many at least.
+ *
+ * Where there is a `must_stop`, it is asked after every slice; 0 if it ended the copy. */
+static inline int kvo_copy(const struct iovec *sources, int64_t num_sources,
+                           const struct iovec *targets, int (*must_stop)(void *), void *asked) {
+    size_t done = 0, from, count, left = (size_t)KVO_SLICE_BYTES;
     int64_t source;
     for (source = 0; source < num_sources; source++) {
         for (from = 0; from < sources[source].iov_len; from += count) {
@@ -119,11 +125,19 @@ static inline void kvo_copy(const struct iovec *sources, int64_t num_sources,
             }
             count = sources[source].iov_len - from;
             count = count < targets->iov_len - done ? count : targets->iov_len - done;
+            count = count < left || !must_stop ? count : left;
             memcpy((uint8_t *)targets->iov_base + done,
                    (const uint8_t *)sources[source].iov_base + from, count);
             done += count;
+            if (!must_stop)
+                continue;
+            left -= count;
+            if (!left && must_stop(asked))
+                return 0;
+            left = left ? left : (size_t)KVO_SLICE_BYTES;
         }
     }
+    return 1;
 }
 
 /* -- seals ------------------------------------------------------------------------------------- */
@@ -191,7 +205,8 @@ typedef struct kvo_job {
     int64_t in_flight; /* blocks that threads work on */
     int op;
     int copying;       /* threads that copy to or from the region now */
-    int ended, late, given_up;
+    int ended, late, given_up, settled;
+    int taken_back;    /* the call that submitted it was interrupted */
     kvo_entry is_late, end, settling;
     kvo_block *blocks; /* (size,) by slot */
     int8_t *found;     /* (size,) statuses, in order of submission; another (size,) for `end` */
@@ -484,9 +499,18 @@ static inline int kvo_file_read(kvo_worker *worker, kvo_block *run, int64_t coun
     return 0;
 }
 
+/* Whether the region's blocks are the caller's again before a job has ended by itself. */
+static inline int kvo_is_taken_back(kvo_pool *pool, const kvo_job *job) {
+    int taken_back;
+    pthread_mutex_lock(&pool->lock);
+    taken_back = job->taken_back;
+    pthread_mutex_unlock(&pool->lock);
+    return taken_back;
+}
+
 /* Clear the seals, write the bytes, write the seals: in this order, and without a sync. */
-static inline int kvo_file_write(kvo_worker *worker, kvo_block *run, int64_t count,
-                                 uint64_t epoch) {
+static inline int kvo_file_write(kvo_worker *worker, const kvo_job *job, kvo_block *run,
+                                 int64_t count) {
     const kvo_pool *pool = worker->pool;
     const kvo_store *store = &pool->store;
     int64_t number, place, moved;
@@ -497,7 +521,7 @@ static inline int kvo_file_write(kvo_worker *worker, kvo_block *run, int64_t cou
         kvo_block *block = run + place;
         uint64_t sum = kvo_block_sum(pool, block, worker->views);
         kvo_seal_pack(worker->seals + place * KVO_SEAL_BYTES, block->key, block->key_length,
-                      store->block_bytes, sum, epoch);
+                      store->block_bytes, sum, job->epoch);
         kvo_set_sum(store, block->slot, sum);
     }
     number = kvo_run_views(pool, run, count, worker->views);
@@ -505,6 +529,11 @@ static inline int kvo_file_write(kvo_worker *worker, kvo_block *run, int64_t cou
                          run->slot * store->slot_bytes);
     if (moved < count * store->slot_bytes)
         return moved < 0 ? errno : EIO;
+    if (kvo_is_taken_back(worker->pool, job)) {
+        for (place = 0; place < count; place++)
+            run[place].status = KVO_STATUS_UNAVAILABLE;
+        return 0; /* what was summed and what was written need not be one */
+    }
     kvo_set_written(store, run->slot, count, 1);
     error = kvo_write_all(store->table_fd, worker->seals, (size_t)count * KVO_SEAL_BYTES,
                           store->records_offset + run->slot * KVO_SEAL_BYTES);
@@ -513,39 +542,53 @@ static inline int kvo_file_write(kvo_worker *worker, kvo_block *run, int64_t cou
     return error;
 }
 
-/* Check the bytes in a second region, then copy them. */
+/* Copy the bytes from a second region and check the copy; again, where the slot was written
+ * meanwhile. */
 static inline void kvo_memory_read(kvo_worker *worker, kvo_block *run, int64_t count) {
     const kvo_pool *pool = worker->pool;
-    const kvo_region *memory = &pool->store.memory;
+    const kvo_store *store = &pool->store;
+    const kvo_region *memory = &store->memory;
     struct iovec *target = worker->views + memory->num_parts;
+    const struct timespec pause = {0, KVO_REWRITE_NS};
     int64_t place;
     for (place = 0; place < count; place++) {
         kvo_block *block = run + place;
-        kvo_region_views(memory, block->slot, worker->views);
-        if (kvo_xxh3_pieces(worker->views, (size_t)memory->num_parts, block->seed) !=
-            kvo_get_sum(&pool->store, block->slot)) {
-            block->status = KVO_STATUS_CORRUPT;
-            continue;
+        uint8_t *writing = store->written + block->slot;
+        block->status = KVO_MOVING;
+        while (block->status == KVO_MOVING) {
+            int busy = __atomic_load_n(writing, __ATOMIC_ACQUIRE);
+            uint64_t expected = __atomic_load_n(store->sums + block->slot, __ATOMIC_ACQUIRE);
+            kvo_region_views(memory, block->slot, worker->views);
+            kvo_block_views(pool, block, 0, target);
+            kvo_copy(worker->views, memory->num_parts, target, NULL, NULL);
+            if (kvo_block_sum(pool, block, target) == expected)
+                block->status = KVO_STATUS_OK;
+            else if (!busy && !__atomic_load_n(writing, __ATOMIC_ACQUIRE) &&
+                     kvo_get_sum(store, block->slot) == expected)
+                block->status = KVO_STATUS_CORRUPT;
+            else
+                nanosleep(&pause, NULL);
         }
-        kvo_block_views(pool, block, 0, target);
-        kvo_copy(worker->views, memory->num_parts, target);
-        block->status = KVO_STATUS_OK;
     }
 }
 
 /* Copy the bytes to a second region and keep their sum. */
 static inline void kvo_memory_write(kvo_worker *worker, kvo_block *run, int64_t count) {
     const kvo_pool *pool = worker->pool;
-    const kvo_region *memory = &pool->store.memory;
+    const kvo_store *store = &pool->store;
+    const kvo_region *memory = &store->memory;
     struct iovec *source = worker->views + memory->num_parts;
     int64_t place;
     for (place = 0; place < count; place++) {
         kvo_block *block = run + place;
         int64_t number = kvo_block_views(pool, block, 0, source);
-        kvo_set_sum(&pool->store, block->slot,
-                    kvo_xxh3_pieces(source, (size_t)number, block->seed));
+        uint64_t sum;
+        __atomic_store_n(store->written + block->slot, 1, __ATOMIC_SEQ_CST);
+        sum = kvo_xxh3_pieces(source, (size_t)number, block->seed);
         kvo_region_views(memory, block->slot, worker->views);
-        kvo_copy(source, number, worker->views);
+        kvo_copy(source, number, worker->views, NULL, NULL);
+        __atomic_store_n(store->sums + block->slot, sum, __ATOMIC_RELEASE);
+        __atomic_store_n(store->written + block->slot, 0, __ATOMIC_RELEASE);
         block->status = KVO_STATUS_OK;
     }
 }
@@ -628,6 +671,7 @@ static inline void kvo_settle(kvo_pool *pool, kvo_job *job) {
         job->following->previous = job->previous;
     else
         pool->last_job = job->previous;
+    job->settled = 1;
     job->settling.flags = job->ended ? KVO_SETTLED : KVO_SETTLED | KVO_ENDED;
     kvo_tell(pool, &job->settling);
     pthread_cond_broadcast(&pool->idle);
@@ -742,12 +786,26 @@ static inline int kvo_move_blocks(kvo_worker *worker, const kvo_job *job, kvo_bl
                                   int64_t count) {
     if (worker->pool->store.is_file)
         return job->op == KVO_READ ? kvo_file_read(worker, run, count)
-                                   : kvo_file_write(worker, run, count, job->epoch);
+                                   : kvo_file_write(worker, job, run, count);
     if (job->op == KVO_READ)
         kvo_memory_read(worker, run, count);
     else
         kvo_memory_write(worker, run, count);
     return 0;
+}
+
+/* Whether a copy from or to the region has to end: the job that a thread works on is over. */
+static inline int kvo_is_over(kvo_pool *pool, const kvo_job *job) {
+    return job->taken_back || pool->closing || kvo_now() >= job->deadline;
+}
+
+static int kvo_delivery_must_stop(void *asked) {
+    kvo_worker *worker = asked;
+    int is_over;
+    pthread_mutex_lock(&worker->pool->lock);
+    is_over = kvo_is_over(worker->pool, worker->running);
+    pthread_mutex_unlock(&worker->pool->lock);
+    return is_over;
 }
 
 /* Copy blocks from buffers to the region; 0 if their job has ended. */
@@ -766,11 +824,13 @@ static inline int kvo_deliver(kvo_worker *worker, kvo_job *job, kvo_block *run, 
         if (run[place].status == KVO_STATUS_OK) {
             kvo_block_views(pool, run + place, 0, &source);
             kvo_region_views(&pool->region, run[place].id, worker->views);
-            kvo_copy(&source, 1, worker->views);
+            if (!kvo_copy(&source, 1, worker->views, kvo_delivery_must_stop, worker))
+                run[place].status = KVO_STATUS_TIMEOUT;
         }
     }
     pthread_mutex_lock(&pool->lock);
     job->copying--;
+    pool->wake_at = pool->wake_at < job->deadline ? pool->wake_at : job->deadline;
     pthread_cond_signal(&pool->keep);
     pthread_cond_broadcast(&pool->idle);
     pthread_mutex_unlock(&pool->lock);
@@ -792,7 +852,10 @@ static inline void kvo_move(kvo_worker *worker, kvo_job *job, kvo_block *run, in
     pthread_mutex_lock(&pool->lock);
     for (place = 0; place < count; place++) {
         int lost = run[place].status == KVO_STATUS_OK && !delivered;
-        job->found[run[place].place] = lost ? KVO_STATUS_TIMEOUT : run[place].status;
+        int void_put = job->taken_back && job->op == KVO_WRITE && !pool->store.is_file;
+        job->found[run[place].place] =
+            (int8_t)(lost ? KVO_STATUS_TIMEOUT
+                          : void_put ? KVO_STATUS_UNAVAILABLE : run[place].status);
     }
     job->in_flight -= count;
     if (pool->staging) {
@@ -876,10 +939,18 @@ static void *kvo_serve(void *argument) {
 static inline void kvo_expire(kvo_pool *pool) {
     int64_t now = kvo_now();
     kvo_job *job, *following;
+    pool->wake_at = INT64_MAX;
     for (job = pool->jobs; job; job = following) {
         int staged_put = kvo_is_staged_put(pool, job);
         following = job->following;
-        if (job->deadline > now || job->ended || job->late || job->copying)
+        if (job->ended || job->late)
+            continue;
+        if (job->deadline > now) {
+            if (job->deadline < pool->wake_at)
+                pool->wake_at = job->deadline;
+            continue;
+        }
+        if (job->copying)
             continue; /* who copies says when it is done */
         if (!kvo_drop(pool, job, staged_put ? job->copied : job->next, KVO_STATUS_TIMEOUT))
             continue;
@@ -893,38 +964,69 @@ static inline void kvo_expire(kvo_pool *pool) {
     }
 }
 
-/* Copy a block of the first staged put; 0 if there is none, or no buffer. */
-static inline int kvo_copy_one(kvo_pool *pool, struct iovec *views) {
+typedef struct {
+    kvo_pool *pool;
+    kvo_job *job;
+} kvo_copier;
+
+/* Look after deadlines while a job is copied; tell whether it may not be any longer. */
+static int kvo_copier_must_stop(void *asked) {
+    kvo_copier *copier = asked;
+    int is_over;
+    pthread_mutex_lock(&copier->pool->lock);
+    if (kvo_now() >= copier->pool->wake_at)
+        kvo_expire(copier->pool);
+    is_over = kvo_is_over(copier->pool, copier->job);
+    pthread_mutex_unlock(&copier->pool->lock);
+    return is_over;
+}
+
+/* Copy blocks of the first staged put; 0 if there is none, or no buffer. */
+static inline int kvo_copy_some(kvo_pool *pool, struct iovec *views) {
     kvo_job *job = pool->to_copy.first;
+    kvo_copier copier = {pool, job};
+    int64_t most = KVO_SLICE_BYTES / pool->store.slot_bytes, available, place, copied = 0;
     struct iovec target;
-    kvo_block *block;
-    if (!job || kvo_buffers_available(pool, 1) <= 0)
+    kvo_block *blocks;
+    if (!job)
         return 0;
-    block = job->blocks + job->copied;
-    block->buffer = pool->free_buffers[--pool->num_free];
-    pool->held_by_puts++;
+    most = most > 1 ? most : 1;
+    most = most < job->count - job->copied ? most : job->count - job->copied;
+    available = kvo_buffers_available(pool, 1);
+    most = most < available ? most : available;
+    if (most <= 0)
+        return 0;
+    blocks = job->blocks + job->copied;
+    for (place = 0; place < most; place++)
+        blocks[place].buffer = pool->free_buffers[--pool->num_free];
+    pool->held_by_puts += most;
     job->copying++;
     pthread_mutex_unlock(&pool->lock);
-    kvo_block_views(pool, block, 0, &target);
-    kvo_region_views(&pool->region, block->id, views);
-    kvo_copy(views, pool->region.num_parts, &target);
+    for (copied = 0; copied < most; copied++) {
+        kvo_block_views(pool, blocks + copied, 0, &target);
+        kvo_region_views(&pool->region, blocks[copied].id, views);
+        if (!kvo_copy(views, pool->region.num_parts, &target, kvo_copier_must_stop, &copier))
+            break;
+    }
     pthread_mutex_lock(&pool->lock);
     job->copying--;
-    if (pool->closing) {
-        kvo_give_back(pool, block, 1, 1);
-        kvo_settle_if_idle(pool, job);
-        pthread_cond_broadcast(&pool->idle);
-        return 1;
+    if (pool->closing || job->taken_back)
+        copied = 0;
+    kvo_give_back(pool, blocks + copied, most - copied, 1);
+    if (copied) {
+        if (job->copied == 0)
+            kvo_queue_push(&pool->queues[KVO_WRITE], job);
+        job->copied += copied;
+        kvo_wake(pool, KVO_WRITE);
     }
-    if (job->copied == 0)
-        kvo_queue_push(&pool->queues[KVO_WRITE], job);
-    job->copied++;
     if (job->copied == job->count) {
         kvo_queue_remove(&pool->to_copy, job);
         if (pool->ack_copied)
             kvo_end(pool, job, KVO_STATUS_OK);
     }
-    kvo_wake(pool, KVO_WRITE);
+    pool->wake_at = pool->wake_at < job->deadline ? pool->wake_at : job->deadline;
+    kvo_settle_if_idle(pool, job);
+    pthread_cond_broadcast(&pool->idle);
     return 1;
 }
 
@@ -933,18 +1035,12 @@ static void *kvo_keep_watch(void *argument) {
     kvo_pool *pool = argument;
     /* One worker more than there are threads: the keeper's own views. */
     struct iovec *views = pool->workers[pool->num_workers].views;
-    kvo_job *job;
     pthread_mutex_lock(&pool->lock);
     while (!pool->closing) {
-        kvo_expire(pool);
-        if (kvo_copy_one(pool, views))
-            continue;
-        pool->wake_at = INT64_MAX;
-        for (job = pool->jobs; job; job = job->following)
-            if (!job->ended && !job->late && !(job->copying && job->deadline <= kvo_now()) &&
-                job->deadline < pool->wake_at)
-                pool->wake_at = job->deadline;
-        kvo_cond_wait(&pool->keep, &pool->lock, pool->wake_at);
+        if (kvo_now() >= pool->wake_at)
+            kvo_expire(pool);
+        else if (!kvo_copy_some(pool, views))
+            kvo_cond_wait(&pool->keep, &pool->lock, pool->wake_at);
     }
     pool->threads_left--;
     pthread_cond_broadcast(&pool->idle);
@@ -1024,7 +1120,7 @@ static inline void kvo_submit(kvo_pool *pool, kvo_job *job) {
     else
         pool->jobs = job;
     pool->last_job = job;
-    if (kvo_stuck(pool, job->op)) {
+    if (pool->closing || kvo_stuck(pool, job->op)) {
         (void)kvo_drop(pool, job, 0, KVO_STATUS_UNAVAILABLE);
     } else {
         if (kvo_is_staged_put(pool, job)) {
@@ -1034,10 +1130,45 @@ static inline void kvo_submit(kvo_pool *pool, kvo_job *job) {
             kvo_queue_push(&pool->queues[job->op], job);
             kvo_wake(pool, job->op);
         }
-        if (job->deadline < pool->wake_at)
+        if (job->deadline < pool->wake_at) {
+            pool->wake_at = job->deadline;
             pthread_cond_signal(&pool->keep);
+        }
     }
     pthread_mutex_unlock(&pool->lock);
+}
+
+/* Take a job back; what is not done is UNAVAILABLE.
+ *
+ * 0 if the pool does not have it; 2 if a direct read goes on at `until`, before its deadline. */
+static inline int kvo_cancel(kvo_pool *pool, int64_t number, int64_t until) {
+    kvo_job *job;
+    int found = 0;
+    pthread_mutex_lock(&pool->lock);
+    job = pool->jobs;
+    while (job && job->number != number)
+        job = job->following;
+    if (job) {
+        found = 1;
+        job->taken_back = 1;
+        if (pool->staging)
+            kvo_queue_remove(&pool->to_copy, job);
+        while (job->copying)
+            kvo_cond_wait(&pool->idle, &pool->lock, INT64_MAX);
+        if (!job->settled && !job->ended)
+            kvo_give_up(pool, job);
+        while (!job->settled && !pool->staging && job->op == KVO_READ &&
+               kvo_now() < job->deadline) {
+            if (kvo_now() >= until) {
+                found = 2;
+                break;
+            }
+            kvo_cond_wait(&pool->idle, &pool->lock,
+                          until < job->deadline ? until : job->deadline);
+        }
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return found;
 }
 
 /* Write bytes to the table, in a thread; -1 if there is no memory. */
@@ -1055,13 +1186,18 @@ static inline int kvo_submit_chore(kvo_pool *pool, int64_t number, int64_t offse
     chore->sync = sync;
     memcpy(chore->data, data, nbytes);
     pthread_mutex_lock(&pool->lock);
-    if (pool->last_chore)
-        pool->last_chore->next = chore;
-    else
-        pool->first_chore = chore;
-    pool->last_chore = chore;
-    pool->chores_left++;
-    kvo_wake(pool, KVO_WRITE);
+    if (pool->closing) {
+        chore->status = KVO_STATUS_UNAVAILABLE;
+        kvo_tell(pool, &chore->entry);
+    } else {
+        if (pool->last_chore)
+            pool->last_chore->next = chore;
+        else
+            pool->first_chore = chore;
+        pool->last_chore = chore;
+        pool->chores_left++;
+        kvo_wake(pool, KVO_WRITE);
+    }
     pthread_mutex_unlock(&pool->lock);
     return 0;
 }
@@ -1122,15 +1258,24 @@ static inline void kvo_pool_free(kvo_pool *pool) {
     free(pool);
 }
 
-/* End the threads; what has not started by then is UNAVAILABLE. 1 if all ended. */
-static inline int kvo_pool_close(kvo_pool *pool, int64_t timeout_ns) {
-    int64_t until = kvo_now() + timeout_ns, grace;
+/* Wait until nothing is under way, or a time; 1 if nothing is. */
+static inline int kvo_pool_rest(kvo_pool *pool, int64_t until) {
+    int rests;
+    pthread_mutex_lock(&pool->lock);
+    while ((pool->jobs || pool->chores_left) && !pool->closing && kvo_now() < until)
+        kvo_cond_wait(&pool->idle, &pool->lock, until);
+    rests = pool->closing || (!pool->jobs && !pool->chores_left);
+    pthread_mutex_unlock(&pool->lock);
+    return rests;
+}
+
+/* Have the threads end; what has not started is UNAVAILABLE. Until when they have, or `until`. */
+static inline int64_t kvo_pool_stop(kvo_pool *pool, int64_t until) {
+    int64_t now = kvo_now(), grace = now + KVO_GRACE_NS;
     kvo_job *job, *following;
     kvo_chore *chore;
-    int number, ended;
+    int number;
     pthread_mutex_lock(&pool->lock);
-    while ((pool->jobs || pool->chores_left) && kvo_now() < until)
-        kvo_cond_wait(&pool->idle, &pool->lock, until);
     pool->closing = 1;
     while ((chore = pool->first_chore) != NULL) {
         pool->first_chore = chore->next;
@@ -1149,17 +1294,39 @@ static inline int kvo_pool_close(kvo_pool *pool, int64_t timeout_ns) {
     pthread_cond_broadcast(&pool->work_read);
     pthread_cond_broadcast(&pool->work_write);
     pthread_cond_broadcast(&pool->keep);
-    grace = kvo_now() + KVO_GRACE_NS;
-    until = until > grace ? until : grace;
+    for (number = 0; number < pool->num_workers; number++)
+        if (pool->workers[number].running && pool->workers[number].running->deadline <= now)
+            grace = now + KVO_LATE_GRACE_NS;
+    pthread_mutex_unlock(&pool->lock);
+    return until > grace ? until : grace;
+}
+
+/* Wait until the threads have ended, or a time; 1 if they have. */
+static inline int kvo_pool_ended(kvo_pool *pool, int64_t until) {
+    int ended;
+    pthread_mutex_lock(&pool->lock);
     while (pool->threads_left && kvo_now() < until)
         kvo_cond_wait(&pool->idle, &pool->lock, until);
     ended = pool->threads_left == 0;
     pthread_mutex_unlock(&pool->lock);
-    if (!ended)
-        return 0; /* who comes back later uses the pool: it is kept */
+    return ended;
+}
+
+/* Be done with the threads, which have ended. */
+static inline void kvo_pool_join(kvo_pool *pool) {
+    int number;
     for (number = 0; number < pool->num_workers; number++)
         pthread_join(pool->workers[number].thread, NULL);
     pthread_join(pool->keeper, NULL);
+}
+
+/* End the threads; what has not started by then is UNAVAILABLE. 1 if all ended. */
+static inline int kvo_pool_close(kvo_pool *pool, int64_t timeout_ns) {
+    int64_t until = kvo_now() + timeout_ns;
+    (void)kvo_pool_rest(pool, until);
+    if (!kvo_pool_ended(pool, kvo_pool_stop(pool, until)))
+        return 0; /* who comes back later uses the pool: it is kept */
+    kvo_pool_join(pool);
     return 1;
 }
 

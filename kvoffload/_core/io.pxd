@@ -60,6 +60,11 @@ cdef extern from "io.h" nogil:
         const kvo_region* region, const kvo_store* store, int threads, int64_t staging_bytes,
         int ack_copied
     )
+    int64_t kvo_now()
+    bint kvo_pool_rest(kvo_pool* pool, int64_t until)
+    int64_t kvo_pool_stop(kvo_pool* pool, int64_t until)
+    bint kvo_pool_ended(kvo_pool* pool, int64_t until)
+    void kvo_pool_join(kvo_pool* pool)
     bint kvo_pool_close(kvo_pool* pool, int64_t timeout_ns)
     void kvo_pool_free(kvo_pool* pool)
     void kvo_pool_stats(kvo_pool* pool, int64_t* late_jobs, int64_t* staging_bytes)
@@ -67,6 +72,7 @@ cdef extern from "io.h" nogil:
         int64_t number, int op, int64_t size, int64_t timeout_ns, uint64_t epoch
     )
     void kvo_submit(kvo_pool* pool, kvo_job* job)
+    int kvo_cancel(kvo_pool* pool, int64_t number, int64_t until)
     int kvo_submit_chore(
         kvo_pool* pool, int64_t number, int64_t offset, const uint8_t* data, size_t nbytes,
         int sync

@@ -8,10 +8,13 @@ The interpreter's lock is given up only to wait, to end, and for long sums: besi
 takes 5 ms to come back, and the pool's own lock is never held for more than a few microseconds.
 """
 
+from collections import deque
+
 import numpy as np
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -22,6 +25,7 @@ __all__ = ["FileStore", "MemoryStore", "Pool", "valid_records", "xxh3_64"]
 
 cdef enum:
     NOGIL_FROM = 65536  # bytes from which a sum is made without the interpreter's lock
+    SIGNALS_NS = 50000000  # after which a wait looks for signals
 
 
 def xxh3_64(data, seed=0):
@@ -82,15 +86,18 @@ cdef class MemoryStore:
     cdef kvo_store store
     cdef object region, kept_sums
     cdef uint64_t[::1] sums
+    cdef uint8_t[::1] writing  # slots that are being written
 
     def __cinit__(self, region, fingerprint, sums):
         self.region = region
         self.sums = self.kept_sums = sums
+        self.writing = np.zeros(len(sums), np.uint8)
         fill_region(&self.store.memory, region)
         fill_fingerprint(&self.store, fingerprint)
         self.store.direct = 1
         self.store.block_bytes = self.store.slot_bytes = region.block_bytes
         self.store.sums = &self.sums[0]
+        self.store.written = &self.writing[0]
 
     def __dealloc__(self):
         free(self.store.memory.parts)
@@ -168,6 +175,7 @@ cdef class Pool:
     cdef kvo_pool* pool
     cdef kvo_store store
     cdef object kept  # what the threads use
+    cdef object news  # what `poll` gives
     cdef bint ended
     cdef int pid
 
@@ -183,6 +191,7 @@ cdef class Pool:
         else:
             raise TypeError(f"store must be a FileStore or MemoryStore, got {store!r}")
         self.kept = (region, store)
+        self.news = deque()
         self.pid = getpid()
         fill_region(&described, region)
         with nogil:
@@ -230,6 +239,17 @@ cdef class Pool:
             block.seed = kvo_seed(&self.store, block.key, block.key_length)
         kvo_submit(self.pool, made)
 
+    def cancel(self, job):
+        """Take a job back: what is not done is UNAVAILABLE."""
+        cdef int64_t number = job
+        cdef int found = 2
+        while found == 2:
+            with nogil:
+                found = kvo_cancel(self.pool, number, kvo_now() + SIGNALS_NS)
+            if found == 2:
+                PyErr_CheckSignals()
+        return found != 0
+
     def chore(self, job, offset, bytes data, sync):
         """Write bytes to the store's table, in a thread."""
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
@@ -237,11 +257,10 @@ cdef class Pool:
             raise MemoryError
 
     def poll(self):
-        """Return what happened since the last call, oldest first."""
+        """Return what happened, oldest first; the caller removes what it has taken in."""
         cdef kvo_entry* entry
         cdef kvo_entry* following
         cdef int8_t[::1] target
-        cdef list entries = []
         entry = kvo_poll(self.pool)
         while entry != NULL:
             following = entry.next
@@ -249,10 +268,10 @@ cdef class Pool:
             if entry.count:
                 target = statuses
                 memcpy(&target[0], entry.statuses, entry.count)
-            entries.append((entry.number, entry.flags, statuses))
+            self.news.append((entry.number, entry.flags, statuses))
             kvo_entry_free(entry)
             entry = following
-        return entries
+        return self.news
 
     def wait(self, timeout_s):
         """Wait until `poll` has something to return, or someone called `notify`."""
@@ -279,9 +298,25 @@ cdef class Pool:
 
     def close(self, timeout_s):
         """End the threads."""
-        cdef int64_t nanoseconds = <int64_t>(timeout_s * 1e9)
-        with nogil:
-            self.ended = kvo_pool_close(self.pool, nanoseconds)
+        cdef int64_t until = kvo_now() + <int64_t>(timeout_s * 1e9)
+        cdef bint is_over = self.ended
+        while not is_over:
+            with nogil:
+                is_over = kvo_pool_rest(self.pool, earlier(until, kvo_now() + SIGNALS_NS))
+                is_over = is_over or kvo_now() >= until
+            PyErr_CheckSignals()
+        if not self.ended:
+            with nogil:
+                until = kvo_pool_stop(self.pool, until)
+            is_over = False
+        while not is_over:
+            with nogil:
+                is_over = kvo_pool_ended(self.pool, earlier(until, kvo_now() + SIGNALS_NS))
+                if is_over:
+                    kvo_pool_join(self.pool)
+            self.ended = is_over
+            is_over = is_over or kvo_now() >= until
+            PyErr_CheckSignals()
         if self.ended:
             kvo_signal_close(self.pool)
         else:
@@ -291,6 +326,10 @@ cdef class Pool:
     def abandon(self):
         """Forget the threads, in a forked child, where there are none."""
         kvo_signal_close(self.pool)
+
+
+cdef int64_t earlier(int64_t one, int64_t other) noexcept nogil:
+    return one if one < other else other
 
 
 def valid_records(table, block_bytes, epoch):

@@ -8,7 +8,7 @@ Invariants
     A block is taken once, by a thread (``job.next``) or, in a staged put, first by the keeper
     (``job.copied``). Nobody touches the region for a job that has ended: who copies to or from it
     counts itself in ``job.copying`` under the lock, and the keeper ends no job that is being
-    copied.
+    copied. Copies are made in slices; between two of them the deadlines are looked after.
 Cost
     O(1) Python per block besides the store's own, under the interpreter's lock.
 """
@@ -76,9 +76,21 @@ class Block:
         The same with what a buffer has behind it, up to a multiple of 4096 bytes.
     buffer : int
         The staging buffer, -1 for none.
+    job : _Job or None
+        What it is a block of.
     """
 
-    __slots__ = ("block_id", "buffer", "key", "place", "slot", "slot_views", "status", "views")
+    __slots__ = (
+        "block_id",
+        "buffer",
+        "job",
+        "key",
+        "place",
+        "slot",
+        "slot_views",
+        "status",
+        "views",
+    )
 
     def __init__(self, key: bytes, slot: int, block_id: int, place: int) -> None:
         self.key = key
@@ -89,6 +101,12 @@ class Block:
         self.views: list[memoryview] = []
         self.slot_views: list[memoryview] = []
         self.buffer = -1
+        self.job: _Job | None = None
+
+    @property
+    def taken_back(self) -> bool:
+        """Whether its memory is the caller's again before its job has ended by itself."""
+        return self.job is not None and self.job.taken_back
 
     def use(self, staging: Staging, buffer: int) -> None:
         """Lie in a staging buffer."""
@@ -166,24 +184,33 @@ class MemoryStore(Store):
         self.block_bytes = self.slot_bytes = region.block_bytes
         self.fingerprint = fingerprint
         self.sums = sums
+        self.writing = np.zeros(len(sums), np.uint8)  # slots that are being written
 
     def read(self, run: Sequence[Block]) -> None:
-        """Check the bytes, then copy them."""
+        """Copy the bytes and check the copy; again, where the slot was written meanwhile."""
         for block in run:
-            views = self.region.views_unchecked(block.slot)
-            found = sum_of(views, seed_of(self.fingerprint, block.key))
-            if found != int(self.sums[block.slot]):
-                block.status = Status.CORRUPT
-                continue
-            copy(views, block.views)
-            block.status = Status.OK
+            slot, seed = block.slot, seed_of(self.fingerprint, block.key)
+            while True:
+                writing, expected = self.writing[slot], self.sums[slot]
+                copy(self.region.views_unchecked(slot), block.views)
+                if sum_of(block.views, seed) == int(expected):
+                    block.status = Status.OK
+                    break
+                if not (writing or self.writing[slot]) and self.sums[slot] == expected:
+                    block.status = Status.CORRUPT
+                    break
+                time.sleep(REWRITE_S)
 
     def write(self, run: Sequence[Block], epoch: int) -> None:  # noqa: ARG002
         """Copy the bytes and keep their sum."""
         for block in run:
-            self.sums[block.slot] = sum_of(block.views, seed_of(self.fingerprint, block.key))
-            copy(block.views, self.region.views_unchecked(block.slot))
-            block.status = Status.OK
+            slot = block.slot
+            self.writing[slot] = 1
+            found = sum_of(block.views, seed_of(self.fingerprint, block.key))
+            copy(block.views, self.region.views_unchecked(slot))
+            self.sums[slot] = found
+            self.writing[slot] = 0
+            block.status = Status.UNAVAILABLE if block.taken_back else Status.OK
 
 
 class FileStore(Store):
@@ -255,6 +282,10 @@ class FileStore(Store):
         place = run[0].slot * self.slot_bytes
         if transfer(os.pwritev, self.data_fd, views, place) < len(run) * self.slot_bytes:
             raise OSError(errno.EIO, "the file system wrote nothing")
+        if run[0].taken_back:  # what was summed and what was written need not be one
+            for block in run:
+                block.status = Status.UNAVAILABLE
+            return
         for block in run:
             self.written[block.slot] = 1
         self._write_table(b"".join(records), self._record_offset(run[0].slot))
@@ -303,6 +334,7 @@ class _Job:
         "number",
         "op",
         "run_blocks",
+        "taken_back",
     )
 
     def __init__(
@@ -327,8 +359,16 @@ class _Job:
         self.copying = 0  # threads that copy to or from the region now
         self.ended = False
         self.late = False
+        self.taken_back = False
         self.found = np.full(len(blocks), MOVING, np.int8)  # statuses, in order of submission
         self.run_blocks = run_blocks  # that move in one call at most
+        for block in blocks:
+            block.job = self
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the region's blocks have to be the caller's again."""
+        return self.taken_back or time.monotonic() >= self.deadline
 
     def cut(self, count: int, status: Status) -> None:
         """Work on the first `count` blocks only; the others have this status."""
@@ -379,7 +419,7 @@ class Pool:
         self._chores: deque[tuple[int, int, bytes, bool]] = deque()
         self._chores_left = 0  # those under way too
         self._jobs: dict[int, _Job] = {}  # those that have not settled
-        self._entries: list[Entry] = []
+        self._entries: deque[Entry] = deque()
         self._closing = False
         self._wake_at = math.inf  # when the keeper looks again
         self._signal = _Signal()
@@ -424,7 +464,7 @@ class Pool:
                 block.views = block.slot_views = region.views_unchecked(block.block_id)
         with self._lock:
             self._jobs[job] = made
-            if self._stuck(op):
+            if self._closing or self._stuck(op):
                 made.cut(0, Status.UNAVAILABLE)
                 self._settle(made)
                 return
@@ -435,21 +475,41 @@ class Pool:
                 self._queues[op].append(made)
                 self._work.notify_all()
             if made.deadline < self._wake_at:
+                self._wake_at = made.deadline
                 self._keep.notify()
+
+    def cancel(self, job: int) -> bool:
+        """Take a job back: what is not done is UNAVAILABLE."""
+        with self._lock:
+            taken_back = self._jobs.get(job)
+            if taken_back is None:
+                return False
+            taken_back.taken_back = True
+            if taken_back in self._to_copy:
+                self._to_copy.remove(taken_back)
+            while taken_back.copying:
+                self._idle.wait()
+            if job in self._jobs and not taken_back.ended:
+                self._give_up(taken_back)
+            if self._staging is None and taken_back.op == READ:
+                while job in self._jobs and time.monotonic() < taken_back.deadline:
+                    self._idle.wait(taken_back.deadline - time.monotonic())
+            return True
 
     def chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
         """Write bytes to the store's table, in a thread."""
         with self._lock:
+            if self._closing:
+                self._tell(Entry(job, CHORE, np.array([Status.UNAVAILABLE], np.int8)))
+                return
             self._chores.append((job, offset, data, sync))
             self._chores_left += 1
             self._work.notify_all()
 
-    def poll(self) -> list[Entry]:
-        """Return what happened since the last call, oldest first."""
-        with self._lock:
-            self._signal.clear()
-            entries, self._entries = self._entries, []
-        return entries
+    def poll(self) -> deque[Entry]:
+        """Return what happened, oldest first; the caller removes what it has taken in."""
+        self._signal.clear()  # first: what comes from now on sets it again
+        return self._entries
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `poll` has something to return, or someone called `notify`."""
@@ -486,10 +546,13 @@ class Pool:
                     self._give_up(job)
             self._work.notify_all()
             self._keep.notify()
+            late = any(job is not None and job.is_over for job in self._running)
+            until = max(until, time.monotonic() + (LATE_GRACE_S if late else GRACE_S))
         for thread in self._threads:
-            thread.join(max(GRACE_S, until - time.monotonic()))
+            thread.join(max(0.0, until - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
             return False  # who comes back later uses the signal
+        self._chores_left = 0
         self._signal.close()
         return True
 
@@ -647,10 +710,14 @@ class Pool:
                 return False
             job.copying += 1
         for block in run:
-            if block.status == Status.OK:
-                copy(block.views, self._region.views_unchecked(block.block_id))
+            if block.status != Status.OK:
+                continue
+            target = self._region.views_unchecked(block.block_id)
+            if not copy(block.views, target, lambda: job.is_over or self._closing):
+                block.status = Status.TIMEOUT
         with self._lock:
             job.copying -= 1
+            self._wake_at = min(self._wake_at, job.deadline)
             self._keep.notify()
             self._idle.notify_all()
         return True
@@ -673,21 +740,23 @@ class Pool:
         """End jobs at their deadlines, and copy staged puts, until the pool closes."""
         with self._lock:
             while not self._closing:
-                self._expire()
-                if self._copy_one():
-                    continue
-                self._wake_at = min(
-                    (job.deadline for job in self._jobs.values() if not (job.ended or job.late)),
-                    default=math.inf,
-                )
                 pause = self._wake_at - time.monotonic()
-                self._keep.wait(None if math.isinf(pause) else max(pause, GRACE_S / 100))
+                if pause <= 0:
+                    self._expire()
+                elif not self._copy_some():
+                    self._keep.wait(None if math.isinf(pause) else pause)
 
     def _expire(self) -> None:
         """End the jobs whose deadline has passed; where the kernel has blocks, say so."""
         now = time.monotonic()
+        self._wake_at = math.inf
         for job in list(self._jobs.values()):
-            if job.deadline > now or job.ended or job.late or job.copying:
+            if job.ended or job.late:
+                continue
+            if job.deadline > now:
+                self._wake_at = min(self._wake_at, job.deadline)
+                continue
+            if job.copying:
                 continue  # who copies says when it is done
             staged_put = self._staging is not None and job.op == WRITE
             self._drop(job, job.copied if staged_put else job.next, Status.TIMEOUT)
@@ -699,41 +768,62 @@ class Pool:
                 job.late = True
                 self._tell(Entry(job.number, LATE, np.empty(0, np.int8)))
 
-    def _copy_one(self) -> bool:
-        """Copy a block of the first staged put; False if there is none, or no buffer."""
+    def _copy_some(self) -> bool:
+        """Copy blocks of the first staged put; False if there is none, or no buffer."""
         if self._staging is None or not self._to_copy:
             return False
         job = self._to_copy[0]
-        buffers = self._staging.take(1, put=True)
+        most = min(job.count - job.copied, max(1, SLICE_BYTES // self._store.slot_bytes))
+        buffers = self._staging.take(most, put=True)
         if not buffers:
             return False
-        block = job.blocks[job.copied]
-        block.use(self._staging, buffers[0])
+        blocks = job.blocks[job.copied : job.copied + len(buffers)]
         job.copying += 1
+        copied = 0
         self._lock.release()
         try:
-            copy(self._region.views_unchecked(block.block_id), block.views)
+            for block, buffer in zip(blocks, buffers, strict=True):
+                block.use(self._staging, buffer)
+                source = self._region.views_unchecked(block.block_id)
+                if not copy(source, block.views, lambda: self._must_stop(job)):
+                    break
+                copied += 1
         finally:
             self._lock.acquire()
         job.copying -= 1
-        if self._closing:
-            self._staging.give_back(buffers, put=True)
-            self._settle_if_idle(job)
-            self._idle.notify_all()
-            return True
-        if job.copied == 0:
-            self._queues[WRITE].append(job)
-        job.copied += 1
+        if self._closing or job.taken_back:
+            copied = 0
+        self._staging.give_back(buffers[copied:], put=True)
+        if copied:
+            if job.copied == 0:
+                self._queues[WRITE].append(job)
+            job.copied += copied
+            self._work.notify_all()
         if job.copied == job.count:
             self._to_copy.popleft()
             if self._ack_copied:
                 self._end(job, Status.OK)
-        self._work.notify_all()
+        self._wake_at = min(self._wake_at, job.deadline)
+        self._settle_if_idle(job)
+        self._idle.notify_all()
         return True
 
+    def _must_stop(self, job: _Job) -> bool:
+        """Look after deadlines while a job is copied; tell whether it may not be any longer."""
+        if time.monotonic() >= self._wake_at:
+            with self._lock:
+                self._expire()
+        return self._closing or job.is_over
 
-GRACE_S = 0.1
-"""Seconds that a thread has to notice that the pool closes."""
+
+GRACE_S = 1.0
+"""Seconds that a call under way has to return when the pool closes."""
+LATE_GRACE_S = 0.1
+"""The same, where one has not returned by its deadline."""
+SLICE_BYTES = 2**20
+"""Bytes that are copied between two looks at the deadlines, at most."""
+REWRITE_S = 0.0001
+"""Seconds after which a block that is being written is read again."""
 
 
 class _Signal:
@@ -798,18 +888,33 @@ def sum_of(views: Sequence[memoryview], seed: int) -> int:
     return xxh3_64(views[0] if len(views) == 1 else b"".join(views), seed)
 
 
-def copy(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> None:
-    """Copy bytes between two lists of pieces, as many as both have; without the lock, if large."""
+def copy(
+    sources: Sequence[memoryview],
+    targets: Sequence[memoryview],
+    must_stop: Callable[[], bool] | None = None,
+) -> bool:
+    """Copy bytes between two lists of pieces, as many as both have; without the lock, if large.
+
+    `must_stop` is asked after every `SLICE_BYTES`; return False where it ended the copy.
+    """
     pieces = [np.frombuffer(target, np.uint8) for target in targets]
+    most = sys.maxsize if must_stop is None else SLICE_BYTES
+    left = most
     for source in sources:
         data = np.frombuffer(source, np.uint8)
         while len(data) and pieces:
-            count = min(len(data), len(pieces[0]))
+            count = min(len(data), len(pieces[0]), left)
             np.copyto(pieces[0][:count], data[:count])
             data = data[count:]
             pieces[0] = pieces[0][count:]
             if not len(pieces[0]):
                 del pieces[0]
+            left -= count
+            if not left:
+                if must_stop is not None and must_stop():
+                    return False
+                left = most
+    return True
 
 
 def transfer(

@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 import numpy as np
@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from kvoffload import CachePolicy
 
-from .base import BlockIDs, State, Status
-from .pooled import MAX_QUEUED_BYTES, PooledTier, Record, check_deadline
+from .base import State, Status
+from .pooled import MAX_QUEUED_BYTES, PooledTier, Record
 from .seal import MAX_KEY_BYTES, stored_key, stored_keys
 from .twins import Twin, chosen
 
@@ -51,6 +51,10 @@ class _Hidden(Enum):
     DEAD = "it was dropped; the index keeps its slot until the policy gives it away"
     RESTORING = "it was dropped, and is stored again in its slot"
     UNWANTED = "it was dropped, is stored again, and was dropped meanwhile"
+
+
+_DROPPED = frozenset({_Hidden.DEAD, _Hidden.DOOMED, _Hidden.UNWANTED})
+_RESTORED = frozenset({_Hidden.RESTORING, _Hidden.UNWANTED})
 
 
 class IndexedTier(PooledTier):
@@ -102,6 +106,7 @@ class IndexedTier(PooledTier):
         self._num_restored = 0  # keys in `_hidden` that are stored again
         self._place = "it"  # what a log names
         self._log_corrupt_at = -math.inf
+        self._index_generation = 0  # that the index has been emptied for
         self._busy: Counter[int] = Counter()  # slots that threads use for jobs of before a forget
 
     # -- for the tiers that build on it ------------------------------------------------------
@@ -130,7 +135,10 @@ class IndexedTier(PooledTier):
     def lookup(self, keys: Iterable[bytes]) -> npt.NDArray[np.int8]:
         """Return what is known about each key, a `State` each."""
         self._refuse_closed()
-        stored = stored_keys(keys)
+        return self._found(stored_keys(keys))
+
+    def _found(self, stored: list[bytes]) -> npt.NDArray[np.int8]:
+        """Return and count what is known about stored keys."""
         if not (self._reads.closed or self._reads.would_allow()):
             self._metrics.misses += len(stored)
             return np.full(len(stored), ABSENT, np.int8)
@@ -141,63 +149,57 @@ class IndexedTier(PooledTier):
         self._metrics.misses += len(stored) - hits
         return found  # True is HIT
 
-    def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
-        """Find out about keys; here everything is known."""
-        started = time.monotonic()
-        self._pool_or_raise()
-        check_deadline(deadline_s)
-        status = np.where(self.lookup(keys) == HIT, OK, MISS)
-        return self._finish_at_once(self._new_job(), "query", started, status)
+    def _query(
+        self,
+        job: int,
+        started: float,
+        stored: list[bytes],
+        deadline_s: float | None,  # noqa: ARG002
+    ) -> None:
+        """Begin a query; here everything is known."""
+        self._finish_at_once(job, "query", started, np.where(self._found(stored) == HIT, OK, MISS))
 
     # -- put ---------------------------------------------------------------------------------
 
-    def put(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
-        """Store the block ``ids[i]`` of the region under ``keys[i]``."""
-        started = time.monotonic()
-        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=False)
-        job = self._new_job()
+    def _put(
+        self,
+        job: int,
+        started: float,
+        stored: list[bytes],
+        ids: npt.NDArray[np.int64],
+        timeout_s: float,
+    ) -> None:
+        """Begin a put."""
         status = np.zeros(len(stored), np.int8)
         index = self._index
         absent = [key for key in stored if key not in index]
         dead = self._dropped(stored) if self._num_dropped else []
         if not absent and not dead:
-            return self._finish_at_once(job, "put", started, status)
+            self._finish_at_once(job, "put", started, status)
+            return
         if not self._writes.allow():
             _mark(status, stored, {*absent, *dead}, Status.UNAVAILABLE)
-            return self._finish_at_once(job, "put", started, status)
+            self._finish_at_once(job, "put", started, status)
+            return
         room = self._room()
         _mark(status, stored, set(dead[room:]), Status.FULL)
         dead = dead[:room]
         slots = self._pin_dead(dead)  # first: the others' room must not be theirs
-        taken = dead
-        try:
-            more, more_slots = self._take_slots(stored, absent, room - len(dead), status)
-        except BaseException:  # a user's policy, or memory
-            self._put_failed(taken)
-            raise
+        more, more_slots = self._take_slots(stored, absent, room - len(dead), status)
         taken, slots = [*more, *dead], np.concatenate([more_slots, slots])
         if not taken:
             self._writes.withdraw()
-            return self._finish_at_once(job, "put", started, status)
+            self._finish_at_once(job, "put", started, status)
+            return
         places = None
         if len(taken) != len(stored) or taken != stored:
             first: dict[bytes, int] = {}
             for place, key in enumerate(stored):
                 first.setdefault(key, place)
             places = np.array([first[key] for key in taken], np.int64)
-            checked = checked[places]
+            ids = ids[places]
         record = Record(job, "put", started, status, places, taken, slots, self._generation)
-        try:
-            self._submit(record, checked, timeout_s)
-        except BaseException:
-            self._put_failed(taken)
-            raise
-        return job
-
-    def _put_failed(self, keys: list[bytes]) -> None:
-        """Take back what a put has done to the index."""
-        self._writes.withdraw()
-        self._put_ended(keys, [False] * len(keys))
+        self._submit(record, ids, timeout_s)
 
     def _dropped(self, stored: list[bytes]) -> list[bytes]:
         """Return those of the keys that are dead; doomed ones are wanted again."""
@@ -281,11 +283,15 @@ class IndexedTier(PooledTier):
 
     # -- get ---------------------------------------------------------------------------------
 
-    def get(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
-        """Load ``keys[i]`` into the block ``ids[i]`` of the region."""
-        started = time.monotonic()
-        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=True)
-        job = self._new_job()
+    def _get(
+        self,
+        job: int,
+        started: float,
+        stored: list[bytes],
+        ids: npt.NDArray[np.int64],
+        timeout_s: float,
+    ) -> None:
+        """Begin a get."""
         status = np.zeros(len(stored), np.int8)
         index, hidden = self._index, self._hidden
         wanted = [key for key in stored if key in index and key not in hidden]
@@ -296,7 +302,8 @@ class IndexedTier(PooledTier):
             places = np.flatnonzero(there)
         if wanted and not self._reads.allow():
             status[slice(None) if places is None else places] = Status.UNAVAILABLE
-            return self._finish_at_once(job, "get", started, status)
+            self._finish_at_once(job, "get", started, status)
+            return
         room = self._room()
         if len(wanted) > room:
             places = np.arange(len(stored)) if places is None else places
@@ -305,19 +312,14 @@ class IndexedTier(PooledTier):
             if not wanted:
                 self._reads.withdraw()
         if not wanted:
-            return self._finish_at_once(job, "get", started, status)
+            self._finish_at_once(job, "get", started, status)
+            return
         pinned = index.prepare_load(wanted)
         slots = self._slot_of[pinned.block_ids]
         if places is not None:
-            checked = checked[places]
+            ids = ids[places]
         record = Record(job, "get", started, status, places, wanted, slots, self._generation)
-        try:
-            self._submit(record, checked, timeout_s)
-        except BaseException:
-            index.complete_load(wanted)
-            self._reads.withdraw()
-            raise
-        return job
+        self._submit(record, ids, timeout_s)
 
     # -- what became of it -------------------------------------------------------------------
 
@@ -327,7 +329,7 @@ class IndexedTier(PooledTier):
             self._busy = +self._busy
             return
         if record.op == "put":
-            self._put_ended(record.keys, (statuses == OK).tolist())
+            self._put_ended(record, (statuses == OK).tolist())
             return
         self._index.complete_load(record.keys)
         for status, reason in ((Status.CORRUPT, "corrupt"), (Status.FAILED, "failed")):
@@ -335,35 +337,54 @@ class IndexedTier(PooledTier):
                 places = np.flatnonzero(statuses == status).tolist()
                 self._kill([record.keys[place] for place in places], reason)
 
-    def _put_ended(self, keys: list[bytes], are_ok: list[bool]) -> None:
-        hidden = self._hidden
+    def _put_ended(self, record: Record, are_ok: list[bool]) -> None:
+        """Make blocks readable that were stored; hide or drop the others."""
+        keys, hidden, index = record.keys, self._hidden, self._index
         if all(are_ok) and not self._num_dropped and not self._num_restored:
-            for key in keys:
-                del hidden[key]
-            self._index.complete_store(keys)
+            index.complete_store(keys)
             self._emit(keys, removed=False)
+            for key in keys:
+                hidden.pop(key, None)
             return
         stored: list[bytes] = []
         failed: list[bytes] = []
         restored: list[bytes] = []
-        dead: list[bytes] = []
-        for key, is_ok in zip(keys, are_ok, strict=True):
-            why = hidden.pop(key)
-            wanted = why in (_Hidden.STORING, _Hidden.RESTORING)
-            self._num_dropped -= not wanted
-            if why in (_Hidden.RESTORING, _Hidden.UNWANTED):
+        dead: dict[bytes, int] = {}
+        for key, slot, is_ok in zip(keys, record.slots.tolist(), are_ok, strict=True):
+            why = hidden.get(key)
+            if why is None or why is _Hidden.DEAD:
+                continue  # it was done before an exception came
+            if why in _RESTORED:
                 restored.append(key)
-                self._num_restored -= 1
             elif not is_ok:
                 failed.append(key)
                 continue
-            (stored if is_ok and wanted else dead).append(key)
-        self._index.complete_load(restored)
-        self._index.complete_store(failed, success=False)
-        self._index.complete_store([*stored, *dead])
+            if is_ok and why not in _DROPPED:
+                stored.append(key)
+            else:
+                dead[key] = slot
+        index.complete_load(restored)
+        index.complete_store(failed, success=False)
+        index.complete_store([*stored, *dead])
         if stored:
             self._emit(stored, removed=False)
-        self._kill(dead)
+        if dead:
+            self._cleared(list(dead.values()))
+        for key in dead:
+            self._hide(key, _Hidden.DEAD)
+        for key in [*stored, *failed]:
+            self._hide(key, None)
+
+    def _hide(self, key: bytes, why: _Hidden | None) -> None:
+        """Say why a key may not be read; None: it may."""
+        hidden = self._hidden
+        before = hidden.get(key)
+        if why is None:
+            hidden.pop(key, None)
+        else:
+            hidden[key] = why
+        self._num_dropped += (why in _DROPPED) - (before in _DROPPED)
+        self._num_restored += (why in _RESTORED) - (before in _RESTORED)
 
     def _kill(self, keys: Iterable[bytes], reason: str | None = None) -> None:
         """Drop blocks that the index has ready; it keeps their slots until it gives them away.
@@ -373,9 +394,9 @@ class IndexedTier(PooledTier):
         index, hidden = self._index, self._hidden
         there = [key for key in dict.fromkeys(keys) if key in index and key not in hidden]
         if there:
+            self._cleared(self._slots_of(there))
             hidden.update(dict.fromkeys(there, _Hidden.DEAD))
             self._num_dropped += len(there)
-            self._cleared(self._slots_of(there))
             if reason is not None:
                 self._emit(there, removed=True, reason=reason)
         if there and reason == "corrupt" and time.monotonic() >= self._log_corrupt_at:
@@ -399,7 +420,9 @@ class IndexedTier(PooledTier):
     def touch(self, keys: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last key first."""
         self._refuse_closed()
-        stored = stored_keys(keys)
+        self._change(self._touch, stored_keys(keys))
+
+    def _touch(self, stored: list[bytes]) -> None:
         self._index.touch(stored)
         index, hidden = self._index, self._hidden
         there = [key for key in stored if key in index and key not in hidden]
@@ -410,28 +433,80 @@ class IndexedTier(PooledTier):
     def discard(self, keys: Iterable[bytes]) -> None:
         """Drop blocks; unknown keys are no error."""
         self._refuse_closed()
-        stored = stored_keys(keys)
+        self._change(self._discard, stored_keys(keys))
+
+    def _discard(self, stored: list[bytes]) -> None:
         hidden = self._hidden
         for key in stored if hidden else ():
             why = hidden.get(key)
-            if why in (_Hidden.STORING, _Hidden.RESTORING):
-                doomed = why is _Hidden.STORING
-                hidden[key] = _Hidden.DOOMED if doomed else _Hidden.UNWANTED
-                self._num_dropped += 1
+            if why is _Hidden.STORING:
+                self._hide(key, _Hidden.DOOMED)
+            elif why is _Hidden.RESTORING:
+                self._hide(key, _Hidden.UNWANTED)
         self._kill(stored, "discarded")
 
     def forget(self) -> bool:
         """Drop everything."""
         self._refuse_closed()
         self._generation += 1
+        self._change(self._empty, [])
+        self._emit([], removed=True, reason="forgotten")
+        return True
+
+    def _empty(self, stored: list[bytes]) -> None:  # noqa: ARG002
+        """Let the index be as the generation is."""
         self._index.reset_cache()
         self._hidden.clear()
         self._num_dropped = self._num_restored = 0
-        self._busy = Counter(
-            slot for record in self._records.values() for slot in record.slots.tolist()
+        self._busy = self._slots_of_former()
+        self._index_generation = self._generation
+
+    def _slots_of_former(self) -> Counter[int]:
+        """Return the slots of jobs under way that are of before the last forget."""
+        return Counter(
+            slot
+            for record in self._records.values()
+            if record.generation != self._generation
+            for slot in record.slots.tolist()
         )
-        self._emit([], removed=True, reason="forgotten")
-        return True
+
+    # -- after an exception ------------------------------------------------------------------
+
+    def _agree(self, keys: Sequence[bytes]) -> None:
+        """Have the index agree with the records, in what is known of `keys` and of theirs."""
+        if self._index_generation != self._generation:
+            self._empty([])
+        index, hidden = self._index, self._hidden
+        storing: set[bytes] = set()
+        pins: Counter[bytes] = Counter()
+        for record in self._records.values():
+            if record.generation == self._generation:
+                (storing if record.op == "put" else pins).update(record.keys)
+        failed = []
+        for key in {*keys, *hidden, *storing, *pins}:
+            status = index.policy.get(key)
+            if status is None:
+                hidden.pop(key, None)
+                continue
+            why = hidden.get(key)
+            if status.ref_cnt < 0:
+                if key in storing:
+                    hidden.setdefault(key, _Hidden.STORING)
+                else:
+                    failed.append(key)
+                    hidden.pop(key, None)
+                continue
+            if why is not None and key not in storing:
+                hidden[key] = _Hidden.DEAD
+            excess = status.ref_cnt - pins[key] - (key in storing and why in _RESTORED)
+            if excess > 0:
+                index.complete_load([key] * excess)
+            elif excess < 0:
+                index.prepare_load([key] * -excess)
+        index.complete_store(failed, success=False)
+        self._num_dropped = sum(why in _DROPPED for why in hidden.values())
+        self._num_restored = sum(why in _RESTORED for why in hidden.values())
+        self._busy = self._slots_of_former()
 
     def _sizes(self) -> dict[str, int]:
         kept = len(self._index) - len(self._hidden)

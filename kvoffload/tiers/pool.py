@@ -18,11 +18,12 @@ Ends
     direct job that passes its deadline while the kernel has its blocks is *late*.
 The keeper
     A thread of its own that does no I/O, and so cannot hang: it ends jobs at their deadlines and
-    copies staged puts.
+    copies staged puts, in slices, so that no copy keeps it from ending another job.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -135,8 +136,24 @@ class Pool(Protocol):
         Runs of puts that no thread has taken wait for it, so that it cannot undo what they write.
         """
 
-    def poll(self) -> list[Entry]:
-        """Return what happened since the last call, oldest first."""
+    def cancel(self, job: int) -> bool:
+        """Take a job back that a call has submitted and cannot return, because it was interrupted.
+
+        When this returns, the region's blocks are the caller's again: what no thread had taken is
+        UNAVAILABLE, and what a thread is writing gets no seal. A direct read is waited for, until
+        its deadline at the latest.
+
+        Returns
+        -------
+        bool
+            False where the pool does not have the job: it never came, or it has settled.
+        """
+
+    def poll(self) -> deque[Entry]:
+        """Return what happened, oldest first: always the same queue.
+
+        The caller removes what it has taken in, so that an exception on the way loses nothing.
+        """
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `poll` has something to return, or someone called `notify`."""
@@ -151,7 +168,11 @@ class Pool(Protocol):
         """Return ``late_jobs`` and ``staging_bytes``, the bytes of buffers in use."""
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads: what has not started by then is UNAVAILABLE; tell whether all ended."""
+        """End the threads: what has not started by then is UNAVAILABLE; tell whether all ended.
+
+        A call under way has a second more, or a tenth of one where it is late. An exception of a
+        signal's handler ends the wait, and a second call goes on with it.
+        """
 
     def abandon(self) -> None:
         """Forget the threads, in a forked child, where there are none."""

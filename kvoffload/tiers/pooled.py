@@ -5,18 +5,26 @@ Structure
     settles. `_collect` takes the pool's news in, in the caller's thread: it makes a `Done` when a
     job ends, and hands the job to the tier (`_settled`) when it settles.
 Invariants
-    Every job gives exactly one `Done`. A record is kept from submission to settling.
+    Every job whose number was returned gives exactly one `Done`. A record is kept from before the
+    submission to the settling.
+Exceptions from outside
+    A signal's handler may raise between any two instructions of a call. While a call changes
+    something, `_calling` has its job and its keys. Who finds them there when a call begins, or
+    catches what ends one, calls `_mend`: the job is taken back, and what the records and the pool
+    say is what holds. News of the pool stays in its queue until it has been taken in, and taking
+    it in twice is taking it in once.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +81,8 @@ class Record:
         Whether the job has been counted as a failure.
     epoch : int
         The epoch that it was submitted under.
+    taken_back : bool
+        Whether the call that submitted it raised: nobody knows its number.
     """
 
     job: int
@@ -85,6 +95,7 @@ class Record:
     generation: int
     failed: bool = False
     epoch: int = 0
+    taken_back: bool = False
 
 
 class PooledTier(Tier):
@@ -127,9 +138,11 @@ class PooledTier(Tier):
         self._clean = True
         self._next_job = 0
         self._generation = 0
-        self._done: list[Done] = []
+        self._done: dict[int, Done] = {}  # those that `poll` has not returned
         self._records: dict[int, Record] = {}  # of jobs that have not settled
-        self._moving: set[int] = set()  # jobs that have not ended
+        self._moving: dict[int, int] = {}  # jobs that have not ended -> bytes of their blocks
+        # Job (0: none) and keys of the call that changes something now.
+        self._calling: tuple[int, Sequence[bytes]] | None = None
         self._chores: dict[int, Any] = {}  # job -> what `_chore_done` is told
         self._queued_bytes = 0
         self._reads = Breaker()
@@ -149,20 +162,49 @@ class PooledTier(Tier):
         """Start the threads; sets `direct`."""
 
     @abstractmethod
+    def _query(
+        self, job: int, started: float, stored: list[bytes], deadline_s: float | None
+    ) -> None:
+        """Begin a query."""
+
+    @abstractmethod
+    def _put(
+        self,
+        job: int,
+        started: float,
+        stored: list[bytes],
+        ids: npt.NDArray[np.int64],
+        timeout_s: float,
+    ) -> None:
+        """Begin a put: `_finish_at_once` or `_submit` is its end."""
+
+    @abstractmethod
+    def _get(
+        self,
+        job: int,
+        started: float,
+        stored: list[bytes],
+        ids: npt.NDArray[np.int64],
+        timeout_s: float,
+    ) -> None:
+        """Begin a get: `_finish_at_once` or `_submit` is its end."""
+
+    @abstractmethod
     def _settled(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
-        """Take note of what the store did with a job's blocks.
+        """Take note of what the store did with a job's blocks; of nothing, if it has been done.
 
         `statuses` are those of `record.keys`, and `counts` how many there are of each.
         """
 
     def _chore_done(self, what: Any, status: int) -> None:
-        """Take note that a chore is done."""
+        """Take note that a chore is done; perhaps a second time."""
 
     def _give_back(self) -> None:
         """Close files and the like, when the threads have ended."""
 
     def _leave(self) -> None:
         """Let go of everything in a forked child, without a word to threads or other processes."""
+        self._closed = True
         if self._pool is not None:
             self._pool.abandon()
 
@@ -174,23 +216,83 @@ class PooledTier(Tier):
         self._next_job += 1
         return self._next_job
 
+    def _start(
+        self, begin: Callable[..., None], started: float, stored: list[bytes], *arguments: Any
+    ) -> int:
+        """Begin a job and return its number; take it back if an exception ends this."""
+        job = self._new_job()
+        try:
+            self._calling = (job, stored)
+            begin(job, started, stored, *arguments)
+            self._calling = None
+            return job
+        except BaseException:
+            self._calling = (job, stored)
+            self._mend()
+            raise
+
+    def _change(self, change: Callable[[list[bytes]], None], stored: list[bytes]) -> None:
+        """Do something that is no job."""
+        try:
+            self._calling = (0, stored)
+            change(stored)
+            self._calling = None
+        except BaseException:
+            self._mend()
+            raise
+
+    def _register(self, record: Record, nbytes: int) -> None:
+        """Keep the record of a job that the pool is about to get."""
+        self._moving[record.job] = nbytes
+        self._queued_bytes += nbytes
+        self._records[record.job] = record
+
     def _submit(self, record: Record, ids: npt.NDArray[np.int64], timeout_s: float) -> None:
         """Hand a job's blocks to the pool."""
         pool = self._pool_or_raise()
-        op = READ if record.op == "get" else WRITE
         record.epoch = self._epoch
+        self._register(record, len(record.keys) * self.block_bytes)
         pool.submit(
             record.job,
-            op,
+            READ if record.op == "get" else WRITE,
             record.keys,
             record.slots,
             ids,
             timeout_s=timeout_s,
             epoch=record.epoch,
         )
-        self._records[record.job] = record
-        self._moving.add(record.job)
-        self._queued_bytes += len(record.keys) * self.block_bytes
+
+    def _mend(self) -> None:
+        """Bring everything in step again, after an exception has ended a call.
+
+        An exception in here leaves the rest to the next call.
+        """
+        if self._calling is None:
+            return
+        job, keys = self._calling
+        pool = self._pool
+        if pool is not None and job:
+            self._take_back(pool, job)
+        self._moving = {job: size for job, size in self._moving.items() if job in self._records}
+        self._queued_bytes = sum(self._moving.values())
+        self._agree(keys)
+        if pool is not None:
+            pool.notify()  # whoever has slept may have been told of less than there is
+        self._calling = None
+
+    def _take_back(self, pool: Pool, job: int) -> None:
+        """Have a job end whose number nobody got; its blocks are the caller's again."""
+        self._reads.withdraw()
+        self._writes.withdraw()
+        record = self._records.get(job)
+        if record is not None:
+            record.taken_back = True
+            if not pool.cancel(job) and not any(entry[0] == job for entry in list(pool.poll())):
+                del self._records[job]  # the pool never had it
+        self._done.pop(job, None)
+
+    def _agree(self, keys: Sequence[bytes]) -> None:
+        """Have what is known of `keys`, and of those of jobs, agree with the records."""
 
     @property
     def _epoch(self) -> int:
@@ -214,7 +316,7 @@ class PooledTier(Tier):
     ) -> None:
         """Make the `Done` of a job."""
         seconds = time.monotonic() - started
-        self._done.append(Done(job, op, status, nbytes, seconds))
+        self._done[job] = Done(job, op, status, nbytes, seconds)
         metrics = self._metrics
         metrics.count(op, _counts(status))
         metrics.nbytes[op] += nbytes
@@ -222,11 +324,10 @@ class PooledTier(Tier):
 
     def _finish_at_once(
         self, job: int, op: Operation, started: float, status: npt.NDArray[np.int8]
-    ) -> int:
+    ) -> None:
         """Make the `Done` of a job that needs no I/O."""
         self._finish(job, op, started, status)
         self._pool_or_raise().notify()
-        return job
 
     def _emit(self, keys: list[bytes], *, removed: bool, reason: str = "") -> None:
         if removed:
@@ -241,13 +342,26 @@ class PooledTier(Tier):
     # -- arguments ---------------------------------------------------------------------------
 
     def _refuse_closed(self) -> None:
+        """Begin a call of a tier that may have no region."""
         if self._closed:
-            raise RuntimeError(f"tier {self.name!r} is closed")
+            self._refuse()
+        if self._calling is not None:
+            self._mend()
 
-    def _pool_or_raise(self) -> Pool:
-        self._refuse_closed()
+    def _refuse(self) -> None:
+        """Raise what every call of a tier raises that is closed, or another process's."""
         if os.getpid() != self._pid:
             raise RuntimeError(f"tier {self.name!r} belongs to process {self._pid}")
+        raise RuntimeError(f"tier {self.name!r} is closed")
+
+    def _enter(self) -> Pool:
+        """Begin a call of a tier that must have a region."""
+        self._refuse_closed()
+        return self._pool_or_raise()
+
+    def _pool_or_raise(self) -> Pool:
+        if self._closed:
+            self._refuse()
         if self._pool is None:
             raise RuntimeError(f"tier {self.name!r} has no region: call attach() first")
         return self._pool
@@ -256,7 +370,7 @@ class PooledTier(Tier):
         self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None, *, distinct: bool
     ) -> tuple[list[bytes], npt.NDArray[np.int64], float]:
         """Check the arguments of a put or get; return stored keys, ids and seconds."""
-        self._pool_or_raise()
+        self._enter()
         region = self._region
         stored = stored_keys(keys)
         checked = block_ids(ids)
@@ -286,36 +400,63 @@ class PooledTier(Tier):
         self._pool = self._make_pool(region)
         self._region = region
 
+    def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
+        """Find out about keys."""
+        started = time.monotonic()
+        self._enter()
+        seconds = check_deadline(deadline_s)
+        return self._start(self._query, started, stored_keys(keys), seconds)
+
+    def put(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
+        """Store the block ``ids[i]`` of the region under ``keys[i]``."""
+        started = time.monotonic()
+        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=False)
+        return self._start(self._put, started, stored, checked, timeout_s)
+
+    def get(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
+        """Load ``keys[i]`` into the block ``ids[i]`` of the region."""
+        started = time.monotonic()
+        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=True)
+        return self._start(self._get, started, stored, checked, timeout_s)
+
     def poll(self) -> list[Done]:
         """Return the jobs that ended since the last call."""
-        if self._closed:
-            done, self._done = self._done, []
-            return done
-        self._collect(self._pool_or_raise())
-        done, self._done = self._done, []
-        return done
+        if not self._closed:
+            self._collect(self._enter())
+        elif os.getpid() != self._pid:
+            self._refuse()
+        done = self._done
+        try:
+            self._done = {}
+            return list(done.values())
+        except BaseException:
+            self._done = {**done, **self._done}
+            if self._pool is not None:
+                self._pool.notify()
+            raise
 
     def fileno(self) -> int:
         """Return a file descriptor that is readable while `poll` has something to return."""
-        return self._pool_or_raise().fileno()
+        return self._enter().fileno()
 
     def wait(self, jobs: Collection[int], timeout_s: float) -> bool:
         """Wait until jobs have ended; `poll` still returns them."""
         timeout_s = _seconds("timeout_s", timeout_s, at_least_zero=True)
-        pool = self._pool_or_raise()
+        pool = self._enter()
         until = time.monotonic() + timeout_s
         try:
             while True:
                 self._collect(pool)
-                if self._moving.isdisjoint(jobs):
-                    return True
                 left = until - time.monotonic()
-                if left <= 0:
-                    return False
+                ended = self._moving.keys().isdisjoint(jobs)
+                if ended or left <= 0:
+                    if self._done:
+                        pool.notify()
+                    return ended
                 pool.wait(left)
-        finally:
-            if self._done:
-                pool.notify()
+        except BaseException:
+            pool.notify()
+            raise
 
     def health(self, reset: bool = False) -> Health:
         """Say whether the tier answers."""
@@ -359,9 +500,7 @@ class PooledTier(Tier):
         timeout_s = _seconds("timeout_s", timeout_s, at_least_zero=True)
         if self._closed:
             return self._clean
-        if os.getpid() != self._pid:
-            self._closed = True
-            return True
+        self._refuse_closed()
         if self._pool is not None:
             self._before_close()
             self._clean = self._pool.close(timeout_s)
@@ -385,28 +524,47 @@ class PooledTier(Tier):
     # -- the pool's news ---------------------------------------------------------------------
 
     def _collect(self, pool: Pool) -> None:
-        for entry in pool.poll():
-            job, flags, statuses = entry
-            if flags & CHORE:
-                self._chore_done(self._chores.pop(job), int(statuses[0]))
-                continue
-            record = self._records[job]
-            if flags & LATE:
-                self._breaker(record).trip()
-                record.failed = True
-            if flags & ENDED or flags & SETTLED:
-                counts = _counts(statuses)
-            if flags & ENDED:
+        try:
+            news = pool.poll()
+            while news:
+                self._calling = self._calling or (0, ())
+                self._take_in(*news[0])
+                news.popleft()
+                self._calling = None
+        except BaseException:
+            self._calling = self._calling or (0, ())
+            self._mend()
+            raise
+
+    def _take_in(self, job: int, flags: int, statuses: npt.NDArray[np.int8]) -> None:
+        """Take in a piece of news; a second time, what the first has left to do."""
+        if flags & CHORE:
+            if job in self._chores:
+                self._chore_done(self._chores[job], int(statuses[0]))
+                del self._chores[job]
+            return
+        record = self._records.get(job)
+        if record is None:
+            return
+        if flags & LATE:
+            self._breaker(record).trip()
+            record.failed = True
+            return
+        counts = _counts(statuses)
+        if flags & ENDED and job in self._moving:
+            if not record.taken_back:
                 self._ended(record, statuses, counts)
-            if flags & SETTLED:
-                del self._records[job]
+            self._queued_bytes -= self._moving[job]
+            del self._moving[job]
+        if flags & SETTLED:
+            if not record.taken_back:
                 self._count(record, counts)
-                self._settled(record, statuses, counts)
+            self._settled(record, statuses, counts)
+            del self._records[job]
 
     def _ended(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
-        self._moving.discard(record.job)
-        self._queued_bytes -= len(record.keys) * self.block_bytes
-        if not _any(counts, _ANSWERED) and _any(counts, _FAILING):
+        """Make the `Done` of a job that moved blocks."""
+        if not record.failed and not _any(counts, _ANSWERED) and _any(counts, _FAILING):
             record.failed = True
             self._breaker(record).fail()
         moved = counts[Status.OK] * self.block_bytes
@@ -528,9 +686,11 @@ atexit.register(_close_at_exit)
 
 def _after_fork_in_child() -> None:
     """Let go of what belongs to the parent: its files, so that its lock ends when it does."""
-    for tier in list(_OPEN):
-        tier._leave()
+    for tier in [*_OPEN, *_KEPT]:
+        with contextlib.suppress(OSError):  # what one tier meets keeps no other from letting go
+            tier._leave()
     _OPEN.clear()
+    _KEPT.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -22,7 +22,7 @@ import os
 import time
 from abc import abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,10 @@ import numpy.typing as npt
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 
-from .base import BlockIDs, State, Status
+from .base import State, Status
 from .namespace import Namespace
 from .pool import Pool
-from .pooled import MAX_QUEUED_BYTES, QUERY_DEADLINE_S, PooledTier, Record, check_deadline
+from .pooled import MAX_QUEUED_BYTES, QUERY_DEADLINE_S, PooledTier, Record
 from .region import Region
 from .remote_pool import DROP, EPOCH_S, FORGET, MEET, TOUCH, RemotePool, RemoteStore, pack_keys
 from .seal import MAX_KEY_BYTES, stored_key, stored_keys
@@ -288,43 +288,41 @@ class RemoteTier(PooledTier):
         self._refuse_closed()
         return np.array([self._state_of(key) for key in stored_keys(keys)], np.int8)
 
-    def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
-        """Find out about keys; what is known is not asked for again."""
-        started = time.monotonic()
+    def _query(
+        self, job: int, started: float, stored: list[bytes], deadline_s: float | None
+    ) -> None:
+        """Begin a query; what is known is not asked for again."""
         pool = self._queries()
-        timeout_s = check_deadline(deadline_s) or QUERY_DEADLINE_S
-        stored = stored_keys(keys)
-        job = self._new_job()
         self._follow()
         states = np.array([self._known(key) for key in stored], np.int8)
         status = np.where(states == HIT, OK, MISS)
         places = np.flatnonzero(states == UNKNOWN)
         if not len(places):
-            return self._finish_at_once(job, "query", started, status)
+            self._finish_at_once(job, "query", started, status)
+            return
         if not self._reads.allow():
             status[places] = Status.UNAVAILABLE
-            return self._finish_at_once(job, "query", started, status)
+            self._finish_at_once(job, "query", started, status)
+            return
         asked = [stored[place] for place in places.tolist()]
         record = Record(
             job, "query", started, status, places, asked, places, self._generation
         )  # slots: none
         record.epoch = self._epoch
-        try:
-            pool.query(job, asked, timeout_s)
-        except BaseException:
-            self._reads.withdraw()
-            raise
-        self._records[job] = record
-        self._moving.add(job)
-        return job
+        self._register(record, 0)
+        pool.query(job, asked, deadline_s or QUERY_DEADLINE_S)
 
     # -- put and get -------------------------------------------------------------------------
 
-    def put(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
-        """Store the block ``ids[i]`` of the region under ``keys[i]``."""
-        started = time.monotonic()
-        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=False)
-        job = self._new_job()
+    def _put(
+        self,
+        job: int,
+        started: float,
+        stored: list[bytes],
+        ids: npt.NDArray[np.int64],
+        timeout_s: float,
+    ) -> None:
+        """Begin a put."""
         self._follow()
         status = np.zeros(len(stored), np.int8)
         first: dict[bytes, int] = {}
@@ -334,34 +332,36 @@ class RemoteTier(PooledTier):
             elif key not in first and self._known(key) != HIT:
                 first[key] = place
         if not first:
-            return self._finish_at_once(job, "put", started, status)
+            self._finish_at_once(job, "put", started, status)
+            return
         if not self._writes.allow():
             _mark(status, stored, first, Status.UNAVAILABLE)
-            return self._finish_at_once(job, "put", started, status)
+            self._finish_at_once(job, "put", started, status)
+            return
         wanted = list(first)
         room = self._room()
         _mark(status, stored, wanted[room:], Status.FULL)
         wanted = wanted[:room]
         if not wanted:
             self._writes.withdraw()
-            return self._finish_at_once(job, "put", started, status)
+            self._finish_at_once(job, "put", started, status)
+            return
         places = np.array([first[key] for key in wanted], np.int64)
         record = Record(job, "put", started, status, places, wanted, places, self._generation)
-        try:
-            self._submit(record, checked[places], timeout_s)
-        except BaseException:
-            self._writes.withdraw()
-            raise
         self._storing.update(dict.fromkeys(wanted, True))
         for key in wanted:
             self._undropped.pop(key, None)
-        return job
+        self._submit(record, ids[places], timeout_s)
 
-    def get(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
-        """Load ``keys[i]`` into the block ``ids[i]`` of the region."""
-        started = time.monotonic()
-        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=True)
-        job = self._new_job()
+    def _get(
+        self,
+        job: int,
+        started: float,
+        stored: list[bytes],
+        ids: npt.NDArray[np.int64],
+        timeout_s: float,
+    ) -> None:
+        """Begin a get."""
         self._follow()
         status = np.full(len(stored), MISS)
         hidden = self._dropping or self._undropped
@@ -375,7 +375,8 @@ class RemoteTier(PooledTier):
         )
         if len(places) and not self._reads.allow():
             status[places] = Status.UNAVAILABLE
-            return self._finish_at_once(job, "get", started, status)
+            self._finish_at_once(job, "get", started, status)
+            return
         room = self._room()
         if len(places) > room:
             status[places[room:]] = FULL
@@ -383,15 +384,11 @@ class RemoteTier(PooledTier):
             if not len(places):
                 self._reads.withdraw()
         if not len(places):
-            return self._finish_at_once(job, "get", started, status)
+            self._finish_at_once(job, "get", started, status)
+            return
         wanted = [stored[place] for place in places.tolist()]
         record = Record(job, "get", started, status, places, wanted, places, self._generation)
-        try:
-            self._submit(record, checked[places], timeout_s)
-        except BaseException:
-            self._reads.withdraw()
-            raise
-        return job
+        self._submit(record, ids[places], timeout_s)
 
     # -- what became of it -------------------------------------------------------------------
 
@@ -404,7 +401,6 @@ class RemoteTier(PooledTier):
         if record.op != "query":
             super()._ended(record, statuses, counts)
             return
-        self._moving.discard(record.job)
         record.status[record.places] = statuses
         self._finish(record.job, "query", record.started, record.status)
 
@@ -458,7 +454,7 @@ class RemoteTier(PooledTier):
     def _put_ended(self, keys: list[bytes], are_ok: list[bool]) -> None:
         stored, unwanted = [], []
         for key, is_ok in zip(keys, are_ok, strict=True):
-            if not self._storing.pop(key):
+            if not self._storing.get(key, True):
                 unwanted.append(key)
             elif is_ok:
                 stored.append(key)
@@ -467,6 +463,18 @@ class RemoteTier(PooledTier):
             self._emit(stored, removed=False)
         if unwanted:
             self._remove(unwanted)
+        for key in keys:
+            self._storing.pop(key, None)
+
+    def _agree(self, keys: Sequence[bytes]) -> None:
+        """Store no key that no job stores."""
+        live: set[bytes] = set()
+        for record in self._records.values():
+            if record.op == "put" and record.generation == self._generation:
+                live.update(record.keys)
+        for key in keys:
+            if key not in live:
+                self._storing.pop(key, None)
 
     # -- recency, removal --------------------------------------------------------------------
 

@@ -483,12 +483,10 @@ def test_entries_of_both_pools_are_the_same(namespace: Namespace, twins, seed: i
             slots, ids = rng.permutation(32)[:count], rng.permutation(32)[:count]
             keys = [b"k%d" % slot for slot in slots]
             pool.submit(job, int(rng.integers(2)), keys, slots, ids, timeout_s=60, epoch=0)
-            while True:
-                entries = pool.poll()
-                if entries:
-                    break
+            while not (entries := pool.poll()):
                 pool.wait(1)
             news += [(entry[0], entry[1], entry[2].tolist()) for entry in map(Entry._make, entries)]
+            entries.clear()
         assert pool.close(60)
         results.append((news, sums.tolist(), memory.array.tobytes(), region.array.tobytes()))
     assert results[0] == results[1]
