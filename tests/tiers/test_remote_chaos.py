@@ -277,6 +277,7 @@ class Proxy:
     def __init__(self, port: int) -> None:
         self.target = port
         self.delay_s = 0.0
+        self.drips = False
         self.reply: bytes | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -308,7 +309,12 @@ class Proxy:
                     sink.sendall(self.reply)
                     while True:  # and on without an end
                         sink.sendall(bytes(2**20))
-                sink.sendall(data)
+                if is_reply and self.drips:
+                    for byte in data:
+                        sink.sendall(bytes([byte]))
+                        time.sleep(0.001)
+                else:
+                    sink.sendall(data)
         except OSError:
             pass
 
@@ -342,6 +348,24 @@ class TestRedisInTrouble:
         let_probe(tier)
         assert set(check(tier, region, 8)) == {Status.OK}
         assert tier.health().reads == "closed"
+        tier.close()
+
+    def test_a_server_that_drips_holds_no_thread_beyond_the_deadline(self, proxied) -> None:
+        """A thousand bytes a second: the blocks of one get would take two minutes."""
+        _, proxy = proxied
+        tier = RedisTier(f"redis://127.0.0.1:{proxy.port}", threads=1, namespace=NAMESPACE)
+        region = attached(tier)
+        store(tier, 8)
+        proxy.drips = True
+        started = time.monotonic()
+        done = run(tier, tier.get(KEYS[:8], range(64, 72), 0.2))
+        assert set(done.status.tolist()) == {Status.TIMEOUT}
+        settle(tier)
+        assert tier.stats()["late_jobs"] == 0
+        assert time.monotonic() - started < 10, "the only thread is free again"
+        proxy.drips = False
+        let_probe(tier)
+        assert set(check(tier, region, 8)) == {Status.OK}
         tier.close()
 
     @pytest.mark.parametrize(

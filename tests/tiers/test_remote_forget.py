@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -23,7 +24,8 @@ from kvoffload.tiers import remote_pool as remote_pool_module
 from kvoffload.tiers.epoch import epoch_text, new_epoch, parse_epoch
 from kvoffload.tiers.remote import RemoteTier
 from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of, run
-from tests.tiers.servers import Server, make_bucket, redis_server, s3_options, s3_server
+from tests.tiers.attack import report, rounds, start
+from tests.tiers.servers import Server, make_bucket, redis_server, s3_options, s3_server, stop
 
 pytest.importorskip("redis", reason="the tier needs the redis extra")
 
@@ -205,6 +207,46 @@ class TestPutsUnderWay:
         before = other._store.epoch
         other._store._fetch = slow
         assert found(other, 1) == 0
+
+
+@pytest.mark.attack
+def test_an_engine_that_is_stopped_among_its_puts_brings_nothing_back(place: Place) -> None:
+    """Another process, stopped with 400 acknowledged puts; it goes on when all is forgotten."""
+    keys = [b"key-%03d" % number for number in range(400)]
+    times, dropped, written = rounds(40), 0, 0
+    for _ in range(times):
+        receiver, sender = os.pipe()
+
+        def put_all(sender: int = sender) -> None:
+            tier = place.opener(namespace=NAMESPACE, threads=2)
+            region = Region.allocate(len(keys), BLOCK)
+            tier.attach(region)
+            done = run(tier, tier.put(keys, range(len(keys)), PATIENCE_S))
+            assert not done.status.any()
+            os.write(sender, b"!")
+            settle(tier)
+            stats = tier.stats()
+            os.write(sender, b"%08d" % stats["dropped"] + b"%08d" % stats["store_ok"])
+            assert tier.close(PATIENCE_S)
+
+        child = start(put_all)
+        os.close(sender)
+        assert os.read(receiver, 1) == b"!"
+        stop(child)
+        one = place.tier()
+        assert one.forget() is True
+        os.kill(child, signal.SIGCONT)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        counts = os.read(receiver, 16)
+        dropped, written = dropped + int(counts[:8]), written + int(counts[8:])
+        os.close(receiver)
+        for tier in (one, place.tier()):
+            done = run(tier, tier.query(keys, PATIENCE_S))
+            assert set(done.status.tolist()) == {Status.MISS}, "forgotten blocks came back"
+        place.close()
+        place.opened.clear()
+    report(f"{times} engines stopped among {len(keys)} puts: {written} written, {dropped} dropped")
 
 
 @pytest.mark.parametrize(
