@@ -227,7 +227,8 @@ class Tier(ABC):
     def attach(self, region: Region) -> None:
         """Name the host memory that jobs move blocks from and to.
 
-        Once, before the first job.
+        Once, before the first job. A tier on a server waits for its answer, 2 s at most; one that
+        does not answer is no error.
 
         Raises
         ------
@@ -346,14 +347,23 @@ class Tier(ABC):
         """Drop everything, as after an update of the model's weights.
 
         What was stored before is never served again: not by jobs under way either, whose blocks are
-        MISS, nor after a restart.
+        MISS, nor after a restart. On a medium that several processes share it holds for what any of
+        them has put, stored or still on its way: such puts are OK for their callers, dropped, and
+        counted (``dropped`` of `stats`).
 
         Returns
         -------
         bool
             Whether that is certain even if power fails from now on. False where the medium did not
             confirm it within a second; it still holds for this process, which goes on trying
-            (`Health.forgotten`), and for a restart as far as the medium was reached.
+            (`Health.forgotten`), and for a restart as far as the medium was reached. False before
+            `attach`, too, where the medium needs it to be reached.
+
+        Notes
+        -----
+        Two things cannot be kept. A process that ends while the medium has not confirmed may have
+        told nobody. And of a shared medium that is restored from a snapshot older than all that
+        living processes have seen of it, none can tell what was forgotten since.
         """
 
     @abstractmethod

@@ -31,6 +31,8 @@ pytest.importorskip("redis", reason="the tier needs the redis extra")
 
 from redis import Redis
 
+from kvoffload.tiers.redis import _BoundedSocket
+
 BLOCK = 4096
 NAMESPACE = Namespace("forgotten", BLOCK)
 KEYS = [b"key-%02d" % number for number in range(32)]
@@ -207,6 +209,24 @@ class TestPutsUnderWay:
         before = other._store.epoch
         other._store._fetch = slow
         assert found(other, 1) == 0
+
+
+def test_a_socket_past_its_deadline_neither_reads_nor_writes(server: Server) -> None:
+    """However much is there: a server that sends byte by byte has no more time than another."""
+    place = redis_place(server)
+    store = place.tier(attach=False)._store
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(bytes(100))
+        bounded = _BoundedSocket(ours, store)
+        store.begin(time.monotonic() + PATIENCE_S)
+        bounded.sendall(b"ok")
+        assert (bounded.recv(1), theirs.recv(2)) == (b"\0", b"ok")
+        store.begin(time.monotonic() - 1)
+        for call in (lambda: bounded.recv(1), lambda: bounded.sendall(b"no")):
+            with pytest.raises(TimeoutError):
+                call()
+    place.close()
 
 
 @pytest.mark.attack
