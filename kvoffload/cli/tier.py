@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvoffload.advise.units import bytes_text, percent_text
+from kvoffload.errors import describe
 from kvoffload.traces import MissingExtraError
 
 from ._options import examples, json_option
@@ -17,6 +18,9 @@ from ._terminal import Column, note, print_json, print_tables, progress_bar
 
 if TYPE_CHECKING:
     from kvoffload.tiers.slab import SlabFolder, Verdict
+
+LONGEST_MODEL = 80
+"""Characters of a model's name that are shown; anyone may have written it."""
 
 quiet_option = click.option(
     "--quiet", is_flag=True, help="Print the result only: no progress, no notes."
@@ -134,7 +138,10 @@ def _names(slabs: list[SlabFolder]) -> Column:
 
 
 def _as_row(slab: SlabFolder) -> tuple[str, ...]:
-    model = str(slab.namespace.get("model", "?"))
+    model = slab.namespace.get("model", "?")
+    model = model if isinstance(model, str) else describe(model)
+    if len(model) > LONGEST_MODEL:
+        model = f"{model[: LONGEST_MODEL - 3]}..."
     holder = f"process {slab.pid}" if slab.pid else "a process"
     holder = "nobody" if slab.pid is None else holder
     if slab.header is None:

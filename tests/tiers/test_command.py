@@ -160,3 +160,21 @@ def test_damaged_slabs_are_shown_as_such(slabs: Path, command) -> None:
         f"kvoffload: {slab}: the table is damaged, and no block can be found\n",
     )
     assert command("forget", slab, "--yes")[0] == 0
+
+
+def test_what_a_stranger_calls_a_model(slabs: Path, command) -> None:
+    """Names without an end are cut, control characters escaped, what is nested deep is no name."""
+    slab = slabs / SMALL.fingerprint.hex()
+    for model in ("x" * 900_000, "\x1b[2J" * 1000, "\ud800" * 1000, ["y" * 900_000]):
+        (slab / "namespace.json").write_text(json.dumps({"model": model}))
+        code, out, err = command("info", slab)
+        assert (code, err) == (0, "")
+        assert len(out) < 2000
+        assert "\x1b" not in out
+        assert command("info", slab, "--json")[0] == 0
+    for depth in (17, 500, 5000):
+        (slab / "namespace.json").write_text('{"model":' + "[" * depth + "]" * depth + "}")
+        for options in ([], ["--json"]):
+            code, out, err = command("info", slab, *options)
+            assert (code, err) == (0, "")
+            assert "[[" not in out

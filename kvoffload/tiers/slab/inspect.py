@@ -257,7 +257,9 @@ class _Block:
         if not self._is_blank and pieces != [(start, end)]:
             self._drop()  # what is a hole in the file is zeros, and takes nothing here either
         if not self.memory:
-            self.memory = mmap.mmap(-1, self._block_bytes)
+            # Private: what was not written to is read without taking memory.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self.memory = mmap.mmap(-1, self._block_bytes, flags)
         self._is_blank = False
         with memoryview(self.memory) as view:
             for first, last in pieces:

@@ -1,9 +1,10 @@
 """The lock of a slab: one tier has it open, of all processes that may.
 
 The lock is one of ``flock``, which belongs to what was opened, not to a process: a forked child has
-it too. So a child closes every folder that its parent had locked, at any stage of its life
-(`_after_fork_in_child`), and a folder whose lock may have been opened on both sides of a fork
-before that was known is opened once more.
+it too. Who closes a folder unlocks it, for all of them. For a holder that is killed, a child closes
+every folder that its parent had open, at any stage of its life, as the first thing that it does;
+and a folder whose lock may be open on both sides of a fork without the child's knowing it is opened
+once more.
 
 Those who only look take the lock shared, for a moment or to read all blocks. Who wants it alone
 waits for them a little, but not for another who has it alone.
@@ -43,6 +44,7 @@ class LockedFolder(Folder):
     """
 
     def __init__(self, path: Path, *, private: bool) -> None:
+        self._pid = os.getpid()
         until = time.monotonic() + READERS_S
         while True:
             fork = _last_fork
@@ -74,7 +76,11 @@ class LockedFolder(Folder):
         return True
 
     def close(self) -> None:
-        """Close the folder and its files; the lock goes with them."""
+        """Close the folder and its files, and let go of the lock, in forked children too."""
+        lock = self.files.get(LOCK, -1)
+        if lock >= 0 and self._pid == os.getpid():
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_UN)
         super().close()
         _HELD.discard(self)
 

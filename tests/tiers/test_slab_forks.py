@@ -1,0 +1,162 @@
+"""The lock of a slab ends with its holder, whatever children that one has forked, and when."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvoffload.tiers import FileTier, TierInUseError
+from kvoffload.tiers.testing import PATIENCE_S
+from kvoffload.tiers.twins import Twin
+
+from .attack import NAMESPACE, Universe, _run, kill, make_image, mounted, need, open_slab, start
+
+pytestmark = pytest.mark.attack
+
+
+class Children:
+    """Forked children that only live."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.ready, self.tell = os.pipe()
+
+    def fork(self) -> None:
+        """Fork one; it runs when this returns."""
+
+        def live() -> None:
+            os.write(self.tell, b"!")
+            time.sleep(60)
+
+        self.numbers.append(start(live))
+        assert os.read(self.ready, 1) == b"!"
+
+    def end(self) -> None:
+        for child in self.numbers:
+            kill(child)
+        os.close(self.ready)
+        os.close(self.tell)
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    forked = Children()
+    yield forked
+    forked.end()
+
+
+def opens(path: Path, twin: Twin) -> FileTier:
+    return FileTier(path, 2**20, namespace=NAMESPACE, twin=twin)
+
+
+@pytest.mark.parametrize("call", ["open", "fstat", "ftruncate", "posix_fallocate", "fsync"])
+def test_a_fork_while_a_slab_is_opened(
+    tmp_path: Path,
+    tier_twin: Twin,
+    children: Children,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    """A child forked right after a system call of the opening keeps nothing locked."""
+    made = getattr(os, call)
+    left = 3
+
+    def forks(*arguments, **options):
+        nonlocal left
+        result = made(*arguments, **options)
+        if left:
+            left -= 1
+            children.fork()
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, forks)
+        tier = opens(tmp_path, tier_twin)
+    assert children.numbers
+    tier.close()
+    opens(tmp_path, tier_twin).close()
+
+
+def test_forks_beside_a_thread_that_opens_slabs(
+    tmp_path: Path, tier_twin: Twin, children: Children
+) -> None:
+    is_over = threading.Event()
+    failures = []
+
+    def work() -> None:
+        while not is_over.is_set():
+            try:
+                opens(tmp_path, tier_twin).close()
+            except TierInUseError as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(30):
+        children.fork()
+    is_over.set()
+    thread.join()
+    assert not failures
+    opens(tmp_path, tier_twin).close()
+
+
+def test_a_fork_after_a_close_that_a_disk_held_up(tmp_path: Path, tier_twin: Twin) -> None:
+    need("mkfs.ext4", "fsfreeze")
+    make_image(tmp_path / "disk.img", 16)
+    ready, tell = os.pipe()
+    with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
+
+        def work() -> None:
+            tier, _ = open_slab(disk / "kv", 8, twin=tier_twin)
+            _run("fsfreeze", "--freeze", disk)
+            tier._files.held.stat("lock")
+            certain = tier.forget() or tier.close(0.1)
+            grandchild = start(lambda: time.sleep(60))
+            os.write(tell, b"%d %d" % (certain, grandchild))
+            time.sleep(60)
+
+        child = start(work)
+        try:
+            certain, grandchild = map(int, os.read(ready, 32).split())
+        finally:
+            _run("fsfreeze", "--unfreeze", disk)
+        assert not certain
+        kill(child)
+        os.kill(grandchild, 0)  # it lives
+        until = time.monotonic() + PATIENCE_S
+        while True:  # until it has run for the first time, and let go
+            with contextlib.suppress(TierInUseError):
+                tier, _ = open_slab(disk / "kv", 8, twin=tier_twin)
+                break
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        tier.close()
+        os.kill(grandchild, signal.SIGKILL)
+    os.close(ready)
+    os.close(tell)
+
+
+def test_descriptors_are_gone_when_a_slab_is_closed(tmp_path: Path, tier_twin: Twin) -> None:
+    """So that no call can write to a file that has their number by then."""
+    universe = Universe(8)
+    tier, region = open_slab(tmp_path, 8, twin=tier_twin)
+    universe.put(tier, region, universe.keys)
+
+    def work() -> None:
+        files = tier._files
+        assert (files.data_fd, files.table_fd, files.held.fd) == (-1, -1, -1)
+
+    _, status = os.waitpid(start(work), 0)
+    assert os.waitstatus_to_exitcode(status) == 0, "in a child"
+    files = tier._files
+    fds = [files.data_fd, files.table_fd, files.held.fd, files.held.files["lock"]]
+    tier.close()
+    assert (files.data_fd, files.table_fd, files.held.fd, files.held.files) == (-1, -1, -1, {})
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
