@@ -6,11 +6,11 @@ Below the directory lies a folder for each namespace, named by its fingerprint:
 ``namespace.json``          what the bytes mean
 ``epoch``                   16 hex digits: the present epoch
 ``epoch.lock``              locked by who gives the directory a higher one
-``*.not-an-epoch``          what a stranger had put in its place, and is no file
 ``<epoch>/<hh>/<key>.kv``   a block, and a page of 4096 bytes that begins with its seal; ``hh`` are
                             two hex digits of a sum of the key, the name is the stored key in hex
-``<epoch>/<hh>/*.tmp``      a block that is being written
-``sweep.lock``              locked by who sweeps; its time of change is that of the last sweep
+``<epoch>/<hh>/*.tmp``      a block that is being written, or what lay in place of one
+``sweep.lock``              locked and renewed by who sweeps; its time of change is that of the
+                            last sweep
 =========================== ====================================================================
 
 Structure
@@ -32,12 +32,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import logging
 import os
-import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -47,12 +46,14 @@ from kvoffload.errors import describe
 from ._io_py import NO_SPACE, Block, transfer
 from .base import Status
 from .epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
+from .folder import Folder, temporary_name
+from .lease import Lease
 from .namespace import Namespace
 from .pool import Pool
 from .pooled import MAX_QUEUED_BYTES
 from .region import Region
 from .remote import RemoteTier
-from .remote_pool import RemoteStore
+from .remote_pool import ForeignNamespaceError, RemoteStore
 from .seal import SEAL_BYTES, xxh3_64
 from .staging import STAGING_BYTES
 from .sweeper import Sweeper
@@ -63,16 +64,13 @@ PAGE_BYTES = 4096
 RENEW_S = 3600.0
 """A block that is used has its time of change renewed at most so often."""
 SWEEP_S = 60.0
-LOCK_S = 0.005
+LOCK_S = 0.01
 """Seconds between two tries to get a lock."""
+EPOCH_LEASE_S = 1.0
+"""Seconds for which a process that was stopped keeps others from giving the directory an epoch."""
 STOP_S = 0.2
 """Seconds that closing waits for a sweep to stop."""
 _GONE = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
-_NO_FILE = frozenset({errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EAGAIN})
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EOPNOTSUPP})
-_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class DirectoryStore(RemoteStore):
@@ -93,96 +91,155 @@ class DirectoryStore(RemoteStore):
 
     def __init__(self, name: str, namespace: Namespace, path: Path) -> None:
         super().__init__(name, namespace)
+        self.directory = path
         self.folder = path / self.fingerprint.hex()
         self.on_written: Callable[[], None] = lambda: None
+        self._opened: Folder | None = None  # the namespace's, as it was compared last
+        self._blocks: tuple[Folder, int, Folder] | None = None  # in which, an epoch, its folder
+        self._squashed: int | None = None  # to whom files belong that are made here
+        self._is_open_to_all = False
 
-    def _path(self, key: bytes, epoch: int) -> str:
-        return f"{self.folder}/{epoch:016x}/{xxh3_64(key) & 0xFF:02x}/{key.hex()}.kv"
+    def close(self) -> None:
+        """Close the folders."""
+        self._opened = self._blocks = None
+
+    # -- the namespace -----------------------------------------------------------------------
+
+    def open_namespace(self, *, make: bool = False) -> Folder | None:
+        """Return the open folder of the namespace, whose JSON is the namespace's.
+
+        Parameters
+        ----------
+        make : bool
+            Whether to make what is missing. A JSON that is not whole is missing: its writer, or
+            the file server, came to an end.
+
+        Returns
+        -------
+        Folder or None
+            None where something is missing and not made.
+
+        Raises
+        ------
+        ForeignNamespaceError
+            If the JSON is another one.
+        OSError
+            If the folder belongs to somebody else, is none, or cannot be opened.
+        """
+        if make:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        name = self.fingerprint.hex()
+        try:
+            directory = Folder.at(self.directory)
+            folder = directory.make(name) if make else directory.below(name)
+        except FileNotFoundError:
+            if make:
+                raise
+            return None
+        except NotADirectoryError:
+            self.say("is refused: a link or a file is in the place of its folder", logging.ERROR)
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+        self._check_owner(directory, folder)
+        if not self._compare(folder.read("namespace.json", self._json_bytes - 1)):
+            if not make:
+                return None
+            folder.write("namespace.json", self.namespace.json.encode("ascii"))
+        return folder
+
+    def _check_owner(self, directory: Folder, folder: Folder) -> None:
+        found = os.fstat(folder.fd)
+        owner = found.st_uid
+        if owner not in (os.geteuid(), 0, os.fstat(directory.fd).st_uid, self._squashed):
+            self._squashed = _owner_of_new(folder)
+            if owner != self._squashed:
+                self.say("is refused: its folder belongs to another user", logging.ERROR)
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        if found.st_mode & stat.S_IWOTH and not self._is_open_to_all:
+            self._is_open_to_all = True
+            self.say("has a folder that everyone can write to, and could put wrong blocks in")
 
     # -- epochs ------------------------------------------------------------------------------
 
-    def read_epoch(self) -> int | None:
-        """Return the epoch that the directory has; None where it has none, or nonsense."""
-        return parse_epoch(_read_small(self.folder / "epoch", EPOCH_CHARACTERS))
+    def read_epoch(self, folder: Folder) -> int | None:
+        """Return the epoch that the namespace's folder has; None where it has none, or nonsense."""
+        return parse_epoch(folder.read("epoch", EPOCH_CHARACTERS))
 
     def _ask_epoch(self) -> int | None:
-        found = self.read_epoch()
-        json = _read_small(self.folder / "namespace.json", self._json_bytes)
-        if not self._compare(json):
-            self.folder.mkdir(0o700, parents=True, exist_ok=True)
-            self._write_small("namespace.json", self.namespace.json.encode("ascii"))
-        return found
+        self._opened = folder = self._make_namespace()
+        return self.read_epoch(folder)
 
     def _raise_epoch(self, epoch: int) -> int:
-        self.folder.mkdir(0o700, parents=True, exist_ok=True)
-        with self._locked("epoch.lock"):
-            found = self.read_epoch()
-            if found is not None and found >= epoch:
-                return found
-            self._write_small("epoch", epoch_text(epoch))
-        found = self.read_epoch()
+        self._opened = folder = self._make_namespace()
+        lease = self._take_lease(folder, "epoch.lock")
+        try:
+            found = self.read_epoch(folder)
+            if found is None or found < epoch:
+                # Who is stopped behind this line may write it when another process has given a
+                # higher one; any process that has gone by that one then writes it again.
+                if not lease.is_mine():
+                    raise TimeoutError
+                folder.write("epoch", epoch_text(epoch))
+                found = self.read_epoch(folder)
+            lease.release()
+        finally:
+            lease.give_up()
         if found is None:
             raise OSError(errno.EIO, "the epoch cannot be read back")
         return found
 
-    @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        """Hold the lock of a file, which no process that has ended holds.
+    def _make_namespace(self) -> Folder:
+        return cast("Folder", self.open_namespace(make=True))
+
+    def _take_lease(self, folder: Folder, name: str) -> Lease:
+        """Take a lock for a moment.
 
         Raises
         ------
         TimeoutError
-            If another process keeps it until the deadline, as one that was stopped does.
+            If another process keeps it until the deadline.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(self.folder / name, flags, 0o600)
-        try:
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if self.is_overdue():
-                        raise TimeoutError from None
-                    time.sleep(LOCK_S)
-                except OSError as error:  # a file system without locks: the last writer wins
-                    if error.errno not in _NO_LOCKS:
-                        raise
-                    break
-            yield
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has the descriptor, too
-        finally:
-            os.close(fd)
-
-    def _write_small(self, name: str, data: bytes) -> None:
-        """Write a file whole and durably, in place of whatever has its name."""
-        path = self.folder / name
-        temporary = self.folder / f"{name}.{_random()}.tmp"
-        fd = os.open(temporary, _NEW_FLAGS, 0o600)
-        try:
-            os.write(fd, data)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        try:
-            temporary.replace(path)
-        except (IsADirectoryError, FileExistsError):
-            path.rename(self.folder / f"{name}.{_random()}.not-an-epoch")
-            temporary.replace(path)
-        folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        while True:
+            lease = Lease.take(folder, name, lease_s=EPOCH_LEASE_S)
+            if lease is not None:
+                return lease
+            if self.is_overdue():
+                raise TimeoutError
+            time.sleep(LOCK_S)
 
     # -- blocks ------------------------------------------------------------------------------
+
+    def _folder_of(self, key: bytes, epoch: int, *, make: bool = False) -> Folder:
+        """Return the folder of a block."""
+        name = f"{xxh3_64(key) & 0xFF:02x}"
+        blocks = self._open_blocks(epoch, make=make)
+        if not make:
+            return blocks.below(name)
+        try:
+            return blocks.make_in_place(name)
+        except FileNotFoundError:  # the epoch's folder was removed
+            self._blocks = None
+            return self._open_blocks(epoch, make=True).make_in_place(name)
+
+    def _open_blocks(self, epoch: int, *, make: bool) -> Folder:
+        namespace = self._opened
+        if namespace is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        known = self._blocks
+        if known is None or known[0] is not namespace or known[1] != epoch:
+            name = f"{epoch:016x}"
+            folder = namespace.make_in_place(name) if make else namespace.below(name)
+            self._blocks = known = (namespace, epoch, folder)
+        return known[2]
+
+    def _is_block(self, found: os.stat_result) -> bool:
+        is_file = stat.S_ISREG(found.st_mode)
+        return is_file and found.st_size == self.content_bytes + PAGE_BYTES
 
     def _find(self, run: Sequence[Block], epoch: int) -> None:
         for block in run:
             try:
-                os.stat(self._path(block.key, epoch), follow_symlinks=False)
-                block.status = Status.OK
+                found = self._folder_of(block.key, epoch).stat(_name(block.key))
+                block.status = Status.OK if self._is_block(found) else Status.MISS
             except OSError as error:
                 block.status = _status(error)
 
@@ -194,19 +251,18 @@ class DirectoryStore(RemoteStore):
                 block.status = _status(error)
 
     def _fetch_one(self, block: Block, epoch: int) -> None:
+        folder, name = self._folder_of(block.key, epoch), _name(block.key)
         try:
-            fd = os.open(self._path(block.key, epoch), _READ_FLAGS)
+            fd = folder.open(name)
         except OSError as error:
-            block.status = Status.CORRUPT if error.errno == errno.ELOOP else _status(error)
+            block.status = _status(error)
+            if block.status == Status.FAILED and not self._is_block(folder.stat(name)):
+                block.status = Status.CORRUPT  # such as a link
             return
         try:
             found = os.fstat(fd)
             view = block.views[0]
-            if (
-                not stat.S_ISREG(found.st_mode)
-                or found.st_size != self.content_bytes + PAGE_BYTES
-                or transfer(os.preadv, fd, [view], 0) < self.block_bytes
-            ):
+            if not self._is_block(found) or transfer(os.preadv, fd, [view], 0) < self.block_bytes:
                 block.status = Status.CORRUPT
                 return
             self._check(block, view, epoch)
@@ -219,7 +275,7 @@ class DirectoryStore(RemoteStore):
     def _store(self, run: Sequence[Block], epoch: int) -> None:
         for block in run:
             try:
-                self._store_one(block, self._path(block.key, epoch))
+                self._store_one(block, epoch)
                 block.status = Status.OK
             except OSError as error:
                 if error.errno in _GONE:  # a folder that a sweep removed meanwhile
@@ -227,21 +283,18 @@ class DirectoryStore(RemoteStore):
                     continue
                 block.status = _status(error)
 
-    def _store_one(self, block: Block, path: str) -> None:
+    def _store_one(self, block: Block, epoch: int) -> None:
+        folder, name = self._folder_of(block.key, epoch, make=True), _name(block.key)
         try:
-            os.stat(path, follow_symlinks=False)
+            found = folder.stat(name)
         except FileNotFoundError:
             pass
         else:
-            return
-        temporary = f"{path[:-3]}.{_random()}.tmp"
-        try:
-            fd = os.open(temporary, _NEW_FLAGS, 0o600)
-        except FileNotFoundError:
-            folder = Path(path).parent
-            folder.parent.mkdir(0o700, exist_ok=True)
-            folder.mkdir(0o700, exist_ok=True)
-            fd = os.open(temporary, _NEW_FLAGS, 0o600)
+            if self._is_block(found):
+                return
+            folder.take_away(name)
+        temporary = temporary_name(name[:-3])
+        fd = folder.create(temporary)
         try:
             try:
                 views = [block.views[0], memoryview(bytes(PAGE_BYTES - SEAL_BYTES))]
@@ -251,28 +304,27 @@ class DirectoryStore(RemoteStore):
                 os.close(fd)  # NFS says here what went wrong
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(temporary)
+                folder.unlink(temporary)
             raise
         with contextlib.suppress(FileExistsError):  # another writer's, of the same bytes
-            _link(temporary, path)
+            folder.link(temporary, name)
         self.on_written()
 
     def _drop(self, keys: Sequence[bytes], epoch: int) -> None:
         for key in keys:
-            path = self._path(key, epoch)
             try:
-                os.unlink(path)
+                self._folder_of(key, epoch).take_away(_name(key))
             except OSError as error:
                 if error.errno not in _GONE:
                     raise
 
     def _touch(self, keys: Sequence[bytes], epoch: int) -> None:
         for key in keys:
-            path = self._path(key, epoch)
+            name = _name(key)
             with contextlib.suppress(OSError):
-                found = os.stat(path, follow_symlinks=False)
-                if time.time() - found.st_mtime > RENEW_S:
-                    os.utime(path, follow_symlinks=False)
+                folder = self._folder_of(key, epoch)
+                if time.time() - folder.stat(name).st_mtime > RENEW_S:
+                    os.utime(name, dir_fd=folder.fd, follow_symlinks=False)
 
     def _status_of(self, error: Exception) -> Status:
         return _status(error) if isinstance(error, OSError) else Status.FAILED
@@ -344,8 +396,9 @@ class DirectoryTier(RemoteTier):
             max_queued_bytes=max_queued_bytes,
         )
         max_blocks = check_int("capacity_bytes", capacity_bytes) // namespace.block_bytes
+        files = self._files
         self._sweeper = Sweeper(
-            self.folder, self._files.read_epoch, max_blocks, self._sweep_s, self._store.say
+            files.open_namespace, files.read_epoch, max_blocks, self._sweep_s, files.say
         )
         self._files.on_written = self._sweeper.count_written
         self._open()
@@ -377,7 +430,8 @@ class DirectoryTier(RemoteTier):
         Returns
         -------
         int or None
-            Blocks that were removed; None where another process sweeps, or nothing was stored yet.
+            Blocks that were removed; None where another process sweeps, nothing was stored yet, or
+            the folder belongs to another namespace.
 
         Raises
         ------
@@ -387,7 +441,10 @@ class DirectoryTier(RemoteTier):
             If the tier is closed.
         """
         self._refuse_closed()
-        return self._sweeper.sweep()
+        try:
+            return self._sweeper.sweep()
+        except ForeignNamespaceError:
+            return None
 
     def _collect(self, pool: Pool) -> None:
         super()._collect(pool)
@@ -401,57 +458,19 @@ class DirectoryTier(RemoteTier):
         self._sweeper.stop(STOP_S)
 
 
-def _read_small(path: Path, most: int) -> bytes | None:
-    """Return a small file's bytes; None where there is none, or a longer one, or no file."""
+def _name(key: bytes) -> str:
+    return f"{key.hex()}.kv"
+
+
+def _owner_of_new(folder: Folder) -> int:
+    """Return to whom a file belongs that this process makes: a server may decide it."""
+    name = temporary_name("")
+    fd = folder.create(name)
     try:
-        fd = os.open(path, _READ_FLAGS)
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            return None
-        raise
-    try:
-        found = b""
-        while len(found) <= most:
-            piece = os.read(fd, most + 1 - len(found))
-            if not piece:
-                return found
-            found += piece
-    except OSError as error:
-        if error.errno not in _NO_FILE:
-            raise
+        return os.fstat(fd).st_uid
     finally:
         os.close(fd)
-    return None
-
-
-def _random() -> str:
-    """Return a part of a name that nobody else has."""
-    return secrets.token_hex(8)
-
-
-def _link(temporary: str, path: str) -> None:
-    """Give a file that is whole its name, and take the other away.
-
-    Raises
-    ------
-    FileExistsError
-        If the name is taken.
-    OSError
-        If it cannot be done.
-    """
-    try:
-        try:
-            os.link(temporary, path, follow_symlinks=False)
-        except OSError as error:
-            if error.errno in _NO_LINKS:
-                os.rename(temporary, path)  # of equal bytes the last writer's stay
-                return
-            # The answer of a server may have been lost, and the link be there.
-            if isinstance(error, FileExistsError) or os.stat(temporary).st_nlink != 2:
-                raise
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        folder.unlink(name)
 
 
 def _status(error: OSError) -> Status:

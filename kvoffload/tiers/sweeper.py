@@ -1,28 +1,34 @@
-"""Who keeps a shared directory within its capacity: one process at a time, by a lock.
+"""Who keeps a shared directory within its capacity: one process at a time, by a lease.
 
 A sweep lists every block of the present epoch with its time of change. If there are more than fit,
 the oldest are removed until a sixteenth of the capacity is free. Folders of other epochs go too,
-and files that a writer left behind.
+and files that a writer left behind. What cannot be removed is passed over, and others go for it.
 
-Two passes over the directory and 8 bytes of memory per block; nothing is kept from sweep to sweep.
+Invariants
+    Nothing is looked at before the namespace's JSON was compared, and nothing is removed but by a
+    descriptor of a folder below the namespace's and a name in it. A process that was stopped and
+    goes on removes one file at most before it learns that another one sweeps.
+Cost
+    Two passes over the directory and 8 bytes of memory per block; four passes where something
+    cannot be removed that could in the last sweep.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
+import logging
 import os
-import shutil
+import stat
 import threading
-import time
 from array import array
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 
+from .folder import Folder
+from .lease import LEASE_S, Lease
 from .namespace import FINGERPRINT_BYTES
+from .seal import DIGESTED_BYTES
 
 __all__ = ["FREE_SHARE", "Sweeper"]
 
@@ -32,9 +38,14 @@ TEMPORARY_S = 3600.0
 """Files that are being written are removed when they are so old."""
 MAX_SWEPT = 100_000
 """Keys of swept blocks that wait to be reported at most; of others only the number is known."""
-_FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
-_NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+MAX_LISTED = 1_000_000
+"""Files beyond twice those that fit whose times a sweep keeps at most; the next one goes on."""
+LOCK = "sweep.lock"
 _EPOCH_CHARACTERS = FINGERPRINT_BYTES  # 8 bytes in hex
+
+
+class _EndedError(Exception):
+    """Say that a sweep has to end: the tier is being closed, or another process sweeps."""
 
 
 class Sweeper:
@@ -42,27 +53,35 @@ class Sweeper:
 
     Parameters
     ----------
-    folder : Path
-        Folder of the namespace.
+    open_namespace : callable
+        Returns the open folder of the namespace, compared, and None where there is none; raises
+        where it belongs to somebody else.
     read_epoch : callable
-        Returns the directory's present epoch, None where it has none.
+        Returns the present epoch from that folder, None where it has none.
     max_blocks : int
         Blocks that are kept at most.
     period_s : float
         Seconds between two sweeps, of whichever process.
     say : callable
-        Logs a line.
+        Logs a line, at a level.
+
+    Attributes
+    ----------
+    lease_s : float
+        Seconds for which a process that was stopped keeps others from sweeping.
     """
+
+    lease_s = LEASE_S
 
     def __init__(
         self,
-        folder: Path,
-        read_epoch: Callable[[], int | None],
+        open_namespace: Callable[[], Folder | None],
+        read_epoch: Callable[[Folder], int | None],
         max_blocks: int,
         period_s: float,
-        say: Callable[[str], None],
+        say: Callable[[str, int], None],
     ) -> None:
-        self._folder = folder
+        self._open_namespace = open_namespace
         self._read_epoch = read_epoch
         self._max_blocks = max_blocks
         self._period_s = period_s
@@ -72,6 +91,8 @@ class Sweeper:
         self._changed = threading.Condition()
         self._written = 0  # blocks that this process wrote since it last swept
         self._swept: list[bytes] = []
+        self._stuck = 0  # old blocks that the last sweep could not remove
+        self._left: OSError | None = None  # why something could not be removed, this time
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -113,8 +134,10 @@ class Sweeper:
                 early = self._early
             try:
                 self.sweep(early=early)
-            except OSError as error:
-                self._say(f"could not sweep: {error.strerror}")
+            except Exception as error:  # noqa: BLE001 # or a stranger's file would end all sweeps
+                # The text of an error may hold a stranger's name of a file.
+                why = error.strerror if isinstance(error, OSError) else type(error).__name__
+                self._say(f"could not sweep: {why}", logging.WARNING)
                 with self._changed:  # no sooner than after a period
                     self._early = False
                     self._written = 0
@@ -140,100 +163,155 @@ class Sweeper:
         with self._changed:
             self._early = False
             self._written = 0
-        epoch = self._read_epoch()
-        if epoch is None:
+        folder = self._open_namespace()
+        if folder is None or self._read_epoch(folder) is None:
             return None
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self._folder / "sweep.lock", flags, 0o600)
+        lease = Lease.take(folder, LOCK, 0.0 if early else self._period_s, self.lease_s)
+        if lease is None:
+            return None
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return None
-            since = time.time() - os.fstat(fd).st_mtime
-            fresh = os.fstat(fd).st_size > 0 and 0 <= since < self._period_s
-            if fresh and not early:
-                return None
-            removed = self._sweep_blocks(self._folder / f"{epoch:016x}")
-            self._remove_forgotten()
-            os.pwrite(fd, b"1", 0)  # a file without a byte has just been made
-            os.utime(fd)
-            return removed
+            removed = self._sweep_blocks(folder, lease)
+            self._remove_forgotten(folder, lease)
+            lease.release()
+        except _EndedError:
+            return None
         finally:
-            os.close(fd)
+            lease.give_up()
+            left, self._left = self._left, None
+            if left is not None:
+                self._say(f"left what it could not remove: {left.strerror}", logging.WARNING)
+        return removed
 
     # -- what a sweep does -------------------------------------------------------------------
 
-    def _sweep_blocks(self, folder: Path) -> int:
+    def _go_on(self, lease: Lease) -> None:
+        """End the sweep where the tier is being closed, or another process sweeps."""
+        if self._stopped or not lease.renew():
+            raise _EndedError
+
+    def _sweep_blocks(self, folder: Folder, lease: Lease) -> int:
+        """Remove the oldest blocks until the others fit; return how many."""
+        removed = 0
+        epoch = self._read_epoch(folder)
+        while epoch is not None:
+            known = self._stuck
+            times = self._list_times(folder, epoch, lease)
+            excess = len(times) - self._max_blocks
+            if excess <= 0:
+                self._stuck = 0
+                break
+            # What is stuck is among the oldest, so that as many more have to be counted.
+            excess = min(excess + self._max_blocks // FREE_SHARE + known, len(times) - 1)
+            gone, self._stuck = self._remove_oldest(folder, epoch, times, excess, lease)
+            removed += gone
+            if self._stuck <= known:
+                break
+        return removed
+
+    def _list_times(self, folder: Folder, epoch: int, lease: Lease) -> array[int]:
+        """Return the times of change of blocks, and remove what writers left behind."""
         times = array("q")
-        oldest_temporary = time.time() - TEMPORARY_S
-        for fd, entry in self._entries(folder):
+        most = 2 * self._max_blocks + MAX_LISTED
+        for hh, entry in self._entries(folder, epoch, lease):
             found = _stat(entry)
             if found is None:
                 continue
-            if entry.name.endswith(".kv"):
+            if entry.name.endswith(".tmp"):
+                if found.st_mtime < lease.now - TEMPORARY_S:
+                    self._note(hh.remove_tree(entry.name, lambda: self._go_on(lease)))
+            elif _is_block(entry, found):
                 times.append(found.st_mtime_ns)
-            elif entry.name.endswith(".tmp") and found.st_mtime < oldest_temporary:
-                _unlink(entry.name, fd)
-        excess = len(times) - self._max_blocks
-        if excess <= 0:
-            return 0
-        excess += self._max_blocks // FREE_SHARE
-        excess = min(excess, len(times) - 1)
-        limit = int(np.partition(np.frombuffer(times, np.int64), excess - 1)[excess - 1])
+                if len(times) == most:
+                    break
+        return times
+
+    def _remove_oldest(
+        self, folder: Folder, epoch: int, times: array[int], count: int, lease: Lease
+    ) -> tuple[int, int]:
+        """Remove as many of the oldest blocks; return how many went, and how many did not go."""
+        known = np.frombuffer(times, np.int64)
+        limit = int(np.partition(known, count - 1)[count - 1])
         # Those of the limit's own time are removed as they come, until there are enough.
-        equal = excess - int(np.count_nonzero(np.frombuffer(times, np.int64) < limit))
-        removed = 0
-        for fd, entry in self._entries(folder):
+        equal = count - int(np.count_nonzero(known < limit))
+        removed = stuck = 0
+        for hh, entry in self._entries(folder, epoch, lease):
             found = _stat(entry)
-            if found is None or not entry.name.endswith(".kv") or found.st_mtime_ns > limit:
+            if found is None or not _is_block(entry, found) or found.st_mtime_ns > limit:
                 continue
             if found.st_mtime_ns == limit:
                 if not equal:
                     continue
                 equal -= 1
-            _unlink(entry.name, fd)
+            try:
+                hh.unlink(entry.name)
+            except OSError as error:
+                self._note(error)
+                stuck += 1
+                continue
             removed += 1
             self._report(entry.name)
-        return removed
+            if removed + stuck == count:
+                break
+        return removed, stuck
 
-    def _entries(self, folder: Path) -> Iterator[tuple[int, os.DirEntry[str]]]:
-        """Give every file of an epoch, and a descriptor of its folder; links are not followed."""
-        with contextlib.suppress(FileNotFoundError), _opened(folder) as epoch_fd:
-            for number in range(256):
-                try:
-                    fd = os.open(f"{number:02x}", _FOLDER_FLAGS, dir_fd=epoch_fd)
-                except OSError as error:
-                    if error.errno in _NO_FOLDER:
-                        continue
-                    raise
-                try:
-                    with os.scandir(fd) as entries:
-                        for entry in entries:
-                            if self._stopped:
-                                return
-                            yield fd, entry
-                finally:
-                    os.close(fd)
+    def _entries(
+        self, folder: Folder, epoch: int, lease: Lease
+    ) -> Iterator[tuple[Folder, os.DirEntry[str]]]:
+        """Give every file of an epoch, and its folder; links are not followed."""
+        try:
+            blocks = folder.below(f"{epoch:016x}")
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for number in range(256):
+            try:
+                hh = blocks.below(f"{number:02x}")
+                with os.scandir(hh.fd) as entries:
+                    for entry in entries:
+                        self._go_on(lease)
+                        yield hh, entry
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:  # such as one without permission
+                self._note(error)
 
-    def _remove_forgotten(self) -> None:
-        with os.scandir(self._folder) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        for name in names:
-            epoch = self._read_epoch()  # again: someone may have forgotten since
-            is_epoch = len(name) == _EPOCH_CHARACTERS and not set(name) - set("0123456789abcdef")
-            if is_epoch and epoch is not None and name != f"{epoch:016x}":
-                shutil.rmtree(self._folder / name, ignore_errors=True)
-        oldest_temporary = time.time() - TEMPORARY_S
-        for path in self._folder.glob("*.tmp"):
-            with contextlib.suppress(OSError):
-                if path.lstat().st_mtime < oldest_temporary:
-                    path.unlink()
+    def _remove_forgotten(self, folder: Folder, lease: Lease) -> None:
+        """Remove what other epochs left, and old temporary files of the namespace."""
+        with os.scandir(folder.fd) as entries:
+            for entry in entries:
+                self._go_on(lease)
+                name = entry.name
+                found = _stat(entry)
+                if found is None:
+                    continue
+                if name.endswith(".tmp"):
+                    is_left = found.st_mtime < lease.now - TEMPORARY_S
+                else:
+                    is_left = stat.S_ISDIR(found.st_mode) and self._is_forgotten(name)
+                if is_left:
+                    self._note(folder.remove_tree(name, lambda: self._go_on(lease)))
+
+    def _is_forgotten(self, name: str) -> bool:
+        """Whether a folder that was seen is of another epoch than the one that is read now."""
+        if len(name) != _EPOCH_CHARACTERS or set(name) - set("0123456789abcdef"):
+            return False
+        # Opened anew: what a file server said about the folder may be believed for a minute, and
+        # the epoch be written after that and before the folder was seen.
+        folder = self._open_namespace()
+        epoch = None if folder is None else self._read_epoch(folder)
+        return epoch is not None and name != f"{epoch:016x}"
+
+    def _note(self, error: OSError | None) -> None:
+        """Keep the first reason why something was left."""
+        self._left = self._left or error
 
     def _report(self, name: str) -> None:
-        with contextlib.suppress(ValueError), self._changed:  # a name that is no key
-            if len(self._swept) < MAX_SWEPT:
-                self._swept.append(bytes.fromhex(name.removesuffix(".kv")))
+        stem = name.removesuffix(".kv")
+        with contextlib.suppress(ValueError):  # a name that is no key
+            key = bytes.fromhex(stem)
+            if key.hex() == stem and 0 < len(key) <= DIGESTED_BYTES:
+                with self._changed:
+                    if len(self._swept) < MAX_SWEPT:
+                        self._swept.append(key)
 
 
 def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
@@ -243,15 +321,5 @@ def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
         return None
 
 
-def _unlink(name: str, folder_fd: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder_fd)
-
-
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    fd = os.open(folder, _FOLDER_FLAGS)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _is_block(entry: os.DirEntry[str], found: os.stat_result) -> bool:
+    return entry.name.endswith(".kv") and stat.S_ISREG(found.st_mode)

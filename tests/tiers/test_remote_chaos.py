@@ -616,7 +616,7 @@ class TestDirectoryInTrouble:
     def test_files_of_strangers_are_corrupt_and_dropped(self, opened) -> None:
         tier, region = opened
         store(tier, 12)
-        paths = [Path(tier._files._path(key, tier._files.epoch)) for key in KEYS[:12]]
+        paths = [path_of(tier, key) for key in KEYS[:12]]
         paths[0].write_bytes(b"short")
         paths[1].write_bytes(b"")
         paths[2].write_bytes(bytes(100 * BLOCK))
@@ -732,6 +732,12 @@ def _open_directory(path: Path, capacity_bytes: int = 2**30) -> Callable[..., Di
         return DirectoryTier(path, capacity_bytes, **{"namespace": NAMESPACE, **options})
 
     return opener
+
+
+def path_of(tier: DirectoryTier, key: bytes) -> Path:
+    """Return where a block lies."""
+    (path,) = tier.folder.glob(f"{tier._store.epoch:016x}/??/{key.hex()}.kv")
+    return path
 
 
 def _blocks(folder: Path) -> list[Path]:

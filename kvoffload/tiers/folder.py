@@ -1,0 +1,311 @@
+"""Folders that others can write to: each opened below the last one, by name, and never by a link.
+
+A path is walked anew in every call, so that whoever can write to a folder of it may lead the next
+call elsewhere by a link. An open folder stays the one it is: all that is done in it - open, link,
+rename, remove - takes its descriptor and the name of one file.
+
+Invariants
+    No call follows a link below the folder that was opened first. No call waits for the other end
+    of a pipe. A tree is removed without leaving it: not by a link, not to another file system, and
+    not without end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["MAX_DEPTH", "Folder", "temporary_name"]
+
+MAX_DEPTH = 8
+"""Levels of folders that are removed below the one that is named; the tier makes two."""
+_FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_NO_FOLDER = frozenset({errno.ENOTDIR, errno.ELOOP})  # a file, or a link, which one depends
+_A_FOLDER = frozenset({errno.EISDIR, errno.EPERM})  # what unlinking one says: Linux, POSIX
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EOPNOTSUPP})
+
+
+class Folder:
+    """An open folder, which is closed with the last reference to it.
+
+    Parameters
+    ----------
+    fd : int
+        Descriptor of a folder; the object closes it.
+
+    Notes
+    -----
+    Names are of single files, without a slash. Thread-safety: any thread; the threads that work in
+    a folder hold it open.
+    """
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                close(fd)
+
+    @classmethod
+    def at(cls, path: str | Path) -> Folder:
+        """Open a folder by its path; links on the way are of who gave the path."""
+        return cls(os.open(path, _FOLDER_FLAGS))
+
+    def below(self, name: str) -> Folder:
+        """Open a folder in this one.
+
+        Raises
+        ------
+        NotADirectoryError
+            If there is something else, such as a link.
+        OSError
+            If it cannot be opened.
+        """
+        try:
+            return Folder(os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=self.fd))
+        except OSError as error:
+            if error.errno in _NO_FOLDER:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name) from None
+            raise
+
+    def make(self, name: str, mode: int = 0o700) -> Folder:
+        """Open a folder in this one, after making it if there is none.
+
+        Raises
+        ------
+        NotADirectoryError
+            If there is something else, such as a link.
+        OSError
+            If it cannot be made or opened.
+        """
+        try:
+            return self.below(name)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, mode, dir_fd=self.fd)
+            return self.below(name)
+
+    def make_in_place(self, name: str) -> Folder:
+        """Open a folder in this one, after making it, in place of whatever else is there.
+
+        Raises
+        ------
+        OSError
+            If it cannot be made or opened.
+        """
+        try:
+            return self.make(name)
+        except NotADirectoryError:
+            self.take_away(name)
+            return self.make(name)
+
+    # -- single files ------------------------------------------------------------------------
+
+    def stat(self, name: str) -> os.stat_result:
+        """Return what is known about a file, or a link itself."""
+        return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+
+    def open(self, name: str, flags: int = _READ_FLAGS) -> int:
+        """Return a descriptor of what has the name; a pipe is not waited for.
+
+        Raises
+        ------
+        OSError
+            If it cannot be opened; a link cannot.
+        """
+        return os.open(
+            name, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=self.fd
+        )
+
+    def create(self, name: str) -> int:
+        """Return a descriptor to write to, of a file that was not there.
+
+        Raises
+        ------
+        OSError
+            If it cannot be made: FileExistsError where there is one.
+        """
+        return os.open(name, _NEW_FLAGS, 0o600, dir_fd=self.fd)
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """Return a small file's bytes, `most` and one more at most, which is too many.
+
+        Returns
+        -------
+        bytes or None
+            None where there is nothing; no bytes where it is no plain file.
+
+        Raises
+        ------
+        OSError
+            If it cannot be read.
+        """
+        try:
+            fd = self.open(name)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            if not stat.S_ISREG(self.stat(name).st_mode):
+                return b""
+            raise
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return b""
+            found = b""
+            while len(found) <= most and (piece := os.read(fd, most + 1 - len(found))):
+                found += piece
+            return found
+        finally:
+            os.close(fd)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file whole and durably, in place of whatever has its name.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        temporary = temporary_name(name)
+        fd = self.create(temporary)
+        try:
+            try:
+                if os.write(fd, data) != len(data):
+                    raise OSError(errno.EIO, "a part was written")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            self.replace(temporary, name)
+        finally:
+            with contextlib.suppress(OSError):  # renamed, it is gone
+                self.unlink(temporary)
+        os.fsync(self.fd)
+
+    def link(self, temporary: str, name: str) -> None:
+        """Give a file that is whole its name, and take the other away.
+
+        Raises
+        ------
+        FileExistsError
+            If the name is taken.
+        OSError
+            If it cannot be done.
+        """
+        fd = self.fd
+        try:
+            try:
+                os.link(temporary, name, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
+            except OSError as error:
+                if error.errno in _NO_LINKS:
+                    # Of equal bytes the last writer's stay.
+                    os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
+                    return
+                # The answer of a server may have been lost, and the link be there.
+                if isinstance(error, FileExistsError) or self.stat(temporary).st_nlink != 2:
+                    raise
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=fd)
+
+    def replace(self, old: str, new: str) -> None:
+        """Rename a file, in place of whatever has the new name."""
+        try:
+            os.rename(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except IsADirectoryError:
+            self.take_away(new)
+            os.rename(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    # -- removal -----------------------------------------------------------------------------
+
+    def unlink(self, name: str) -> None:
+        """Remove a file, or a link itself; that there is none is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+
+    def take_away(self, name: str) -> None:
+        """Free a name: remove what has it, or rename a folder to a temporary name.
+
+        Raises
+        ------
+        OSError
+            If it cannot be done.
+        """
+        try:
+            self.unlink(name)
+        except OSError as error:
+            if error.errno not in _A_FOLDER or not stat.S_ISDIR(self.stat(name).st_mode):
+                raise
+            os.rename(name, temporary_name(""), src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def remove_tree(
+        self, name: str, each: Callable[[], None] = lambda: None, depth: int = MAX_DEPTH
+    ) -> OSError | None:
+        """Remove a folder and what is in it, as far as it can be removed.
+
+        Links are removed, not followed. What is on another file system stays, and so does what is
+        nested deeper than the tier nests folders.
+
+        Parameters
+        ----------
+        name : str
+            The folder's, or a file's.
+        each : callable
+            Is called before each removal; what it raises ends the removal.
+        depth : int
+            Levels that may be below.
+
+        Returns
+        -------
+        OSError or None
+            Why something is left, the first reason; None where nothing is.
+        """
+        each()
+        try:
+            folder = self.below(name)
+        except NotADirectoryError:
+            return self._why_not(os.unlink, name)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return error
+        if os.fstat(folder.fd).st_dev != os.fstat(self.fd).st_dev:
+            return OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+        if depth == 0:
+            return OSError(errno.ELOOP, "Nested too deep", name)
+        first = None
+        try:
+            with os.scandir(folder.fd) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        left = folder.remove_tree(entry.name, each, depth - 1)
+                    else:
+                        each()
+                        left = folder._why_not(os.unlink, entry.name)
+                    first = first or left
+        except OSError as error:
+            first = first or error
+        return first or self._why_not(os.rmdir, name)
+
+    def _why_not(self, remove: Callable[..., None], name: str) -> OSError | None:
+        try:
+            remove(name, dir_fd=self.fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return error
+        return None
+
+
+def temporary_name(name: str) -> str:
+    """Return a name that begins so and that nobody can foresee; a sweep removes it when old."""
+    return f"{name}.{os.urandom(8).hex()}.tmp"

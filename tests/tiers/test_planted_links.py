@@ -1,0 +1,608 @@
+"""A shared directory into which a stranger puts links, pipes and folders: what is outside stays.
+
+Each place of the layout is taken by each kind of thing, before a tier comes or while it works. What
+the links lead to is compared byte by byte and time by time afterwards. Calls are answered with
+statuses, and what was in the way gives way, but for the folder of the namespace itself, which is
+refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvoffload.tiers import DirectoryTier, Namespace, Region, Status
+from kvoffload.tiers.folder import MAX_DEPTH, Folder
+from kvoffload.tiers.lease import LEASE_S, Lease
+from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of, run
+from tests.tiers.attack import kill, report, rounds, start
+
+BLOCK = 4096
+NAMESPACE = Namespace("planted", BLOCK)
+KEYS = [b"key-%03d" % number for number in range(64)]
+LONG_AGO = 1_000_000_000.0
+NOBODY = 65_534
+EPOCH = "0123456789abcdef"
+"""The epoch of a directory that is there already."""
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def open_tier(path: Path, capacity: int = 64, **options) -> tuple[DirectoryTier, Region]:
+    """Open a tier whose thread does not sweep by itself, and give it the bytes of the keys."""
+    options = {"sweep_s": 1e6, "threads": 2, "ack": "stored", **options}
+    tier = DirectoryTier(path, capacity * BLOCK, namespace=NAMESPACE, **options)
+    if options["sweep_s"] > 1000:
+        tier._files.on_written = lambda: None  # nor early
+    region = Region.allocate(2 * len(KEYS), BLOCK)
+    tier.attach(region)
+    for block_id, key in enumerate(KEYS):
+        region.write(block_id, block_bytes_of(key, BLOCK))
+    return tier, region
+
+
+@contextlib.contextmanager
+def opened(path: Path, capacity: int = 64, **options) -> Iterator[tuple[DirectoryTier, Region]]:
+    tier, region = open_tier(path, capacity, **options)
+    try:
+        yield tier, region
+    finally:
+        assert tier.close(PATIENCE_S)
+
+
+def put(tier: DirectoryTier, count: int = 8) -> list[int]:
+    return run(tier, tier.put(KEYS[:count], range(count), PATIENCE_S)).status.tolist()
+
+
+def get(tier: DirectoryTier, region: Region, count: int = 8) -> list[int]:
+    """Get keys; compare the bytes of those that are there; return the statuses."""
+    ids = range(len(KEYS), len(KEYS) + count)
+    statuses = run(tier, tier.get(KEYS[:count], ids, PATIENCE_S)).status.tolist()
+    for block_id, key, status in zip(ids, KEYS, statuses, strict=False):
+        assert status != Status.OK or region.read(block_id) == block_bytes_of(key, BLOCK)
+    return statuses
+
+
+def settle(tier: DirectoryTier) -> None:
+    """Let removals that were asked for be done, and failures be forgotten."""
+    until = time.monotonic() + PATIENCE_S
+    while tier._chores and time.monotonic() < until:
+        tier.wait([], 0)
+        time.sleep(0.001)
+    tier.poll()
+    tier.health(reset=True)
+    for breaker in (tier._reads, tier._writes):
+        breaker.succeed()
+    tier._verdicts.clear()
+
+
+def use(tier: DirectoryTier, region: Region) -> None:
+    """Make every call there is; statuses are the only answers."""
+    statuses = put(tier)
+    statuses += get(tier, region)
+    statuses += run(tier, tier.query(KEYS[:8], PATIENCE_S)).status.tolist()
+    tier.touch(KEYS[:8])
+    tier.discard(KEYS[4:6])
+    assert all(status in list(Status) for status in statuses)
+    settle(tier)
+    with contextlib.suppress(OSError):  # as documented
+        tier.sweep()
+    settle(tier)
+
+
+class Victim:
+    """A tree outside the directory that looks like what a sweep removes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for folder in (path, path / "00", path / EPOCH / "00", path / "ff" / "deep"):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in ("precious.kv", "epoch", "sweep.lock", "old.tmp", f"{KEYS[0].hex()}.kv"):
+                (folder / name).write_bytes(b"of someone else")
+                os.utime(folder / name, (LONG_AGO, LONG_AGO))
+        self.file = path / "precious.kv"
+        self.before = self.state()
+
+    def state(self) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for path in (self.path, *sorted(self.path.rglob("*"))):
+            about = path.lstat()
+            data = path.read_bytes() if path.is_file() else None
+            found[str(path)] = (
+                about.st_mode,
+                about.st_ino,
+                about.st_mtime_ns,
+                about.st_nlink,
+                data,
+            )
+        return found
+
+    def is_untouched(self) -> bool:
+        return self.state() == self.before
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Victim:
+    return Victim(tmp_path / "victim")
+
+
+# -- everything at every place -------------------------------------------------------------------
+
+
+def _socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # names of sockets are short
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def _folder(path: Path) -> None:
+    (path / "in").mkdir(parents=True)
+    (path / "in" / "it.kv").write_bytes(b"data")
+
+
+KINDS: dict[str, Callable[[Path, Victim], object]] = {
+    "link to a folder": lambda path, victim: path.symlink_to(victim.path),
+    "link to a file": lambda path, victim: path.symlink_to(victim.file),
+    "link to nothing": lambda path, victim: path.symlink_to(victim.path / "absent"),
+    "hard link": lambda path, victim: os.link(victim.file, path),
+    "pipe": lambda path, _: os.mkfifo(path),
+    "socket": lambda path, _: _socket(path),
+    "folder": lambda path, _: _folder(path),
+    "empty file": lambda path, _: path.touch(),
+}
+BLOCK_PLACES: dict[str, Callable[[Path], Path]] = {
+    "folder of the epoch": lambda path: path.parents[1],
+    "folder of a block": lambda path: path.parent,
+    "block": lambda path: path,
+}
+PLACES: dict[str, Callable[[DirectoryTier], Path]] = {
+    "namespace": lambda tier: tier.folder,
+    "namespace.json": lambda tier: tier.folder / "namespace.json",
+    "epoch": lambda tier: tier.folder / "epoch",
+    "sweep.lock": lambda tier: tier.folder / "sweep.lock",
+    "epoch.lock": lambda tier: tier.folder / "epoch.lock",
+    **{place: lambda tier, of=of: of(path_of(tier, KEYS[0])) for place, of in BLOCK_PLACES.items()},
+}
+
+
+def path_of(tier: DirectoryTier, key: bytes) -> Path:
+    """Return where a block lies that is there."""
+    (path,) = tier.folder.glob(f"????????????????/??/{key.hex()}.kv")
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_nothing_outside_is_read_written_or_removed(
+    tmp_path: Path, victim: Victim, place: str, kind: str
+) -> None:
+    with opened(tmp_path / "kv", 4) as (tier, region):
+        assert put(tier, 4) == [Status.OK] * 4
+        assert sweep(tier) == 0
+        path = PLACES[place](tier)
+        if kind == "hard link":
+            victim.before = {}  # the number of its links changes
+        path.rename(tmp_path / "aside")
+        KINDS[kind](path, victim)
+        bytes_before = victim.file.read_bytes()
+        use(tier, region)
+        tier.forget()
+        use(tier, region)
+        tier._store.epoch_s = 0.0  # learn everything anew
+        use(tier, region)
+    with opened(tmp_path / "kv") as (tier, region):
+        use(tier, region)
+        if place == "namespace" and kind != "folder":
+            assert Status.OK not in put(tier) + get(tier, region)
+        else:
+            assert put(tier) == [Status.OK] * 8
+            assert get(tier, region) == [Status.OK] * 8
+            assert tier.forget() is True
+            assert Status.OK not in get(tier, region)
+            assert sweep(tier) == 0
+    assert victim.file.read_bytes() == bytes_before
+    assert victim.is_untouched() or kind == "hard link"
+
+
+def test_a_temporary_file_that_is_there_is_not_written_to(
+    tmp_path: Path, victim: Victim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name cannot be foreseen; here it can."""
+    for module in ("folder", "directory"):
+        name = f"kvoffload.tiers.{module}.temporary_name"
+        monkeypatch.setattr(name, lambda name: f"{name}.foreseen.tmp")
+    with opened(tmp_path / "kv") as (tier, _):
+        assert put(tier) == [Status.OK] * 8
+        path = path_of(tier, KEYS[0])
+        path.unlink()
+        tier._verdicts.clear()
+        (path.with_name(f"{path.stem}.foreseen.tmp")).symlink_to(victim.file)
+        (tier.folder / "epoch.foreseen.tmp").symlink_to(victim.file)
+        assert put(tier)[0] == Status.FAILED
+        assert tier.forget() is False
+    assert victim.is_untouched()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("place", [*PLACES, "temporary files"])
+def test_folders_and_files_that_turn_into_links_meanwhile(
+    tmp_path: Path, victim: Victim, place: str
+) -> None:
+    """A thread swaps what is at a place with a link and back, as fast as it can."""
+    ended = threading.Event()
+    swaps = 0
+
+    def swap(path: Path) -> None:
+        nonlocal swaps
+        aside = tmp_path / "aside"
+        with contextlib.suppress(OSError):
+            path.rename(aside)
+            path.symlink_to(victim.path if aside.is_dir() else victim.file)
+            swaps += 1
+        time.sleep(random.random() * 0.002)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        with contextlib.suppress(OSError):
+            aside.rename(path)
+        with contextlib.suppress(OSError):
+            shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+
+    def find() -> list[Path]:
+        if place == "temporary files":
+            return list(tier.folder.rglob("*.tmp"))
+        if place not in BLOCK_PLACES:
+            return [PLACES[place](tier)]
+        found = list(tier.folder.glob("????????????????/??/*.kv"))
+        return [BLOCK_PLACES[place](random.choice(found))] if found else []
+
+    def swap_all() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError):  # a folder is gone meanwhile
+                for path in find():
+                    swap(path)
+
+    with opened(tmp_path / "kv", 4, sweep_s=0.01, threads=4) as (tier, region):
+        tier._store.epoch_s = 0.0
+        thread = threading.Thread(target=swap_all)
+        thread.start()
+        try:
+            for number in range(rounds(300)):
+                use(tier, region)
+                if number % 10 == 9:
+                    tier.forget()
+        finally:
+            ended.set()
+            thread.join()
+        settle(tier)
+        assert put(tier) == [Status.OK] * 8
+        assert tier.sweep() in (None, *range(9))
+    report(f"{rounds(300)} rounds of all calls while {place} became a link {swaps} times")
+    assert victim.is_untouched()
+
+
+# -- sweeps --------------------------------------------------------------------------------------
+
+
+def sweep(tier: DirectoryTier) -> int:
+    while (removed := tier.sweep()) is None:
+        pass
+    return removed
+
+
+def age(path: Path, seconds: float) -> None:
+    os.utime(path, (time.time() - seconds,) * 2, follow_symlinks=False)
+
+
+def test_a_sweep_goes_on_after_what_it_cannot_remove(tmp_path: Path, caplog) -> None:
+    with opened(tmp_path, 16) as (tier, _):
+        put(tier, 32)
+        paths = [path_of(tier, key) for key in KEYS[:32]]
+        for number, path in enumerate(paths):
+            age(path, 1000 - number)
+        (paths[0].parent / "x.kv").mkdir()
+        (paths[0].parent / "x.kv" / "in it").touch()
+        os.mkfifo(paths[1].parent / "y.kv")
+        for path in (paths[0].parent / "x.kv", paths[1].parent / "y.kv"):
+            age(path, 7200)
+        stuck = paths[:3]
+        if subprocess.run(["chattr", "+i", *stuck], capture_output=True, check=False).returncode:
+            stuck = []
+        try:
+            assert sweep(tier) == 32 - 16 + 1, "others go for those that cannot"
+            assert all(path.exists() for path in stuck)
+            assert len(list(tier.folder.rglob("*.kv"))) == 17, "the folder is no block"
+            assert sum(path.exists() for path in paths) == 15
+            assert not stuck or "left what it could not remove" in caplog.text
+            assert sweep(tier) == 0
+        finally:
+            if stuck:
+                subprocess.run(["chattr", "-i", *stuck], check=True)
+    if not stuck:
+        pytest.skip("no file can be made immutable here; the rest passed")
+
+
+@as_root
+def test_a_sweep_goes_on_without_permission() -> None:
+    """In a process of another user; root may do anything."""
+    path = Path(tempfile.mkdtemp())
+    try:
+        path.chmod(0o755)
+        os.chown(path, NOBODY, NOBODY)
+        path = path / "kv"
+        child = start(lambda: _sweep_without_permission(path, lambda: None))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        folders = {file.parent for file in path.rglob("*.kv")}
+        closed, others = sorted(folders)[:2]
+        closed.chmod(0)
+        os.chown(others, 0, 0)
+        child = start(lambda: _sweep_without_permission(path, lambda: None, 0))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        shutil.rmtree(path.parent)
+
+
+def _sweep_without_permission(path: Path, prepare: Callable[[], None], count: int = 64) -> None:
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    tier, _ = open_tier(path, 8)
+    if count:
+        assert put(tier, count) == [Status.OK] * count
+        return
+    run(tier, tier.query(KEYS[:1]))
+    assert sweep(tier) > 64 - 8 - 20
+    assert tier.close(PATIENCE_S)
+
+
+def test_trees_are_removed_as_far_as_they_are_nested(tmp_path: Path, victim: Victim) -> None:
+    folder = Folder.at(tmp_path)
+    (tmp_path / "tree" / "a").mkdir(parents=True)
+    (tmp_path / "tree" / "a" / "link").symlink_to(victim.path)
+    (tmp_path / "tree" / "link").symlink_to(victim.file)
+    os.mkfifo(tmp_path / "tree" / "pipe")
+    assert folder.remove_tree("tree") is None
+    assert not (tmp_path / "tree").exists()
+    assert folder.remove_tree("tree") is None, "it is gone"
+    deep = tmp_path / "tree" / "/".join("d" * (MAX_DEPTH + 3))
+    deep.mkdir(parents=True)
+    (tmp_path / "tree" / "file").touch()
+    left = folder.remove_tree("tree")
+    assert left is not None
+    assert deep.exists()
+    assert not (tmp_path / "tree" / "file").exists()
+    assert victim.is_untouched()
+
+
+@as_root
+def test_another_file_system_in_a_tree_is_left(tmp_path: Path) -> None:
+    mount = tmp_path / "tree" / "mounted"
+    mount.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "none", mount], check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        (mount / "file").touch()
+        assert Folder.at(tmp_path).remove_tree("tree") is not None
+        assert (mount / "file").exists()
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+# -- whose folder it is --------------------------------------------------------------------------
+
+
+def everything(folder: Path) -> dict[str, object]:
+    return {
+        str(path): (path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+def test_a_tier_that_is_refused_sweeps_forgets_and_writes_nothing(tmp_path: Path, caplog) -> None:
+    with opened(tmp_path, 4) as (tier, region):
+        put(tier, 16)
+        (tier.folder / "namespace.json").write_text('{"model":"another"}')
+        for path in tier.folder.rglob("*.kv"):
+            age(path, 7200)
+        (tier.folder / EPOCH / "00").mkdir(parents=True)
+        before = everything(tier.folder)
+        tier._store.epoch_s = 0.0
+        settle(tier)
+        for _ in range(2):
+            assert put(tier) == [Status.FAILED] * 8
+            settle(tier)
+            assert get(tier, region) == [Status.FAILED] * 8
+            settle(tier)
+            tier.discard(KEYS[:8])
+            settle(tier)
+            assert tier.sweep() is None
+            assert tier.forget() is False
+        assert everything(tier.folder) == before
+    with opened(tmp_path, 4) as (tier, region):
+        assert tier.sweep() is None
+        use(tier, region)
+        assert tier.forget() is False
+        assert everything(tier.folder) == before
+    assert "belongs to another namespace" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        b"",
+        NAMESPACE.json.encode()[:40],
+        bytes(200),
+        b"[" * 20_000,
+        b"\xff\xfe{",
+        b"12",
+    ],
+    ids=["empty", "half", "zeros", "brackets", "no text", "a number"],
+)
+def test_half_a_namespace_is_none(tmp_path: Path, half: bytes) -> None:
+    """As a process leaves it that died between making the file and writing it, or a server."""
+    with opened(tmp_path) as (tier, region):
+        put(tier)
+    (tier.folder / "namespace.json").write_bytes(half)
+    with opened(tmp_path) as (tier, region):
+        assert get(tier, region) == [Status.OK] * 8
+        assert (tier.folder / "namespace.json").read_text() == NAMESPACE.json
+
+
+@pytest.mark.parametrize("data", [b'{"model":1}', b"{" + b" " * 2**20], ids=["short", "long"])
+def test_another_namespace_is_refused(tmp_path: Path, data: bytes) -> None:
+    with opened(tmp_path) as (tier, region):
+        put(tier)
+    (tier.folder / "namespace.json").write_bytes(data)
+    with opened(tmp_path) as (tier, region):
+        assert get(tier, region) == [Status.FAILED] * 8
+        assert (tier.folder / "namespace.json").read_bytes() == data
+
+
+@as_root
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, caplog) -> None:
+    """As one that somebody made beforehand where everyone may."""
+    path = tmp_path / "kv"
+    path.mkdir()
+    path.chmod(0o1777)
+    folder = path / NAMESPACE.fingerprint.hex()
+    folder.mkdir(0o777)
+    os.chown(folder, 1234, 1234)
+    with opened(path) as (tier, region):
+        assert tier.folder == folder
+        assert put(tier) == [Status.FAILED] * 8
+        settle(tier)
+        assert get(tier, region) == [Status.FAILED] * 8
+        assert tier.forget() is False
+        with pytest.raises(OSError, match="not permitted"):
+            tier.sweep()
+        assert "belongs to another user" in caplog.text
+        assert list(tier.folder.iterdir()) == []
+        settle(tier)
+        os.chown(path, 1234, 1234)  # the directory is that user's: let in by who gave the path
+        assert put(tier) == [Status.OK] * 8
+
+
+def test_a_folder_that_everyone_can_write_to_is_told_once(tmp_path: Path, caplog) -> None:
+    with opened(tmp_path) as (tier, region):
+        put(tier)
+        assert "everyone can write to" not in caplog.text
+        tier.folder.chmod(0o777)
+        tier._store.epoch_s = 0.0
+        for _ in range(3):
+            assert get(tier, region) == [Status.OK] * 8
+        assert caplog.text.count("everyone can write to") == 1
+
+
+# -- the lock of who sweeps ----------------------------------------------------------------------
+
+
+def test_a_sweeper_that_is_stopped_is_replaced_and_notices(tmp_path: Path) -> None:
+    with opened(tmp_path, 8) as (tier, _):
+        put(tier, 32)
+        lock = tier.folder / "sweep.lock"
+
+        def sweep_and_stop() -> None:
+            sweeper, _ = open_tier(tmp_path, 8)
+            run(sweeper, sweeper.query(KEYS[:1]))
+            sweeper._sweeper.lease_s = 0.06
+            remove_oldest = sweeper._sweeper._remove_oldest
+
+            def stop_first(*arguments):
+                os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(0.1)
+                return remove_oldest(*arguments)
+
+            sweeper._sweeper._remove_oldest = stop_first
+            assert sweeper.sweep() is None, "another process has swept"
+
+        child = start(sweep_and_stop)
+        try:
+            _, status = os.waitpid(child, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            age(lock, 0)
+            assert tier.sweep() is None, "it may only be slow"
+            age(lock, 2 * LEASE_S)
+            assert tier.sweep() == 32 - 8
+            left = everything(tier.folder)
+            os.kill(child, signal.SIGCONT)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            child = 0
+            assert everything(tier.folder) == left
+        finally:
+            if child:
+                kill(child)
+
+
+class TestLease:
+    def test_one_has_it(self, tmp_path: Path) -> None:
+        folder = Folder.at(tmp_path)
+        lease = Lease.take(folder, "lock")
+        assert lease is not None
+        assert Lease.take(folder, "lock") is None
+        assert lease.renew()
+        lease.release()
+        assert Lease.take(folder, "lock", 1000.0) is None, "it rests"
+        again = Lease.take(folder, "lock")
+        assert again is not None
+        again.give_up()
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+    def test_it_ends_with_its_process(self, tmp_path: Path) -> None:
+        folder = Folder.at(tmp_path)
+
+        def take_and_wait() -> None:
+            Path(tmp_path / ("taken" if Lease.take(folder, "lock") else "")).touch()
+            time.sleep(PATIENCE_S)
+
+        child = start(take_and_wait)
+        while not (tmp_path / "taken").exists():
+            time.sleep(0.001)
+        assert Lease.take(folder, "lock") is None
+        kill(child)
+        assert Lease.take(folder, "lock", 1000.0) is not None, "it did not finish"
+
+    @pytest.mark.parametrize("years", [-1, 1], ids=["long ago", "yet to come"])
+    def test_one_that_is_not_renewed_is_lost(self, tmp_path: Path, years: int) -> None:
+        folder = Folder.at(tmp_path)
+        old = Lease.take(folder, "lock", lease_s=1e-9)
+        assert old is not None
+        age(tmp_path / "lock", -years * 3e7)
+        new = Lease.take(folder, "lock")
+        assert new is not None
+        assert not old.renew()
+        assert new.renew()
+        old.give_up()
+        assert Lease.take(folder, "lock") is None
+
+    def test_where_there_are_no_locks_the_file_says_who_has_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise OSError(37, "No locks available")
+
+        monkeypatch.setattr("fcntl.flock", refuse)
+        folder = Folder.at(tmp_path)
+        first = Lease.take(folder, "lock")
+        assert first is not None
+        assert Lease.take(folder, "lock") is None
+        first.release()
+        assert Lease.take(folder, "lock", 1000.0) is None
+        second = Lease.take(folder, "lock")
+        assert second is not None
+        age(tmp_path / "lock", 2 * LEASE_S)
+        assert Lease.take(folder, "lock") is not None
