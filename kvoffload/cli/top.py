@@ -46,8 +46,10 @@ CAUSES = {
     "never_or_long_ago": "never seen, or long ago",
 }
 MARKS = {
+    "biased": "miniatures of this policy are off",
     "filling": "memory not full yet",
     "in_flight": "stores overlap",
+    "learning": "still learning",
     "long_requests": "requests longer than memory",
 }
 REASONS = {

@@ -26,7 +26,7 @@ from kvoffload.managers._watch_py import (
 from kvoffload.policies import registry
 
 from .estimate import Point, make_point
-from .minis import Miniature
+from .minis import Miniature, miniature_bias
 from .overdue import Overdue, find_overdue
 
 __all__ = ["Explanation", "Watch", "WatchReport"]
@@ -464,8 +464,9 @@ class Watch:
             shadows["lru", memory] = (missed, missed)
         for mini in self._subject.minis:
             totals = mini.totals()
-            half = len(totals) // 2
-            shadows[mini.policy, mini.memory] = (sum(totals[:half]), sum(totals[half:]))
+            parts = self._QUARTERS
+            missed, stored = sum(totals[:parts]), sum(totals[parts : 2 * parts])
+            shadows[mini.policy, mini.memory] = (missed, stored)
         return {**counts, "shadows": shadows, "policy": self._subject.policy}
 
     # -- parts ---------------------------------------------------------------------------------
@@ -542,7 +543,17 @@ class Watch:
                 found.append("in_flight")
             return tuple(found)
 
-        def point(policy: str, memory: float, slots: float, **misses: list[int]) -> Point:
+        def point(
+            policy: str,
+            memory: float,
+            slots: float,
+            base: list[int],
+            shadow: list[int],
+            *,
+            stored: list[int],
+            bias: float,
+            more: tuple[str, ...] = (),
+        ) -> Point:
             if self._subject.policy is None:
                 return Point(policy, memory, reason="own_policy")
             return make_point(
@@ -551,26 +562,32 @@ class Watch:
                 slots=slots,
                 asked=counts["asked"],
                 missed=counts["missed"],
-                marks=marks(memory),
-                **misses,
+                base=base,
+                shadow=shadow,
+                stored=stored,
+                bias=bias,
+                marks=(*marks(memory), *more),
             )
 
         # Both sides of a ratio must be of the same sample.
         judged = counts["judged" if live is None else "policy_judged"]
         lru_base = live if live is not None else _lru_misses(judged, present)
         for size, memory in enumerate(self.memory):
-            shadow = _lru_misses(judged, size)
+            counted = live is None and memory == 1
+            shadow = lru_base if counted else _lru_misses(judged, size)
             slots = subject.slots * memory
-            yield point("lru", memory, slots, base=lru_base, shadow=shadow, stored=shadow)
+            bias = 0.0 if live is None else miniature_bias(subject.policy_slots)
+            yield point("lru", memory, slots, lru_base, shadow, stored=shadow, bias=bias)
         base = live if live is not None else _lru_misses(counts["policy_judged"], present)
-        for mini, total in zip(self._subject.minis, totals, strict=True):
+        for mini, after_now, total in zip(subject.minis, after.minis, totals, strict=True):
+            slots = subject.policy_slots * mini.memory
+            counted = (mini.policy, mini.memory) == (subject.policy, 1.0)
+            shadow = base if counted else total[:quarters]
+            bias = miniature_bias(slots)
+            more = mini.marks(after_now) if not counted else ()
+            stored = total[quarters : 2 * quarters]
             yield point(
-                mini.policy,
-                mini.memory,
-                subject.policy_slots * mini.memory,
-                base=base,
-                shadow=total[:quarters],
-                stored=total[quarters:],
+                mini.policy, mini.memory, slots, base, shadow, stored=stored, bias=bias, more=more
             )
 
 

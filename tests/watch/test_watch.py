@@ -9,7 +9,8 @@ import random
 import pytest
 
 from kvoffload import CPUOffloadingManager
-from kvoffload.watch import Watch
+from kvoffload.watch import Point, Watch
+from kvoffload.watch.estimate import make_point
 from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
 
 from .watched import Clock, serve, watched, whole
@@ -65,6 +66,54 @@ def test_points_are_withheld_with_the_reason(twin, seed):
         8: "few_misses",
     }
     assert all(point.hit_ratio is None and point.error is None for point in report.points)
+
+
+def test_an_error_is_judged_by_the_hit_ratio_not_by_the_number_of_misses():
+    """Forty sampled misses tell enough where one block in a hundred misses."""
+
+    def point(missed: int, shadow: list[int], base: list[int], **more: float) -> Point:
+        return make_point(
+            "lru",
+            2.0,
+            slots=512,
+            asked=10_000,
+            missed=missed,
+            base=base,
+            shadow=shadow,
+            stored=shadow,
+            **more,
+        )
+
+    base, shadow = [10, 9, 11, 10], [7, 6, 7, 7]
+    given = point(100, shadow, base)
+    assert given.hit_ratio == pytest.approx(1 - 0.01 * 27 / 40)
+    assert 0 < given.error < 0.002
+    assert point(9_000, shadow, base).reason == "wide"
+    assert point(100, [3] * 4, [7] * 4).reason == "few_misses"
+    # Quarters that agree by chance do not make an estimate exact; what is counted is.
+    assert point(5_000, [100] * 4, [200] * 4).error == pytest.approx(0.5 * 401**0.5 / 800)
+    assert point(5_000, base, list(base)).error > 0.01
+    assert point(5_000, base, base).error == 0.0
+    biased = point(100, shadow, base, bias=0.0075)
+    assert biased.error == pytest.approx((given.error**2 + 0.0075**2) ** 0.5)
+
+
+def test_other_policies_have_the_bias_of_miniatures_in_their_error_and_marks(twin, seed):
+    policies = ("lru", "arc", "sieve", "hit-density")
+    manager = whole(twin, 600, policies=policies, memory=(1,))
+    for hashes in requests(seed, 200):
+        serve(manager, hashes)
+    marks = {p.policy: set(p.marks) - {"filling"} for p in manager.watch.report().points}
+    assert marks == {"lru": set(), "arc": set(), "sieve": {"biased"}, "hit-density": {"learning"}}
+    manager = watched(
+        twin, policies=policies, max_rate=1.0, slots=2**20, policy_slots=2**20
+    ).CPUOffloadingManager(16, 600)
+    for hashes in requests(seed, 1_200):
+        serve(manager, hashes)
+    points = {p.policy: p for p in manager.watch.report().points if p.memory == 1}
+    assert points["lru"].error == 0
+    assert all(p.error is None or p.error > 0.0069 for p in points.values() if p.policy != "lru")
+    assert "learning" not in points["hit-density"].marks
 
 
 def test_a_policy_of_the_users_own_has_no_curve(twin):
@@ -141,7 +190,7 @@ def test_causes_and_waste_are_the_same_whatever_sizes_are_asked_about(twin, memo
 
 
 def test_requests_that_met_a_block_being_stored_are_counted_and_mark_the_points(twin):
-    manager = whole(twin, 500, memory=(1, 2))
+    manager = whole(twin, 500, memory=(1, 2), policies=())
     asked = [[A, block_hash(1000 + number)] for number in range(100)]
     for hashes in asked:
         serve(manager, hashes)
