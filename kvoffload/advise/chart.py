@@ -23,6 +23,16 @@ __all__ = [
 ]
 
 
+NAME_PLACE = 17
+"""Where a name begins, user units behind the plot."""
+
+NAME_UNITS = 8.8
+"""Most that a character of a name is wide on average, bold, user units."""
+
+NAME_MARGIN = 122
+"""User units behind the plot, for the names of the built-in policies."""
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """A mark on a line: where, in which column of marks, and what it says."""
@@ -95,11 +105,13 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
     advice : Advice
         What is drawn.
     width, height : int
-        Size, user units.
+        Size, user units; wider where a name takes more than the built-in policies' do.
     label_height : int
         Distance between two names at the lines' ends, user units.
     """
-    left, right, top, bottom = 48, width - 122, 16, height - 44
+    left, right, top, bottom = 48, width - NAME_MARGIN, 16, height - 44
+    longest = max(map(len, advice.setup.replayed))
+    width = right + max(NAME_MARGIN, math.ceil(NAME_PLACE + NAME_UNITS * longest))
     ratios = [cell.hit_ratio for cell in advice.cells.values()]
     highest = max([*ratios, *advice.ceilings, advice.unbounded])
     step = _step(highest)

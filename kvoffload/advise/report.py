@@ -20,7 +20,7 @@ from kvoffload.replay.policies import summary
 from kvoffload.traces.outputs import open_output
 
 from .advice import Advice
-from .chart import bars, chart, strip
+from .chart import NAME_PLACE, bars, chart, strip
 from .choice import by_simplicity
 from .configuration import python_text, vllm_text
 from .economy import balance
@@ -104,6 +104,7 @@ def report_html(subject: Subject) -> str:
         simplicity=", ".join(by_simplicity(setup.policies)),
         wide=chart(advice, **_WIDE),
         narrow=chart(advice, **_NARROW),
+        name_place=NAME_PLACE,
         asked=bytes_text(setup.memory),
         columns=columns,
         rows=_rows(subject, columns),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from kvoffload._printable import printable
 from kvoffload.replay import CEILINGS
@@ -23,8 +24,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 CEILING_COLOUR = "#888888"
 LABEL_COLOUR = "#222222"  # the lines' lighter colours could not be read as text
-LABEL_STEP = 0.042  # least distance of two labels, share of the height
+FIGURE_INCHES = (6.6, 4.6)  # of which the axes have AXES; what lies around them comes on top
+AXES = (0.1, 0.1, 0.7, 0.8)
+FONT_POINTS = 10  # some 7 pixels where the picture is as wide as a phone
+LABEL_STEP = 1.25 * FONT_POINTS / (72 * FIGURE_INCHES[1] * AXES[3])  # of labels, share of height
 LABEL_PLACE = 1.035  # where labels begin, share of the width
+MARGIN_INCHES = 0.12  # around all that is drawn
+TITLE_CHARACTERS = 76  # of a line of the title
 
 
 def draw(grid: Grid, path: str) -> None:
@@ -44,11 +50,10 @@ def draw(grid: Grid, path: str) -> None:
 
 
 def _picture(grid: Grid, form: str) -> bytes:
-    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "kvoffload"}):
-        figure = Figure(figsize=(8.2, 5.0))
-        # The second scale stands between the axes and the title.
-        height = 0.79 if grid.block_bytes is None else 0.73
-        axes = figure.add_axes((0.08, 0.11, 0.70, height))
+    """Return the picture, as large as what is drawn: the axes have one size, and nothing is cut."""
+    with mpl.rc_context({"font.size": FONT_POINTS, "svg.hashsalt": "kvoffload"}):
+        figure = Figure(figsize=FIGURE_INCHES)
+        axes = figure.add_axes(AXES)
         ends = []
         number = 0
         for policy in grid.policies:
@@ -62,67 +67,93 @@ def _picture(grid: Grid, form: str) -> bytes:
                     "zorder": 1,
                 }
             else:
-                style = {
-                    "color": COLOURS[number % len(COLOURS)],
-                    "marker": MARKERS[number % len(MARKERS)],
-                    "markersize": 4.5,
-                    "zorder": 3,
-                }
+                style = {**look(number), "markersize": 4.5, "zorder": 3}
                 number += 1
             axes.plot(x, y, linewidth=1.4, **style)
             ends.append((policy, y[-1], style))
         _set_axes(axes, grid)
         _label_ends(axes, ends)
-        title = _title(grid)
-        figure.suptitle(title, x=0.08, y=0.975, ha="left", fontsize=10, parse_math=False)
+        axes.annotate(
+            _title(grid),
+            (0, 1),
+            xytext=(0, 10 if grid.block_bytes is None else 42),  # above the second scale
+            xycoords="axes fraction",
+            textcoords="offset points",
+            va="bottom",
+            annotation_clip=False,
+            parse_math=False,
+        )
         picture = io.BytesIO()
-        figure.savefig(picture, format=form, dpi=160, metadata=None if form == "png" else {})
+        figure.savefig(
+            picture,
+            format=form,
+            dpi=160,
+            bbox_inches="tight",
+            pad_inches=MARGIN_INCHES,
+            metadata={_DATE[form]: None} if form in _DATE else None,
+        )
         return picture.getvalue()
+
+
+_DATE = {"svg": "Date", "pdf": "CreationDate"}
+"""What would make two pictures of one sweep differ."""
+
+
+def look(number: int) -> dict[str, str]:
+    """Return the colour and the marker of a policy by its place; 64 differ."""
+    marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+    return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
 
 
 def _title(grid: Grid) -> str:
     cell, counts = grid.row(grid.policies[0])[0]
-    name = printable(Path(grid.source.name).name)
-    title = f"{name}: {counts.requests:,} requests, {counts.blocks:,} blocks"
-    title += f", {grid.unique_blocks:,} of them unique"
-    notes = []
+    facts = f"{counts.requests:,} requests, {counts.blocks:,} blocks, {grid.unique_blocks:,} unique"
+    lines = [printable(Path(grid.source.name).name), facts]
+    notes = [] if grid.source.ids_text is None else [grid.source.ids_text]
     if cell.device_blocks:
         notes.append(f"behind {cell.device_blocks:,} blocks on the device")
     if cell.pending:
         notes.append(f"stores in flight for {cell.pending:,} requests")
-    return "\n".join([title, "; ".join(notes)]) if notes else title
+    lines += ["; ".join(notes)] if notes else []
+    return "\n".join(part for line in lines for part in textwrap.wrap(line, TITLE_CHARACTERS))
 
 
 def _set_axes(axes: Any, grid: Grid) -> None:
     sizes = sorted(set(grid.sizes.values()))
     axes.set_xscale("log")
-    # One capacity alone has no range; half and double of it give it one.
-    axes.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15) if len(sizes) > 1 else axes.set_xlim(
-        sizes[0] / 2, sizes[0] * 2
-    )
+    axes.set_xlim(*_ends(sizes))
     axes.set_ylim(0, axes.get_ylim()[1] * 1.02)
     axes.set_xlabel("capacity, blocks")
     axes.set_ylabel("hit ratio")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:.4g} %"))
     axes.grid(True, color="#E4E4E4", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    _set_ticks(axes.xaxis, lambda value: f"{value:,.0f}")
+    _set_ticks(axes.xaxis, sizes, lambda value: f"{value:,.0f}")
     if grid.block_bytes is not None:
         size = grid.block_bytes
         above = axes.secondary_xaxis(
             "top", functions=(lambda blocks: blocks * size, lambda total: total / size)
         )
         above.set_xlabel("capacity, bytes")
-        _set_ticks(above.xaxis, _bytes)
+        _set_ticks(above.xaxis, [blocks * size for blocks in sizes], _bytes)
 
 
-def _set_ticks(axis: Any, text: Any) -> None:
-    """Label 1, 2 and 5 of each decade."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+def _set_ticks(axis: Any, sizes: list[int], text: Any) -> None:
+    """Label 1, 2 and 5 of each decade, or the ends where these are too few."""
+    locator = LogLocator(subs=(1.0, 2.0, 5.0))
+    least, most = _ends(sizes)
+    within = [tick for tick in locator.tick_values(least, most) if least <= tick <= most]
+    axis.set_major_locator(locator if len(within) > 1 else FixedLocator([sizes[0], sizes[-1]]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     axis.set_minor_formatter(NullFormatter())
+
+
+def _ends(sizes: list[int]) -> tuple[float, float]:
+    """Return where the scale ends; one capacity alone has no range, so its half and double."""
+    more = 1.15 if len(sizes) > 1 else 2
+    return sizes[0] / more, sizes[-1] * more
 
 
 def _bytes(value: float) -> str:
@@ -168,7 +199,6 @@ def _label_ends(axes: Any, ends: list[tuple[str, float, dict[str, Any]]]) -> Non
             transform=axes.transAxes,
             color=LABEL_COLOUR,
             va="center",
-            fontsize=9,
             parse_math=False,
         )
 

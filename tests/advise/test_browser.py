@@ -19,7 +19,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from .pages import hostile_page, page
+from .pages import VARIANTS, hostile_page, page
 
 BROWSER = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
@@ -57,7 +57,13 @@ def browser(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    for name, text in (("good", page()), ("short", page(requests=20)), ("hostile", hostile_page())):
+    texts = {
+        "good": page(),
+        "short": page(requests=20),
+        "hostile": hostile_page(),
+        "variants": page(policies=VARIANTS),
+    }
+    for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
     return folder
 
@@ -105,6 +111,18 @@ def test_a_hostile_name_is_shown_and_runs_nothing(show):
     browser = show("hostile")
     assert browser.find_element(By.CSS_SELECTOR, ".trace").text.startswith("<script>alert(1)")
     assert browser.find_elements(By.TAG_NAME, "img") == []
+
+
+@pytest.mark.parametrize("name", ["good", "variants"])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_no_text_of_a_picture_is_cut(show, name, width):
+    cut = show(name, width).execute_script(
+        "return Array.from(document.querySelectorAll('svg text')).filter(e => {"
+        "const r = e.getBoundingClientRect(), s = e.ownerSVGElement.getBoundingClientRect();"
+        "return r.width && (r.left < s.left || r.right > s.right || r.top < s.top "
+        "|| r.bottom > s.bottom); }).map(e => e.textContent)"
+    )
+    assert cut == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
