@@ -66,7 +66,7 @@ RENEW_S = 3600.0
 SWEEP_S = 60.0
 LOCK_S = 0.01
 """Seconds between two tries to get a lock."""
-EPOCH_LEASE_S = 1.0
+EPOCH_LEASE_S = 5.0
 """Seconds for which a process that was stopped keeps others from giving the directory an epoch."""
 STOP_S = 0.2
 """Seconds that closing waits for a sweep to stop."""

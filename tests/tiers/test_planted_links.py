@@ -548,6 +548,58 @@ def test_a_sweeper_that_is_stopped_is_replaced_and_notices(tmp_path: Path) -> No
                 kill(child)
 
 
+@pytest.mark.parametrize("behind", [False, True], ids=["before it looks", "before it writes"])
+def test_a_forget_that_is_stopped_keeps_no_other_from_it(tmp_path: Path, behind: bool) -> None:
+    with opened(tmp_path) as (tier, region):
+        put(tier)
+
+        def stop_first(call: Callable[..., object]) -> Callable[..., object]:
+            def stopping(*arguments: object) -> object:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(0.1)  # it does not stop at once
+                return call(*arguments)
+
+            return stopping
+
+        def forget_and_stop() -> None:
+            stopped, _ = open_tier(tmp_path)
+            run(stopped, stopped.query(KEYS[:1]))
+            raise_epoch = stopped._files._raise_epoch
+
+            def stop_within(epoch: int) -> int:
+                with pytest.MonkeyPatch.context() as patch:
+                    name = "write" if behind else "read"
+                    patch.setattr(Folder, name, stop_first(getattr(Folder, name)))
+                    patch.setattr(stopped._files, "_make_namespace", lambda: namespace)
+                    return raise_epoch(epoch)
+
+            namespace = stopped._files._make_namespace()
+            stopped._files._raise_epoch = stop_within
+            stopped.forget()
+            while not stopped.health().forgotten:
+                stopped.poll()
+                time.sleep(0.01)
+
+        child = start(forget_and_stop)
+        try:
+            _, status = os.waitpid(child, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            age(tier.folder / "epoch.lock", 1000)
+            assert tier.forget() is True
+            epoch = tier._store.epoch
+            while os.WIFSTOPPED(status):
+                os.kill(child, signal.SIGCONT)
+                _, status = os.waitpid(child, os.WUNTRACED)
+            child = 0
+            assert os.waitstatus_to_exitcode(status) == 0
+        finally:
+            if child:
+                kill(child)
+        tier._store._doubt()
+        assert Status.OK not in get(tier, region)
+        assert int((tier.folder / "epoch").read_text(), 16) >= epoch, "it was given back"
+
+
 class TestLease:
     def test_one_has_it(self, tmp_path: Path) -> None:
         folder = Folder.at(tmp_path)
