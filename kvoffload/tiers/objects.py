@@ -5,42 +5,47 @@ and the blocks: ``<epoch>/<hh>/<key>``, with two hex digits of a sum of the key,
 over the store's partitions, and the stored key in hex. An object is a block's bytes and its seal.
 
 Structure
-    A thread makes the requests of its blocks at once, in an event loop of its own, and gives those
-    up that have not answered by the deadline. Blocks are stored where there is no object of the
-    name (``If-None-Match``). A query of a chain of keys, in the order of the chain, asks for
+    obstore reads the body of an error answer whole and takes as much memory for it as the answer's
+    head announces; where it gets none, its process ends. So it has one of its own, with a limit,
+    and `ObjectsClient` asks that one. A thread makes the requests of its blocks at once, and those
+    are given up that were not answered by the deadline. Blocks are stored where there is no object
+    of the name (``If-None-Match``). A query of a chain of keys, in the order of the chain, asks for
     `PROBES` of them, evenly spaced, and then for those between the last that is there and the first
     that is not: two rounds for 4,096 keys.
 Invariants
-    An object's size is compared before its bytes are asked for, and no more are read. The client
-    makes no retry. A request holds a copy of its block: one that was given up cannot send what the
-    buffer has later.
+    An object's size is compared before its bytes are read, and no more are. The client makes no
+    retry. Its process has a copy of each block that is stored: a request that was given up cannot
+    send what the buffer has later. Only what a verb expects settles a block: a server may answer
+    with any status.
 Cost
-    A request per block, and one per minute for the epoch. The bucket's lifecycle rules remove what
-    is old, and what was forgotten.
+    A request per block, and one per minute for the epoch; a copy of each block between the
+    processes. The bucket's lifecycle rules remove what is old, and what was forgotten.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from kvoffload.errors import describe
 
+from . import _objects_worker as worker
 from ._io_py import Block
+from ._objects_worker import Item
 from .base import Status
 from .epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from .namespace import Namespace
+from .objects_client import Answer, ObjectsClient
 from .pool import MOVING
 from .pooled import MAX_QUEUED_BYTES
+from .region import Region
 from .remote import RemoteTier
 from .remote_pool import RemoteStore
-from .seal import xxh3_64
-from .staging import STAGING_BYTES
+from .seal import SEAL_BYTES, xxh3_64
+from .staging import STAGING_BYTES, staging_buffers
 
 __all__ = ["ObjectTier"]
 
@@ -49,23 +54,33 @@ EPOCH_S = 60.0
 PROBES = 64
 ROUNDS = 8
 """Times that an epoch is given while others keep changing it."""
+BLOCKS_PER_CALL = 16
 REQUEST_S = 30.0
 """Seconds after which the client gives a request up by itself; deadlines are shorter."""
 CONNECT_S = 5.0
+NO_CONDITIONS = ("NotSupportedError", "NotImplementedError")
+"""Errors of stores that put unconditionally or not at all."""
+MEMORY_BYTES = 256 * 2**20
+"""Bytes that the client's process may take besides those of requests."""
+REQUEST_BYTES = 2 * 2**20
+"""Bytes that it may take for a request, besides twice the block."""
 
-Found = TypeVar("Found")
 
+class RequestError(Exception):
+    """Say that a request failed.
 
-def _client_package() -> Any:
-    try:
-        import obstore
-        import obstore.exceptions
-        import obstore.store
-    except ImportError as error:
-        raise ImportError(
-            "ObjectTier needs obstore: pip install 'kvoffload[objects]'", name="obstore"
-        ) from error
-    return obstore
+    Attributes
+    ----------
+    kind : str
+        The name of the client's error.
+    status : Status
+        What it means.
+    """
+
+    def __init__(self, kind: str, status: Status) -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.status = status
 
 
 class ObjectStore(RemoteStore):
@@ -77,143 +92,133 @@ class ObjectStore(RemoteStore):
         The tier's label, for logs.
     namespace : Namespace
         What the bytes mean.
-    bucket : object
-        A store of obstore.
+    client : ObjectsClient
+        What asks the object store; it is closed with this one.
     """
 
-    blocks_per_call = 16
+    blocks_per_call = BLOCKS_PER_CALL
     keys_per_query = PROBES * PROBES
     epoch_s = EPOCH_S
 
-    def __init__(self, name: str, namespace: Namespace, bucket: Any) -> None:
+    def __init__(self, name: str, namespace: Namespace, client: ObjectsClient) -> None:
         super().__init__(name, namespace)
-        self._client = _client_package()
-        self._bucket = bucket
+        self._client = client
         self._folder = self.fingerprint.hex()
-        self._own = threading.local()
-        self._loops: list[asyncio.AbstractEventLoop] = []
 
     def _path(self, key: bytes, epoch: int) -> str:
         return f"{self._folder}/{epoch:016x}/{xxh3_64(key) & 0xFF:02x}/{key.hex()}"
 
-    def _run(self, work: Coroutine[Any, Any, Found]) -> Found:
-        """Run a coroutine in this thread's loop, until the deadline.
+    def use(self, memory: Region) -> None:  # noqa: ARG002
+        """Start the client: the first request need not wait for it."""
+        with contextlib.suppress(OSError):
+            self._client.start()
+
+    # -- small objects -----------------------------------------------------------------------
+
+    def _ask(self, verb: int, items: Sequence[Item], most: int = 0) -> list[Answer]:
+        """Ask for objects of at most so many bytes; return the answers, in order.
 
         Raises
         ------
-        TimeoutError
-            If it has not ended by then.
+        TimeoutError, RequestError, OSError
+            If one of them got none.
         """
-        return self._loop().run_until_complete(asyncio.wait_for(work, self.seconds_left()))
-
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        loop: asyncio.AbstractEventLoop | None = getattr(self._own, "loop", None)
-        if loop is None:
-            loop = self._own.loop = asyncio.new_event_loop()
-            self._loops.append(loop)
-        return loop
-
-    def _each(
-        self, run: Sequence[Block], request: Callable[[Block], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Make a request for each block; a block whose request fails gets what that means."""
-        if not run:
-            return
-
-        async def all_of_them() -> None:
-            tasks = [asyncio.ensure_future(request(block)) for block in run]
-            try:
-                _, late = await asyncio.wait(tasks, timeout=self.seconds_left())
-                for task in late:
-                    task.cancel()
-                if late:
-                    await asyncio.wait(late)
-            except BaseException:
-                for task in tasks:
-                    task.cancel()
-                raise
-            for block, task in zip(run, tasks, strict=True):
-                error = TimeoutError() if task.cancelled() else task.exception()
-                if isinstance(error, Exception):
-                    block.status = self._meaning(error)
-
-        self._loop().run_until_complete(all_of_them())
-
-    async def _get(self, path: str, most: int) -> tuple[bytes | None, dict[str, Any] | None]:
-        """Return a small object's bytes, None for a longer one, and its version, None for none."""
-        try:
-            answer = await self._client.get_async(self._bucket, path)
-        except FileNotFoundError:
-            return None, None
-        version = {name: answer.meta[name] for name in ("e_tag", "version") if answer.meta[name]}
-        if answer.meta["size"] > most:
-            return None, version
-        return await _collect(answer, most), version
-
-    async def _create(self, path: str, data: bytes) -> None:
-        """Store an object where there is none."""
-        with contextlib.suppress(self._client.exceptions.AlreadyExistsError):
-            await self._client.put_async(
-                self._bucket, path, data, mode="create", use_multipart=False
-            )
+        answers: list[Answer] = []
+        self._client.ask(verb, items, self.seconds_left(), answers.append, size=(0, most))
+        for answer in answers:
+            error = _error(answer)
+            if error is not None:
+                raise error
+        return sorted(answers)
 
     # -- epochs ------------------------------------------------------------------------------
 
     def _ask_epoch(self) -> int | None:
-        return self._run(self._ask())
-
-    async def _ask(self) -> int | None:
         path = f"{self._folder}/namespace.json"
-        (data, _), (json, _) = await asyncio.gather(
-            self._get(f"{self._folder}/epoch", EPOCH_CHARACTERS),
-            self._get(path, self._json_bytes),
-        )
-        if not self._compare(json):
+        both = [Item(f"{self._folder}/epoch"), Item(path)]
+        answer, json = self._ask(worker.GET, both, self._json_bytes)
+        too_long = json.outcome == worker.OTHER_SIZE
+        if not self._compare(bytes(self._json_bytes) if too_long else bytes(json.data)):
             ours = self.namespace.json.encode("ascii")
-            await self._client.put_async(self._bucket, path, ours, use_multipart=False)
-        return parse_epoch(data)
+            self._ask(worker.REPLACE, [Item(path, data=ours)])
+        return parse_epoch(bytes(answer.data))
 
     def _raise_epoch(self, epoch: int) -> int:
-        return self._run(self._raise(epoch))
-
-    async def _raise(self, epoch: int) -> int:
         """Replace the object on the condition that it is still the one that was read."""
-        path, errors = f"{self._folder}/epoch", self._client.exceptions
+        path, data = f"{self._folder}/epoch", epoch_text(epoch)
         for _ in range(ROUNDS):
-            data, version = await self._get(path, EPOCH_CHARACTERS)
-            found = parse_epoch(data)
+            (answer,) = self._ask(worker.GET, [Item(path)], EPOCH_CHARACTERS)
+            found = parse_epoch(bytes(answer.data))
             if found is not None and found >= epoch:
                 return found
-            mode = version or "create"
-            with contextlib.suppress(errors.AlreadyExistsError, errors.PreconditionError):
-                await self._put_epoch(path, epoch, mode)
+            verb = worker.CREATE if answer.outcome == worker.ABSENT else worker.REPLACE
+            try:
+                self._ask(verb, [Item(path, answer.text, data)])
+            except RequestError as error:
+                if error.kind not in NO_CONDITIONS:
+                    raise
+                # A store without conditions: the last writer wins, and who wrote a higher one
+                # repeats.
+                self._ask(worker.REPLACE, [Item(path, data=data)])
         raise TimeoutError
-
-    async def _put_epoch(self, path: str, epoch: int, mode: Any) -> None:
-        data = epoch_text(epoch)
-        try:
-            await self._client.put_async(self._bucket, path, data, mode=mode, use_multipart=False)
-        except (self._client.exceptions.NotSupportedError, NotImplementedError):
-            # A store without conditions: the last writer wins, and who wrote a higher one repeats.
-            await self._client.put_async(self._bucket, path, data, use_multipart=False)
 
     # -- blocks ------------------------------------------------------------------------------
 
-    def _find(self, run: Sequence[Block], epoch: int) -> None:
-        async def ask(block: Block) -> None:
-            try:
-                await self._client.head_async(self._bucket, self._path(block.key, epoch))
-            except FileNotFoundError:
-                block.status = Status.MISS
+    def _each(
+        self,
+        verb: int,
+        run: Sequence[Block],
+        epoch: int,
+        *,
+        size: tuple[int, int] = (0, 0),
+    ) -> list[Answer]:
+        """Make a request for each block; one that fails gives its block what that means.
+
+        Return the other answers.
+        """
+        if not run:
+            return []
+        sound = []
+
+        def told(answer: Answer) -> None:
+            error = _error(answer)
+            if error is None:
+                sound.append(answer)
             else:
-                block.status = Status.OK
+                run[answer.place].status = self._meaning(error)
+
+        paths = [self._path(block.key, epoch) for block in run]
+        if verb == worker.CREATE:
+            items = [
+                Item(path, data=block.views[0]) for path, block in zip(paths, run, strict=True)
+            ]
+        else:
+            items = [Item(path) for path in paths]
+        into = [block.views[0] for block in run] if verb == worker.GET else ()
+        try:
+            self._client.ask(verb, items, self.seconds_left(), told, size=size, into=into)
+        except Exception as error:  # noqa: BLE001 # what was answered is sound
+            status = self._meaning(error)
+            answered = {answer.place for answer in sound}
+            for place, block in enumerate(run):
+                if block.status == MOVING and place not in answered:
+                    block.status = status
+        return sound
+
+    def _find(self, run: Sequence[Block], epoch: int) -> None:
+        def ask(part: Sequence[Block]) -> None:
+            for start in range(0, len(part), PROBES):
+                some = part[start : start + PROBES]
+                for answer in self._each(worker.HEAD, some, epoch):
+                    absent = answer.outcome == worker.ABSENT
+                    some[answer.place].status = Status.MISS if absent else Status.OK
 
         count = len(run)
         if count <= PROBES:
-            self._each(run, ask)
+            ask(run)
             return
         probed = sorted({place * (count - 1) // (PROBES - 1) for place in range(PROBES)})
-        self._each([run[place] for place in probed], ask)
+        ask([run[place] for place in probed])
         if any(run[place].status not in (Status.OK, Status.MISS) for place in probed):
             # Nothing is known of the others either: the first trouble stands for all.
             trouble = next(run[p].status for p in probed if run[p].status > Status.MISS)
@@ -221,69 +226,50 @@ class ObjectStore(RemoteStore):
             return
         absent = next((place for place in probed if run[place].status == Status.MISS), count)
         there = max((place for place in probed if place < absent), default=-1)
-        self._each(run[there + 1 : absent], ask)
+        ask(run[there + 1 : absent])
         _fill(run, 0, there + 1, Status.OK)
         _fill(run, absent, count, Status.MISS)
 
     def _fetch(self, run: Sequence[Block], epoch: int) -> None:
-        async def fetch(block: Block) -> None:
-            try:
-                answer = await self._client.get_async(self._bucket, self._path(block.key, epoch))
-            except FileNotFoundError:
-                block.status = Status.MISS
-                return
-            if answer.meta["size"] != self.block_bytes:
-                block.status = Status.CORRUPT
-                return
-            self._check(block, memoryview(await _collect(answer, self.block_bytes)), epoch)
-
-        self._each(run, fetch)
+        size = (self.block_bytes, self.block_bytes)
+        for place, outcome, _, data in self._each(worker.GET, run, epoch, size=size):
+            if outcome == worker.DONE:
+                self._check(run[place], memoryview(data), epoch)
+            else:
+                absent = outcome == worker.ABSENT
+                run[place].status = Status.MISS if absent else Status.CORRUPT
 
     def _store(self, run: Sequence[Block], epoch: int) -> None:
-        async def store(block: Block) -> None:
-            await self._create(self._path(block.key, epoch), bytes(block.views[0]))
-            block.status = Status.OK
-
-        self._each(run, store)
+        for answer in self._each(worker.CREATE, run, epoch):
+            run[answer.place].status = Status.OK
 
     def _drop(self, keys: Sequence[bytes], epoch: int) -> None:
-        async def drop(path: str) -> None:
-            with contextlib.suppress(FileNotFoundError):
-                await self._client.delete_async(self._bucket, path)
-
-        async def drop_all() -> None:
-            for start in range(0, len(keys), PROBES):
-                part = keys[start : start + PROBES]
-                await _together([drop(self._path(key, epoch)) for key in part])
-
-        self._run(drop_all())
+        for start in range(0, len(keys), PROBES):
+            part = keys[start : start + PROBES]
+            self._ask(worker.DELETE, [Item(self._path(key, epoch)) for key in part])
 
     def _status_of(self, error: Exception) -> Status:
-        if isinstance(error, asyncio.TimeoutError | TimeoutError):
+        if isinstance(error, RequestError):
+            return error.status
+        if isinstance(error, TimeoutError):
             return Status.TIMEOUT
-        # Not reached, refused, wrong credentials, no such bucket, an error of the server.
-        known = isinstance(error, self._client.exceptions.BaseError | OSError)
-        return Status.UNAVAILABLE if known else Status.FAILED
+        return Status.UNAVAILABLE if isinstance(error, OSError) else Status.FAILED
+
+    def _name_of(self, error: Exception) -> str:
+        return error.kind if isinstance(error, RequestError) else super()._name_of(error)
 
     def close(self) -> None:
-        """Close the loops, whose threads have ended."""
-        for loop in self._loops:
-            loop.close()
+        """End the client."""
+        self._client.close()
 
 
-async def _together(work: Sequence[Awaitable[None]]) -> None:
-    await asyncio.gather(*work)
-
-
-async def _collect(answer: Any, most: int) -> bytes:
-    """Return the bytes of an answer, no more than so many and one piece of the network's."""
-    pieces, size = [], 0
-    async for piece in answer.stream(min_chunk_size=most):
-        pieces.append(piece)
-        size += len(piece)
-        if size > most:
-            break
-    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(map(bytes, pieces))
+def _error(answer: Answer) -> Exception | None:
+    """Return the error that an answer tells of, None for none."""
+    if answer.outcome == worker.LATE:
+        return TimeoutError()
+    if answer.outcome == worker.UNREACHED:
+        return RequestError(answer.text, Status.UNAVAILABLE)
+    return RequestError(answer.text, Status.FAILED) if answer.outcome == worker.FAILED else None
 
 
 def _fill(run: Sequence[Block], start: int, stop: int, status: Status) -> None:
@@ -321,8 +307,10 @@ class ObjectTier(RemoteTier):
 
     Notes
     -----
-    The client has threads that a forked child has not: in a child of a process that used one, make
-    no tier of this kind; start such processes afresh.
+    The client, obstore, runs in a process of its own, which `attach` starts with this interpreter,
+    `sys.executable`, and with `sys.path` and the environment as they are then; its memory is
+    limited on Linux, to 256 MiB and about twice what is in flight. Where it ends, requests under
+    way are UNAVAILABLE, and it is started again, once per second at most.
 
     Nothing is asked of the store before a region is attached. Nothing is ever evicted by the tier:
     give the bucket a lifecycle rule.
@@ -347,7 +335,7 @@ class ObjectTier(RemoteTier):
         max_queued_bytes: int = MAX_QUEUED_BYTES,
     ) -> None:
         self._place = _public(url)
-        self._bucket: Any = _open_bucket(url, config or {}, client_options or {})
+        self._settings = _settings(url, config or {}, client_options or {})
         super().__init__(
             namespace,
             None,
@@ -358,11 +346,20 @@ class ObjectTier(RemoteTier):
             enable_events=enable_events,
             max_queued_bytes=max_queued_bytes,
         )
-        del self._bucket  # the store has it
+        del self._settings  # the client has them
         self._open()
 
     def _make_store(self) -> ObjectStore:
-        return ObjectStore(self.name, self.namespace, self._bucket)
+        requests = self._num_threads * BLOCKS_PER_CALL
+        block_bytes = self.namespace.block_bytes + SEAL_BYTES
+        moving = min(requests, staging_buffers(self._staging_bytes, block_bytes)) * block_bytes
+        memory_bytes = MEMORY_BYTES + 2 * moving + requests * REQUEST_BYTES
+        self._client = ObjectsClient(self._settings, self._num_threads, memory_bytes)
+        return ObjectStore(self.name, self.namespace, self._client)
+
+    def _leave(self) -> None:
+        self._client.abandon()
+        super()._leave()
 
     @property
     def place(self) -> str:
@@ -370,29 +367,42 @@ class ObjectTier(RemoteTier):
         return self._place
 
 
-def _open_bucket(url: str, config: Mapping[str, Any], client_options: Mapping[str, Any]) -> Any:
-    """Return obstore's store.
+def _settings(
+    url: str, config: Mapping[str, Any], client_options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what the client is made with.
 
     Raises
     ------
     ValueError
-        If it does not take the settings; the message does not show them.
+        If obstore does not take it; the message does not show it.
     """
-    client = _client_package()
-    options = {
-        "timeout": timedelta(seconds=REQUEST_S),
-        "connect_timeout": timedelta(seconds=CONNECT_S),
-        **client_options,
-    }
-    retry = {"max_retries": 0, "retry_timeout": timedelta(0)}
     try:
-        return client.store.from_url(
-            url, config=dict(config), client_options=options, retry_config=retry
-        )
-    except (client.exceptions.BaseError, ValueError, TypeError) as error:
+        import obstore.exceptions
+        import obstore.store
+    except ImportError as error:
+        raise ImportError(
+            "ObjectTier needs obstore: pip install 'kvoffload[objects]'", name="obstore"
+        ) from error
+    options = {
+        "config": dict(config),
+        "client_options": {
+            "timeout": timedelta(seconds=REQUEST_S),
+            "connect_timeout": timedelta(seconds=CONNECT_S),
+            **client_options,
+        },
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},
+    }
+    settings = {"url": url, "options": options}
+    try:
+        from_url: Any = obstore.store.from_url
+        from_url(url, **options)
+        worker.encode_settings(settings)
+    except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
         raise ValueError(
             f"url and settings must be such as obstore takes, got {type(error).__name__}"
         ) from None
+    return settings
 
 
 def _public(url: Any) -> str:

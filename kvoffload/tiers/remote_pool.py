@@ -384,8 +384,12 @@ class RemoteStore(Store):
             return Status.FAILED
         status = self._status_of(error)
         # The text of an error may hold an address with a password, or what a server made up.
-        self.say(f"met {type(error).__name__}: {status.name}")
+        self.say(f"met {self._name_of(error)}: {status.name}")
         return status
+
+    def _name_of(self, error: Exception) -> str:
+        """Return what the log calls an error."""
+        return type(error).__name__
 
     def chore(self, offset: int, data: bytes, sync: bool) -> None:  # noqa: ARG002
         """Do a chore: `offset` says which, `data` has the keys.

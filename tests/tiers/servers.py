@@ -178,11 +178,14 @@ while True:
         self.master.close()
 
 
-def s3_server() -> Server:
+def s3_server(*options: str) -> Server:
     """Return moto's server, a stand-in for S3, not yet started."""
     pytest.importorskip("moto.server", reason="needs moto, of the servers extra")
     return Server(
-        lambda port, _: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        lambda port, _: [
+            *(sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)),
+            *options,
+        ]
     )
 
 

@@ -6,12 +6,9 @@ serve another model, whose bytes under the same keys are others.
 
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -148,27 +145,15 @@ def test_one_redis_server_that_evicts() -> None:
         )
 
 
-def attack_bucket(port: int, times: int) -> None:
-    options = s3_options(SimpleNamespace(port=port))
-    attack(
-        lambda namespace: ObjectTier(
-            "s3://blocks/kv", 2, namespace=namespace, ack="stored", **options
-        ),
-        times,
-    )
-
-
 @pytest.mark.attack
 def test_one_bucket() -> None:
-    """On moto's server, which stands in for S3.
-
-    From a process that has not used obstore: its runtime does not work in forked children.
-    """
+    """On moto's server, which stands in for S3."""
     pytest.importorskip("obstore", reason="the tier needs the objects extra")
     with s3_server() as server:
         make_bucket(server)
-        program = (
-            f"from {__name__} import attack_bucket; attack_bucket({server.port}, {rounds(60)})"
+        attack(
+            lambda namespace: ObjectTier(
+                "s3://blocks/kv", 2, namespace=namespace, ack="stored", **s3_options(server)
+            ),
+            rounds(60),
         )
-        root = Path(__file__).parents[2]
-        subprocess.run([sys.executable, "-c", program], cwd=root, check=True)

@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -577,7 +578,9 @@ class TestTLS:
             assert not {Status.OK, Status.MISS} & set(check(tier, region, 4, 1.0))
             tier.close()
 
-    def test_a_certificate_is_checked(self, tmp_path: Path) -> None:
+    @pytest.fixture
+    def certificate(self, tmp_path: Path) -> tuple[Path, Path]:
+        """Give a key and a certificate that nobody knows."""
         if shutil.which("openssl") is None:
             pytest.skip("openssl is not installed")
         key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
@@ -586,10 +589,15 @@ class TestTLS:
                 *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
                 *("-keyout", key, "-out", certificate, "-subj", "/CN=localhost"),
                 *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+                *("-addext", "basicConstraints=critical,CA:FALSE"),
             ],
             check=True,
             capture_output=True,
         )
+        return key, certificate
+
+    def test_a_certificate_is_checked(self, certificate) -> None:
+        key, certificate = certificate
         port = free_port()
         tls = ("--tls-port", str(port), "--tls-cert-file", str(certificate))
         more = ("--tls-key-file", str(key), "--tls-auth-clients", "no")
@@ -603,6 +611,31 @@ class TestTLS:
             assert (
                 run(trusting, trusting.query(KEYS[:4], 10.0)).status.tolist() == [Status.MISS] * 4
             )
+            trusting.close()
+
+    def test_that_of_an_object_store_is_checked(self, certificate) -> None:
+        """The process of the client is told whom to trust."""
+        import ssl
+        from urllib.request import Request, urlopen
+
+        key, certificate = certificate
+        with s3_server("--ssl", "-c", str(certificate), "-k", str(key)) as server:
+            config = s3_options(server)["config"]
+            config["endpoint"] = f"https://127.0.0.1:{server.port}"
+            request = Request(f"{config['endpoint']}/blocks", method="PUT")
+            context = ssl.create_default_context(cafile=str(certificate))
+            urlopen(request, context=context, timeout=PATIENCE_S).close()
+            strict = open_objects(server, config=config, client_options={})
+            region = attached(strict)
+            assert set(check(strict, region, 4, 5.0)) == {Status.UNAVAILABLE}
+            strict.close()
+            options = {"root_certificate": certificate.read_bytes()}
+            if sys.version_info < (3, 11):  # the last obstore for it does not know this one
+                options = {"allow_invalid_certificates": True}
+            trusting = open_objects(server, config=config, client_options=options)
+            region = attached(trusting)
+            store(trusting, 4)
+            assert set(check(trusting, region, 4)) == {Status.OK}
             trusting.close()
 
 

@@ -158,33 +158,39 @@ def test_an_engine_finds_what_another_one_stored(tmp_path: Path) -> None:
 
 def test_a_chain_is_probed_in_two_rounds() -> None:
     """Of 4,096 keys of which the first 2,500 are there, at most 128 are asked for."""
-    obstore = pytest.importorskip("obstore", reason="the tier needs the objects extra")
+    pytest.importorskip("obstore", reason="the tier needs the objects extra")
     import time
 
+    from kvoffload.tiers import _objects_worker as worker
     from kvoffload.tiers._io_py import Block
     from kvoffload.tiers.objects import ObjectStore
+    from kvoffload.tiers.objects_client import ObjectsClient
 
-    store = ObjectStore("objects", NAMESPACE, obstore.store.MemoryStore())
+    client = ObjectsClient({"url": "memory:///", "options": {}}, 1, 2**28)
+    store = ObjectStore("objects", NAMESPACE, client)
     store.begin(time.monotonic() + 60)
     keys = [b"%d" % number for number in range(4096)]
     epoch = store._raise_epoch(5)
+    stored = 0
     for there in (0, 1, 63, 2500, 4095, 4096):
-        for key in keys[:there]:
-            obstore.put(store._bucket, store._path(key, epoch), b"x", use_multipart=False)
-        calls = itertools.count()
-        each = store._each
+        items = [worker.Item(store._path(key, epoch), data=b"x") for key in keys[stored:there]]
+        stored = there
+        for start in range(0, len(items), 64):
+            store._ask(worker.CREATE, items[start : start + 64])
+        asked = itertools.count()
+        ask = client.ask
 
-        def counting(run, request, each=each, calls=calls):
-            for _ in run:
-                next(calls)
-            each(run, request)
+        def counting(verb, items, *rest, ask=ask, asked=asked, **more):
+            for _ in items:
+                next(asked)
+            ask(verb, items, *rest, **more)
 
-        store._each = counting
+        client.ask = counting
         run_of_blocks = [Block(key, 0, 0, place) for place, key in enumerate(keys)]
         store._find(run_of_blocks, epoch)
-        store._each = each
+        client.ask = ask
         assert [block.status for block in run_of_blocks] == (
             [Status.OK] * there + [Status.MISS] * (4096 - there)
         )
-        assert next(calls) <= 130
+        assert next(asked) <= 130
     store.close()

@@ -1,0 +1,330 @@
+"""The process that asks an object store, so that no answer of a server harms the engine's process.
+
+obstore reads the body of an error answer whole, and reserves as much memory as its head announces.
+Nothing outside bounds that; where memory cannot be had, the process ends. It is this one.
+
+Structure
+    `objects_client` runs this file by its path, with sockets for a control and some connections,
+    each served by a thread with an event loop of its own. A connection begins with a greeting, and
+    then has requests and the answers to each, in any order.
+Invariants
+    No more memory is taken than was granted (Linux). The process ends where the other side of the
+    control is closed, where its parent ends, and where a thread of it fails.
+    Nothing of this package is imported: a start costs the interpreter and obstore.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = [
+    "ABSENT",
+    "ANSWER",
+    "CREATE",
+    "DELETE",
+    "DONE",
+    "EXISTS",
+    "FAILED",
+    "GET",
+    "GREETING",
+    "HEAD",
+    "ITEM",
+    "LATE",
+    "LENGTH",
+    "OTHER_SIZE",
+    "REPLACE",
+    "REQUEST",
+    "UNREACHED",
+    "decode_settings",
+    "encode_settings",
+    "receive",
+]
+
+GREETING = struct.Struct("<H")
+"""Bytes of the text that follows: none, or why there is no client."""
+REQUEST = struct.Struct("<BdQQI")
+"""Verb, seconds, bytes of an object that is read at least and at most, number of objects."""
+ITEM = struct.Struct("<HHQ")
+"""Bytes of the path, of the version that is replaced and of the data, which follow."""
+ANSWER = struct.Struct("<IBHQ")
+"""Place of the object in the request, outcome, bytes of the text and of the data, which follow."""
+LENGTH = struct.Struct("<Q")
+"""Bytes of the settings, which follow on the control."""
+
+HEAD, GET, CREATE, REPLACE, DELETE = range(5)
+"""Verbs. `CREATE` stores where there is nothing; `REPLACE` where the version is still there, or,
+without a version, in any case."""
+DONE, ABSENT, EXISTS, OTHER_SIZE, LATE, UNREACHED, FAILED = range(7)
+"""Outcomes. `EXISTS`: another object, or version, is there. The text of the last two is the name of
+the error's type, that of a `GET` the version."""
+
+PARENT_S = 1.0
+"""Seconds between two looks at whether the parent is there."""
+MAX_TEXT_BYTES = 4096
+VERSION = ("e_tag", "version")
+STACK_BYTES = 2**20
+
+
+class Item(NamedTuple):
+    """An object that is asked for: its path, the version that is replaced, the bytes to store."""
+
+    path: str
+    version: str = ""
+    data: bytes | memoryview = b""
+
+
+def encode_settings(settings: dict[str, Any]) -> bytes:
+    """Return settings as JSON.
+
+    Raises
+    ------
+    TypeError
+        If a value is neither of JSON nor bytes nor a `timedelta`; the message does not show it.
+    """
+
+    def plain(value: Any) -> dict[str, Any]:
+        if isinstance(value, timedelta):
+            return {"\0seconds": value.total_seconds()}
+        if isinstance(value, bytes):
+            return {"\0bytes": base64.b64encode(value).decode("ascii")}
+        raise TypeError(f"settings must be text, numbers, bytes or times, got {type(value)}")
+
+    return json.dumps(settings, default=plain).encode("ascii")
+
+
+def decode_settings(data: bytes) -> dict[str, Any]:
+    """Return the settings that `encode_settings` was given."""
+
+    def value(found: dict[str, Any]) -> Any:
+        if "\0seconds" in found:
+            return timedelta(seconds=found["\0seconds"])
+        if "\0bytes" in found:
+            return base64.b64decode(found["\0bytes"])
+        return found
+
+    settings: dict[str, Any] = json.loads(data, object_hook=value)
+    return settings
+
+
+def receive(connection: socket.socket, nbytes: int) -> bytes:
+    """Return so many bytes.
+
+    Raises
+    ------
+    EOFError
+        If the other side closed the connection before.
+    """
+    data = connection.recv(nbytes, socket.MSG_WAITALL) if nbytes else b""
+    while len(data) < nbytes:  # a signal came in between
+        piece = connection.recv(nbytes - len(data), socket.MSG_WAITALL)
+        if not piece:
+            raise EOFError
+        data += piece
+    return data
+
+
+class _Worker:
+    """Serves connections with one store of obstore."""
+
+    def __init__(self, client: Any, bucket: Any) -> None:
+        self._client = client
+        self._bucket = bucket
+
+    def serve(self, connection: socket.socket) -> None:
+        """Answer requests until the connection is closed."""
+        loop = asyncio.new_event_loop()
+        connection.sendall(GREETING.pack(0))
+        while True:
+            verb, seconds, least, most, count = REQUEST.unpack(receive(connection, REQUEST.size))
+            items = []
+            for _ in range(count):
+                path, version, nbytes = ITEM.unpack(receive(connection, ITEM.size))
+                items.append(
+                    Item(
+                        receive(connection, path).decode(),
+                        receive(connection, version).decode(),
+                        receive(connection, nbytes),
+                    )
+                )
+            work = self._ask_all(connection, verb, seconds, (least, most), items)
+            del items
+            loop.run_until_complete(work)
+
+    async def _ask_all(
+        self,
+        connection: socket.socket,
+        verb: int,
+        seconds: float,
+        size: tuple[int, int],
+        items: Sequence[Item],
+    ) -> None:
+        """Ask for all at once; answer each as it comes, and what has not come in time."""
+        tasks = {
+            asyncio.ensure_future(self._outcome(verb, item, size)): place
+            for place, item in enumerate(items)
+        }
+        del items
+        waiting = set(tasks)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while waiting:
+            done, waiting = await asyncio.wait(
+                waiting,
+                timeout=max(0.0, until - loop.time()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not done:
+                break
+            for task in done:
+                _answer(connection, tasks.pop(task), *task.result())
+        for task in waiting:
+            task.cancel()
+            _answer(connection, tasks.pop(task), LATE)
+        if waiting:
+            await asyncio.wait(waiting)
+
+    async def _outcome(
+        self, verb: int, item: Item, size: tuple[int, int]
+    ) -> tuple[int, bytes, bytes]:
+        """Return the outcome, its text and the bytes."""
+        errors = self._client.exceptions
+        try:
+            return await self._ask(verb, item, size)
+        except (errors.BaseError, OSError) as error:
+            # Only what the verb expects is an outcome: a server may answer with any status.
+            if isinstance(error, FileNotFoundError) and verb in (HEAD, GET, DELETE):
+                return ABSENT, b"", b""
+            other = isinstance(error, errors.AlreadyExistsError | errors.PreconditionError)
+            if other and (verb == CREATE or item.version):
+                return EXISTS, b"", b""
+            # Not reached, refused, wrong credentials, no such bucket, an error of the server.
+            return UNREACHED, type(error).__name__.encode(), b""
+        except Exception as error:  # noqa: BLE001 # the others' answers are sound
+            return FAILED, type(error).__name__.encode(), b""
+
+    async def _ask(self, verb: int, item: Item, size: tuple[int, int]) -> tuple[int, bytes, bytes]:
+        client, bucket = self._client, self._bucket
+        if verb == HEAD:
+            await client.head_async(bucket, item.path)
+        elif verb == GET:
+            found = await client.get_async(bucket, item.path)
+            version = {name: found.meta[name] for name in VERSION if found.meta[name]}
+            text = json.dumps(version).encode("ascii") if version else b""
+            text = text if len(text) <= MAX_TEXT_BYTES else b""
+            if not size[0] <= found.meta["size"] <= size[1]:
+                return OTHER_SIZE, text, b""
+            return DONE, text, await _collect(found, size[1])
+        elif verb == DELETE:
+            await client.delete_async(bucket, item.path)
+        else:
+            mode = "create" if verb == CREATE else "overwrite"
+            mode = json.loads(item.version) if item.version else mode
+            await client.put_async(bucket, item.path, item.data, mode=mode, use_multipart=False)
+        return DONE, b"", b""
+
+
+async def _collect(found: Any, most: int) -> bytes:
+    """Return the bytes of an object, no more than so many and one piece of the network's."""
+    pieces, size = [], 0
+    async for piece in found.stream(min_chunk_size=most):
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            break
+    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(map(bytes, pieces))
+
+
+def _answer(
+    connection: socket.socket, place: int, outcome: int, text: bytes = b"", data: bytes = b""
+) -> None:
+    head = ANSWER.pack(place, outcome, len(text), len(data)) + text
+    sent = connection.sendmsg([head, data])
+    if sent < len(head):
+        connection.sendall(head[sent:])
+        sent = len(head)
+    connection.sendall(memoryview(data)[sent - len(head) :])
+
+
+# -- the process ---------------------------------------------------------------------------------
+
+
+def _take_no_more_than(nbytes: int) -> None:
+    """Let the process grow by so many bytes; beyond that memory is refused, and it ends."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        status = Path("/proc/self/status").read_text()
+        held = int(status.partition("VmData:")[2].split()[0]) * 1024
+        resource.setrlimit(resource.RLIMIT_DATA, (held + nbytes, held + nbytes))
+
+
+def _open(settings: dict[str, Any]) -> _Worker:
+    """Make the client, in the state in which it asks."""
+    import obstore
+    import obstore.exceptions
+    import obstore.store
+
+    bucket = obstore.store.from_url(settings["url"], **settings["options"])
+
+    async def start() -> None:  # the client's threads, which the limit is counted from
+        await obstore.put_async(obstore.store.MemoryStore(), "start", b"")
+
+    asyncio.run(start())
+    return _Worker(obstore, bucket)
+
+
+def _in_thread(work: Callable[[socket.socket], None], connection: socket.socket) -> None:
+    def run() -> None:
+        try:
+            work(connection)
+        except BaseException:  # noqa: BLE001
+            os._exit(1)  # of one thread the process could not be trusted to be rid
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def main(control_fd: int, connection_fds: Sequence[int], parent: int) -> None:
+    """Serve until the parent has had enough."""
+    control = socket.socket(fileno=control_fd)
+    connections = [socket.socket(fileno=fd) for fd in connection_fds]
+    (nbytes,) = LENGTH.unpack(receive(control, LENGTH.size))
+    settings = decode_settings(receive(control, nbytes))
+    sys.path[:] = settings["path"]
+    os.environ.setdefault("TOKIO_WORKER_THREADS", str(min(8, os.cpu_count() or 1)))
+    try:
+        worker = _open(settings)
+    except Exception as error:  # noqa: BLE001
+        name = type(error).__name__.encode()
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(GREETING.pack(len(name)) + name)
+        return
+    _take_no_more_than(settings["memory_bytes"])
+    threading.stack_size(STACK_BYTES)
+    for connection in connections:
+        _in_thread(worker.serve, connection)
+    while os.getppid() == parent:
+        # Children that the parent forked may hold the other side, too.
+        if select.select([control], [], [], PARENT_S)[0]:
+            return
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), [int(text) for text in sys.argv[3].split(",")], int(sys.argv[2]))
+    finally:
+        os._exit(0)

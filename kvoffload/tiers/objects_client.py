@@ -1,0 +1,389 @@
+"""A client of object stores in a process of its own.
+
+Structure
+    `ObjectsClient` starts a process (`_objects_worker`) where it is needed and there is none. Each
+    calling thread has one of its connections while it asks: it sends a request for some objects,
+    and gets an answer for each.
+Invariants
+    What the process sends is bounded by what was asked for: this process grows by the data of a
+    small object, nothing else. A block is received in the buffer that it was asked for with.
+    A connection is used again where a request was answered in full. In any other case the process
+    is ended: one that does not answer `GRACE_S` after the deadline hangs.
+    At most one process is started in `RESTART_S`, however often it ends.
+Cost
+    A copy into a socket and one out of it per block, each one system call, without the
+    interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import _objects_worker as worker
+
+__all__ = ["Answer", "ObjectsClient", "ObjectsClientError"]
+
+GRACE_S = 2.0
+"""Seconds after a request's deadline that the process has to say so."""
+START_S = 30.0
+"""Seconds that the process has to start in."""
+RESTART_S = 1.0
+"""Seconds between two starts, at least."""
+REAP_S = 5.0
+"""Seconds that a process has to end in that was killed."""
+SOCKET_BYTES = 2**22
+"""Bytes that a connection may hold, where the system allows as many."""
+
+_SEND = getattr(socket, "MSG_NOSIGNAL", 0)  # no SIGPIPE, whatever the engine does with it
+_TIME = struct.Struct("@ll")
+
+
+class ObjectsClientError(ConnectionError):
+    """Say that the process of the client has ended, or could not be started."""
+
+
+class Answer(NamedTuple):
+    """What became of one object.
+
+    Attributes
+    ----------
+    place : int
+        Which of the request's.
+    outcome : int
+        `DONE`, `ABSENT`, `EXISTS`, `OTHER_SIZE`, `LATE`, `UNREACHED` or `FAILED`.
+    text : str
+        The version that was read, or the name of an error's type.
+    data : bytes or memoryview
+        What was read.
+    """
+
+    place: int
+    outcome: int
+    text: str = ""
+    data: bytes | memoryview = b""
+
+
+class _Process:
+    """One process and the connections to it."""
+
+    def __init__(self, settings: bytes, count: int) -> None:
+        self.started = time.monotonic()
+        self.ended = False
+        pairs = [socket.socketpair() for _ in range(count + 1)]
+        self._sockets = [ours for ours, _ in pairs]
+        self._free = self._sockets[1:]
+        self._greeted: set[socket.socket] = set()  # each is added by the thread that has it
+        self._changed = threading.Condition()
+        try:
+            for both in pairs:
+                for end in both:
+                    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                        with contextlib.suppress(OSError):  # the default does, too
+                            end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+            theirs = [theirs.fileno() for _, theirs in pairs]
+            self._popen = subprocess.Popen(  # noqa: S603 # this interpreter, and a file of ours
+                [
+                    *(sys.executable, "-I", "-S", worker.__file__, str(theirs[0])),
+                    *(str(os.getpid()), ",".join(map(str, theirs[1:]))),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=theirs,
+                start_new_session=True,  # Ctrl-C is the engine's
+            )
+        except BaseException:
+            for ours in self._sockets:
+                ours.close()
+            raise
+        finally:
+            for _, end in pairs:
+                end.close()
+        try:
+            self._sockets[0].sendall(worker.LENGTH.pack(len(settings)) + settings, _SEND)
+        except OSError:
+            self.end()
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended and self._popen.poll() is None
+
+    def take(self, until: float) -> socket.socket:
+        """Take a connection; `give_back` it, or `end` the process.
+
+        Raises
+        ------
+        TimeoutError
+            If none could be had by a time of the monotonic clock.
+        ObjectsClientError
+            If the process has ended.
+        """
+        with self._changed:
+            while not self._free:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                if self.ended:
+                    raise ObjectsClientError
+                self._changed.wait(left)
+            connection = self._free.pop()
+        if connection not in self._greeted:
+            self._meet(connection, until)
+        return connection
+
+    def _meet(self, connection: socket.socket, until: float) -> None:
+        """Wait for the greeting, which a process that starts has yet to send."""
+        _set_timeout(connection, until)
+        try:
+            head = worker.receive(connection, worker.GREETING.size)
+        except BlockingIOError:
+            if time.monotonic() - self.started > START_S:
+                self.drop(connection)
+            else:
+                self.give_back(connection)
+            raise TimeoutError from None
+        except (OSError, EOFError):
+            self.drop(connection)
+            raise ObjectsClientError from None
+        except BaseException:
+            self.drop(connection)
+            raise
+        if head != worker.GREETING.pack(0):
+            self.drop(connection)
+            raise ObjectsClientError
+        self._greeted.add(connection)
+
+    def give_back(self, connection: socket.socket) -> None:
+        """Let others have a connection."""
+        with self._changed:
+            if self.ended:
+                connection.close()
+            else:
+                self._free.append(connection)
+                self._changed.notify()
+
+    def end(self) -> None:
+        """End the process, whatever it does, and wait until it has."""
+        with self._changed:
+            if self.ended:
+                return
+            self.ended = True
+            self._changed.notify_all()
+            self._popen.kill()
+            for ours in self._sockets:
+                with contextlib.suppress(OSError):
+                    ours.shutdown(socket.SHUT_RDWR)  # who waits for an answer waits no longer
+            self._sockets[0].close()
+            for ours in self._free:
+                ours.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(REAP_S)
+
+    def drop(self, connection: socket.socket) -> None:
+        """End the process, and close a connection that was taken.
+
+        Nobody else may: the number of a descriptor that is closed is given to the next file.
+        """
+        self.end()
+        with self._changed:
+            connection.close()
+
+    def abandon(self) -> None:
+        """Let go of the sockets in a forked child; the process is the parent's."""
+        for ours in self._sockets:
+            ours.close()
+        self._popen.returncode = 0  # or it would be waited for
+        self.ended = True
+
+
+class ObjectsClient:
+    """Asks an object store, by a process that is started when it is needed.
+
+    Parameters
+    ----------
+    settings : mapping
+        ``url``, and ``options``, the further arguments of obstore's ``from_url``.
+    connections : int
+        Number of threads that ask at once.
+    memory_bytes : int
+        Bytes that the process may take for what it moves.
+
+    Raises
+    ------
+    TypeError
+        If a setting cannot be sent.
+
+    Notes
+    -----
+    Thread-safety: `ask` may be called by any number of threads, the others by one.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], connections: int, memory_bytes: int) -> None:
+        self._settings = worker.encode_settings(
+            {
+                **settings,
+                "path": [entry for entry in sys.path if Path(entry).is_absolute()],
+                "memory_bytes": memory_bytes,
+            }
+        )
+        self._connections = connections
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the process where there is none; `ask` does so, too.
+
+        Raises
+        ------
+        ObjectsClientError
+            If it cannot be started, or has ended just now.
+        """
+        self._running()
+
+    def _running(self) -> _Process:
+        with self._lock:
+            process = self._process
+            if process is not None and process.alive:
+                return process
+            if self._closed:
+                raise ObjectsClientError
+            if process is not None:
+                process.end()
+                if time.monotonic() - process.started < RESTART_S:
+                    raise ObjectsClientError
+            try:
+                self._process = _Process(self._settings, self._connections)
+            except OSError as error:
+                raise ObjectsClientError from error
+            return self._process
+
+    def ask(
+        self,
+        verb: int,
+        items: Sequence[worker.Item],
+        seconds: float,
+        told: Callable[[Answer], None],
+        *,
+        size: tuple[int, int] = (0, 0),
+        into: Sequence[memoryview] = (),
+    ) -> None:
+        """Ask for objects, all at once.
+
+        Parameters
+        ----------
+        verb : int
+            `HEAD`, `GET`, `CREATE`, `REPLACE` or `DELETE`.
+        items : sequence of Item
+            The objects.
+        seconds : float
+            When to give up what was not answered.
+        told : callable
+            Called with each answer, in any order.
+        size : tuple of int
+            Bytes of an object that is read, at least and at most.
+        into : sequence of memoryview
+            Memory for each object's bytes; without it they are copied to new memory.
+
+        Raises
+        ------
+        TimeoutError
+            If the process did not take the request, or did not answer it, in time.
+        ObjectsClientError
+            If the process ended meanwhile, or there is none.
+        """
+        until = time.monotonic() + seconds
+        process = self._running()
+        connection = process.take(until)
+        try:
+            _exchange(connection, verb, items, until, told, size=size, into=into)
+        except BlockingIOError:
+            process.drop(connection)
+            raise TimeoutError from None
+        except (OSError, EOFError):
+            process.drop(connection)
+            raise ObjectsClientError from None
+        except BaseException:
+            process.drop(connection)
+            raise
+        process.give_back(connection)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.end()
+
+    def abandon(self) -> None:
+        """Let go of everything in a forked child, without waiting for any thread."""
+        self._closed = True
+        if self._process is not None:
+            self._process.abandon()
+
+
+def _exchange(
+    connection: socket.socket,
+    verb: int,
+    items: Sequence[worker.Item],
+    until: float,
+    told: Callable[[Answer], None],
+    *,
+    size: tuple[int, int],
+    into: Sequence[memoryview],
+) -> None:
+    """Send a request and receive its answers, on a connection that nobody else has."""
+    _set_timeout(connection, until + GRACE_S)
+    left = max(0.0, until - time.monotonic())
+    data: bytes | memoryview
+    parts: list[bytes | memoryview] = [worker.REQUEST.pack(verb, left, *size, len(items))]
+    for path, version, data in items:
+        encoded, tag = path.encode(), version.encode()
+        parts += [worker.ITEM.pack(len(encoded), len(tag), len(data)) + encoded + tag, data]
+    _send(connection, parts)
+    for _ in items:
+        head = worker.receive(connection, worker.ANSWER.size)
+        place, outcome, text_bytes, nbytes = worker.ANSWER.unpack(head)
+        if text_bytes > worker.MAX_TEXT_BYTES or nbytes > size[1] or place >= len(items):
+            raise EOFError  # it is no process of ours any more
+        text = worker.receive(connection, text_bytes).decode()
+        if into and nbytes:
+            data = into[place][:nbytes]
+            got = 0
+            while got < nbytes:
+                piece = connection.recv_into(data[got:], 0, socket.MSG_WAITALL)
+                if not piece:
+                    raise EOFError
+                got += piece
+        else:
+            data = worker.receive(connection, nbytes)
+        told(Answer(place, outcome, text, data))
+
+
+def _send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
+    """Send pieces, one behind the other."""
+    left = [memoryview(part).cast("B") for part in parts if len(part)]
+    while left:
+        sent = connection.sendmsg(left[:1000], [], _SEND)
+        while left and sent >= len(left[0]):
+            sent -= len(left.pop(0))
+        if left:
+            left[0] = left[0][sent:]
+
+
+def _set_timeout(connection: socket.socket, until: float) -> None:
+    """Let system calls wait until then: a wait by the interpreter would be one for each piece."""
+    microseconds = max(1, round((until - time.monotonic()) * 1e6))
+    value = _TIME.pack(*divmod(microseconds, 10**6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
