@@ -20,6 +20,7 @@ import logging
 import os
 import threading
 import time
+from typing import NamedTuple
 
 from .folder import Folder
 from .layout import FORGETTING, TABLE
@@ -32,6 +33,13 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 GRACE_S = 0.1
 """Seconds that a last try has at least."""
+
+
+class _Header(NamedTuple):
+    """A header that is wanted, and its number: one higher each time."""
+
+    number: int
+    page: bytes
 
 
 class Forgetter:
@@ -49,9 +57,8 @@ class Forgetter:
         self._folder = folder
         self._name = name
         self._news = threading.Condition()
-        self._page = b""  # the header that is wanted
-        self._wanted = 0  # its number: how often one was asked for
-        self._written = 0  # the number of the last one that the medium confirmed
+        self._wanted = _Header(0, b"")
+        self._written = 0  # the number of the last header that the medium confirmed
         self._marked = False  # the marker may be there
         self._has_failed = False  # a try for the header that is wanted
         self._closing = False
@@ -60,19 +67,27 @@ class Forgetter:
     @property
     def confirmed(self) -> bool:
         """Whether the last header that was asked for is on the medium."""
-        return self._written == self._wanted
+        return self._written == self._wanted.number
 
-    def write(self, page: bytes, timeout_s: float) -> bool:
-        """Have a header written; return whether it is on the medium before the time is over."""
+    def want(self, page: bytes) -> None:
+        """Have a header written."""
         with self._news:
-            self._page = page
-            self._wanted += 1
-            number = self._wanted
             self._marked = True
             self._has_failed = False
+            self._wanted = _Header(self._wanted.number + 1, page)
             self._start()
             self._news.notify_all()
-            return self._news.wait_for(lambda: self._written >= number, timeout_s)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether the last header is on the medium before the time is over."""
+        with self._news:
+            return self._news.wait_for(lambda: self.confirmed, timeout_s)
+
+    def go_on(self) -> None:
+        """Have a thread try again, where none could be had."""
+        if self._marked and not (self._closing or self._runs()):
+            with self._news:
+                self._start()
 
     def close(self, until: float) -> bool:
         """Try once more what was not written; return whether by then no call is under way."""
@@ -89,10 +104,13 @@ class Forgetter:
 
     def _start(self) -> None:
         """Have the thread run, if one can be had; the next call tries again."""
-        if self._thread is None or not self._thread.is_alive():
+        if not self._runs():
             self._thread = threading.Thread(target=self._run, name="kvoffload-forget", daemon=True)
             with contextlib.suppress(RuntimeError):
                 self._thread.start()
+
+    def _runs(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     # -- the thread --------------------------------------------------------------------------
 
@@ -100,13 +118,13 @@ class Forgetter:
         pause = FIRST_PAUSE_S
         while True:
             with self._news:
-                number, page, last = self._wanted, self._page, self._closing
+                (number, page), last = self._wanted, self._closing
             self._try(number, page)
             with self._news:
-                if not self._marked or (last and number == self._wanted):
+                if not self._marked or (last and number == self._wanted.number):
                     self._thread = None
                     return
-                if number != self._wanted:
+                if number != self._wanted.number:
                     pause = FIRST_PAUSE_S
                 elif not self._closing:
                     self._news.wait(pause)
@@ -117,17 +135,17 @@ class Forgetter:
         if self._written < number and not self._write(page):
             self._has_failed = True
             return
-        is_marked = self._wanted != number  # a newer one is made with the same marker
+        is_marked = self._wanted.number != number  # a newer one is made with the same marker
         if not is_marked:
             try:
                 self._folder.remove(FORGETTING)
             except OSError:
                 is_marked = True  # a restart would find nothing: tried again
         with self._news:
-            if self._has_failed and self._wanted == number > self._written:
+            if self._has_failed and self._wanted.number == number > self._written:
                 log.warning("tier %r has forgotten for good", self._name)
             self._written = number
-            self._marked = is_marked or self._wanted != number
+            self._marked = is_marked or self._wanted.number != number
             self._news.notify_all()
 
     def _write(self, page: bytes) -> bool:

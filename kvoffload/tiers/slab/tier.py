@@ -168,8 +168,9 @@ class FileTier(IndexedTier):
         self._stamp_clock = 0
         self._stale_stamps: set[int] = set()  # pages that differ from the file's
         self._stamps_written = time.monotonic()
-        self._stamp_writes = 0  # under way
+        self._stamp_writes: set[_StampWrite] = set()  # under way
         self._forgetter = Forgetter(self._files.held, name)
+        self._is_forgetting = False  # a `forget` has begun and not handed its epoch over
         self._has_threads = False
         self._to_clear: list[int] = []  # slots of blocks dropped while there are none
         try:
@@ -263,12 +264,17 @@ class FileTier(IndexedTier):
                 stop += 1
             first, last = start * STAMPS_PER_PAGE, min(stop * STAMPS_PER_PAGE, self.num_slots)
             offset = self._files.header.stamps_offset + first * STAMP_BYTES
-            self._chore("stamps", offset, self._stamps[first:last].astype("<i8").tobytes())
-            self._stamp_writes += 1
+            write = _StampWrite()
+            self._stamp_writes.add(write)
+            self._chore(write, offset, self._stamps[first:last].astype("<i8").tobytes())
         self._stamps_written = time.monotonic()
 
     def _collect(self, pool: Pool) -> None:
         super()._collect(pool)
+        if self._is_forgetting:  # an exception from outside has ended `forget`
+            self._new_epoch(0.0)
+        if not self._forgetter.confirmed:
+            self._forgetter.go_on()
         if (
             self._stale_stamps
             and not self._closed
@@ -305,8 +311,8 @@ class FileTier(IndexedTier):
             self._cleared(slots[self._written[slots] == 1].tolist())
 
     def _chore_done(self, what: Any, status: int) -> None:
-        if what == "stamps":
-            self._stamp_writes -= 1
+        if isinstance(what, _StampWrite):
+            self._stamp_writes.discard(what)
         elif status != Status.OK:
             log.warning("tier %r could not clear the seal of a block that was dropped", self.name)
 
@@ -318,16 +324,24 @@ class FileTier(IndexedTier):
         A thread writes it to the header of the table, and goes on trying where that fails: see
         `Health.forgotten`. Until it is there, a marker in the folder has the slab open empty.
         """
+        self._refuse_closed()
+        self._is_forgetting = True
         super().forget()
         self._to_clear.clear()
-        page = self._files.write_header(new_epoch(self._epoch))
-        if self._forgetter.write(page, FORGET_S):
+        if self._new_epoch(FORGET_S):
             return True
         log.error("tier %r may remember after a restart: its disk did not confirm", self.name)
         return False
 
+    def _new_epoch(self, timeout_s: float) -> bool:
+        """Go on in a new epoch; return whether it is on the disk before the time is over."""
+        page = self._files.write_header(new_epoch(self._epoch))
+        self._forgetter.want(page)
+        self._is_forgetting = False
+        return self._forgetter.wait(timeout_s)
+
     def _forget_confirmed(self) -> bool:
-        return self._forgetter.confirmed
+        return self._forgetter.confirmed and not self._is_forgetting
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -372,6 +386,10 @@ class FileTier(IndexedTier):
 
     def _sizes(self) -> dict[str, int]:
         return {**super()._sizes(), "restored": self.num_restored}
+
+
+class _StampWrite:
+    """A write of stamps that is under way."""
 
 
 def _ends(call: Callable[[], None], until: float) -> bool:

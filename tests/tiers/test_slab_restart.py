@@ -1,0 +1,135 @@
+"""What a restart finds in a slab, and what it must not find."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kvoffload.tiers import FileTier, Namespace, Region, State, Status
+from kvoffload.tiers.slab import find_slabs
+from kvoffload.tiers.testing import PATIENCE_S
+from kvoffload.tiers.testing import run as run_job
+from kvoffload.tiers.twins import Twin
+
+from .attack import (
+    NAMESPACE,
+    Universe,
+    _run,
+    make_image,
+    mounted,
+    need,
+    open_slab,
+    start,
+    stop_clock,
+)
+
+pytestmark = pytest.mark.attack
+
+
+def test_a_namespace_of_any_length_is_found_again(tmp_path: Path, tier_twin: Twin) -> None:
+    for length in (2**20, 3 * 2**20):
+        namespace = Namespace("long", 4096, groups=["x" * length])
+        for restored in (0, 4):
+            tier = FileTier(tmp_path, 2**16, namespace=namespace, twin=tier_twin)
+            assert tier.num_restored == restored
+            tier.attach(Region.allocate(4, 4096))
+            run_job(tier, tier.put([b"%d" % number for number in range(4)], range(4)))
+            tier.close()
+
+
+@pytest.mark.parametrize("end", ["close", "attach", "exit"])
+def test_dropped_before_there_is_a_region(tmp_path: Path, tier_twin: Twin, end: str) -> None:
+    """`discard` and `forget` need no threads."""
+    universe = Universe(8)
+    tier, region = open_slab(tmp_path, 8, twin=tier_twin)
+    universe.put(tier, region, universe.keys)
+    tier.close()
+
+    def discard() -> None:
+        tier = FileTier(tmp_path, 8 * 16_384, namespace=NAMESPACE, twin=tier_twin)
+        tier.discard(universe.keys[:3])
+        tier.touch(universe.keys[:6])
+        assert (tier.lookup(universe.keys) == [State.MISS] * 3 + [State.HIT] * 5).all()
+        if end == "attach":
+            tier.attach(region)
+        if end == "exit":
+            tier.__del__()
+        else:
+            assert tier.close()
+
+    discard()
+    tier = FileTier(tmp_path, 8 * 16_384, namespace=NAMESPACE, twin=tier_twin)
+    assert (tier.lookup(universe.keys) == [State.MISS] * 3 + [State.HIT] * 5).all()
+    assert tier.forget()
+    tier.close()
+    assert find_slabs(tmp_path)[0].num_blocks == 0
+
+
+def test_discarded_after_a_put_that_timed_out_had_evicted_it(
+    tmp_path: Path, tier_twin: Twin
+) -> None:
+    """The seal of what was evicted goes, though no thread came to write over it."""
+    need("mkfs.ext4", "fsfreeze")
+    make_image(tmp_path / "disk.img", 16)
+    universe = Universe(16)
+    with mounted(tmp_path / "disk.img", tmp_path / "disk") as disk:
+        tier, region = open_slab(
+            disk / "kv", 8, twin=tier_twin, staged=True, ack="stored", threads=1
+        )
+        stop_clock(tier)
+        universe.put(tier, region, universe.keys[:8])
+        _run("fsfreeze", "--freeze", disk)
+        try:
+            for key in universe.keys[8:11]:  # the first hangs, no thread takes the others
+                region.write(0, universe.data[key])
+                job = tier.put([key], [0], 0.1)
+                assert tier.wait([job], PATIENCE_S)
+                (done,) = tier.poll()
+                assert done.status[0] in (Status.TIMEOUT, Status.UNAVAILABLE)
+            tier.discard(universe.keys[:3])
+        finally:
+            _run("fsfreeze", "--unfreeze", disk)
+        until = time.monotonic() + PATIENCE_S
+        while tier._records or tier._chores:
+            assert time.monotonic() < until
+            tier.wait([], 0)
+            time.sleep(0.005)
+        assert tier.close(PATIENCE_S)
+        tier, region = open_slab(disk / "kv", 8, twin=tier_twin)
+        found = universe.check(tier, region)
+        tier.close()
+    assert {found[key] for key in universe.keys[:3]} == {Status.MISS}
+    assert {found[key] for key in universe.keys[3:8]} == {Status.OK}
+
+
+def test_an_interrupted_forget_is_gone_on_with(
+    tmp_path: Path, tier_twin: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal's exception in the middle: the tier is not at ease before all is forgotten."""
+    universe = Universe(8)
+
+    def work() -> None:
+        tier, region = open_slab(tmp_path, 8, twin=tier_twin)
+        universe.put(tier, region, universe.keys)
+
+        def interrupted(epoch: int) -> bytes:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(tier._files, "write_header", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                tier.forget()
+        assert not tier.health().forgotten
+        until = time.monotonic() + PATIENCE_S
+        while not tier.health().forgotten:
+            assert time.monotonic() < until
+            tier.poll()
+            time.sleep(0.005)
+        os.kill(os.getpid(), 9)
+
+    _, status = os.waitpid(start(work), 0)
+    assert os.waitstatus_to_exitcode(status) == -9
+    tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
+    assert tier.num_restored == 0
+    tier.close()
