@@ -168,16 +168,16 @@ class MooncakeStore(RemoteStore):
             self._replace(f"{self._folder}/namespace", self.namespace.json.encode("ascii"))
         return parse_epoch(self._get(f"{self._folder}/epoch", EPOCH_CHARACTERS))
 
-    def _raise_epoch(self, epoch: int) -> int:
+    def _raise_epoch(self, epoch: int, above: int) -> int | None:
         # The client knows no condition but "unless there is one". Between the look and the change
         # another process may have given a higher epoch: that one finds a lower one the next time
         # it looks, and gives its own again.
         name = f"{self._folder}/epoch"
         found = parse_epoch(self._get(name, EPOCH_CHARACTERS))
-        if found is None or found < epoch:
+        if found is None or found <= above:
             self._replace(name, epoch_text(epoch))
             found = parse_epoch(self._get(name, EPOCH_CHARACTERS))
-        return found or 0
+        return found
 
     def _replace(self, name: str, data: bytes) -> None:
         """Store an object, in place of another one of its name."""

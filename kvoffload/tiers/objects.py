@@ -143,13 +143,13 @@ class ObjectStore(RemoteStore):
             self._ask(worker.REPLACE, [Item(path, data=ours)])
         return parse_epoch(bytes(answer.data))
 
-    def _raise_epoch(self, epoch: int) -> int:
+    def _raise_epoch(self, epoch: int, above: int) -> int | None:
         """Replace the object on the condition that it is still the one that was read."""
         path, data = f"{self._folder}/epoch", epoch_text(epoch)
         for _ in range(ROUNDS):
             (answer,) = self._ask(worker.GET, [Item(path)], EPOCH_CHARACTERS)
             found = parse_epoch(bytes(answer.data))
-            if found is not None and found >= epoch:
+            if found is not None and found > above:
                 return found
             verb = worker.CREATE if answer.outcome == worker.ABSENT else worker.REPLACE
             try:

@@ -53,12 +53,12 @@ for i = 2, #KEYS do found[i - 1] = redis.call('EXISTS', KEYS[i]) end
 local epoch = redis.pcall('GETRANGE', KEYS[1], 0, 16)
 return {type(epoch) == 'string' and epoch or '', table.concat(found)}
 """
-# Epochs are texts of one length, in the order of their numbers. ARGV: an epoch; the last that is
-# one. What is none - a list, a word, a number beyond the last - is replaced.
+# Epochs are texts of one length, in the order of their numbers. ARGV: an epoch; one above which
+# another stays; the last that is one. What is none - a list, a word, a later one - is replaced.
 RAISE = """
 local found = redis.pcall('GETRANGE', KEYS[1], 0, 16)
 if type(found) == 'string' and #found == 16 and not string.find(found, '[^0-9a-f]')
-    and found >= ARGV[1] and found <= ARGV[2] then return found end
+    and found > ARGV[2] and found <= ARGV[3] then return found end
 redis.call('SET', KEYS[1], ARGV[1])
 return ARGV[1]
 """
@@ -266,19 +266,18 @@ class RedisStore(RemoteStore):
         self._look_at_limits()
         return found
 
-    def _raise_epoch(self, epoch: int) -> int:
+    def _raise_epoch(self, epoch: int, above: int) -> int | None:
         try:
             client = self._ready(0)
-            reply = client.eval(
-                RAISE, 1, self._epoch_name, epoch_text(epoch), epoch_text(last_epoch())
-            )
+            texts = map(epoch_text, (epoch, above, last_epoch()))
+            reply = client.eval(RAISE, 1, self._epoch_name, *texts)
         except self._redis.ResponseError as error:
             if not self._is_forbidden(error):
                 raise
-            return self._raise_epoch_watched(epoch)
-        return parse_epoch(reply) or 0
+            return self._raise_epoch_watched(epoch, above)
+        return parse_epoch(reply)
 
-    def _raise_epoch_watched(self, epoch: int) -> int:
+    def _raise_epoch_watched(self, epoch: int, above: int) -> int:
         """Give the server an epoch where no script may run."""
         for _ in range(ROUNDS):
             with self._ready(0).pipeline(transaction=True) as pipeline:
@@ -288,7 +287,7 @@ class RedisStore(RemoteStore):
                 except self._redis.ResponseError as error:
                     reply = self._text(error)
                 found = parse_epoch(reply)
-                if found is not None and found >= epoch:
+                if found is not None and found > above:
                     return found
                 pipeline.multi()
                 pipeline.set(self._epoch_name, epoch_text(epoch))

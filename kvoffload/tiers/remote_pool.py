@@ -157,11 +157,13 @@ class RemoteStore(Store):
         """
 
     @abstractmethod
-    def _raise_epoch(self, epoch: int) -> int:
-        """Give the medium an epoch, unless it has a higher one; return what it has then.
+    def _raise_epoch(self, epoch: int, above: int) -> int | None:
+        """Give the medium an epoch, unless it has one above another; return what it has then.
 
+        `above` is less than `epoch`: one less, where nothing but a higher epoch is to stay.
         Whatever else lies in its place, of any kind, is replaced. No other call may come between
-        the look and the change, as far as the medium can prevent it.
+        the look and the change, as far as the medium can prevent it. None: it has nothing that can
+        be read.
         """
 
     @abstractmethod
@@ -289,23 +291,32 @@ class RemoteStore(Store):
         found = self._ask_epoch()
         for _ in range(ROUNDS):
             with self._epoch_lock:
-                wanted = self._wanted(found)
+                wanted, above = self._wanted(found)
                 if wanted == found:
-                    self._is_met = True
+                    self._is_met = self._offered = True
                     self.owed = self._forgetting = False
                     return
                 self._offered = True
-            found = self._raise_epoch(wanted)
+            found = self._raise_epoch(wanted, above)
         raise OSError(errno.EIO, "the medium does not keep its epoch")
 
-    def _wanted(self, found: int | None) -> int:
-        """Go by what an answer of the medium calls for, and return it; under the lock."""
-        if found is None:
-            if self._offered:
+    def _wanted(self, found: int | None) -> tuple[int, int]:
+        """Go by what an answer of the medium calls for; under the lock.
+
+        Returns
+        -------
+        epoch, above : int
+            Those of `_raise_epoch`.
+        """
+        if found is None and (self._offered or not self.epoch):
+            if self.epoch:
                 self.say("has lost its epoch: whatever was stored is forgotten")
                 self.owed = True
-            if self._offered or not self.epoch:
-                self._go_by(new_epoch(self.epoch))
+            if not self._forgetting:  # one that another has written meanwhile does as well
+                return new_epoch(self.epoch), self.epoch
+            self._go_by(new_epoch(self.epoch))
+        elif found is None:
+            pass  # the medium has never had what it owes
         elif found < self.epoch:
             if self._offered and not self._forgetting:
                 self.say("has an older epoch than it had: what it was given since is lost")
@@ -313,7 +324,7 @@ class RemoteStore(Store):
         elif found > self.epoch:
             # A forget is above whatever it met: that may have been there when it was called.
             self._go_by(new_epoch(found) if self._forgetting else found)
-        return self.epoch
+        return self.epoch, self.epoch - 1
 
     def _go_by(self, epoch: int) -> None:
         self._is_met = self._offered = False

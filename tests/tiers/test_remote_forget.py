@@ -295,9 +295,9 @@ def test_a_redis_epoch_that_is_lost_or_nonsense_forgets_for_all(server: Server, 
             getattr(client, value[0])(name, *value[1:])
         elif value is not None:
             client.set(name, value)
-        assert found(one, 4) == 0
-        assert parse_epoch(client.get(name)) == one._store.epoch > before
-    assert found(other, 4) == 0
+        assert found(other, 4) == 0
+        assert parse_epoch(client.get(name)) == other._store.epoch > before
+    assert found(one, 4) == 0
     store(other, 4)
     assert found(one, 4) == found(other, 4) == 4, "it heals"
     place.close()
@@ -513,7 +513,7 @@ def raise_from_threads(tiers: list[RemoteTier]) -> None:
     def give(tier: RemoteTier, epochs: list[int]) -> None:
         for epoch in epochs:
             tier._store.begin(time.monotonic() + PATIENCE_S)
-            answers.append((epoch, tier._store._raise_epoch(epoch)))
+            answers.append((epoch, tier._store._raise_epoch(epoch, epoch - 1)))
 
     threads = [
         threading.Thread(target=give, args=(tiers[part % len(tiers)], epochs[part::4]))
@@ -531,6 +531,29 @@ def raise_from_threads(tiers: list[RemoteTier]) -> None:
 
 def test_the_highest_epoch_stays(place: Place) -> None:
     raise_from_threads([place.tier(), place.tier()])
+
+
+def test_tiers_that_begin_at_once_have_one_epoch(place: Place) -> None:
+    """Or what the first of them has put by then would be lost."""
+    tiers = [place.tier(attach=False) for _ in range(4)]
+    together = threading.Barrier(len(tiers))
+    for tier in tiers:
+        ask = tier._store._ask_epoch
+
+        def ask_together(ask: Callable[[], int | None] = ask) -> int | None:
+            found = ask()
+            if found is None:
+                together.wait(PATIENCE_S)
+            return found
+
+        tier._store._ask_epoch = ask_together
+    threads = [threading.Thread(target=attach_to, args=(tier,)) for tier in tiers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: all(tier._store.epoch for tier in tiers))
+    assert len({tier._store.meet() for tier in tiers}) == 1
 
 
 def test_the_highest_epoch_of_a_bucket_stays() -> None:

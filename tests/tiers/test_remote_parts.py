@@ -170,7 +170,7 @@ def test_a_chain_is_probed_in_two_rounds() -> None:
     store = ObjectStore("objects", NAMESPACE, client)
     store.begin(time.monotonic() + 60)
     keys = [b"%d" % number for number in range(4096)]
-    epoch = store._raise_epoch(5)
+    epoch = store._raise_epoch(5, 4)
     stored = 0
     for there in (0, 1, 63, 2500, 4095, 4096):
         items = [worker.Item(store._path(key, epoch), data=b"x") for key in keys[stored:there]]
