@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvoffload import IMPLEMENTATION
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import CEILINGS, ReplayResult
+from kvoffload.replay.policies import implementation_of
 
 from ._sources import BlockSize, Source
 from ._terminal import Column, print_tables
@@ -21,8 +21,8 @@ class Cell:
     ----------
     policy : str
         Policy string.
-    asked : str
-        Capacity as it was asked for.
+    given : str
+        Capacity as it was given.
     capacity : int
         Capacity, blocks.
     result : ReplayResult
@@ -30,7 +30,7 @@ class Cell:
     """
 
     policy: str
-    asked: str
+    given: str
     capacity: int
     result: ReplayResult
 
@@ -66,7 +66,7 @@ WHICH = [
     Field("policy", lambda cell: cell.policy, numeric=False),
     Field("capacity", lambda cell: f"{cell.capacity:,}"),
 ]
-ASKED = Field("asked", lambda cell: cell.asked)
+GIVEN = Field("given", lambda cell: cell.given)
 FOUND = [
     Field("requests", lambda cell: f"{cell.result.requests:,}"),
     Field("blocks", lambda cell: f"{cell.result.blocks:,}"),
@@ -85,7 +85,11 @@ TIME = [
     Field("p99\nms", known(lambda result: milliseconds(result.times.percentile(99)))),
     Field("max\nms", known(lambda result: milliseconds(result.times.max))),
     Field("blocks/s", known(lambda result: f"{result.blocks_per_second:,.0f}")),
-    Field("implementation", lambda _: IMPLEMENTATION, numeric=False),
+    Field(
+        "implementation",
+        lambda cell: "-" if cell.policy in CEILINGS else implementation_of(cell.policy),
+        numeric=False,
+    ),
 ]
 
 
@@ -93,7 +97,8 @@ UNKNOWN_OF_CEILINGS = (
     "evicted",
     "refused",
     "not_admitted",
-    "seconds",
+    "implementation",
+    "manager_seconds",
     "request_seconds",
     "blocks_per_second",
 )
@@ -105,7 +110,8 @@ def as_object(cell: Cell) -> dict[str, object]:
     values = {
         "policy": cell.policy,
         "capacity": cell.capacity,
-        "capacity_asked": cell.asked,
+        "capacity_given": cell.given,
+        "implementation": implementation_of(cell.policy),
         "requests": result.requests,
         "blocks": result.blocks,
         "asked": result.asked,
@@ -116,7 +122,7 @@ def as_object(cell: Cell) -> dict[str, object]:
         "evicted": result.evicted,
         "refused": result.refused,
         "not_admitted": result.not_admitted,
-        "seconds": result.seconds,
+        "manager_seconds": result.manager_seconds,
         "request_seconds": {
             "p50": result.times.percentile(50) / 1e9,
             "p99": result.times.percentile(99) / 1e9,
@@ -147,7 +153,7 @@ def print_cells(
     if device_blocks:
         result = cells[0].result
         facts.append(f"{result.blocks - result.asked:,} found in {device_blocks:,} on device")
-    found = [ASKED, *FOUND] if any(cell.asked != str(cell.capacity) for cell in cells) else FOUND
+    found = [GIVEN, *FOUND] if any(cell.given != str(cell.capacity) for cell in cells) else FOUND
     kept = [*KEPT, NOT_ADMITTED] if any(cell.result.not_admitted for cell in cells) else KEPT
     print_tables(
         ["; ".join(facts)],

@@ -12,6 +12,7 @@ import click
 from kvoffload import IMPLEMENTATION
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import CEILINGS, Cell, Counts
+from kvoffload.replay.policies import implementation_of
 
 from ._sources import Source
 from ._terminal import Column, print_json, print_tables
@@ -32,7 +33,7 @@ class Grid:
     block_bytes : int or None
         Size of a block, where it is known.
     sizes : dict of str to int
-        Capacities as they were asked for, and in blocks.
+        Capacities as they were given, and in blocks.
     cells : list of Cell
         Every policy at every capacity, in the order asked for.
     counts : dict of Cell to Counts
@@ -76,34 +77,35 @@ def print_grid(grid: Grid) -> None:
 def _print_matrix(title: list[str], grid: Grid, text: Callable[[Counts], str]) -> None:
     rows = [[text(found) for _, found in grid.row(policy)] for policy in grid.policies]
     columns = []
-    for number, (asked, blocks) in enumerate(grid.sizes.items()):
-        heading = f"{blocks:,}" if asked == str(blocks) else f"{asked}\n{blocks:,}"
+    for number, (given, blocks) in enumerate(grid.sizes.items()):
+        heading = f"{blocks:,}" if given == str(blocks) else f"{given}\n{blocks:,}"
         columns.append([Column(heading, [row[number] for row in rows])])
     print_tables(title, [Column("policy", grid.policies, numeric=False)], columns)
 
 
-def _object(asked: str, cell: Cell, counts: Counts, block_bytes: int | None) -> dict[str, object]:
+def _object(given: str, cell: Cell, counts: Counts, block_bytes: int | None) -> dict[str, object]:
     """Return a cell as one flat object; of a ceiling only what is known of it."""
     values: dict[str, object] = {
         "policy": cell.policy,
         "capacity": cell.capacity,
-        "capacity_asked": asked,
+        "capacity_given": given,
         "capacity_bytes": None if block_bytes is None else cell.capacity * block_bytes,
+        "implementation": implementation_of(cell.policy),
         "device_blocks": cell.device_blocks,
         "pending": cell.pending,
         **asdict(counts),
         "hit_ratio": counts.hit_ratio,
     }
     if cell.policy in CEILINGS:
-        values.update(dict.fromkeys(("evicted", "refused", "not_admitted")))
+        values.update(dict.fromkeys(("implementation", "evicted", "refused", "not_admitted")))
     return values
 
 
 def _objects(grid: Grid) -> list[dict[str, object]]:
     return [
-        _object(asked, cell, counts, grid.block_bytes)
+        _object(given, cell, counts, grid.block_bytes)
         for policy in grid.policies
-        for asked, (cell, counts) in zip(grid.sizes, grid.row(policy), strict=True)
+        for given, (cell, counts) in zip(grid.sizes, grid.row(policy), strict=True)
     ]
 
 

@@ -11,13 +11,13 @@ import inspect
 import math
 from typing import Any
 
-from kvoffload import CachePolicy, CPUOffloadingManager
+from kvoffload import IMPLEMENTATION, CachePolicy, CPUOffloadingManager
 from kvoffload.errors import describe
 from kvoffload.policies import registry
 
 from .offline import BELADY, CEILINGS, INFINITE
 
-__all__ = ["is_own", "new_manager", "read_policy", "summary"]
+__all__ = ["implementation_of", "is_own", "new_manager", "read_policy", "summary"]
 
 _CEILING_SUMMARIES = {
     BELADY: "Belady's choice with bypass, which knows the future: no policy can hit more",
@@ -28,6 +28,11 @@ _CEILING_SUMMARIES = {
 def is_own(policy: str) -> bool:
     """Tell whether a policy string names a class of the user's."""
     return ":" in policy.partition("?")[0]
+
+
+def implementation_of(policy: str) -> str:
+    """Return which implementation replays a policy: ``"python"`` for a class of the user's."""
+    return "python" if is_own(policy) else IMPLEMENTATION
 
 
 def read_policy(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 
 _STEPS_BITS = 6
@@ -117,11 +118,18 @@ class ReplayResult:
         return self.hit_tokens / self.tokens
 
     @property
-    def seconds(self) -> float:
+    def manager_seconds(self) -> float:
         """Time spent in the manager, seconds."""
         return self.times.total / 1e9
 
     @property
+    def seconds(self) -> float:
+        """The earlier name of `manager_seconds`, deprecated: elsewhere it is a trace's span."""
+        text = "ReplayResult.seconds is called manager_seconds; the name goes in 0.4"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return self.manager_seconds
+
+    @property
     def blocks_per_second(self) -> float:
         """Blocks per second of manager time; 0 if no time passed."""
-        return self.blocks / self.seconds if self.times.total else 0.0
+        return self.blocks / self.manager_seconds if self.times.total else 0.0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload import IMPLEMENTATION
 from kvoffload.replay import DecodedTrace, device_hits, simulate
 from kvoffload.traces import Workload, write_trace
 
@@ -169,6 +170,11 @@ def test_a_class_of_ones_own_is_a_policy_in_every_command(kvoffload, trace, own,
     results = ("--results", tmp_path / "results.jsonl", "--jobs", "2")
     swept = found(kvoffload("sweep", trace, *policy, *size, *results, **own))["results"]
     assert [row["hits"] for row in swept] == [row["hits"] for row in rows]
+    for answers in (rows, swept):
+        ran_by = [row["implementation"] for row in answers]
+        assert ran_by == [IMPLEMENTATION, "python", "python"]
+    table = kvoffload("replay", trace, *policy, "--capacity", "99", **own).out
+    assert [line.split()[-1] for line in table.splitlines()[-3:]] == ran_by
     kept = (tmp_path / "results.jsonl").read_text().splitlines()
     assert [json.loads(line)["cell"]["policy"] for line in kept] == ["lru"]
     tokens = ("--kv-bytes-per-token", "2KiB", "--disk", "1GiB", "--disk-policy", "mine:Fifo")
