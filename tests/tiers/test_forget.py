@@ -1,22 +1,22 @@
 """What a slab has forgotten stays so: through failing headers, frozen disks, kills and restarts."""
 
 import contextlib
+import logging
 import os
+import resource
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvoffload.tiers import FileTier, State, Status, TierInUseError
+from kvoffload.tiers import FileTier, Region, State, Status, TierInUseError
 from kvoffload.tiers.epoch import new_epoch
 from kvoffload.tiers.slab import find_slabs, verify_slab
 from kvoffload.tiers.slab.layout import Header
 from kvoffload.tiers.testing import PATIENCE_S
 from kvoffload.tiers.twins import Twin
-from tests.conftest import AVAILABLE
 
 from .attack import (
     NAMESPACE,
@@ -34,7 +34,6 @@ from .servers import stop
 pytestmark = pytest.mark.attack
 
 NUM_SLOTS = 16
-CHOICES = sorted({"", "1"} if "compiled" in AVAILABLE else {"1"})
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +49,11 @@ def header_of(folder: Path) -> Header:
     return header
 
 
-def filled(path: Path, universe: Universe, twin: Twin) -> FileTier:
-    """Return a slab with the first eight blocks."""
+def filled(path: Path, universe: Universe, twin: Twin) -> tuple[FileTier, Region]:
+    """Return a slab with the first eight blocks, and its region."""
     tier, region = open_slab(path, NUM_SLOTS, twin=twin)
-    tier.test_region = region  # type: ignore[attr-defined]
     assert not universe.put(tier, region, universe.keys[:8]).any()
-    return tier
+    return tier, region
 
 
 def found_after(path: Path, universe: Universe, twin: Twin) -> list[int]:
@@ -83,59 +81,48 @@ def wait_confirmed(tier: FileTier) -> None:
 
 # -- a header that cannot be written ---------------------------------------------------------------
 
-# No file may grow or be written to at all: the kernel's own error, for this process alone.
-NO_WRITES = """
-import os, resource, signal, sys, time
-from pathlib import Path
-from kvoffload.tiers import Status
-from kvoffload.tiers.slab import tier as slab_tier
-from tests.tiers.attack import Universe, open_slab
-slab_tier.FORGET_S = 0.2
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-universe = Universe(16)
-tier, region = open_slab(Path(sys.argv[1]), 16)
-assert not universe.put(tier, region, universe.keys[:8]).any()
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-assert tier.forget() is False
-assert tier.health().forgotten is False and tier.health().ok is False
-if sys.argv[2] == "kill":
-    os.kill(os.getpid(), 9)
-elif sys.argv[2] == "close":
-    assert tier.close() is True
-    assert tier.health().forgotten is False
-else:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    until = time.monotonic() + 60
-    while not tier.health().forgotten:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    assert not universe.put(tier, region, universe.keys[8:]).any()
-    assert tier.close()
-"""
+
+@contextlib.contextmanager
+def no_writes() -> Iterator[None]:
+    """Let no file be written to at all: the kernel's own error, for this process alone."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: "python" if choice else "compiled")
 @pytest.mark.parametrize(("end", "expected"), [("kill", []), ("close", []), ("heal", range(8, 16))])
 def test_a_header_that_fails(
-    tmp_path: Path, python_twin: Twin, choice: str, end: str, expected: list[int]
+    tmp_path: Path, tier_twin: Twin, end: str, expected: list[int]
 ) -> None:
     """Tried until it is written, by itself; until then the marker keeps what was forgotten away."""
-    done = subprocess.run(
-        [sys.executable, "-c", NO_WRITES, str(tmp_path), end],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "KVOFFLOAD_PURE_PYTHON": choice,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == (-signal.SIGKILL if end == "kill" else 0), done.stderr
+    universe = Universe(16)
+
+    def work() -> None:
+        logging.raiseExceptions = False  # what pytest captures is a file too
+        tier, region = filled(tmp_path, universe, tier_twin)
+        with no_writes():
+            assert tier.forget() is False
+            assert not tier.health().forgotten
+            assert not tier.health().ok
+            if end == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif end == "close":
+                assert tier.close() is True
+                assert not tier.health().forgotten
+                return
+        wait_confirmed(tier)
+        assert not universe.put(tier, region, universe.keys[8:]).any()
+        assert tier.close()
+
+    _, status = os.waitpid(start(work), 0)
+    assert os.waitstatus_to_exitcode(status) == (-signal.SIGKILL if end == "kill" else 0)
     (folder,) = tmp_path.iterdir()
     assert (folder / "forgetting").exists() == (end != "heal")
-    assert found_after(tmp_path, Universe(16), python_twin) == list(expected)
+    assert found_after(tmp_path, universe, tier_twin) == list(expected)
 
 
 STEPS = ("open", "pwrite", "fsync", "unlink")
@@ -148,7 +135,7 @@ def test_killed_at_every_step(tmp_path: Path, tier_twin: Twin, step: str, when: 
     universe = Universe(NUM_SLOTS)
 
     def work() -> None:
-        tier = filled(tmp_path, universe, tier_twin)
+        tier, _ = filled(tmp_path, universe, tier_twin)
         call = getattr(os, step)
 
         def killed(*arguments, **options):
@@ -169,7 +156,7 @@ def test_killed_at_every_step(tmp_path: Path, tier_twin: Twin, step: str, when: 
 
 def test_a_slab_with_a_marker_opens_empty(tmp_path: Path, tier_twin: Twin) -> None:
     universe = Universe(NUM_SLOTS)
-    tier = filled(tmp_path, universe, tier_twin)
+    tier, _ = filled(tmp_path, universe, tier_twin)
     tier.close()
     before = header_of(tier.folder)
     (tier.folder / "forgetting").touch()
@@ -178,7 +165,7 @@ def test_a_slab_with_a_marker_opens_empty(tmp_path: Path, tier_twin: Twin) -> No
     assert verify_slab(tier.folder).sound == 0
     assert found_after(tmp_path, universe, tier_twin) == []
     assert header_of(tier.folder).epoch > before.epoch
-    tier = filled(tmp_path, universe, tier_twin)
+    tier, _ = filled(tmp_path, universe, tier_twin)
     tier.close()
     assert found_after(tmp_path, universe, tier_twin) == list(range(8)), "warm again"
 
@@ -186,7 +173,7 @@ def test_a_slab_with_a_marker_opens_empty(tmp_path: Path, tier_twin: Twin) -> No
 def test_epochs_rise(tmp_path: Path, tier_twin: Twin) -> None:
     """A restart and each `forget` goes above what is on the disk, wherever its clock stood."""
     universe = Universe(NUM_SLOTS)
-    tier = filled(tmp_path, universe, tier_twin)
+    tier, _ = filled(tmp_path, universe, tier_twin)
     ahead = new_epoch() + (10**10 << 20)
     tier._files.write_table(0, tier._files.write_header(ahead))
     tier.close()
@@ -222,7 +209,7 @@ def disk(tmp_path: Path):
 def test_forgotten_while_the_disk_is_frozen(disk: Path, tier_twin: Twin) -> None:
     """No call waits for long, with threads and before there are any; the newest header is kept."""
     universe = Universe(NUM_SLOTS)
-    tier = filled(disk / "kv", universe, tier_twin)
+    tier, region = filled(disk / "kv", universe, tier_twin)
     bare = FileTier(disk / "bare", 2**20, namespace=NAMESPACE, twin=tier_twin)
     with frozen(disk):
         for _ in range(3):
@@ -235,7 +222,6 @@ def test_forgotten_while_the_disk_is_frozen(disk: Path, tier_twin: Twin) -> None
     wait_confirmed(tier)
     wait_confirmed(bare)
     assert header_of(tier.folder).epoch == wanted, "the last one wins"
-    region = tier.test_region
     assert not universe.put(tier, region, universe.keys[8:]).any()
     assert tier.close()
     assert bare.close()
@@ -249,7 +235,7 @@ def test_forgotten_and_gone_while_the_disk_is_frozen(disk: Path, tier_twin: Twin
     ready, tell = os.pipe()
 
     def work() -> None:
-        tier = filled(disk / "kv", universe, tier_twin)
+        tier, _ = filled(disk / "kv", universe, tier_twin)
         _run("fsfreeze", "--freeze", disk)
         certain = tier.forget()
         os.write(tell, b"1" if certain else b"0")
@@ -281,7 +267,7 @@ def test_forgotten_while_the_file_server_is_stopped(tmp_path: Path, tier_twin: T
     make_image(tmp_path / "disk.img", 16)
     universe = Universe(NUM_SLOTS)
     with fuse_mounted(tmp_path / "disk.img", tmp_path / "disk") as (folder, server):
-        tier = filled(folder / "kv", universe, tier_twin)
+        tier, _ = filled(folder / "kv", universe, tier_twin)
         stop(server)
         try:
             assert tier.forget() is False
