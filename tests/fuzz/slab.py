@@ -333,9 +333,10 @@ def run_slab(twins: Sequence[Twin], data: bytes) -> int:
     steps = damage.steps()
     with scratch() as path:
         folder = Path(path, OURS.fingerprint.hex())
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         for name, content in damage.files.items():
             (folder / name).write_bytes(content)
+            (folder / name).chmod(0o600)  # others may not write, whatever the user's umask says
         compare_seals(twins, bytes(damage.files.get(TABLE, b"")))
         with little_memory():
             look(folder)

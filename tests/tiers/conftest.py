@@ -2,12 +2,22 @@
 own."""
 
 import importlib
+import os
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
 from kvoffload.tiers import Namespace, _io_py
 from kvoffload.tiers.twins import Twin
+
+
+@pytest.fixture(autouse=True)
+def _private() -> Iterator[None]:
+    """Make files that others cannot write to: a slab with others is refused."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture(scope="session")

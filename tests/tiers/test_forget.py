@@ -207,11 +207,15 @@ def disk(tmp_path: Path):
 
 
 def test_forgotten_while_the_disk_is_frozen(disk: Path, tier_twin: Twin) -> None:
-    """No call waits for long, with threads and before there are any; the newest header is kept."""
+    """Threads that all hang, or none yet, are no hindrance; of several headers the newest stays."""
     universe = Universe(NUM_SLOTS)
     tier, region = filled(disk / "kv", universe, tier_twin)
     bare = FileTier(disk / "bare", 2**20, namespace=NAMESPACE, twin=tier_twin)
+    for block_id, key in enumerate(universe.keys):
+        region.write(block_id, universe.data[key])
     with frozen(disk):
+        jobs = [tier.put([universe.keys[i]], [i], 0.05) for i in range(8, 16)]
+        assert not tier.wait(jobs, 0.2)
         for _ in range(3):
             assert tier.forget() is False
             assert bare.forget() is False
@@ -221,6 +225,9 @@ def test_forgotten_while_the_disk_is_frozen(disk: Path, tier_twin: Twin) -> None
         wanted = tier._files.header.epoch
     wait_confirmed(tier)
     wait_confirmed(bare)
+    assert tier.wait(jobs, PATIENCE_S)
+    tier.poll()
+    tier.health(reset=True)
     assert header_of(tier.folder).epoch == wanted, "the last one wins"
     assert not universe.put(tier, region, universe.keys[8:]).any()
     assert tier.close()
