@@ -2,8 +2,9 @@
 
 Starts a ``redis-server``, moto's server, which stands in for S3, and, where it is installed, a
 Mooncake master with memory, all on the loopback. Prints a table of ratios: the bare side's time
-divided by the tier's, so that 1 is as fast as bare and more is faster. All sides run in one process
-and take turns; each figure is a median::
+divided by the tier's, so that 1 is as fast as bare and more is faster, and the same of the time of
+processors that this process used. All sides run in one process and take turns; each figure is a
+median::
 
     python asv_benchmarks/remote_tiers.py [--quick] [--rows PATTERN] [--folder FOLDER]
 
@@ -13,7 +14,8 @@ eight blocks (``SET NX``, ``GET`` and a copy) and by one script for what is ther
 threads, each with a new file, a link and an unlink, or an open and a read; objects by 64 requests
 at once in one event loop; Mooncake by four threads with batches of eight blocks. moto's server is
 written in Python and takes most of the time of its rows: they say what the tier adds to requests,
-not how fast S3 is.
+not how fast S3 is. The rows of `object_server`, which keeps objects in memory, say more of the
+client: the tier's runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from kvoffload.tiers.remote import RemoteTier
 from kvoffload.tiers.testing import run
 from tests.tiers.servers import (
     MooncakeServers,
+    Server,
     make_bucket,
     redis_server,
     s3_options,
@@ -276,18 +279,24 @@ class BareMooncake(Side):
 
 def ratio(
     sides: tuple[Side, Side], work: Callable[[Side, int], None], rounds: int
-) -> tuple[float, float]:
-    """Return the bare side's time by the tier's, and the tier's in seconds: medians."""
+) -> tuple[float, float, float]:
+    """Return the bare side's time by the tier's, the same of processors' time, and the tier's time.
+
+    Seconds, medians; processors' time is this process's.
+    """
     times: list[list[float]] = [[], []]
+    used: list[list[float]] = [[], []]
     gc.collect()
     for number in range(rounds + 1):
         for place in (0, 1) if number % 2 else (1, 0):
-            start = time.perf_counter()
+            start, used_before = time.perf_counter(), time.process_time()
             work(sides[place], number)
             if number:  # the first round faults memory in and connects
                 times[place].append(time.perf_counter() - start)
+                used[place].append(time.process_time() - used_before)
     tier, bare = (statistics.median(spent) for spent in times)
-    return bare / tier, tier
+    tier_used, bare_used = (statistics.median(spent) for spent in used)
+    return bare / tier, bare_used / tier_used, tier
 
 
 def batch(size: int, count: int, number: int) -> list[bytes]:
@@ -305,18 +314,20 @@ def measure(
         rounds = 3 if quick else 9
         namespace = Namespace("benchmark", size)
         sides = opener(namespace, region)
-        found, spent = ratio(
+        found, cpu, spent = ratio(
             sides, lambda side, n, s=size, c=count: side.put(batch(s, c, n)), rounds
         )
-        yield f"{name} put {label}", found, f"{count * size / spent / 1e9:.2f} GB/s"
-        found, spent = ratio(
+        figure = f"{count * size / spent / 1e9:.2f} GB/s, processors' time {cpu:.2f} x"
+        yield f"{name} put {label}", found, figure
+        found, cpu, spent = ratio(
             sides, lambda side, n, s=size, c=count: side.get(batch(s, c, n)), rounds
         )
-        yield f"{name} get {label}", found, f"{count * size / spent / 1e9:.2f} GB/s"
+        figure = f"{count * size / spent / 1e9:.2f} GB/s, processors' time {cpu:.2f} x"
+        yield f"{name} get {label}", found, figure
         if label == "16 KiB" and type(sides[1]).find is not Side.find:
             for keys in QUERIES:
                 asked = batch(size, keys, 0)
-                found, spent = ratio(sides, lambda side, _, a=asked: side.find(a), rounds)
+                found, _, spent = ratio(sides, lambda side, _, a=asked: side.find(a), rounds)
                 yield f"{name} query {keys} keys", found, f"{spent / keys * 1e6:.1f} us per key"
         for side in sides:
             side.close()
@@ -418,6 +429,12 @@ def main() -> None:
                 small = {label: SIZES[label] for label in ("16 KiB", "160 KiB")}
                 settings = s3_options(server)
                 show(measure("s3 (moto)", over_s3(settings), options.quick, small))
+            program = str(Path(__file__).with_name("object_server.py"))
+            with Server(lambda port, _: [sys.executable, program, str(port)]) as server:
+                sizes = {label: SIZES[label] for label in ("160 KiB", "1 MiB")}
+                sizes["5 MiB"] = 5 * MIB
+                settings = s3_options(server)
+                show(measure("s3 (in memory)", over_s3(settings), options.quick, sizes))
         if re.search(options.rows, "mooncake"):
             show_mooncake(options.quick)
     finally:

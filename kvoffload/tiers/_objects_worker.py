@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
     "ABSENT",
@@ -78,12 +78,17 @@ VERSION = ("e_tag", "version")
 STACK_BYTES = 2**20
 
 
+Data: TypeAlias = "bytes | memoryview"
+Outcome: TypeAlias = "tuple[int, bytes, Data]"
+"""An outcome, its text, and what was read."""
+
+
 class Item(NamedTuple):
     """An object that is asked for: its path, the version that is replaced, the bytes to store."""
 
     path: str
     version: str = ""
-    data: bytes | memoryview = b""
+    data: Data = b""
 
 
 def encode_settings(settings: dict[str, Any]) -> bytes:
@@ -196,9 +201,7 @@ class _Worker:
         if waiting:
             await asyncio.wait(waiting)
 
-    async def _outcome(
-        self, verb: int, item: Item, size: tuple[int, int]
-    ) -> tuple[int, bytes, bytes]:
+    async def _outcome(self, verb: int, item: Item, size: tuple[int, int]) -> Outcome:
         """Return the outcome, its text and the bytes."""
         errors = self._client.exceptions
         try:
@@ -215,7 +218,7 @@ class _Worker:
         except Exception as error:  # noqa: BLE001 # the others' answers are sound
             return FAILED, type(error).__name__.encode(), b""
 
-    async def _ask(self, verb: int, item: Item, size: tuple[int, int]) -> tuple[int, bytes, bytes]:
+    async def _ask(self, verb: int, item: Item, size: tuple[int, int]) -> Outcome:
         client, bucket = self._client, self._bucket
         if verb == HEAD:
             await client.head_async(bucket, item.path)
@@ -226,7 +229,7 @@ class _Worker:
             text = text if len(text) <= MAX_TEXT_BYTES else b""
             if not size[0] <= found.meta["size"] <= size[1]:
                 return OTHER_SIZE, text, b""
-            return DONE, text, await _collect(found, size[1])
+            return DONE, text, memoryview(await found.bytes_async())
         elif verb == DELETE:
             await client.delete_async(bucket, item.path)
         else:
@@ -236,19 +239,8 @@ class _Worker:
         return DONE, b"", b""
 
 
-async def _collect(found: Any, most: int) -> bytes:
-    """Return the bytes of an object, no more than so many and one piece of the network's."""
-    pieces, size = [], 0
-    async for piece in found.stream(min_chunk_size=most):
-        pieces.append(piece)
-        size += len(piece)
-        if size > most:
-            break
-    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(map(bytes, pieces))
-
-
 def _answer(
-    connection: socket.socket, place: int, outcome: int, text: bytes = b"", data: bytes = b""
+    connection: socket.socket, place: int, outcome: int, text: bytes = b"", data: Data = b""
 ) -> None:
     head = ANSWER.pack(place, outcome, len(text), len(data)) + text
     sent = connection.sendmsg([head, data])
@@ -269,7 +261,9 @@ def _take_no_more_than(nbytes: int) -> None:
     if sys.platform == "linux":
         status = Path("/proc/self/status").read_text()
         held = int(status.partition("VmData:")[2].split()[0]) * 1024
-        resource.setrlimit(resource.RLIMIT_DATA, (held + nbytes, held + nbytes))
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = held + nbytes if most == resource.RLIM_INFINITY else min(held + nbytes, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _open(settings: dict[str, Any]) -> _Worker:
