@@ -417,7 +417,7 @@ class Pool:
         self._queues: tuple[deque[_Job], deque[_Job]] = (deque(), deque())  # reads, writes
         self._to_copy: deque[_Job] = deque()
         self._chores: deque[tuple[int, int, bytes, bool]] = deque()
-        self._chores_left = 0  # those under way too
+        self._chores_running = 0
         self._jobs: dict[int, _Job] = {}  # those that have not settled
         self._entries: deque[Entry] = deque()
         self._closing = False
@@ -468,15 +468,17 @@ class Pool:
                 made.cut(0, Status.UNAVAILABLE)
                 self._settle(made)
                 return
-            if self._staging is not None and op == WRITE:
+            # Who is woken waits for the lock; the job is in a queue last, or an exception could
+            # leave it there with everyone asleep.
+            staged_put = self._staging is not None and op == WRITE
+            if staged_put or made.deadline < self._wake_at:
+                self._keep.notify()
+                self._wake_at = min(self._wake_at, made.deadline)
+            if staged_put:
                 self._to_copy.append(made)
-                self._keep.notify()
             else:
-                self._queues[op].append(made)
                 self._work.notify_all()
-            if made.deadline < self._wake_at:
-                self._wake_at = made.deadline
-                self._keep.notify()
+                self._queues[op].append(made)
 
     def cancel(self, job: int) -> bool:
         """Take a job back: what is not done is UNAVAILABLE."""
@@ -502,9 +504,8 @@ class Pool:
             if self._closing:
                 self._tell(Entry(job, CHORE, np.array([Status.UNAVAILABLE], np.int8)))
                 return
-            self._chores.append((job, offset, data, sync))
-            self._chores_left += 1
             self._work.notify_all()
+            self._chores.append((job, offset, data, sync))
 
     def poll(self) -> deque[Entry]:
         """Return what happened, oldest first; the caller removes what it has taken in."""
@@ -535,7 +536,7 @@ class Pool:
         """End the threads."""
         until = time.monotonic() + timeout_s
         with self._lock:
-            while (self._jobs or self._chores_left) and time.monotonic() < until:
+            while (self._jobs or self._chores_left()) and time.monotonic() < until:
                 self._idle.wait(until - time.monotonic())
             self._closing = True
             self._chores.clear()
@@ -552,7 +553,6 @@ class Pool:
             thread.join(max(0.0, until - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
             return False  # who comes back later uses the signal
-        self._chores_left = 0
         self._signal.close()
         return True
 
@@ -575,6 +575,10 @@ class Pool:
         now = time.monotonic()
         threads = self._running if op == READ else self._running[: self._writers]
         return all(job is not None and job.deadline < now for job in threads)
+
+    def _chores_left(self) -> int:
+        """Return the number of chores that are not done."""
+        return len(self._chores) + self._chores_running
 
     def _drop(self, job: _Job, count: int, status: Status) -> None:
         """Work on the first `count` blocks only."""
@@ -632,6 +636,7 @@ class Pool:
                     if not run and writes:
                         if self._chores:
                             chore = self._chores.popleft()
+                            self._chores_running += 1
                         else:
                             run = self._take(WRITE)
                     if run or chore:
@@ -647,7 +652,7 @@ class Pool:
 
     def _take(self, op: int) -> tuple[_Job, list[Block]] | None:
         """Take a run from the front of a queue; under the lock."""
-        if not self._queues[op] or (op == WRITE and self._chores_left):
+        if not self._queues[op] or (op == WRITE and self._chores_left()):
             return None
         job = self._queues[op][0]
         stop = job.copied if self._staging is not None and op == WRITE else job.count
@@ -729,7 +734,7 @@ class Pool:
         except OSError as error:
             status = status_of(error)
         with self._lock:
-            self._chores_left -= 1
+            self._chores_running -= 1
             self._tell(Entry(job, CHORE, np.array([status], np.int8)))
             self._idle.notify_all()
             self._work.notify_all()

@@ -190,6 +190,12 @@ class Tier(ABC):
     never touches them. Any subset of a `get` may be OK; the bytes of the other blocks are
     undefined.
 
+    **Exceptions from outside.** A signal's handler may raise inside any method. Where `query`,
+    `put` or `get` do not return a number for it, the job is taken back: the blocks are the caller's
+    again, there is no `Done`, and what was not stored by then is not stored later. For a `get` of a
+    direct tier that takes until the kernel has returned, and not after its deadline. No job, no end
+    and no block is lost for other calls; an event of removal may be.
+
     **Deadlines.** A job ends by its deadline and at most 50 ms, with `Status.TIMEOUT` for what was
     not done, where the tier moves blocks through buffers of its own (`direct` is False). A direct
     tier has the kernel read and write the caller's memory, and nothing can stop the kernel: a job
@@ -211,9 +217,12 @@ class Tier(ABC):
 
     Notes
     -----
-    Thread-safety: callers serialise; the tier's own threads are hidden. A tier belongs to the
-    process that opened it: in a forked child every method that submits or polls raises
-    RuntimeError.
+    Thread-safety: callers serialise; the tier's own threads are hidden.
+
+    A tier belongs to the process that opened it. In a forked child every method raises a
+    RuntimeError that names this process, but for `stats` and `health`, which answer as of the fork
+    without the threads, and `close`, which does nothing there and is True. None waits for a thread
+    that the child does not have, and none touches a file.
 
     Complexity: `state` is O(1), every other method O(n) in its keys, except `forget`, which is
     O(1).
@@ -227,14 +236,14 @@ class Tier(ABC):
     def attach(self, region: Region) -> None:
         """Name the host memory that jobs move blocks from and to.
 
-        Once, before the first job. A tier on a server waits for its answer, 2 s at most; one that
-        does not answer is no error.
+        Before the first job. The region that it has already may be named again. A tier on a server
+        waits for its answer, 2 s at most; one that does not answer is no error.
 
         Raises
         ------
         ValueError
-            If the region's blocks are not of the size that the tier was made for, or the tier has a
-            region already.
+            If the region's blocks are not of the size that the tier was made for, or the tier has
+            another region already.
         """
 
     @abstractmethod
@@ -385,9 +394,11 @@ class Tier(ABC):
     def close(self, timeout_s: float = 5.0) -> bool:
         """Let jobs under way end, and give everything back. A second call does nothing.
 
-        What is not done by `timeout_s` seconds ends with `Status.UNAVAILABLE`. `poll`
-        returns the last ends, `stats` the last counters; every other method then raises
-        RuntimeError.
+        What has not started by `timeout_s` seconds ends with `Status.UNAVAILABLE`; a call under way
+        then has a second more, or a tenth of one where a job is late. `poll` returns the last ends,
+        `stats` the last counters; every other method then raises RuntimeError. An exception of a
+        signal's handler, such as KeyboardInterrupt, ends the wait: the tier is open until a second
+        call.
 
         Returns
         -------

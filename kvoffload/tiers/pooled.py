@@ -302,8 +302,13 @@ class PooledTier(Tier):
     def _chore(self, what: Any, offset: int, data: bytes, *, sync: bool = False) -> int:
         """Write to the store's table, in a thread; `_chore_done` is told."""
         job = self._new_job()
-        self._chores[job] = what
-        self._pool_or_raise().chore(job, offset, data, sync)
+        pool = self._pool_or_raise()
+        try:
+            self._chores[job] = what
+            pool.chore(job, offset, data, sync)
+        except BaseException:
+            self._chores.pop(job, None)  # news of it is passed over
+            raise
         return job
 
     def _finish(
@@ -395,6 +400,8 @@ class PooledTier(Tier):
         """Name the host memory that jobs move blocks from and to."""
         self._refuse_closed()
         check_region("region", region, self.block_bytes)
+        if self._region is region:
+            return
         if self._region is not None:
             raise ValueError(f"region must be attached once, and tier {self.name!r} has one")
         self._pool = self._make_pool(region)
@@ -490,6 +497,8 @@ class PooledTier(Tier):
 
     def take_events(self) -> Iterator[TierEvent]:
         """Return the events since the last call, oldest first, and forget them."""
+        if self._closed and os.getpid() != self._pid:
+            self._refuse()
         if not self._events:
             return iter(())
         events, self._events = self._events, []

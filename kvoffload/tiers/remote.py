@@ -214,8 +214,10 @@ class RemoteTier(PooledTier):
         whether it is older than the medium's last `forget` could not be told. A medium that does
         not answer is no error, and is asked again by the next job.
         """
+        is_attached = self._region is not None
         super().attach(region)
-        self._give_order(MEET, EPOCH_S)
+        if not is_attached:
+            self._give_order(MEET, EPOCH_S)
 
     def _give_order(self, kind: int, timeout_s: float) -> None:
         """Have the medium asked for its epoch, or given one, and wait for that a while."""
@@ -475,18 +477,27 @@ class RemoteTier(PooledTier):
         for key in keys:
             if key not in live:
                 self._storing.pop(key, None)
+        self._touches = sum(kind == "touch" for kind, _ in self._chores.values())
+        self._dropping.clear()
+        for kind, some in self._chores.values():
+            if kind == "drop":
+                self._dropping.update(some)
 
     # -- recency, removal --------------------------------------------------------------------
 
     def _remove(self, keys: list[bytes], reason: str | None = None) -> None:
         """Have blocks removed; until then they are hidden."""
         keys = list(dict.fromkeys(keys))
+        now = 0 if self._pool is None else max(0, MAX_VERDICTS - len(self._dropping))
+        most = now + max(0, MAX_VERDICTS - len(self._undropped))
+        if len(keys) > most:
+            self._store.say(f"has {MAX_VERDICTS} blocks to remove: others stay")
+            keys = keys[:most]
         self._verdicts.absent(keys)
         if reason is not None:
             self._emit(keys, removed=True, reason=reason)
-        if self._pool is None:
-            self._undropped.update(dict.fromkeys(keys))
-            return
+        self._undropped.update(dict.fromkeys(keys[now:]))
+        keys = keys[:now]
         for start in range(0, len(keys), KEYS_PER_CHORE):
             part = keys[start : start + KEYS_PER_CHORE]
             self._dropping.update(part)
@@ -495,7 +506,9 @@ class RemoteTier(PooledTier):
     def touch(self, keys: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last key first."""
         self._refuse_closed()
-        stored = stored_keys(keys)
+        self._change(self._touch, stored_keys(keys))
+
+    def _touch(self, stored: list[bytes]) -> None:
         if self.touch_s is None or self._pool is None or self._touches:
             return
         there = [
@@ -509,10 +522,16 @@ class RemoteTier(PooledTier):
             self._chore(("touch", there), TOUCH, pack_keys(there))
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Drop blocks; unknown keys are no error."""
+        """Drop blocks; unknown keys are no error.
+
+        Removals wait in a queue for 100,000 blocks. Beyond it blocks stay, and a line is logged.
+        """
         self._refuse_closed()
+        self._change(self._discard, stored_keys(keys))
+
+    def _discard(self, stored: list[bytes]) -> None:
         gone = []
-        for key in stored_keys(keys):
+        for key in stored:
             if key in self._storing:
                 self._storing[key] = False
             else:
@@ -554,10 +573,12 @@ class RemoteTier(PooledTier):
         if kind == "order":
             keys.status = status
         elif kind == "touch":
-            self._touches -= 1
+            self._touches = max(0, self._touches - 1)
         elif kind == "drop":
-            self._dropping.subtract(keys)
-            self._dropping = +self._dropping
+            for key in keys:
+                self._dropping[key] -= 1
+                if self._dropping[key] <= 0:
+                    del self._dropping[key]
             if status != Status.OK:
                 self._drops_failed_at = time.monotonic()
                 left = MAX_VERDICTS - len(self._undropped)

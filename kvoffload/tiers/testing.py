@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import select
+import signal
 import threading
 import time
 import warnings
@@ -186,6 +187,40 @@ def run(tier: Tier, job: int) -> Done:
     ends = [done for done in tier.poll() if done.job == job]
     _equal(len(ends), 1, f"ends of job {job}")
     return ends[0]
+
+
+def _error_of(call: Callable[[], object]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001
+        return error
+    return None
+
+
+def refused_as_foreign(tier: Tier, region: Region) -> None:
+    """Call every method of a tier of the parent of this process."""
+    calls: list[Callable[[], object]] = [
+        lambda: tier.attach(region),
+        lambda: tier.lookup([b"k"]),
+        lambda: tier.state(b"k"),
+        lambda: tier.query([b"k"]),
+        lambda: tier.put([b"k"], [0]),
+        lambda: tier.get([b"k"], [0]),
+        tier.poll,
+        tier.fileno,
+        lambda: tier.wait([], 1.0),
+        lambda: tier.touch([b"k"]),
+        lambda: tier.discard([b"k"]),
+        tier.forget,
+        tier.take_events,
+    ]
+    for call in calls:
+        error = _error_of(call)
+        _require(isinstance(error, RuntimeError), "a call in a forked child must raise it")
+        _require(str(os.getppid()) in str(error), f"{error} must name the process")
+    _require(tier.stats(), "stats() must answer in a forked child")
+    _require(tier.health() and repr(tier), "health() and repr() must answer in a forked child")
+    _require(tier.close(0), "close() must be True in a forked child")
 
 
 def block_bytes_of(key: bytes, nbytes: int) -> bytes:
@@ -522,7 +557,7 @@ class TierConformance(ABC):
                 (TypeError, lambda: tier.lookup([None])),  # type: ignore[list-item]
                 (TypeError, lambda: tier.touch([1])),  # type: ignore[list-item]
                 (TypeError, lambda: tier.discard([1])),  # type: ignore[list-item]
-                (ValueError, lambda: tier.attach(region)),
+                (ValueError, lambda: tier.attach(Region.allocate(64, self.block_bytes))),
                 (ValueError, lambda: tier.wait([], -1)),
             ]
             before = tier.stats()
@@ -579,9 +614,9 @@ class TierConformance(ABC):
             if child == 0:
                 code = 1
                 try:
-                    tier.put([b"child"], [0])
-                except RuntimeError:
-                    code = 0 if tier.close() else 2
+                    signal.alarm(int(PATIENCE_S))  # a call that waits for a lock ends the child
+                    refused_as_foreign(tier, region)
+                    code = 0
                 finally:
                     os._exit(code)
             _, ended = os.waitpid(child, 0)

@@ -16,6 +16,7 @@ Cost
 from __future__ import annotations
 
 import math
+import os
 import select
 import time
 from collections import deque
@@ -105,7 +106,7 @@ class TieredStore:
     manager : OffloadingManager
         A manager of ``n`` blocks, such as a `CPUOffloadingManager`, which nobody else changes.
     tiers : sequence of Tier
-        Nearest first. Those that have no region get this one.
+        Nearest first. Each gets this region, if it does not have it already.
     write : str
         ``"through"``: a block is put to every tier when its store completes. ``"demote"``: when it
         leaves host memory, to the nearest tier that takes it.
@@ -119,7 +120,9 @@ class TieredStore:
 
     Notes
     -----
-    Thread-safety: callers serialise; there are no locks.
+    Thread-safety: callers serialise; there are no locks. It belongs to the process that made it: in
+    a forked child, whose memory may be the parent's, every method raises RuntimeError, but for
+    `stats`, and `close`, which does nothing there.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class TieredStore:
         least = num_blocks + (write == "demote")
         if region.num_blocks < least:
             raise ValueError(f"region must have {least} or more blocks, got {region.num_blocks}")
+        self._pid = os.getpid()
         self.region = region
         self.manager = manager
         self._resident: Any = manager  # for what the contract of managers leaves out
@@ -165,6 +169,11 @@ class TieredStore:
             0,
         )  # fmt: skip
 
+    def _refuse_foreign(self) -> None:
+        """Refuse calls in a forked child."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"this TieredStore belongs to process {self._pid}")
+
     # -- what is where -----------------------------------------------------------------------
 
     def lookup(self, hashes: Iterable[bytes]) -> tuple[int, int]:
@@ -177,6 +186,7 @@ class TieredStore:
         reachable : int
             Leading blocks in host memory or in a tier, as far as that is known without asking.
         """
+        self._refuse_foreign()
         batch = as_batch(hashes)
         ready = self.manager.lookup(batch)
         reachable = ready
@@ -203,6 +213,7 @@ class TieredStore:
 
     def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last hash first, in host memory and in every tier."""
+        self._refuse_foreign()
         batch = as_batch(hashes)
         self.manager.touch(batch)
         for tier in self.tiers:
@@ -231,6 +242,7 @@ class TieredStore:
         TypeError, ValueError
             If an argument is wrong.
         """
+        self._refuse_foreign()
         batch = as_batch(hashes)
         seconds = check_deadline(deadline_s)
         wanted = [] if self._forgotten_jobs else self._wanted(batch)
@@ -349,10 +361,12 @@ class TieredStore:
 
     def prepare_load(self, hashes: Iterable[bytes]) -> BlockIDsLoadStoreSpec:
         """Pin blocks that are ready, and say where they lie."""
+        self._refuse_foreign()
         return self.manager.prepare_load(hashes)
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
         """Release one pin for each occurrence of each block."""
+        self._refuse_foreign()
         self.manager.complete_load(hashes)
 
     def prepare_store(
@@ -363,6 +377,7 @@ class TieredStore:
         In the mode ``"demote"`` the bytes of blocks that leave have been saved when it returns. It
         is None, too, while jobs from before a `forget` use blocks.
         """
+        self._refuse_foreign()
         if self._forgotten_jobs:
             as_batch(hashes)
             return None
@@ -377,6 +392,7 @@ class TieredStore:
 
         In the mode ``"through"`` they are put to every tier, and stay pinned until each has them.
         """
+        self._refuse_foreign()
         stored = [key for key in dict.fromkeys(as_batch(hashes)) if key in self._storing]
         self.manager.complete_store(stored, success)
         for key in stored:
@@ -444,6 +460,7 @@ class TieredStore:
 
     def step(self) -> list[Fetched]:
         """Take in what the tiers have done, and return the fetches that ended."""
+        self._refuse_foreign()
         self._go_on()
         ended = list(self._ended)
         self._ended.clear()
@@ -483,6 +500,7 @@ class TieredStore:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `step` has something to do, for as many seconds at most."""
+        self._refuse_foreign()
         return bool(self._ended) or self._wait(time.monotonic() + timeout_s)
 
     def _wait(self, until: float) -> bool:
@@ -532,6 +550,7 @@ class TieredStore:
             Whether it is certain even if power fails from now on: whether every tier's
             `Tier.forget` was.
         """
+        self._refuse_foreign()
         self._abandon()
         self._resident.reset_cache()
         certain = [tier.forget() for tier in self.tiers]
@@ -557,5 +576,7 @@ class TieredStore:
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Close every tier; tell whether nothing hangs."""
+        if os.getpid() != self._pid:
+            return True
         clean = [tier.close(timeout_s) for tier in self.tiers]
         return all(clean)

@@ -348,6 +348,8 @@ class FileTier(IndexedTier):
     def attach(self, region: Region) -> None:
         """Name the host memory that jobs move blocks from and to."""
         super().attach(region)
+        if self._has_threads:
+            return
         self._has_threads = True
         slots, self._to_clear = self._to_clear, []
         self._cleared(slots)

@@ -1,0 +1,291 @@
+"""An exception from outside at any line of a call of a tier: no wrong byte, and all goes on.
+
+A trace function raises at one line of the package after another, as a signal's handler would. The
+caller does what callers do: the blocks of a call that raised are its own again, and it writes other
+bytes into them at once. Then everything is read back and compared, also after a restart.
+"""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import random
+import signal
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from kvoffload.tiers import DirectoryTier, FileTier, MemoryTier, Namespace, Region, Status
+from kvoffload.tiers.pooled import PooledTier
+from kvoffload.tiers.testing import PATIENCE_S, FaultyTier, block_bytes_of, run
+from kvoffload.tiers.twins import Twin
+from tests.conftest import read_budget
+from tests.contract.test_interrupts import PACKAGE, Interrupts
+
+from .attack import report
+
+BLOCK = 4096
+NUM_BLOCKS = 24
+KEYS = [b"key-%02d" % number for number in range(40)]
+GARBAGE = 0xEE
+
+
+CONTENT = {key: block_bytes_of(key, BLOCK) for key in KEYS}
+
+
+@lru_cache(maxsize=1000)
+def ends_of_with(code: CodeType) -> set[int]:
+    """Return the offsets at which the line of a `with` is met again, to leave its block.
+
+    What a trace function raises there leaves a lock held; no signal is answered there.
+    """
+    steps = list(dis.get_instructions(code))
+    return {
+        step.offset
+        for step in steps
+        if step.opname == "POP_BLOCK" or (step.opname == "LOAD_CONST" and step.argval is None)
+    }
+
+
+class LineInterrupts(Interrupts):
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line" and frame.f_lasti in ends_of_with(frame.f_code):
+            return self
+        return super().__call__(frame, event, argument)
+
+
+class Caller:
+    """An engine that keeps to the contract: what a call that raised was given is its own again."""
+
+    def __init__(self, tier: PooledTier, region: Region) -> None:
+        self.tier, self.region = tier, region
+        self.jobs: dict[int, tuple[str, list[bytes], list[int]]] = {}
+        self.busy: set[int] = set()
+
+    def take(self, count: int) -> list[int]:
+        free = [number for number in range(self.region.num_blocks) if number not in self.busy]
+        return free[:count]
+
+    def give_back(self, ids: list[int]) -> None:
+        self.busy.difference_update(ids)
+        for block_id in ids:
+            self.region.write(block_id, bytes([GARBAGE]) * BLOCK)
+
+    def submit(self, op: str, keys: list[bytes]) -> int:
+        ids = self.take(len(keys))
+        try:
+            self.busy.update(ids)
+            if op == "put":
+                for key, block_id in zip(keys, ids, strict=True):
+                    self.region.write(block_id, CONTENT[key])
+            job: int = getattr(self.tier, op)(keys, ids)
+        except BaseException:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self.give_back(ids)
+            raise
+        self.jobs[job] = (op, keys, ids)
+        return job
+
+    def poll(self) -> None:
+        for done in self.tier.poll():
+            if done.op == "query":
+                continue
+            op, keys, ids = self.jobs.pop(done.job)  # a job that nobody was told of has no end
+            if op == "get":
+                for key, block_id, status in zip(keys, ids, done.status.tolist(), strict=True):
+                    assert status in (Status.OK, Status.MISS, Status.UNAVAILABLE), (key, status)
+                    if status == Status.OK:
+                        assert self.region.read(block_id) == CONTENT[key], key
+            self.give_back(ids)
+
+    def settle(self) -> None:
+        """Wait for the ends of all jobs that it was told of, and for the tier's threads."""
+        until = time.monotonic() + PATIENCE_S
+        while self.jobs or self.tier._records:
+            assert time.monotonic() < until, (self.jobs, self.tier._records)
+            self.tier.wait(list(self.jobs), 0.05)
+            self.poll()
+
+    def compare(self) -> int:
+        """Read everything back; return how many blocks were there."""
+        found = 0
+        for some in itertools.batched(KEYS, 16) if hasattr(itertools, "batched") else (
+            KEYS[:16], KEYS[16:32], KEYS[32:],
+        ):  # fmt: skip
+            keys = list(some)
+            ids = list(range(len(keys)))
+            done = run(self.tier, self.tier.get(keys, ids))
+            for key, block_id, status in zip(keys, ids, done.status.tolist(), strict=True):
+                assert status in (Status.OK, Status.MISS), (key, Status(status).name)
+                if status == Status.OK:
+                    assert self.region.read(block_id) == CONTENT[key], key
+                    found += 1
+        return found
+
+
+def check_in_step(tier: PooledTier) -> None:
+    """Nothing is under way: nothing is pinned, pending, queued or in doubt."""
+    assert not tier._records
+    assert not tier._moving
+    assert tier._queued_bytes == 0
+    assert tier._calling is None
+    if not isinstance(tier, MemoryTier | FileTier):
+        return
+    for key in KEYS:
+        status = tier._index.policy.get(key)
+        assert status is None or status.ref_cnt == 0, (key, status.ref_cnt)
+        assert status is not None or key not in tier._hidden, key
+    dead = sum(why.name == "DEAD" for why in tier._hidden.values())
+    assert dead == len(tier._hidden) == tier._num_dropped
+    assert tier._num_restored == 0
+    tier._index._check()
+
+
+Opener = Callable[[], PooledTier]
+
+
+@pytest.fixture(params=["memory", "slab", "staged slab", "faulty", "directory"])
+def opener(
+    request: pytest.FixtureRequest, tier_twin: Twin, namespace: Namespace, tmp_path: Path
+) -> Opener:
+    numbers = itertools.count()
+    if request.param in ("faulty", "directory"):
+        if not tier_twin.pool.__module__.endswith("_py"):
+            pytest.skip("it has one implementation")
+        if request.param == "faulty":
+            return lambda: FaultyTier(NUM_BLOCKS * BLOCK, namespace=namespace)
+        return lambda: DirectoryTier(
+            tmp_path / str(next(numbers)), 64 * BLOCK, threads=2, namespace=namespace
+        )
+    if request.param == "memory":
+        return lambda: MemoryTier(NUM_BLOCKS * BLOCK, namespace=namespace, twin=tier_twin)
+    return lambda: FileTier(
+        tmp_path / str(next(numbers)),
+        NUM_BLOCKS * BLOCK,
+        namespace=namespace,
+        threads=2,
+        staged=request.param == "staged slab",
+        twin=tier_twin,
+    )
+
+
+def prepared(opener: Opener, region: Region) -> Caller:
+    """Return a caller whose tier is full, has dropped keys, and jobs of which nobody was told."""
+    tier = opener()
+    tier.attach(region)
+    caller = Caller(tier, region)
+    caller.submit("put", KEYS[:16])
+    caller.settle()
+    caller.submit("put", KEYS[16:22])
+    caller.settle()
+    tier.discard(KEYS[2:5])
+    caller.submit("get", KEYS[6:9])
+    return caller
+
+
+CALLS: dict[str, Callable[[Caller], Any]] = {
+    "put": lambda caller: caller.submit("put", [KEYS[3], *KEYS[20:28]]),
+    "get": lambda caller: caller.submit("get", [*KEYS[6:12], KEYS[2], KEYS[30]]),
+    "query": lambda caller: caller.tier.query(KEYS[4:12]),
+    "poll": lambda caller: caller.poll(),
+    "wait": lambda caller: caller.tier.wait(list(caller.jobs), PATIENCE_S),
+    "discard": lambda caller: caller.tier.discard(KEYS[8:12]),
+    "touch": lambda caller: caller.tier.touch(KEYS[8:12]),
+}
+
+
+def go_on(caller: Caller, opener: Opener) -> None:
+    """Use the tier as ever, compare, and compare again after a restart."""
+    caller.settle()
+    check_in_step(caller.tier)
+    caller.submit("put", [*KEYS[26:34], *KEYS[:3]])
+    caller.submit("get", KEYS[10:20])
+    caller.settle()
+    check_in_step(caller.tier)
+    assert caller.compare() > 0
+    assert caller.tier.close(PATIENCE_S)
+    if isinstance(caller.tier, FileTier):
+        folder = caller.tier.folder.parent
+        with FileTier(folder, NUM_BLOCKS * BLOCK, namespace=caller.tier.namespace) as tier:
+            tier.attach(caller.region)
+            caller.region.array[:] = GARBAGE
+            assert Caller(tier, caller.region).compare() > 0
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_exception_at_any_line_leaves_no_wrong_byte(
+    call: str, opener: Opener, seed: int
+) -> None:
+    region = Region.allocate(48, BLOCK)
+    make_call = CALLS[call]
+    for _ in range(2):
+        caller = prepared(opener, region)
+        watch = LineInterrupts(None, KeyboardInterrupt, "line")
+        with watch.armed():
+            make_call(caller)
+        go_on(caller, opener)
+    events = watch.worth_trying()
+    step = max(1, round(25 / read_budget()))
+    for number in events[seed % min(step, len(events)) :: step]:
+        caller = prepared(opener, region)
+        try:
+            with LineInterrupts(number, KeyboardInterrupt, "line").armed():
+                make_call(caller)
+        except KeyboardInterrupt:
+            pass
+        go_on(caller, opener)
+
+
+class AlarmError(Exception):
+    """What the handler raises."""
+
+
+@pytest.mark.attack
+def test_signals_at_any_time_leave_no_wrong_byte(opener: Opener, seed: int) -> None:
+    """A timer's handler raises inside puts, gets and polls. Stated: 10 s each."""
+    chance = random.Random(seed)
+
+    def ring(_: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(PACKAGE):
+                raise AlarmError  # the caller itself is not interrupted
+            frame = frame.f_back
+
+    former = signal.signal(signal.SIGALRM, ring)
+    region = Region.allocate(48, BLOCK)
+    tier = opener()
+    tier.attach(region)
+    caller = Caller(tier, region)
+    calls = interrupted = 0
+    until = time.monotonic() + min(10.0, 0.3 * read_budget())
+    try:
+        while time.monotonic() < until:
+            calls += 1
+            keys = chance.sample(KEYS, chance.randrange(1, 8))
+            if len(caller.busy) > 24:
+                caller.settle()
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 4e-4))
+                    op = chance.choice(("put", "put", "get", "poll", "discard"))
+                    if op in ("put", "get"):
+                        caller.submit(op, keys)
+                    elif op == "poll":
+                        caller.tier.wait(list(caller.jobs), 0.001)
+                    else:
+                        tier.discard(keys)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except AlarmError:
+                interrupted += 1
+            caller.poll()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    report(f"{calls} calls, {interrupted} interrupted")
+    go_on(caller, opener)
