@@ -566,12 +566,12 @@ def test_a_forget_that_is_stopped_keeps_no_other_from_it(tmp_path: Path, behind:
             run(stopped, stopped.query(KEYS[:1]))
             raise_epoch = stopped._files._raise_epoch
 
-            def stop_within(epoch: int) -> int:
+            def stop_within(epoch: int, above: int) -> int | None:
                 with pytest.MonkeyPatch.context() as patch:
                     name = "write" if behind else "read"
                     patch.setattr(Folder, name, stop_first(getattr(Folder, name)))
                     patch.setattr(stopped._files, "_make_namespace", lambda: namespace)
-                    return raise_epoch(epoch)
+                    return raise_epoch(epoch, above)
 
             namespace = stopped._files._make_namespace()
             stopped._files._raise_epoch = stop_within
