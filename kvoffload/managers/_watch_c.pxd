@@ -59,6 +59,7 @@ cdef struct Transfer:
     uint64_t time           # ms
     uint32_t kind           # LOAD, STORE
     uint32_t size           # blocks
+    uint64_t request        # number of requests at the time
     int32_t first           # ids by which it is found again
     int32_t last
     uint32_t older          # transfer opened before this one
@@ -101,6 +102,7 @@ cdef class WatchCore:
     cdef uint32_t num_open
     cdef uint64_t open_blocks
     cdef uint64_t serial
+    cdef double lag                         # requests while a store is under way; < 0: not known
 
     # Begin to look at the blocks of a policy; before the first is stored.
     cdef int attach(self, CompiledPolicy policy) except -1
@@ -122,9 +124,11 @@ cdef class WatchCore:
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last
     ) noexcept
     cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept
+    cdef void note_lag(self, double requests) noexcept
     cdef void close_at(self, uint32_t place) noexcept
     cdef void set_fate(self, Node* node, uint8_t fate) noexcept
     cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept
+    cdef void use_unseen(self, Batch* batch, Py_ssize_t missing, uint32_t now) noexcept
     cdef void note_victims(self, uint32_t now) noexcept
     cdef bint ensure_uses(self, Py_ssize_t size) noexcept
     cdef int quarter_of(self, uint64_t hashed) noexcept

@@ -63,6 +63,7 @@ cdef extern from *:
 cdef enum:
     MOST_OPEN = 4096
     MOST_OPEN_BLOCKS = 1 << 18
+    LAG_STEPS = 16
     NUM_CHAINS = 256
 
 
@@ -99,6 +100,7 @@ cdef class WatchCore:
         memset(&self.shadow, 0, sizeof(Shadow))
         memset(&self.tally, 0, sizeof(WatchCounts))
         self.watch = watch
+        self.lag = -1.0
         self.num_quarters = plan.quarters
         self.num_sizes = len(plan.limits)
         if not 0 < self.num_sizes <= MOST_SIZES or self.num_quarters not in (1, 2, 4):
@@ -292,6 +294,7 @@ cdef class WatchCore:
         cdef uint32_t now = <uint32_t>self.c_now()
         self.tally.stored += <uint64_t>admitted
         self.tally.declined += <uint64_t>(missing - admitted)
+        self.use_unseen(batch, missing, now)
         self.note_victims(now)
         for place in range(missing):
             node = node_at(self.table, batch.chosen[place])
@@ -301,6 +304,38 @@ cdef class WatchCore:
                     FATE_STORED if place < admitted else FATE_DECLINED,
                     now,
                 )
+
+    cdef void use_unseen(self, Batch* batch, Py_ssize_t missing, uint32_t now) noexcept:
+        """Use the sampled blocks of a store that no lookup has shown, last first.
+
+        Generated tokens are stored and not asked for; they take room as others do.
+        """
+        cdef Py_ssize_t place, number, num_unseen = 0
+        cdef uint64_t hashed
+        cdef Node* node
+        cdef int quarter
+        if not self.ensure_uses(missing):
+            return
+        for place in range(missing):
+            node = node_at(self.table, batch.chosen[place])
+            if not node.flags & SAMPLED:
+                continue
+            hashed = hash_node(self.table, node)
+            if shadow_find(&self.shadow, hashed) != NULL:
+                continue
+            self.uses[num_unseen] = hashed
+            num_unseen += 1
+            if sample_of(hashed) < self.keeps_below:
+                self.keep_key(sample_of(hashed), batch.items[batch.places[place]])
+        for number in range(num_unseen - 1, -1, -1):
+            hashed = self.uses[number]
+            shadow_use(&self.shadow, hashed, self.quarter_of(hashed), now)
+        for quarter in range(self.num_quarters):
+            if self.unended & (1 << quarter):
+                self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
+                self.keep_key(<uint32_t>quarter, <PyObject*>None)
+        self.unended = 0
+        self.due = self.due or self.num_keys >= DRAIN_KEYS
 
     cdef void note_victims(self, uint32_t now) noexcept:
         """Count the victims, and note the fates of the sampled ones."""
@@ -337,6 +372,7 @@ cdef class WatchCore:
         """Note the fates of a store that was refused."""
         cdef Py_ssize_t place
         self.tally.refused += 1
+        self.use_unseen(batch, missing, <uint32_t>self.c_now())
         for place in range(missing):
             self.set_fate(node_at(self.table, batch.chosen[place]), FATE_REFUSED)
 
@@ -452,6 +488,7 @@ cdef class WatchCore:
         transfer.time = self.c_now()
         transfer.kind = kind
         transfer.size = <uint32_t>size
+        transfer.request = self.tally.requests
         transfer.first = <int32_t>first
         transfer.last = <int32_t>last
         transfer.block_ids = own
@@ -485,9 +522,18 @@ cdef class WatchCore:
                 and transfer.first == first
                 and transfer.last == last
             ):
+                if kind == STORE:
+                    self.note_lag(<double>(self.tally.requests - transfer.request))
                 self.close_at(place)
                 return
             place = transfer.chain
+
+    cdef void note_lag(self, double requests) noexcept:
+        """Note how many requests came while a store was under way."""
+        if self.lag < 0:
+            self.lag = requests
+        else:
+            self.lag += (requests - self.lag) / LAG_STEPS
 
     cdef void close_at(self, uint32_t place) noexcept:
         """Take a transfer out."""
@@ -551,6 +597,24 @@ cdef class WatchCore:
         """Return the time since the start, ms; the last one where a user's clock fails."""
         self.tick()
         return self.c_now()
+
+    @property
+    def waits_for_stores(self):
+        """Whether a lookup waits for a block that is being stored, as vLLM's do; here it misses."""
+        return False
+
+    def progress(self):
+        """Return the requests, those that met a block being stored, refused stores, and the lag.
+
+        The lag is how many requests come while a store is under way, a mean of late; 0 before one
+        has ended.
+        """
+        return (
+            self.tally.requests,
+            self.tally.met_pending,
+            self.tally.refused,
+            max(self.lag, 0.0),
+        )
 
     def counts(self):
         """Return every counter since the start."""

@@ -78,6 +78,9 @@ MOST_OPEN = 4096
 MOST_OPEN_BLOCKS = 2**18
 """Transfers, and blocks of them, that the ledger holds at most; what is beyond is counted."""
 
+LAG_STEPS = 16.0
+"""Stores over which the lag is averaged."""
+
 Find = Callable[[BlockHash], BlockStatus | None]
 
 _MASK = 2**64 - 1
@@ -257,6 +260,9 @@ class WatchCore:
         Who wants to know.
     """
 
+    waits_for_stores = False
+    """Whether a lookup waits for a block that is being stored, as vLLM's do; here it misses."""
+
     def __init__(self, plan: WatchPlan, watch: Watching) -> None:
         self.watch = watch
         self.due = False
@@ -278,7 +284,7 @@ class WatchCore:
         self._clock = plan.clock
         self._start = monotonic_ns() // 1_000_000 if plan.clock is None else plan.clock()
         self._present = self._start
-        self._keys: list[list[BlockHash | None]] = [[] for _ in range(plan.quarters)]
+        self._keys: list[list[Any]] = [[] for _ in range(plan.quarters)]
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._causes = [0] * len(CAUSES)
         self._evicted_used = [0, 0]
@@ -288,7 +294,9 @@ class WatchCore:
         self._unused_ages = [0] * AGE_BINS
         self._stored_ages = [0] * AGE_BINS
         self._serial = 0
-        self._open: OrderedDict[int, tuple[int, int, list[int]]] = OrderedDict()
+        # Number, and kind, time, block ids, number of the request at the time.
+        self._open: OrderedDict[int, tuple[int, int, list[int], int]] = OrderedDict()
+        self._lag = -1.0
 
     def attach(self, find: Find) -> None:
         """Begin to look at the blocks of a manager's policy, which `find` gives."""
@@ -337,6 +345,7 @@ class WatchCore:
     ) -> None:
         """Note the fates of a store that was granted, and open its transfer."""
         now = self.now()
+        self._use_unseen(missing, now)
         admitted, declined = missing[:num_admitted], missing[num_admitted:]
         counts = self._counts
         counts["stored"] += len(admitted)
@@ -364,6 +373,7 @@ class WatchCore:
     def refused(self, missing: Sequence[BlockHash]) -> None:
         """Note the fates of a store that was refused."""
         self._counts["refused"] += 1
+        self._use_unseen(missing, self.now())
         self._set_fates(missing, REFUSED)
 
     def ended(
@@ -400,26 +410,36 @@ class WatchCore:
         size = len(block_ids)
         if size == 0:
             return
-        open_blocks = sum(len(ids) for _, _, ids in self._open.values())
+        open_blocks = sum(len(ids) for _, _, ids, _ in self._open.values())
         if len(self._open) >= MOST_OPEN or open_blocks + size > MOST_OPEN_BLOCKS:
             self._counts["untracked"] += 1
             return
         self._serial += 1
-        self._open[self._serial] = (kind, self.now(), [int(number) for number in block_ids])
+        ids = [int(number) for number in block_ids]
+        self._open[self._serial] = (kind, self.now(), ids, self._counts["requests"])
 
     def _close(self, kind: int, size: int, first: int, last: int) -> None:
         """Close the newest transfer of this kind and size with this first and last block id.
 
         One of the same blocks that leaked stays, and grows old.
         """
-        for serial, (own_kind, _, ids) in reversed(self._open.items()):
+        for serial, (own_kind, _, ids, request) in reversed(self._open.items()):
             if own_kind == kind and len(ids) == size and ids[0] == first and ids[-1] == last:
+                if kind == STORE:
+                    self._note_lag(self._counts["requests"] - request)
                 self.close_transfer(serial)
                 return
 
+    def _note_lag(self, requests: int) -> None:
+        """Note how many requests came while a store was under way."""
+        if self._lag < 0:
+            self._lag = float(requests)
+        else:
+            self._lag += (requests - self._lag) / LAG_STEPS
+
     def open_transfers(self) -> list[tuple[int, int, int, list[int]]]:
         """Return the open transfers, oldest first: number, kind, time in ms, block ids."""
-        return [(serial, *transfer) for serial, transfer in self._open.items()]
+        return [(serial, *transfer[:3]) for serial, transfer in self._open.items()]
 
     def close_transfer(self, serial: int) -> None:
         """Close a transfer by its number."""
@@ -435,6 +455,16 @@ class WatchCore:
             with suppress(Exception):
                 self._present = self._clock()
         return max(self._present - self._start, 0)
+
+    def progress(self) -> tuple[int, int, int, float]:
+        """Return the requests, those that met a block being stored, refused stores, and the lag.
+
+        The lag is how many requests come while a store is under way, a mean of late; 0 before one
+        has ended.
+        """
+        counts = self._counts
+        lag = max(self._lag, 0.0)
+        return counts["requests"], counts["met_pending"], counts["refused"], lag
 
     def counts(self) -> dict[str, Any]:
         """Return every counter since the start."""
@@ -521,6 +551,29 @@ class WatchCore:
                 moved, its_record = segments[place].popitem(last=False)
                 if place + 1 < len(segments):
                     segments[place + 1][moved] = its_record
+
+    def _use_unseen(self, missing: Sequence[BlockHash], now: int) -> None:
+        """Use the sampled blocks of a store that no lookup has shown, last first.
+
+        Generated tokens are stored and not asked for; they take room as others do.
+        """
+        unseen = [
+            (key, fingerprint)
+            for key in missing
+            if _sample_of(fingerprint := hash_key(key, self._secret)) < self._sample_below
+            and self._at(fingerprint)[0] is None
+        ]
+        quarters = set()
+        for key, fingerprint in unseen:
+            sample = _sample_of(fingerprint)
+            if self._keeps_keys and sample < self._policy_below:
+                self._keys[sample % self._quarters].append(key)
+                quarters.add(sample % self._quarters)
+        for _, fingerprint in reversed(unseen):
+            self._use(fingerprint, now)
+        for quarter in quarters:
+            self._keys[quarter] += [..., None]
+        self.due = self.due or sum(map(len, self._keys)) >= DRAIN_KEYS
 
     def _count(self, batch: Sequence[BlockHash], num_hits: int) -> None:
         """Count a request."""

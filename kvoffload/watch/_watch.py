@@ -38,6 +38,9 @@ SNAPSHOTS = 15
 IN_FLIGHT = 0.02
 """Share of the requests that met a block being stored, or were refused, above which points are
 marked."""
+OVERLAP_REQUESTS = 16
+LONGEST_JUDGED = 1024
+"""Requests by which it is judged whether stores overlap: least, and after which it begins anew."""
 MOST_SIZES = 12
 REMEMBERED = 8.0
 """Times the memory that the list remembers at least, whatever sizes are asked about."""
@@ -146,6 +149,14 @@ class _Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class _Overlap:
+    """What was there when the miniatures' stores began to overlap."""
+
+    cold: dict[float, float]  # by memory: blocks that LRU held, and a new miniature does not
+    before: dict[tuple[str, float], tuple[int, int]]  # misses and stores of the list till then
+
+
+@dataclass(frozen=True, slots=True)
 class _Subject:
     """What is watched, and by what."""
 
@@ -242,6 +253,13 @@ class Watch:
         self._planned = self._subject = _Subject(None, 0, 0.0, 0.0, [], None)
         self._snapshots: deque[_Snapshot] = deque()
         self._logged: set[int] = set()
+        self._taken: tuple[int, ...] = (
+            0,
+            0,
+            0,
+        )  # requests, those that met a block being stored, refused stores
+        self._judged_from: tuple[int, ...] = (0, 0, 0)
+        self._overlap: _Overlap | None = None
         self._lock = threading.RLock()
 
     # -- what a manager calls ------------------------------------------------------------------
@@ -279,6 +297,8 @@ class Watch:
         self._core = core
         self._subject = self._planned
         self._logged.clear()
+        self._taken = self._judged_from = (0, 0, 0)
+        self._overlap = None
         self._snapshots.clear()
         self._snapshots.append(self._snapshot())
         core.next_due = self._next_due(core.now())
@@ -293,6 +313,10 @@ class Watch:
 
     def _take_keys(self) -> None:
         core = self._core
+        *taken, lag = core.progress()
+        start, self._taken = self._taken, tuple(taken)
+        if self._overlap is None:
+            self._judge_overlap(tuple(taken))
         for quarter, keys in enumerate(core.take_keys()):
             requests: list[tuple[list[BlockHash], int]] = []
             part: list[BlockHash] = []
@@ -305,13 +329,55 @@ class Watch:
                     not_asked = len(part)
                 else:
                     part.append(key)
+            if self._overlap is None:
+                for mini in self._subject.minis:
+                    mini.feed(quarter, requests)
+                continue
+            # Which request is which is not kept: they are spread over those since the last time.
+            step = (taken[0] - start[0]) / max(1, len(requests))
+            numbers = [start[0] + (place + 1) * step for place in range(len(requests))]
             for mini in self._subject.minis:
-                mini.feed(quarter, requests)
+                mini.feed_overlapping(quarter, requests, numbers, lag, waits=core.waits_for_stores)
         now = core.now()
         if now >= core.next_due:
             core.next_due = self._next_due(now)
             self._keep(self._snapshot())
             self.overdue()
+
+    def _judge_overlap(self, taken: tuple[int, ...]) -> None:
+        """Where stores overlap, let the miniatures' overlap too, and start a window with them.
+
+        LRU then is a miniature at each size as well: the list knows no store that is under way.
+        """
+        requests, met, refused = (
+            new - old for new, old in zip(taken, self._judged_from, strict=True)
+        )
+        if requests < OVERLAP_REQUESTS:
+            return
+        if not _overlap(requests, met, refused):
+            if requests > LONGEST_JUDGED:
+                self._judged_from = taken
+            return
+        subject, counts = self._subject, self._core.counts()
+        if subject.plan is None or subject.policy is None or not subject.plan.keeps_keys:
+            return
+        long_requests = counts["long_requests"][self.memory.index(1.0)]
+        if not _overlap(requests, met, max(0, refused - long_requests)):
+            return
+        cold, before = {}, {}
+        share = subject.plan.policy_below / subject.plan.sample_below
+        for size, memory in enumerate(self.memory):
+            cold[memory] = share * sum(sum(each[: size + 1]) for each in counts["listed"])
+            missed = sum(_lru_misses(counts["policy_judged"], size))
+            before["lru", memory] = (missed, missed)
+        self._overlap = _Overlap(cold, before)
+        if subject.policy == "lru":
+            subject.minis.extend(
+                Miniature("lru", memory, subject.policy_slots * memory, self._QUARTERS)
+                for memory in self.memory
+            )
+        self._snapshots.clear()
+        self._snapshots.append(self._snapshot())
 
     # -- what a user calls ---------------------------------------------------------------------
 
@@ -466,7 +532,9 @@ class Watch:
             totals = mini.totals()
             parts = self._QUARTERS
             missed, stored = sum(totals[:parts]), sum(totals[parts : 2 * parts])
-            shadows[mini.policy, mini.memory] = (missed, stored)
+            key = (mini.policy, mini.memory)
+            former = self._overlap.before.get(key, (0, 0)) if self._overlap else (0, 0)
+            shadows[key] = (former[0] + missed, former[1] + stored)
         return {**counts, "shadows": shadows, "policy": self._subject.policy}
 
     # -- parts ---------------------------------------------------------------------------------
@@ -515,7 +583,7 @@ class Watch:
         present = self.memory.index(1.0)
         # Those longer than the memory are refused whatever is under way.
         refused = max(0, counts["refused"] - counts["long_requests"][present])
-        in_flight = counts["met_pending"] + refused > IN_FLIGHT * counts["requests"]
+        in_flight = _overlap(counts["requests"], counts["met_pending"], refused)
         totals = [
             [a - b for a, b in zip(new, old, strict=True)]
             for new, old in zip(after.minis, before.minis, strict=True)
@@ -524,18 +592,20 @@ class Watch:
             (
                 total[:quarters]
                 for mini, total in zip(self._subject.minis, totals, strict=True)
-                if (mini.policy, mini.memory) == (self._subject.policy, 1.0)
+                if (mini.policy, mini.memory) == (subject.policy, 1.0) and mini.policy != "lru"
             ),
             None,
         )
 
-        def marks(memory: float) -> tuple[str, ...]:
+        def marks(memory: float, *, overlaps: bool) -> tuple[str, ...]:
             nearest = min(range(len(self.memory)), key=lambda size: abs(self.memory[size] - memory))
             room = subject.slots * memory
             held = sum(sum(each[: nearest + 1]) for each in listed)
             found = []
             if held < math.floor(room * 0.99) - quarters:
                 found.append("filling")
+            if overlaps:
+                return tuple(found)  # a miniature refuses as the manager does
             # What the manager refused, the shadow of what there is did not.
             if counts["long_requests"][min(nearest, present)]:
                 found.append("long_requests")
@@ -553,6 +623,7 @@ class Watch:
             stored: list[int],
             bias: float,
             more: tuple[str, ...] = (),
+            overlaps: bool = False,
         ) -> Point:
             if self._subject.policy is None:
                 return Point(policy, memory, reason="own_policy")
@@ -566,29 +637,57 @@ class Watch:
                 shadow=shadow,
                 stored=stored,
                 bias=bias,
-                marks=(*marks(memory), *more),
+                marks=(*marks(memory, overlaps=overlaps), *more),
             )
 
         # Both sides of a ratio must be of the same sample.
         judged = counts["judged" if live is None else "policy_judged"]
-        lru_base = live if live is not None else _lru_misses(judged, present)
-        for size, memory in enumerate(self.memory):
-            counted = live is None and memory == 1
-            shadow = lru_base if counted else _lru_misses(judged, size)
-            slots = subject.slots * memory
-            bias = 0.0 if live is None else miniature_bias(subject.policy_slots)
-            yield point("lru", memory, slots, lru_base, shadow, stored=shadow, bias=bias)
-        base = live if live is not None else _lru_misses(counts["policy_judged"], present)
-        for mini, after_now, total in zip(subject.minis, after.minis, totals, strict=True):
-            slots = subject.policy_slots * mini.memory
-            counted = (mini.policy, mini.memory) == (subject.policy, 1.0)
-            shadow = base if counted else total[:quarters]
-            bias = miniature_bias(slots)
-            more = mini.marks(after_now) if not counted else ()
-            stored = total[quarters : 2 * quarters]
+        lru = {memory: _lru_misses(judged, size) for size, memory in enumerate(self.memory)}
+        slots = subject.slots
+        own = {
+            mini.memory: total[:quarters]
+            for mini, total in zip(subject.minis, totals, strict=True)
+            if mini.policy == "lru"
+        }
+        if own:
+            lru, slots = own, subject.policy_slots
+        base = live if live is not None else lru[1.0]
+        for memory, shadow in lru.items():
+            bias = miniature_bias(subject.policy_slots) if live is not None else 0.0
+            bias += self._cold(counts, base, memory) if own else 0.0
+            at = slots * memory
             yield point(
-                mini.policy, mini.memory, slots, base, shadow, stored=stored, bias=bias, more=more
+                "lru", memory, at, base, shadow, stored=shadow, bias=bias, overlaps=bool(own)
             )
+        if live is None and not own:
+            base = _lru_misses(counts["policy_judged"], present)
+        for mini, after_now, total in zip(subject.minis, after.minis, totals, strict=True):
+            if mini.policy == "lru":
+                continue
+            at = subject.policy_slots * mini.memory
+            counted = (mini.policy, mini.memory) == (subject.policy, 1.0)
+            yield point(
+                mini.policy,
+                mini.memory,
+                at,
+                base,
+                base if counted else total[:quarters],
+                stored=total[quarters : 2 * quarters],
+                bias=miniature_bias(at) + (self._cold(counts, base, 1.0) if own else 0.0),
+                more=() if counted else mini.marks(after_now),
+            )
+
+    def _cold(self, counts: dict[str, Any], base: Sequence[int], memory: float) -> float:
+        """Return what blocks that LRU held before its miniatures began may shift a point by."""
+        if self._overlap is None or not counts["asked"]:
+            return 0.0
+        missed = float(counts["missed"] / counts["asked"])
+        return missed * self._overlap.cold[memory] / (sum(base) or 1)
+
+
+def _overlap(requests: int, met: int, refused: int) -> bool:
+    """Tell whether too many requests met a block being stored, or were refused their store."""
+    return met + refused > IN_FLIGHT * requests
 
 
 def median_age(bins: Sequence[int]) -> float | None:

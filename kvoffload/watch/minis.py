@@ -7,6 +7,7 @@ Source
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 from kvoffload import BlockHash, CPUOffloadingManager
@@ -52,13 +53,50 @@ class Miniature:
         self.managers = [
             CPUOffloadingManager(1, round(slots / quarters), policy) for _ in range(quarters)
         ]
+        self._pending: list[deque[tuple[float, list[BlockHash]]]] = [
+            deque() for _ in range(quarters)
+        ]
 
     def feed(self, quarter: int, requests: Sequence[tuple[list[BlockHash], int]]) -> None:
         """Let a quarter's manager do what an engine would with these requests.
 
         Each is its keys, and how many of them it used without asking for them.
         """
+        if self._pending[quarter]:
+            self._complete(quarter, math.inf)
         self.managers[quarter]._serve_at_once(requests)
+
+    def feed_overlapping(
+        self,
+        quarter: int,
+        requests: Sequence[tuple[list[BlockHash], int]],
+        numbers: Sequence[float],
+        lag: float,
+        *,
+        waits: bool,
+    ) -> None:
+        """Do so with stores that are under way for a while.
+
+        `numbers` say which request each is. A store ends when `lag` requests have come after it;
+        what a lookup meets before misses, or, if it `waits`, has ended.
+        """
+        manager = self.managers[quarter]
+        for (hashes, num_unasked), number in zip(requests, numbers, strict=True):
+            self._complete(quarter, number - lag)
+            if waits:
+                manager.complete_store(hashes)
+            manager.touch(hashes)
+            manager.lookup(hashes[num_unasked:])
+            output = manager.prepare_store(hashes)
+            manager.touch(hashes)
+            if output is not None and output.block_hashes_to_store:
+                self._pending[quarter].append((number, output.block_hashes_to_store))
+
+    def _complete(self, quarter: int, before: float) -> None:
+        """End the stores of the requests before a number."""
+        pending = self._pending[quarter]
+        while pending and pending[0][0] < before:
+            self.managers[quarter].complete_store(pending.popleft()[1])
 
     def totals(self) -> list[int]:
         """Return the misses of each quarter, then the stored blocks, then those asked for."""

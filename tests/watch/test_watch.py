@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import random
+from typing import Any
 
 import pytest
 
@@ -214,6 +215,83 @@ def test_requests_that_met_a_block_being_stored_are_counted_and_mark_the_points(
     for _ in range(60):
         manager.lookup([D])
     assert marks() == set()
+
+
+def overlapped(manager: Any, asked: list[list[bytes]], under_way: int) -> int:
+    """Serve requests while as many stores are under way; return the hits."""
+    stores: list[list[bytes]] = []
+    hits = 0
+    for hashes in asked:
+        manager.touch(hashes)
+        hits += manager.lookup(hashes)
+        output = manager.prepare_store(hashes)
+        manager.touch(hashes)
+        stores.append([] if output is None else output.block_hashes_to_store)
+        if len(stores) > under_way:
+            manager.complete_store(stores.pop(0))
+    return hits
+
+
+def test_where_stores_overlap_the_points_are_right_and_without_marks(twin):
+    """Chats go on before their last turns are stored; stores that end at once would hit those."""
+    rng = random.Random(7)
+    asked = []
+    chats = [(number, rng.randrange(1, 20)) for number in range(8)]
+    for number in range(8, 1_508):
+        place = rng.randrange(8)
+        chat, turns = chats[place]
+        asked.append([block_hash(1000 * chat + each) for each in range(5 * turns)])
+        chats[place] = (chat, turns + 1) if turns < 20 else (number, 1)
+    manager = watched(twin, max_rate=1.0, slots=2**20, policy_slots=2**20).CPUOffloadingManager(
+        16, 520
+    )
+    overlapped(manager, asked, 24)
+    assert manager.watch._core.progress()[3] == pytest.approx(24, abs=0.5)
+    points = {p.memory: p for p in manager.watch.report().points if p.policy == "lru"}
+    blocks = sum(map(len, asked))
+    for memory in (2.0, 4.0):
+        truth = overlapped(twin.CPUOffloadingManager(16, int(520 * memory)), asked, 24) / blocks
+        plain = overlapped(twin.CPUOffloadingManager(16, int(520 * memory)), asked, 0) / blocks
+        assert plain - truth > 0.1
+        assert points[memory].hit_ratio == pytest.approx(truth, abs=0.03)
+        assert "in_flight" not in points[memory].marks
+    # What was counted before goes on; the miniatures of other policies are not known to be right.
+    counters = manager.watch.counters()
+    assert counters["shadows"]["lru", 1.0][0] == pytest.approx(counters["missed"], rel=0.05)
+    others = [p for p in manager.watch.report().points if p.policy == "hit-density"]
+    assert all("in_flight" in point.marks for point in others)
+    manager._check()
+
+
+def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(twin):
+    """As generated tokens do, here half of what is stored; the curve was off by 15 points."""
+    rng = random.Random(5)
+
+    def serve_and_generate(manager: Any, document: int, number: int) -> int:
+        hashes = [block_hash(100 * document + place) for place in range(10)]
+        found = manager.lookup(hashes)
+        whole_request = hashes + [block_hash(10**6 + 10 * number + place) for place in range(10)]
+        output = manager.prepare_store(whole_request)
+        manager.touch(whole_request)
+        if output is not None:
+            manager.complete_store(output.block_hashes_to_store)
+        return int(found)
+
+    documents = [min(int(rng.expovariate(1 / 12)), 50) for _ in range(800)]
+    manager = whole(twin, 200, memory=(0.5, 1, 2), policies=("lru", "arc"))
+    for number, document in enumerate(documents):
+        serve_and_generate(manager, document, number)
+    judged = manager.watch._core.counts()["judged"][0]
+    asked = sum(judged)
+    for size, memory in enumerate((0.5, 1, 2)):
+        other = twin.CPUOffloadingManager(16, int(200 * memory))
+        hits = sum(serve_and_generate(other, *pair[::-1]) for pair in enumerate(documents))
+        assert sum(judged[: size + 1]) / asked == pytest.approx(hits / asked, abs=0.03)
+    # The miniatures too, which nobody asks for those blocks.
+    (arc,) = (mini for mini in manager.watch._subject.minis if mini.policy == "arc")
+    stats = arc.managers[0].stats()
+    assert stats["lookup_blocks"] <= asked
+    assert stats["stored_blocks"] > asked
 
 
 def test_stores_refused_for_want_of_room_mark_the_points(twin):

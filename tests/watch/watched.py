@@ -36,6 +36,7 @@ def seen(manager: Any) -> dict[str, Any]:
     return {
         **core.counts(),
         "order": core.order(),
+        "progress": core.progress(),
         "transfers": core.open_transfers(),
         "due": core.due,
         "now": core.now(),

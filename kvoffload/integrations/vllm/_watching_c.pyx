@@ -66,6 +66,11 @@ cdef class RequestWatch(WatchCore):
         Who wants to know.
     """
 
+    @property
+    def waits_for_stores(self):
+        """Whether a lookup waits for a block that is being stored; vLLM's does."""
+        return True
+
     cdef Py_ssize_t gather(self, Batch* batch, const Access* accesses) noexcept:
         """Put the places of sampled keys into `use_slots`, and fetch what is known of them."""
         cdef Py_ssize_t place, number, num_sampled = 0
