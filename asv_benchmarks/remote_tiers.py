@@ -43,6 +43,7 @@ from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Reg
 from kvoffload.tiers.mooncake import MooncakeTier
 from kvoffload.tiers.redis import FIND
 from kvoffload.tiers.remote import RemoteTier
+from kvoffload.tiers.seal import xxh3_64
 from kvoffload.tiers.testing import run
 from tests.tiers.servers import (
     MooncakeServers,
@@ -340,9 +341,10 @@ def measure_sweep(folder: Path, count: int) -> Iterator[tuple[str, float, str]]:
         done = run(tier, tier.query([b"first"], PATIENCE_S))
         assert not done.nbytes
         for place in range(count):
-            path = Path(tier._files._path(b"%036d" % place, tier._store.epoch))
-            path.parent.mkdir(0o700, parents=True, exist_ok=True)
-            path.touch()
+            key = b"%036d" % place
+            folder = tier.folder / f"{tier._store.epoch:016x}" / f"{xxh3_64(key) & 0xFF:02x}"
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            (folder / f"{key.hex()}.kv").touch()
         sweeps, walks = [], []
         for _ in range(5):
             start = time.perf_counter()

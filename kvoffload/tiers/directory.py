@@ -174,11 +174,9 @@ class DirectoryStore(RemoteStore):
         try:
             found = self.read_epoch(folder)
             if found is None or found <= above:
-                # Who is stopped behind this line may write it when another process has given a
-                # higher one; any process that has gone by that one then writes it again.
-                if not lease.is_mine():
-                    raise TimeoutError
-                folder.write("epoch", epoch_text(epoch))
+                # Who is stopped between this check and the renaming may put a lower epoch in the
+                # place of a higher one; any process that has gone by that one gives it back.
+                folder.write("epoch", epoch_text(epoch), lease.check)
                 found = self.read_epoch(folder)
             lease.release()
         finally:

@@ -168,8 +168,17 @@ class Folder:
         finally:
             os.close(fd)
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes, check: Callable[[], None] = lambda: None) -> None:
         """Write a small file whole and durably, in place of whatever has its name.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        data : bytes
+            What it is to have.
+        check : callable
+            Is called when all is on the disk but the name; what it raises leaves the old file.
 
         Raises
         ------
@@ -185,6 +194,7 @@ class Folder:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+            check()
             self.replace(temporary, name)
         finally:
             with contextlib.suppress(OSError):  # renamed, it is gone

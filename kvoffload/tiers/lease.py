@@ -160,6 +160,11 @@ class Lease:
         self._renewed_at = time.monotonic()
         return True
 
+    def check(self) -> None:
+        """Raise TimeoutError where another process has taken the lock; I/O."""
+        if not self.is_mine():
+            raise TimeoutError
+
     def release(self) -> None:
         """Give the lock back, and let the file say when."""
         try:
