@@ -598,7 +598,7 @@ def test_a_forget_that_is_stopped_keeps_no_other_from_it(tmp_path: Path, when: s
             raise_epoch = stopped._files._raise_epoch
             namespace = stopped._files._make_namespace()
 
-            def stop_within(epoch: int) -> int:
+            def stop_within(*arguments: int) -> int | None:
                 stopped._files._raise_epoch = raise_epoch
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(stopped._files, "_make_namespace", lambda: namespace)
@@ -606,7 +606,7 @@ def test_a_forget_that_is_stopped_keeps_no_other_from_it(tmp_path: Path, when: s
                         patch.setattr(Folder, "replace", stop_and_replace)
                     else:
                         patch.setattr(Folder, "read", read_and_stop)
-                    return raise_epoch(epoch)
+                    return raise_epoch(*arguments)
 
             stopped._files._raise_epoch = stop_within
             forget(stopped)
