@@ -131,7 +131,8 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     def close(self) -> None:
         """Write what is waiting and record no more; the manager goes on. Repeatable.
 
-        A recorder that is dropped does the same by itself, soon.
+        A recorder that is dropped does the same by itself, its thread at its next look at the
+        queue: within a tenth of a second, on a machine that has the time.
         """
         self.log.close()
 

@@ -263,6 +263,37 @@ def test_a_frame_that_does_not_fit_the_disk_leaves_the_frames_before_it(path, mo
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["no frame", "one frame"])
+def test_a_limit_on_the_size_of_files_stops_the_recording_and_says_so(path, is_first):
+    """What was written before is a trace; where that is nothing, reading says so."""
+    pytest.importorskip("resource", reason="needs setrlimit")
+    code = """
+import logging, os, resource, sys, time
+from kvoffload import CPUOffloadingManager
+from kvoffload.traces import TraceRecorder, request_log
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+request_log.FLUSH_SECONDS = 0.0
+recorder = TraceRecorder(CPUOffloadingManager(16, 9), sys.argv[1])
+if sys.argv[2] == "False":
+    recorder.lookup([b"before"])
+    while not os.path.getsize(sys.argv[1]):
+        time.sleep(0.01)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
+recorder.lookup([os.urandom(32) for _ in range(5_000)])
+recorder.close()
+assert recorder.lookup([b"after"]) == 0
+"""
+    command = [sys.executable, "-c", code, str(path), str(is_first)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{path}: recording stopped: [Errno 27] File too large\n"
+    if is_first:
+        with pytest.raises(TraceError, match="must hold at least one request, got an empty file"):
+            recorded(path)
+    else:
+        assert [len(ids) for ids in recorded(path)] == [1]
+
+
 def test_a_file_that_cannot_be_exchanged_stops_the_recording(path, monkeypatch, caplog):
     monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.0)
     monkeypatch.setattr(request_log, "POLL_SECONDS", 0.001)
@@ -580,6 +611,19 @@ def test_a_recorder_that_is_dropped_writes_what_waits_and_leaves_no_thread_and_n
     assert [len(ids) for ids in recorded(path)] == [8]
     gc.collect()
     assert log() is None
+
+
+def test_many_recorders_that_are_dropped_leave_no_thread(tmp_path):
+    """Each ends at its next look at the queue: a finaliser may wake nobody."""
+    threads = []
+    for number in range(50):
+        recorder = TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / f"{number}.gz")
+        recorder.lookup(HASHES)
+        threads.append(recorder.log._thread)
+        del recorder
+    gc.collect()
+    assert all(map(ended, threads))
+    assert all(len(recorded(tmp_path / f"{number}.gz")) == 1 for number in range(50))
 
 
 def test_a_recorder_of_which_only_the_lookup_is_kept_goes_on(path):
