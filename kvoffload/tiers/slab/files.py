@@ -25,7 +25,7 @@ from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import round_up
 from kvoffload.tiers.seal import SEAL_BYTES
 
-from .folder import Folder
+from .folder import OpenFolder
 from .layout import (
     BLOCKS,
     FORGETTING,
@@ -151,12 +151,12 @@ def _write(fd: int, data: bytes, offset: int) -> None:
         offset += written
 
 
-def open_direct(folder: Folder) -> int | None:
+def open_direct(folder: OpenFolder) -> int | None:
     """Open the file of blocks for I/O past the page cache; None where that does not work."""
     if not hasattr(os, "O_DIRECT"):
         return None
     try:
-        fd = folder.open(BLOCKS, os.O_RDWR | os.O_DIRECT, keep=False)
+        fd = folder.open(BLOCKS, os.O_RDWR | os.O_DIRECT)
     except OSError:
         return None
     try:
@@ -279,39 +279,41 @@ class SlabFiles:
                 self._change_table(folder)
         if is_forgotten:
             os.fsync(folder.fd)  # the table that it guards against must not come back after it
-            folder.remove(FORGETTING)
+            folder.unlink(FORGETTING)
         # A tail that the table no longer names is given back only now.
         os.ftruncate(folder.files[BLOCKS], header.data_bytes)
         direct_fd = open_direct(folder)
         self.has_direct = direct_fd is not None
         if direct_fd is not None:
-            folder.close_file(BLOCKS)
+            os.close(folder.files[BLOCKS])
             folder.files[BLOCKS] = direct_fd
         self._made_folders.clear()
         self._made_files.clear()
 
-    def _open_file(self, folder: Folder, name: str) -> int:
+    def _open_file(self, folder: OpenFolder, name: str) -> int:
         if not folder.has(name):
             self._made_files.append(name)
-        return folder.open(name, os.O_RDWR | os.O_CREAT)
+        return folder.keep(name, os.O_RDWR | os.O_CREAT)
 
-    def _settle_namespace(self, folder: Folder, namespace: Namespace) -> bool:
+    def _settle_namespace(self, folder: OpenFolder, namespace: Namespace) -> bool:
         """Compare the JSON beside the data, or write it; False where it was another."""
         wanted = namespace.json.encode("ascii")
-        found = folder.read(NAMESPACE, len(wanted) + 1)
+        found = folder.read(NAMESPACE, len(wanted))
         if found == wanted:
             return True
         if found is None:
             self._made_files.append(NAMESPACE)
         temporary = f"{NAMESPACE}.new"
-        folder.remove(temporary)
+        folder.unlink(temporary)
         fd = folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        _write(fd, wanted, 0)
-        folder.rename(temporary, NAMESPACE)
-        folder.close_file(NAMESPACE)
+        try:
+            _write(fd, wanted, 0)
+        finally:
+            os.close(fd)
+        folder.replace(temporary, NAMESPACE)
         return found is None
 
-    def _grow_blocks(self, folder: Folder, header: Header) -> None:
+    def _grow_blocks(self, folder: OpenFolder, header: Header) -> None:
         """Have space for all slots, or leave the file as it was."""
         fd = self._open_file(folder, BLOCKS)
         before = os.fstat(fd).st_size
@@ -321,22 +323,24 @@ class SlabFiles:
             os.ftruncate(fd, before)
             raise
 
-    def _lay_table_out(self, folder: Folder) -> None:
+    def _lay_table_out(self, folder: OpenFolder) -> None:
         """Write the table anew, with what is kept of the old one, and put it in its place."""
         temporary = f"{TABLE}.new"
-        folder.remove(temporary)
+        folder.unlink(temporary)
+        fd = folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            fd = folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             _allocate(fd, self.header.table_bytes)
             self._fill_table(fd)
             os.fsync(fd)  # a rename that outlives its file's bytes would lose the whole slab
-            folder.rename(temporary, TABLE)
+            folder.replace(temporary, TABLE)
         except BaseException:
-            folder.close_file(temporary)
-            folder.remove(temporary)
+            os.close(fd)
+            folder.unlink(temporary)
             raise
+        os.close(folder.files[TABLE])
+        folder.files[TABLE] = fd
 
-    def _change_table(self, folder: Folder) -> None:
+    def _change_table(self, folder: OpenFolder) -> None:
         """Write the table where it is, and give back what it has too much.
 
         Who is killed meanwhile leaves seals that do not match, or stamps in a wrong order.
@@ -372,7 +376,7 @@ class SlabFiles:
         if folder is not None:
             for name in reversed(self._made_files):
                 with contextlib.suppress(OSError):
-                    folder.remove(name)
+                    folder.unlink(name)
         for path in reversed(self._made_folders):
             with contextlib.suppress(OSError):
                 path.rmdir()  # only if it is empty
@@ -382,7 +386,7 @@ class SlabFiles:
     def _explain(self, error: OSError, wanted: int) -> NoReturn:
         if error.errno in _NO_SPACE:
             raise _no_space(self.folder, wanted) from error
-        raise TierError(f"{error.filename or self.folder}: {error.strerror}") from error
+        raise TierError(f"{self.folder / (error.filename or '')}: {error.strerror}") from error
 
 
 def _no_space(folder: Path, wanted: int) -> TierSpaceError:

@@ -1,9 +1,9 @@
-"""The folder of a slab: its files are opened in it, never through a link, and never wait.
+"""The folder of a slab, and the files of it that stay open.
 
 Whoever may write to the folder could put a link, a pipe or a device in a file's place, or leave a
-file that they can change later. So a folder is opened once, and files in it by its descriptor; what
-is not an ordinary file is refused, and for the tier itself so is what others may have written or
-may still write. The path *to* the folder is the user's own choice, links in it included.
+file that they can change later. So what is not an ordinary file is refused, and for the tier itself
+so is what others may have written or may still write. The path *to* the folder is the user's own
+choice, links in it included.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import stat
 from pathlib import Path
 
 from kvoffload.tiers.base import TierError
+from kvoffload.tiers.folder import Folder
 
-__all__ = ["Folder"]
+__all__ = ["OpenFolder"]
 
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Folder:
+class OpenFolder(Folder):
     """A folder that is open, and the files of it that are.
 
     Parameters
@@ -52,30 +52,30 @@ class Folder:
         self.path = path
         self.private = private
         self.files: dict[str, int] = {}
-        self.fd = -1
+        super().__init__(-1)
         if path.is_symlink():
             raise TierError(f"{path}: is a link, which is not followed")
-        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.fd = os.open(path, flags)
         try:
             self._check(path, os.fstat(self.fd))
         except BaseException:
             self.close()
             raise
 
-    def open(self, name: str, flags: int, *, keep: bool = True) -> int:
-        """Open a file; return its descriptor, which `close` closes if it is to be kept.
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Return a descriptor of an ordinary file.
 
         Raises
         ------
         TierError
-            If it is no ordinary file, or not as it must be.
+            If it is none, or not as it must be.
         OSError
             If it cannot be opened.
         """
         path = self.path / name
         try:
-            # A pipe that has no other end would wait for one.
-            fd = os.open(name, flags | _FLAGS | os.O_NONBLOCK, 0o600, dir_fd=self.fd)
+            fd = super().open(name, flags)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
         try:
@@ -87,8 +87,11 @@ class Folder:
         except BaseException:
             os.close(fd)
             raise
-        if keep:
-            self.files[name] = fd
+        return fd
+
+    def keep(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Open a file until `close`, as `open` does; return its descriptor."""
+        fd = self.files[name] = self.open(name, flags)
         return fd
 
     def _check(self, path: Path, found: os.stat_result) -> None:
@@ -105,63 +108,18 @@ class Folder:
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             raise TierError(f"{path}: has {found.st_nlink} names, must have this one only")
 
-    def make(self, name: str) -> None:
-        """Make an empty file.
-
-        Raises
-        ------
-        OSError
-            If there is anything of this name, or a file cannot be made.
-        """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
-        os.close(os.open(name, flags, 0o600, dir_fd=self.fd))
-
-    def read(self, name: str, most: int) -> bytes | None:
-        """Return the first bytes of a file, at most so many; None if there is none."""
-        try:
-            fd = self.open(name, os.O_RDONLY, keep=False)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(fd, "rb") as file:
-            return file.read(most)
-
-    def stat(self, name: str) -> os.stat_result | None:
-        """Return what is known about what has a name, not following a link; None for nothing."""
-        try:
-            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-
     def has(self, name: str) -> bool:
-        """Return whether anything has a name."""
-        return self.stat(name) is not None
-
-    def rename(self, old: str, new: str) -> None:
-        """Give a file another's name; that one is gone."""
-        os.replace(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-        if old in self.files:
-            self.close_file(new)
-            self.files[new] = self.files.pop(old)
-
-    def remove(self, name: str) -> None:
-        """Remove a file, if there is one."""
+        """Return whether anything has a name, a link included."""
         try:
-            os.unlink(name, dir_fd=self.fd)
+            self.stat(name)
         except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path / name)) from error
-
-    def close_file(self, name: str) -> None:
-        """Close a file, if it is open."""
-        fd = self.files.pop(name, -1)
-        if fd >= 0:
-            os.close(fd)
+            return False
+        return True
 
     def close(self) -> None:
         """Close the folder and its files."""
-        for name in list(self.files):
-            self.close_file(name)
+        while self.files:
+            os.close(self.files.popitem()[1])
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)

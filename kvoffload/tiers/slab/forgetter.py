@@ -22,7 +22,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from .folder import Folder
+from .folder import OpenFolder
 from .layout import FORGETTING, TABLE
 
 __all__ = ["Forgetter"]
@@ -47,13 +47,13 @@ class Forgetter:
 
     Parameters
     ----------
-    folder : Folder
+    folder : OpenFolder
         The slab's folder, with its table; not closed here.
     name : str
         The tier's, for the log.
     """
 
-    def __init__(self, folder: Folder, name: str) -> None:
+    def __init__(self, folder: OpenFolder, name: str) -> None:
         self._folder = folder
         self._name = name
         self._news = threading.Condition()
@@ -138,7 +138,7 @@ class Forgetter:
         is_marked = self._wanted.number != number  # a newer one is made with the same marker
         if not is_marked:
             try:
-                self._folder.remove(FORGETTING)
+                self._folder.unlink(FORGETTING)
             except OSError:
                 is_marked = True  # a restart would find nothing: tried again
         with self._news:
@@ -150,7 +150,7 @@ class Forgetter:
 
     def _write(self, page: bytes) -> bool:
         with contextlib.suppress(OSError):  # it may be there, or not be possible
-            self._folder.make(FORGETTING)
+            os.close(self._folder.create(FORGETTING))
         try:
             write_header(self._folder, page)
         except OSError:
@@ -160,7 +160,7 @@ class Forgetter:
         return True
 
 
-def write_header(folder: Folder, page: bytes) -> None:
+def write_header(folder: OpenFolder, page: bytes) -> None:
     """Write the header of a table that is open, and wait until it is on the medium."""
     fd = folder.files[TABLE]
     view = memoryview(page)

@@ -21,7 +21,7 @@ from kvoffload.tiers.seal import seed_of, xxh3_64
 from kvoffload.tiers.twins import chosen
 
 from .files import data_pieces, read_header, read_seals
-from .folder import Folder
+from .folder import OpenFolder
 from .layout import BLOCKS, FILES, FORGETTING, NAMESPACE, TABLE, Header
 from .lock import LockedFolder, holder_of, lock_shared
 
@@ -115,9 +115,9 @@ def _may_be_slab(entry: os.DirEntry[str]) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Folder]:
+def _opened(path: Path) -> Iterator[OpenFolder]:
     """Open a folder of anyone's, to look at it."""
-    folder = Folder(path, private=False)
+    folder = OpenFolder(path, private=False)
     try:
         yield folder
     finally:
@@ -142,14 +142,14 @@ def _look(path: Path) -> SlabFolder:
         )
 
 
-def _header_of(folder: Folder) -> Header | None:
+def _header_of(folder: OpenFolder) -> Header | None:
     """Return the header of a table, which is opened; None if none can be right."""
     with contextlib.suppress(TierError, OSError):
-        return read_header(folder.open(TABLE, os.O_RDONLY))
+        return read_header(folder.keep(TABLE))
     return None
 
 
-def _namespace_of(folder: Folder) -> dict[str, Any]:
+def _namespace_of(folder: OpenFolder) -> dict[str, Any]:
     """Return the namespace beside the data; empty if it cannot be one."""
     with contextlib.suppress(TierError, OSError, ValueError, RecursionError):
         read = json.loads(folder.read(NAMESPACE, _LARGEST_JSON) or b"")
@@ -166,10 +166,10 @@ def _is_deep(value: Any, most: int) -> bool:
     return most == 0 or any(_is_deep(each, most - 1) for each in inner)
 
 
-def _disk_bytes(folder: Folder, names: Iterable[str]) -> int:
+def _disk_bytes(folder: OpenFolder, names: Iterable[str]) -> int:
     """Return what files take on the disk."""
-    found = (folder.stat(name) for name in names)
-    return sum(each.st_blocks * 512 for each in found if each and stat.S_ISREG(each.st_mode))
+    found = [folder.stat(name) for name in names if folder.has(name)]
+    return sum(each.st_blocks * 512 for each in found if stat.S_ISREG(each.st_mode))
 
 
 def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = None) -> Verdict:
@@ -194,8 +194,8 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
     path = Path(folder)
     with _opened(path) as opened:
         lock_shared(opened)
-        data_fd = opened.open(BLOCKS, os.O_RDONLY)
-        header = read_header(opened.open(TABLE, os.O_RDONLY))
+        data_fd = opened.keep(BLOCKS)
+        header = read_header(opened.keep(TABLE))
         if header is None:
             raise TierError(f"{path}: the table is damaged, and no block can be found")
         if opened.has(FORGETTING):
@@ -292,7 +292,7 @@ def remove_slab(folder: str | Path) -> int:
     try:
         freed = _disk_bytes(opened, FILES)
         for name in FILES:
-            opened.remove(name)
+            opened.unlink(name)
         with contextlib.suppress(OSError):  # someone keeps a file of their own there
             opened.path.rmdir()
     finally:

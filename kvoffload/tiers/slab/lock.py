@@ -21,7 +21,7 @@ from pathlib import Path
 
 from kvoffload.tiers.base import TierInUseError
 
-from .folder import Folder
+from .folder import OpenFolder
 from .layout import LOCK
 
 __all__ = ["LockedFolder", "holder_of", "lock_shared"]
@@ -30,7 +30,7 @@ READERS_S = 2.0
 """Seconds that `LockedFolder` waits for those who only look."""
 
 
-class LockedFolder(Folder):
+class LockedFolder(OpenFolder):
     """A folder that this object alone has open; it is made if there is none.
 
     Raises
@@ -63,13 +63,12 @@ class LockedFolder(Folder):
 
     def _lock(self, until: float, fork: object) -> bool:
         """Take the lock; False if it has to be tried again from the start."""
-        fd = self.open(LOCK, os.O_RDWR | os.O_CREAT)
+        fd = self.keep(LOCK, os.O_RDWR | os.O_CREAT)
         if _forking or fork is not _last_fork:
             time.sleep(0.001)
             return False  # a child may share the file, and does not know of it
         _take(fd, self.path, until)
-        found = self.stat(LOCK)
-        if found is None or not os.path.samestat(os.fstat(fd), found):
+        if not os.path.samestat(os.fstat(fd), self.stat(LOCK)):
             return False  # the lock was removed before it was taken
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
@@ -101,7 +100,7 @@ def _take(fd: int, path: Path, until: float) -> None:
         time.sleep((1 + secrets.randbelow(5)) / 1000)  # two who try do not keep in step
 
 
-def lock_shared(folder: Folder) -> None:
+def lock_shared(folder: OpenFolder) -> None:
     """Keep others from having a folder open until it is closed; nothing is written.
 
     Raises
@@ -112,17 +111,17 @@ def lock_shared(folder: Folder) -> None:
         If there is a lock that cannot be opened.
     """
     with contextlib.suppress(FileNotFoundError):
-        fd = folder.open(LOCK, os.O_RDONLY)
+        fd = folder.keep(LOCK)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _in_use(folder.path, _pid_in(fd)) from None
 
 
-def holder_of(folder: Folder) -> int | None:
+def holder_of(folder: OpenFolder) -> int | None:
     """Return the process that has a folder open, 0 if it is not known which; None for none."""
     try:
-        fd = folder.open(LOCK, os.O_RDONLY, keep=False)
+        fd = folder.open(LOCK)
     except FileNotFoundError:
         return None
     try:
