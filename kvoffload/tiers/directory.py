@@ -323,6 +323,8 @@ class DirectoryStore(RemoteStore):
                     os.utime(name, dir_fd=folder.fd, follow_symlinks=False)
 
     def _status_of(self, error: Exception) -> Status:
+        if isinstance(error, TimeoutError):
+            return Status.TIMEOUT
         return _status(error) if isinstance(error, OSError) else Status.FAILED
 
 
