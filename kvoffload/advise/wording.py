@@ -244,13 +244,18 @@ def _reason(advice: Advice, policy: str) -> str:
     left_out = [p for p in advice.ranking() if p not in choice.candidates]
     if not left_out:
         return _reason_among(advice, choice, policy)
-    text = "More time goes into moving blocks than is saved, and so does not pay, with "
-    text += ", ".join(left_out)
-    if choice.behind[left_out[0]] < 0:
+    pronoun = "it is" if len(left_out) == 1 else "they are"
+    text = (
+        f"With {', '.join(left_out)} moving blocks takes longer than the prefill that is saved, so "
+        f"{pronoun} left out"
+    )
+    hits_more = choice.behind[left_out[0]] < 0
+    if hits_more:
         text += f", though {left_out[0]} hits {percent_text(advice.cell(left_out[0]).hit_ratio)}"
     if len(choice.candidates) == 1:
-        return f"{text}. {policy} is the only policy that pays."
-    return f"{text}. Of the others: {_reason_among(advice, choice, policy)}"
+        return f"{policy} is the only policy that pays. {text}."
+    among = "Of the policies that pay: " if hits_more else ""
+    return f"{among}{_reason_among(advice, choice, policy)} {text}."
 
 
 def _reason_among(advice: Advice, choice: Choice, policy: str) -> str:

@@ -205,7 +205,8 @@ def advise(
     The trace is replayed through every policy, in the memory given, in half of it, twice and four
     times it, or in each that is given. The simplest policy within noise of the best is
     recommended, as configuration that can be pasted, and compared with vLLM's default and with no
-    offloading, unless the trace is too short or has no reuse. With --model and without
+    offloading, unless the trace is too short, has no reuse, or no policy saves more prefill than
+    moving blocks takes. With --model and without
     --device-memory both answers stand side by side: behind the cache that the accelerator
     typically has, and without one.
     """

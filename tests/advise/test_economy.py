@@ -113,7 +113,7 @@ def test_a_policy_that_does_not_pay_is_never_recommended(advice):
         assert not found.paying[place] or choice.policy in found.paying[place]
     assert headline(found).startswith(f"Take {found.policy}: ")
     text = " ".join(finding.text for finding in findings(found))
-    assert f"does not pay, with {chosen}, " in titled(findings(found), "Reason")
+    assert f". With {chosen}, " in titled(findings(found), "Reason")
     assert f"{found.policy} is the only policy that pays" in titled(findings(found), "Reason")
     assert "gained." in titled(findings(found), "Time")
     assert "it does not pay" not in text
