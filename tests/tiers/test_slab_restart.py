@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.tiers import FileTier, Namespace, Region, State, Status
+from kvoffload.tiers import FileTier, Namespace, Region, State, Status, TierInUseError
 from kvoffload.tiers.slab import find_slabs
 from kvoffload.tiers.testing import PATIENCE_S
 from kvoffload.tiers.testing import run as run_job
@@ -133,3 +133,22 @@ def test_an_interrupted_forget_is_gone_on_with(
     tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
     assert tier.num_restored == 0
     tier.close()
+
+
+def test_an_interrupted_close_is_gone_on_with(
+    tmp_path: Path, tier_twin: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
+
+    def interrupted(until: float) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tier._forgetter, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tier.close()
+    with pytest.raises(TierInUseError):
+        open_slab(tmp_path, 8, twin=tier_twin)
+    assert tier.close()
+    assert tier.close()
+    open_slab(tmp_path, 8, twin=tier_twin)[0].close()

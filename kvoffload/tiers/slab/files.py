@@ -233,6 +233,11 @@ class SlabFiles:
         """The table; -1 once it is closed."""
         return self.held.files.get(TABLE, -1)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether they are closed, as in a forked child."""
+        return self.held.fd < 0
+
     def _make_folder(self) -> None:
         missing = [self.folder]
         while not missing[-1].exists() and missing[-1].parent != missing[-1]:

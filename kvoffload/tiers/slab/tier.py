@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -358,19 +357,20 @@ class FileTier(IndexedTier):
         """Let jobs under way end, and give everything back.
 
         An epoch that is not on the disk is tried once more. Where that fails, what was forgotten
-        stays so by the marker that is left in the folder, if the disk took that.
+        stays so by the marker that is left in the folder, if the disk took that. A second call does
+        what an exception, or a disk that hung, has left of the first one.
         """
-        if self._closed or os.getpid() != self._pid:
-            return super().close(timeout_s)
         started = time.monotonic()
-        self._clean = super().close(timeout_s)
+        clean = super().close(timeout_s)
+        if self._files.is_closed:
+            return clean
         until = started + max(GRACE_S, min(timeout_s, LONGEST_DEADLINE_S))
         if self._to_clear:
-            self._clean &= _ends(partial(self._clear_seals, until), until)
-        self._clean &= self._forgetter.close(until)
-        if self._clean:
+            clean &= _ends(partial(self._clear_seals, until), until)
+        clean &= self._forgetter.close(until)
+        if clean:
             self._files.close()
-        return self._clean
+        return clean
 
     def _before_close(self) -> None:
         self._write_stamps(None)
