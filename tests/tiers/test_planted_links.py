@@ -395,6 +395,40 @@ def _sweep_without_permission(path: Path, prepare: Callable[[], None], count: in
     assert tier.close(PATIENCE_S)
 
 
+def test_more_files_than_can_be_listed_are_removed_over_several_sweeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep keeps the times of twice the capacity, here, whatever a stranger has put there."""
+    monkeypatch.setattr("kvoffload.tiers.sweeper.MAX_LISTED", 0)
+    with opened(tmp_path, 4) as (tier, region):
+        put(tier, 1)
+        folder = path_of(tier, KEYS[0]).parent
+        for number in range(100):
+            path = folder / f"{number:04x}.kv"
+            path.touch()
+            age(path, 1000 + number)
+        removed = []
+        while not removed or removed[-1]:
+            removed.append(sweep(tier))
+            assert removed[-1] <= 8
+        assert sum(removed) == 101 - 4
+        assert get(tier, region, 1) == [Status.OK], "it was the youngest"
+
+
+def test_no_folder_stays_open(tmp_path: Path) -> None:
+    fds = Path("/proc/self/fd")
+    if not fds.exists():
+        pytest.skip("there is no /proc")
+    with opened(tmp_path) as (tier, region):
+        tier._store.epoch_s = 0.0
+        use(tier, region)
+        before = len(list(fds.iterdir()))
+        for _ in range(10):
+            use(tier, region)
+            forget(tier)
+        assert len(list(fds.iterdir())) <= before + 4, "two threads may have two each"
+
+
 def test_trees_are_removed_as_far_as_they_are_nested(tmp_path: Path, victim: Victim) -> None:
     folder = Folder.at(tmp_path)
     (tmp_path / "tree" / "a").mkdir(parents=True)
