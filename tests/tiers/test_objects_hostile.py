@@ -18,13 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kvoffload.tiers import Namespace, ObjectTier, Region, Status
 from kvoffload.tiers import _objects_worker as worker
-from kvoffload.tiers.objects_client import GRACE_S, RESTART_S
+from kvoffload.tiers.objects_client import GRACE_S, RESTART_S, ObjectsClient, ObjectsClientError
 from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of, run
 from tests.tiers.attack import report, rounds, start
 from tests.tiers.servers import patient, stop
@@ -270,10 +271,10 @@ def test_no_answer_harms_the_engine(server: HostileServer) -> None:
         check=True,
     )
     found = json.loads(done.stdout)
-    assert found["grown"] < 96 * 2**20
+    assert found["grown"] < 192 * 2**20
     for bucket, result in found["results"].items():
         for verb, (statuses, seconds) in result.items():
-            assert seconds < 0.4 + 2.0, (bucket, verb)
+            assert seconds < 0.4 + 5.0, (bucket, verb)
             if bucket.startswith("error"):
                 assert verb == "query" or set(statuses) <= NO_ANSWER, (bucket, verb, statuses)
         assert Status.OK not in result["get"][0], bucket
@@ -414,7 +415,10 @@ class TestClient:
         assert len(set(seen)) == len(seen)
         assert tier.close(PATIENCE_S)
         assert not any(is_running(process) for process in seen)
-        assert descriptors() <= before + 1  # the server's side of a connection may be open yet
+        until = time.monotonic() + PATIENCE_S
+        while descriptors() > before and time.monotonic() < until:
+            time.sleep(0.01)  # the server's side of a connection is closed a moment later
+        assert descriptors() <= before
 
     def test_it_ends_with_the_engine(self, server: HostileServer) -> None:
         """Although a child that Python does not know of holds the engine's sockets."""
@@ -480,6 +484,26 @@ time.sleep(600)
         tier.health(reset=True)
         assert run(tier, tier.query(KEYS[:1])).status.tolist() == [Status.MISS]
         tier.close(PATIENCE_S)
+
+    def test_one_that_keeps_ending_is_started_once_per_second(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kvoffload.tiers.objects_client.RESTART_S", 2 * PATIENCE_S)
+        client = ObjectsClient({"url": "memory:///", "options": {}}, 1, 2**28)
+        answers = []
+        ask = partial(client.ask, worker.HEAD, [worker.Item("x")], PATIENCE_S, answers.append)
+        ask()
+        first = client._process
+        os.kill(first._popen.pid, signal.SIGKILL)
+        for _ in range(3):
+            with pytest.raises(ObjectsClientError):
+                ask()
+        assert client._process is first
+        first.started -= 2 * PATIENCE_S
+        ask()
+        assert client._process is not first
+        assert [answer.outcome for answer in answers] == [worker.ABSENT] * 2
+        client.close()
 
     def test_settings_arrive_as_they_were_given(self) -> None:
         settings = {
