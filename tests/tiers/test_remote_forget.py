@@ -6,8 +6,11 @@ engines' puts are on their way meanwhile. What was put before a `forget` is neve
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -267,6 +270,84 @@ def test_an_engine_that_is_stopped_among_its_puts_brings_nothing_back(place: Pla
         place.close()
         place.opened.clear()
     report(f"{times} engines stopped among {len(keys)} puts: {written} written, {dropped} dropped")
+
+
+@pytest.mark.attack
+def test_no_get_after_a_forget_finds_what_was_put_before_it(place: Place, tmp_path: Path) -> None:
+    """Four engines put, get and forget at once; now and then the epoch itself is deleted.
+
+    Each block says which weights it was computed with. A lock orders what the engines have to
+    order themselves: which weights are there when blocks are put, and when all is forgotten.
+    """
+    ledger = tmp_path / "weights"
+    ledger.write_bytes(bytes(8))
+    times = rounds(4000)
+
+    def engine(number: int) -> None:
+        chance = random.Random(number)
+        tier = place.opener(namespace=NAMESPACE, threads=2)
+        region = Region.allocate(16, BLOCK)
+        tier.attach(region)
+        with ledger.open("r+b", buffering=0) as file:
+            for _ in range(times):
+                keys = [KEYS[chance.randrange(len(KEYS))] for _ in range(8)]
+                what = chance.random()
+                if what < 0.01:
+                    lose_epoch(tier)
+                with held(file):
+                    weights = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
+                    if what < 0.05:
+                        os.pwrite(file.fileno(), (weights + 1).to_bytes(8, "little"), 0)
+                        tier.forget()
+                        wait_until(lambda: tier.health().forgotten)  # a busy disk may take a second
+                        continue
+                    if what < 0.5:
+                        region.array[: 8 * BLOCK].view(np.uint64)[:] = weights
+                        job = tier.put(keys, range(8), PATIENCE_S)
+                if what < 0.5:
+                    run_job(tier, job)
+                    continue
+                tier._store._doubt()  # a directory is believed for a second
+                keys = list(set(keys))
+                done = run(tier, tier.get(keys, range(8, 8 + len(keys)), PATIENCE_S))
+                for block_id, status in enumerate(done.status.tolist(), 8):
+                    assert status in (Status.OK, Status.MISS), Status(status)
+                    if status == Status.OK:
+                        found = np.frombuffer(region.read(block_id), np.uint64)
+                        assert (found == found[0]).all()
+                        assert found[0] >= weights, "of forgotten weights"
+        assert tier.stats()["get_ok"] > 0
+        assert tier.close(PATIENCE_S)
+
+    children = [start(lambda number=number: engine(number)) for number in range(4)]
+    for child in children:
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    weights = int.from_bytes(ledger.read_bytes(), "little")
+    report(f"4 engines, {times} calls each, {weights} times forgotten: nothing old was found")
+    assert weights > 0
+
+
+@contextlib.contextmanager
+def held(file) -> Iterator[None]:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def lose_epoch(tier: RemoteTier) -> None:
+    if isinstance(tier, DirectoryTier):
+        (tier.folder / "epoch").unlink(missing_ok=True)
+    else:
+        with Redis(port=int(tier.place.rpartition(":")[2])) as client:
+            client.delete(tier._store._epoch_name)
+
+
+def run_job(tier: RemoteTier, job: int) -> None:
+    assert tier.wait([job], PATIENCE_S)
+    assert not next(done for done in tier.poll() if done.job == job).status.any()
 
 
 @pytest.mark.parametrize(
@@ -570,8 +651,6 @@ def test_the_highest_epoch_of_a_bucket_stays() -> None:
 
 def test_a_directory_whose_lock_is_kept_says_that_it_has_not_forgotten(tmp_path: Path) -> None:
     """As by a process that was stopped; blocks are stored and found meanwhile."""
-    import fcntl
-
     place = directory_place(tmp_path)
     one, other = place.tier(), place.tier()
     store(other, 4)
