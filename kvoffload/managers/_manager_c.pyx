@@ -228,6 +228,7 @@ cdef class CompiledSteps(Steps):
         self.counters.loaded_blocks += <uint64_t>len(batch)
         if self._watch is not None:
             self._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), self.batch.size)
+        self._policy.c_loads(&self.batch)
         return spec
 
     cdef Py_ssize_t pin_batch(self, int64_t* block_ids) noexcept:
@@ -298,7 +299,9 @@ cdef class CompiledSteps(Steps):
         if num_missing < 0:
             raise MemoryError()
         if num_missing == 0:
-            return new_output([], new_spec(new_ids(0)), [])
+            output = new_output([], new_spec(new_ids(0)), [])
+            policy.c_offers(&self.batch)
+            return output
         policy.victims.no_memory = False
         num_admitted = policy.c_make_room(
             &self.batch, num_missing, pool_num_free(&self._pool.pool)
@@ -310,6 +313,7 @@ cdef class CompiledSteps(Steps):
             if policy.victims.no_memory:
                 raise MemoryError()
             self.counters.refused_stores += 1
+            policy.c_offers(&self.batch)
             return None
         try:
             block_ids = new_ids(num_admitted)
@@ -331,6 +335,7 @@ cdef class CompiledSteps(Steps):
         self.place_blocks(num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids))
         if self._watch is not None:
             self._watch.c_opened(STORE, <int64_t*>cnp.PyArray_DATA(block_ids), num_admitted)
+        policy.c_offers(&self.batch)
         return output
 
     cdef Py_ssize_t choose_missing(self) noexcept:
@@ -444,6 +449,7 @@ cdef class CompiledSteps(Steps):
                 self.counters.failed_blocks += 1
             elif node.flags & PARKED:
                 policy.became_idle(slot, node)
+        policy.c_completes(&self.batch, self.batch.size - 1)
 
     cdef int serve(self, object hashes, Py_ssize_t num_unasked) except -1:
         """Do as the Python twin does for one request, with no object made on the way."""
@@ -484,6 +490,7 @@ cdef class CompiledSteps(Steps):
             self.place_blocks(num_admitted, num_missing, NULL)
         if num_admitted < num_missing:
             find_all(policy.table, &self.batch)  # what is not stored is forgotten
+        policy.c_offers(&self.batch)
         policy.c_touch(&self.batch)
         for place in range(num_admitted):
             slot = self.batch.chosen[place]
@@ -491,6 +498,8 @@ cdef class CompiledSteps(Steps):
             end_store(&self.states, policy, &self._pool.pool, slot, True)
             if node.flags & PARKED:
                 policy.became_idle(slot, node)
+        if num_admitted > 0:
+            policy.c_completes(&self.batch, self.batch.places[num_admitted - 1])
         return 0
 
     def _serve_at_once(self, requests):

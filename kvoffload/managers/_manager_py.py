@@ -192,6 +192,7 @@ class Manager(OffloadingManager[Spec_co]):
             self._counters["loaded_blocks"] += len(pinned)
             if self._watch is not None:
                 self._watch.opened(LOAD, [status.block_id for status, _ in pinned])
+            self._policy._loads(batch)
         return spec
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
@@ -220,10 +221,13 @@ class Manager(OffloadingManager[Spec_co]):
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the blocks that are not resident, and make them pending."""
         resident = self._policy._resident
-        distinct = dict.fromkeys(as_batch(hashes))
+        batch = as_batch(hashes)
+        distinct = dict.fromkeys(batch)
         missing = [block_hash for block_hash in distinct if block_hash not in resident]
         if not missing:
-            return PrepareStoreOutput([], self._backend._load_store_spec([], []), [])
+            output = PrepareStoreOutput([], self._backend._load_store_spec([], []), [])
+            self._policy._offers(batch)
+            return output
         with Undo() as undo:
             self._keep_counters(undo)
             try:
@@ -238,6 +242,7 @@ class Manager(OffloadingManager[Spec_co]):
                 self._counters["refused_stores"] += 1
                 if self._watch is not None:
                     self._watch.refused(missing)
+                self._policy._offers(batch)
                 return None
             num_admitted, victims = room
             to_store = missing[:num_admitted]
@@ -248,6 +253,7 @@ class Manager(OffloadingManager[Spec_co]):
             output = PrepareStoreOutput(to_store, spec, evicted)
             if self._watch is not None:
                 self._watch.stored(missing, num_admitted, evicted)
+            self._policy._offers(batch)
             return output
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
@@ -272,6 +278,7 @@ class Manager(OffloadingManager[Spec_co]):
                 self._fail(dict.fromkeys(pending), undo)
             if self._watch is not None:
                 self._watch.ended(batch, slots, success)
+            self._policy._completes(batch)
 
     def _serve_at_once(self, requests: Iterable[tuple[Sequence[BlockHash], int]]) -> None:
         """Serve requests as an engine does whose transfers end at once, for miniature managers.

@@ -20,6 +20,7 @@ from typing import Any, Generic
 from kvoffload.backends._cpu_py import keep_slot
 from kvoffload.backends.base import Backend
 from kvoffload.errors import BackendError, PolicyError, describe, describe_hash
+from kvoffload.policies import registry
 from kvoffload.policies._undo import Undo
 from kvoffload.policies.base import CachePolicy
 from kvoffload.types import BlockHash, BlockStatus, Spec_co
@@ -47,6 +48,11 @@ class UserPolicy:
 
     def __init__(self, policy: CachePolicy) -> None:
         self.policy = policy
+        # Of the other twin, or derived: it hears what the contract of a policy does not tell.
+        self._is_builtin = any(
+            registry.is_builtin(base, "c") or registry.is_builtin(base, "py")
+            for base in type(policy).__mro__
+        )
         self._resident: dict[BlockHash, BlockStatus] = {}
 
     @property
@@ -60,6 +66,18 @@ class UserPolicy:
             # Where its code raises, give the policy back what it dropped.
             undo.append((self._restore,))
             self.policy.touch(list(batch))
+
+    def _loads(self, batch: list[BlockHash]) -> None:
+        if self._is_builtin:
+            self.policy._loads(batch)  # type: ignore[attr-defined]
+
+    def _offers(self, batch: list[BlockHash]) -> None:
+        if self._is_builtin:
+            self.policy._offers(batch)  # type: ignore[attr-defined]
+
+    def _completes(self, batch: list[BlockHash]) -> None:
+        if self._is_builtin:
+            self.policy._completes(batch)  # type: ignore[attr-defined]
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
         for block_hash, status in blocks.items():

@@ -7,12 +7,25 @@ from kvoffload._core.table cimport Table
 from kvoffload.policies._densities_c cimport Densities
 from kvoffload.policies._trials_c cimport NUM_TRIALS, Trials
 
+cdef enum:
+    MOST_NOTED = 256
+
+# A store of the cache.
+cdef struct Noted:
+    uint64_t hashed             # of its first key
+    uint32_t request            # in which it began
+
 cdef struct Guard:
     bint on
     int rule                    # the trial that is followed
     int shift                   # one block in 2**shift is sampled
     int64_t capacity            # of the cache that is guarded, in blocks
     double hits[NUM_TRIALS]     # recent hits of each trial, fading
+    uint32_t request            # number of the request that is served
+    uint32_t lag                # requests that a store of the cache takes
+    uint32_t oldest             # place of the oldest store that is noted
+    uint32_t num_noted
+    Noted noted[MOST_NOTED]
     Trials trials
 
 # Return s where one block in 2**s is sampled for a cache of so many blocks.
@@ -23,6 +36,8 @@ cdef bint guard_open(
 ) noexcept
 cdef void guard_close(Guard* guard) noexcept
 cdef void guard_clear(Guard* guard) noexcept
+# Note a store of the cache by its first key.
+cdef void guard_note_store(Guard* guard, uint64_t hashed) noexcept
 # Serve a request to the trials, and follow the leader.
 cdef void guard_serve(
     Guard* guard,

@@ -4,7 +4,8 @@ from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
 from kvoffload._core.batch cimport item_key, item_length
-from kvoffload._core.table cimport hash_key
+from kvoffload._core.buckets cimport NIL, Probe, probe_from, probe_next
+from kvoffload._core.table cimport hash_key, hash_node, home_of, node_at, tag_of
 from kvoffload.policies._trials_c cimport (
     HIT_DENSITY,
     LRU,
@@ -13,6 +14,7 @@ from kvoffload.policies._trials_c cimport (
     trials_check,
     trials_clear,
     trials_close,
+    trials_complete,
     trials_open,
     trials_serve,
 )
@@ -20,7 +22,7 @@ from kvoffload.policies._trials_c cimport (
 # 2 ** (-1 / 600): hits lose half their weight over 600 requests.
 cdef double FADE = 0.9988454217380301
 # The leader must be ahead by this many requests' blocks.
-cdef double LEAD = 0.5
+cdef double LEAD = 1.0
 
 cdef enum:
     # A trial has from this many blocks on, while at least one block in four is sampled ...
@@ -60,6 +62,9 @@ cdef void guard_close(Guard* guard) noexcept:
 
 cdef void guard_clear(Guard* guard) noexcept:
     guard.rule = HIT_DENSITY
+    guard.lag = 1
+    guard.request = 0
+    guard.num_noted = 0
     memset(guard.hits, 0, sizeof(guard.hits))
     if guard.on:
         trials_clear(&guard.trials)
@@ -82,6 +87,40 @@ cdef inline uint64_t mix(const uint8_t* key, uint64_t length) noexcept:
     return mixed ^ mixed >> 29
 
 
+cdef void guard_note_store(Guard* guard, uint64_t hashed) noexcept:
+    cdef Noted* noted
+    if guard.num_noted == MOST_NOTED:
+        guard.oldest = (guard.oldest + 1) % MOST_NOTED
+        guard.num_noted -= 1
+    noted = &guard.noted[(guard.oldest + guard.num_noted) % MOST_NOTED]
+    noted.hashed = hashed
+    noted.request = guard.request
+    guard.num_noted += 1
+
+
+cdef bint is_pending(Table* table, uint64_t hashed) noexcept:
+    """Tell whether the block of a key with that hash is being stored."""
+    cdef Probe probe = probe_from(
+        table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed)
+    )
+    cdef uint32_t slot = probe_next(&probe)
+    while slot != NIL and hash_node(table, node_at(table, slot)) != hashed:
+        slot = probe_next(&probe)
+    return slot != NIL and node_at(table, slot).block.ref_cnt < 0
+
+
+cdef void measure_lag(Guard* guard, Table* table) noexcept:
+    """See which of the noted stores have ended."""
+    cdef Noted* noted
+    while guard.num_noted:
+        noted = &guard.noted[guard.oldest]
+        if is_pending(table, noted.hashed):
+            break
+        guard.lag = guard.request - noted.request
+        guard.oldest = (guard.oldest + 1) % MOST_NOTED
+        guard.num_noted -= 1
+
+
 cdef void guard_serve(
     Guard* guard,
     Table* table,
@@ -97,6 +136,8 @@ cdef void guard_serve(
     cdef uint64_t length
     cdef Py_ssize_t place
     cdef int trial, best
+    guard.request += 1
+    measure_lag(guard, table)
     for place in range(batch.size):
         key = item_key(batch, place)
         length = item_length(batch, place)
@@ -105,8 +146,9 @@ cdef void guard_serve(
         if place < num_stored:
             most_hits = guard.trials.batch_size
     memset(found, 0, sizeof(found))
+    trials_complete(&guard.trials, guard.request, guard.lag)
     if guard.trials.batch_size:
-        trials_serve(&guard.trials, learned, now, found)
+        trials_serve(&guard.trials, learned, now, guard.request, found)
     best = guard.rule
     for trial in range(NUM_TRIALS):
         guard.hits[trial] = guard.hits[trial] * FADE + <double>min(found[trial], most_hits)
@@ -131,4 +173,6 @@ cdef const char* guard_check(Guard* guard) noexcept:
     for trial in range(NUM_TRIALS):
         if not guard.hits[trial] >= 0.0:
             return b"hits are counted"
+    if guard.lag < 1:
+        return b"a store takes a request"
     return trials_check(&guard.trials) if guard.on else NULL

@@ -9,10 +9,16 @@ Structure
     The trials hold keys, no slots. A block is sampled by its hash, one in ``2**shift``, and a trial
     has that share of the capacity. The trial of hit density has rings and ghosts of its own; it
     reads the densities that the guarded policy learns, and counts nothing.
+    A store of the cache takes a while, and while it does its blocks are no hits and may not leave.
+    So the stores of the trials take as long: the *lag*, in requests, which is measured. Noted are
+    the stores of the cache, 256 at most, each by its first block and its request. A request takes
+    off those at the old end of which the block is pending no longer; how long ago the last of these
+    began is the lag. At first it is 1: a store ends before the next request.
 Invariants
-    A store of a trial ends within its request: between requests all of its blocks are idle.
+    A block that a trial has stored is pending for `lag` requests, this one included.
     A request that is interrupted while it is served makes the guard forget everything. Only `touch`
-    serves, and `clear` clears: no other call changes the guard.
+    serves, and `clear` clears; a store is noted and nothing else, one that is interrupted as one
+    that has ended.
 Cost
     O(1) a block for the choice whether it is sampled; three times that of a policy for one that
     is. Below 1,024 blocks in a trial, whatever the capacity.
@@ -23,7 +29,9 @@ Differs from set sampling (Qureshi et al., "A Case for MLP-Aware Cache Replaceme
 
 from __future__ import annotations
 
-from itertools import islice
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice, takewhile
 
 from kvoffload.types import BlockHash, BlockStatus
 
@@ -39,7 +47,9 @@ LRU, HIT_DENSITY, ARC = RULES
 # 2 ** (-1 / 600): hits lose half their weight over 600 requests.
 _FADE = 0.9988454217380301
 # The leader must be ahead by this many requests' blocks.
-_LEAD = 0.5
+_LEAD = 1.0
+# Stores of the cache that are noted.
+_MOST_NOTED = 256
 # A trial has from this many blocks on, while at least one block in four is sampled ...
 _LEAST_TRIAL_BLOCKS = 64
 _MOST_SHIFT = 2
@@ -73,25 +83,53 @@ def is_sampled(block_hash: BlockHash, shift: int) -> bool:
     return mixed & ((1 << shift) - 1) == 0
 
 
-def serve(policy: PythonPolicy, batch: list[BlockHash]) -> int:
-    """Serve a request by a policy without slots; return how many leading blocks it has found.
+class Trial:
+    """A cache of keys, without slots, of which the stores take some requests.
 
-    Nothing is taken back: after an interrupt the policy is good for nothing until it is emptied.
+    Nothing is taken back: after an interrupt it is good for nothing until it is emptied.
+
+    Parameters
+    ----------
+    policy : PythonPolicy
+        Says who leaves.
     """
-    resident = policy._resident
-    policy._touch(batch)
-    missing = [block_hash for block_hash in batch if block_hash not in resident]
-    if not missing:
-        return len(batch)
-    found = batch.index(missing[0])
-    num_free = policy.cache_capacity - len(resident)
-    room = policy._make_room(missing, num_free, set(batch), Undo())
-    stored = missing[: room[0]] if room is not None else []
-    policy._insert({block_hash: BlockStatus(0) for block_hash in stored}, Undo())
-    policy._touch(batch)
-    for block_hash in stored:
-        resident[block_hash].ref_cnt = 0
-    return found
+
+    __slots__ = ("_storing", "policy")
+
+    def __init__(self, policy: PythonPolicy) -> None:
+        self.policy = policy
+        self._storing: deque[tuple[int, list[BlockHash]]] = deque()  # by request, oldest first
+
+    def complete_stores(self, request: int, lag: int) -> None:
+        """End the stores that began `lag` requests ago, or earlier."""
+        resident = self.policy._resident
+        while self._storing and request - self._storing[0][0] >= lag:
+            for block_hash in self._storing.popleft()[1]:
+                resident[block_hash].ref_cnt = 0
+
+    def serve(self, batch: list[BlockHash], request: int) -> int:
+        """Serve a request; return how many leading blocks it has found ready."""
+        policy = self.policy
+        resident = policy._resident
+        policy._touch(batch)
+        missing = [block_hash for block_hash in batch if block_hash not in resident]
+        ready = takewhile(lambda block: block in resident and resident[block].ref_cnt == 0, batch)
+        found = sum(1 for _ in ready)
+        if not missing:
+            return found
+        num_free = policy.cache_capacity - len(resident)
+        room = policy._make_room(missing, num_free, set(batch), Undo())
+        stored = missing[: room[0]] if room is not None else []
+        policy._insert({block_hash: BlockStatus(0) for block_hash in stored}, Undo())
+        policy._touch(batch)
+        if stored:
+            self._storing.append((request, stored))
+        return found
+
+    def empty(self) -> None:
+        """Forget everything, or what is left of it."""
+        self._storing.clear()
+        self.policy._empty()
 
 
 class Guard:
@@ -106,18 +144,31 @@ class Guard:
         densities of the policy that is guarded.
     """
 
-    __slots__ = ("_arc", "_capacity", "_hits", "_rule", "_shift", "_trials")
+    __slots__ = (
+        "_arc",
+        "_capacity",
+        "_hits",
+        "_lag",
+        "_noted",
+        "_request",
+        "_rule",
+        "_shift",
+        "_trials",
+    )
 
     def __init__(self, cache_capacity: int, density_trial: PythonPolicy) -> None:
         capacity = density_trial.cache_capacity
         self._capacity = cache_capacity
         self._shift = sample_shift(cache_capacity)
         self._arc = ARCClassicCachePolicy(capacity)
-        self._trials: dict[str, PythonPolicy] = {
-            LRU: LRUCachePolicy(capacity),
-            HIT_DENSITY: density_trial,
-            ARC: self._arc,
+        self._trials = {
+            LRU: Trial(LRUCachePolicy(capacity)),
+            HIT_DENSITY: Trial(density_trial),
+            ARC: Trial(self._arc),
         }
+        self._noted: deque[tuple[BlockHash, int]] = deque(maxlen=_MOST_NOTED)
+        self._lag = 1
+        self._request = 0  # number of the request that is served
         self._rule = HIT_DENSITY
         self._hits = dict.fromkeys(RULES, 0.0)
 
@@ -136,7 +187,17 @@ class Guard:
         """Size that ARC's T1 should have in the cache that is guarded, in blocks."""
         return self._arc.target_t1_size * self._capacity / self._arc.cache_capacity
 
-    def serve(self, batch: list[BlockHash], num_stored: int, mean_length: float) -> None:
+    def note_store(self, block_hash: BlockHash) -> None:
+        """Note a store of the cache by its first block."""
+        self._noted.append((block_hash, self._request))
+
+    def serve(
+        self,
+        batch: list[BlockHash],
+        num_stored: int,
+        resident: Mapping[BlockHash, BlockStatus],
+        mean_length: float,
+    ) -> None:
         """Serve a request to the trials, and follow the leader.
 
         Parameters
@@ -145,19 +206,34 @@ class Guard:
             All blocks of the request.
         num_stored : int
             Leading blocks that are not being stored: no trial has a hit behind them.
+        resident : mapping of BlockHash to BlockStatus
+            Of the cache.
         mean_length : float
             Of the requests of late, in blocks.
         """
         with Undo() as undo:
             undo.append((self.clear,))
+            self._request += 1
+            self._measure_lag(resident)
             self._serve(batch, num_stored, mean_length)
+
+    def _measure_lag(self, resident: Mapping[BlockHash, BlockStatus]) -> None:
+        """See which of the noted stores have ended."""
+        while self._noted:
+            block_hash, began = self._noted[0]
+            status = resident.get(block_hash)
+            if status is not None and status.ref_cnt < 0:
+                break
+            self._noted.popleft()
+            self._lag = self._request - began
 
     def _serve(self, batch: list[BlockHash], num_stored: int, mean_length: float) -> None:
         sample = self._sample(batch)
         most_hits = len(self._sample(batch[:num_stored]))
         hits, best = self._hits, self._rule
         for name, trial in self._trials.items():
-            hits[name] = hits[name] * _FADE + min(serve(trial, sample), most_hits)
+            trial.complete_stores(self._request, self._lag)
+            hits[name] = hits[name] * _FADE + min(trial.serve(sample, self._request), most_hits)
         for name in RULES:
             if hits[name] > hits[best]:
                 best = name
@@ -173,14 +249,19 @@ class Guard:
     def clear(self) -> None:
         """Forget everything, or what is left of it."""
         self._rule = HIT_DENSITY
+        self._noted.clear()
+        self._lag = 1
+        self._request = 0
         for name, trial in self._trials.items():
-            trial._empty()
+            trial.empty()
             self._hits[name] = 0.0
 
     def _check(self) -> None:
         """Verify the invariants; raise AssertionError with the broken one."""
         require(self._rule in RULES, "the rule is one of three")
         require(all(count >= 0.0 for count in self._hits.values()), "hits are counted")
+        require(self._lag >= 1, "a store takes a request")
         for trial in self._trials.values():
-            require(len(trial) <= trial.cache_capacity, "each trial is within its capacity")
-            trial._check()
+            policy = trial.policy
+            require(len(policy) <= policy.cache_capacity, "each trial is within its capacity")
+            policy._check()

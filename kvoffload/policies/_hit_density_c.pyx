@@ -49,6 +49,7 @@ from kvoffload.policies._guard_c cimport (
     guard_check,
     guard_clear,
     guard_close,
+    guard_note_store,
     guard_open,
     guard_serve,
     guard_target,
@@ -60,8 +61,11 @@ from kvoffload.policies._touch_pairs_c cimport (
     OpenRequests,
     request_key,
     requests_begin,
+    requests_complete,
     requests_end,
     requests_find,
+    requests_newest_open,
+    requests_offer,
 )
 from kvoffload.policies._trials_c cimport ARC, HIT_DENSITY, NUM_TRIALS
 
@@ -101,6 +105,10 @@ cdef class _HitDensity(Records):
     cdef int64_t num_admitted       # of its keys
     cdef int64_t num_offered
     cdef OpenRequests open_requests
+    cdef bint any_offered           # since the last touch; `offered_last` is of the last one
+    cdef uint64_t offered_last      # hash of its last key
+    cdef bint is_loading            # blocks of the last request
+    cdef bint store_begins          # room was made, and nothing inserted since
     cdef bint told_second           # the caller says which touches are second ones
     cdef Guard protector
     cdef int64_t t1_size            # by ARC's rule: of class 0, with what takes victims' places
@@ -123,7 +131,7 @@ cdef class _HitDensity(Records):
         self.open_records(total - reused, reused)
         self.ghosts_a_block = ghosts
         self.offered = NULL
-        memset(&self.open_requests, 0, sizeof(OpenRequests))
+        self.forget_requests()
         self.told_second = False
         guard_close(&self.protector)
         guard_clear(&self.protector)
@@ -184,29 +192,37 @@ cdef class _HitDensity(Records):
     # -- uses --------------------------------------------------------------------------------
 
     cdef void c_touch(self, Batch* batch) noexcept:
-        cdef uint64_t key
+        cdef uint64_t key, last
         cdef uint32_t place
-        cdef bint certain
+        cdef bint follows_offer, continues, certain
         if batch.size == 0:
             return
         if self.told_second:
             self.use_first(batch)
             return
-        key = request_key(self.table, batch)
+        key = request_key(self.table, batch, &last)
+        follows_offer = self.any_offered and self.offered_last == last
+        self.any_offered = False
+        continues = self.continues_request(batch)
         place = requests_find(&self.open_requests, key)
-        if self.continues_request(batch):
-            if place != NOT_OPEN:
-                requests_end(&self.open_requests, place, True)
+        if place != NOT_OPEN:
+            certain = continues or follows_offer or self.is_any_being_stored(batch)
+            if requests_end(&self.open_requests, place, certain):
+                if continues:
+                    self.renew(batch)
+                else:
+                    self.use(batch, True)
+                return
+        if continues and (follows_offer or self.is_at_work()):
             self.renew(batch)
             return
-        if place != NOT_OPEN:
-            certain = self.is_any_being_stored(batch)
-            if certain or self.open_requests.confirmed:
-                requests_end(&self.open_requests, place, certain)
-                self.use(batch, True)
-                return
-        requests_begin(&self.open_requests, key, place)
-        self.use_first(batch)
+        requests_begin(&self.open_requests, key, last)
+        self.is_loading = False
+        if continues:
+            self.renew(batch)
+            self.guard_request(batch, self.num_stored(batch))
+        else:
+            self.use_first(batch)
 
     cdef void use_first(self, Batch* batch) noexcept:
         """Count a request."""
@@ -214,10 +230,23 @@ cdef class _HitDensity(Records):
         self.request += 1
         num_stored = self.use(batch, False)
         end_request(&self.learned, <uint64_t>batch.size, self.request)
+        self.guard_request(batch, num_stored)
+
+    cdef void guard_request(self, Batch* batch, Py_ssize_t num_stored) noexcept:
         if self.protector.on:
             guard_serve(
                 &self.protector, self.table, batch, num_stored, &self.learned, self.request
             )
+
+    cdef bint is_at_work(self) noexcept:
+        """Tell whether the last request may be asked for again before anything is done for it."""
+        cdef bint none_began = self.request == 0
+        return (none_began or requests_newest_open(&self.open_requests)) and not self.is_loading
+
+    cdef void c_touch_first(self, Batch* batch) noexcept:
+        self.told_second = True
+        if batch.size:
+            self.use_first(batch)
 
     cdef void c_touch_again(self, Batch* batch) noexcept:
         self.told_second = True
@@ -225,6 +254,31 @@ cdef class _HitDensity(Records):
             self.renew(batch)
         else:
             self.use(batch, True)
+
+    cdef void c_loads(self, Batch* batch) noexcept:
+        if batch.size == 0 or batch.slots[0] == NIL:
+            return
+        if self.last[batch.slots[0]] == self.request:
+            self.is_loading = True
+
+    cdef void c_offers(self, Batch* batch) noexcept:
+        self.any_offered = batch.size != 0
+        if batch.size:
+            self.offered_last = hash_item(self.table, batch, batch.size - 1)
+            requests_offer(&self.open_requests, self.offered_last)
+
+    cdef void c_completes(self, Batch* batch, Py_ssize_t place) noexcept:
+        cdef uint64_t last
+        if batch.size == 0:
+            return
+        last = hash_item(self.table, batch, place)
+        requests_complete(&self.open_requests, last)
+        if self.offered_last == last:
+            self.any_offered = False
+
+    cdef void forget_requests(self) noexcept:
+        memset(&self.open_requests, 0, sizeof(OpenRequests))
+        self.any_offered = self.is_loading = self.store_begins = False
 
     cdef bint is_any_being_stored(self, Batch* batch) noexcept:
         cdef Py_ssize_t place
@@ -341,6 +395,16 @@ cdef class _HitDensity(Records):
             batch.places[place] = place_of_ghost
         return True
 
+    cdef Py_ssize_t num_stored(self, Batch* batch) noexcept:
+        """Return how many leading blocks are not being stored."""
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        for place in range(batch.size):
+            slot = batch.slots[place]
+            if slot != NIL and node_at(self.table, slot).block.ref_cnt < 0:
+                return place
+        return batch.size
+
     cdef void renew(self, Batch* batch) noexcept:
         cdef Py_ssize_t place
         cdef uint32_t slot
@@ -405,6 +469,10 @@ cdef class _HitDensity(Records):
             self.last[slot] = ghost.last
             ghosts_remove(&self.memory, place)
         ring_append(self.table, &self.rings[reuse_class], slot, node)
+        if self.store_begins:
+            self.store_begins = False
+            if self.protector.on:
+                guard_note_store(&self.protector, hash_node(self.table, node))
 
     cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
         end_age(&self.learned, node.ring - 1, self.last[slot], self.request)
@@ -568,6 +636,7 @@ cdef class _HitDensity(Records):
         cdef uint32_t place
         if self.offered == NULL:
             return
+        self.store_begins = True
         for number in range(self.num_admitted, self.num_offered):
             place = self.ghost_offered(self.offered, number)
             if place != NIL:
@@ -577,7 +646,7 @@ cdef class _HitDensity(Records):
     cdef void c_clear(self) noexcept:
         self.clear_records()
         self.offered = NULL
-        memset(&self.open_requests, 0, sizeof(OpenRequests))
+        self.forget_requests()
         guard_clear(&self.protector)
 
     cdef const char* c_check(self) noexcept:

@@ -16,6 +16,8 @@ Invariants
     ring of its record's class; a ghost stands in the clock of its class at its record's place.
     A prefix was used at least as recently and as often as what continues it, so it is at least as
     dense: a chain leaves last block first.
+    A call that is interrupted may leave what was heard of the requests under way, which alone
+    decides what the next touches are.
 Cost
     insert, remove, get O(1); touch O(n); make_room and evict O(n + blocks passed over), with the
     15 rings for a constant. Nothing is drawn at random.
@@ -99,11 +101,14 @@ class HitDensityCachePolicy(PythonPolicy):
         "_densities",
         "_ghosts",
         "_guard",
+        "_is_loading",
         "_num_ghosts",
+        "_offered",
         "_open_requests",
         "_records",
         "_request",
         "_rings",
+        "_store_begins",
     )
 
     def __init__(self, cache_capacity: int, *, ghosts: float = 3.5, guard: int = 1) -> None:
@@ -121,6 +126,9 @@ class HitDensityCachePolicy(PythonPolicy):
         self._request = 0
         self._num_ghosts = 0
         self._open_requests = OpenRequests()
+        self._offered: BlockHash | None = None  # the last of what was offered since the last touch
+        self._is_loading = False  # blocks of the last request
+        self._store_begins = False  # room was made, and nothing inserted since
         self._guard: Guard | None = None
         if guard and capacity:
             trial = _Trial(capacity >> sample_shift(capacity), ghosts, self._densities)
@@ -174,17 +182,52 @@ class HitDensityCachePolicy(PythonPolicy):
     # -- uses ------------------------------------------------------------------------------
 
     def _touch(self, batch: list[BlockHash]) -> None:
-        if self._continues_request(batch):
-            self._open_requests.end(batch)
+        if not batch:
+            return
+        follows_offer = self._offered == batch[-1]
+        self._offered = None
+        continues = self._continues_request(batch)
+        if self._open_requests.ends(
+            batch, lambda: continues or follows_offer or self._is_any_being_stored(batch)
+        ):
+            if continues:
+                self._renew(batch)
+            else:
+                self._use(batch, again=True)
+        elif continues and (follows_offer or self._is_at_work()):
             self._renew(batch)
-        elif self._open_requests.repeats(batch, lambda: self._is_any_being_stored(batch)):
-            self._use(batch, again=True)
         else:
-            self._request += 1
-            num_stored = self._use(batch)
-            self._densities.end_request(len(batch), self._request)
+            self._open_requests.begin(batch)
+            self._is_loading = False
+            if continues:
+                self._renew(batch)
+                num_stored = self._num_stored(batch)
+            else:
+                self._request += 1
+                num_stored = self._use(batch)
+                self._densities.end_request(len(batch), self._request)
             if self._guard is not None:
-                self._guard.serve(batch, num_stored, self._densities.mean_length)
+                self._guard.serve(batch, num_stored, self._resident, self._densities.mean_length)
+
+    def _is_at_work(self) -> bool:
+        """Tell whether the last request may be asked for again before anything is done for it."""
+        none_began = self._request == 0
+        return (none_began or self._open_requests.is_newest_open) and not self._is_loading
+
+    def _loads(self, batch: list[BlockHash]) -> None:
+        if batch and batch[0] in self._resident and self._continues_request(batch[:1]):
+            self._is_loading = True
+
+    def _offers(self, batch: list[BlockHash]) -> None:
+        self._offered = batch[-1] if batch else None
+        if batch:
+            self._open_requests.offer(batch[-1])
+
+    def _completes(self, batch: list[BlockHash]) -> None:
+        if batch:
+            self._open_requests.complete(batch[-1])
+            if self._offered == batch[-1]:
+                self._offered = None
 
     def _use(self, batch: list[BlockHash], *, again: bool = False) -> int:
         """Count a use of each block, or, `again` by a request that is under way, none.
@@ -232,6 +275,14 @@ class HitDensityCachePolicy(PythonPolicy):
             if record is None or record.last != request:
                 return False
         return True
+
+    def _num_stored(self, batch: list[BlockHash]) -> int:
+        """Return how many leading blocks are not being stored."""
+        resident = self._resident
+        for place, block_hash in enumerate(batch):
+            if block_hash in resident and resident[block_hash].ref_cnt < 0:
+                return place
+        return len(batch)
 
     def _renew(self, batch: list[BlockHash]) -> None:
         for block_hash in reversed(batch):
@@ -384,6 +435,10 @@ class HitDensityCachePolicy(PythonPolicy):
             record.declined = False
             self._resident[block_hash] = status
             self._rings[record.reuse_class][block_hash] = status
+        if self._store_begins and blocks:
+            self._store_begins = False
+            if self._guard is not None:
+                self._guard.note_store(next(iter(blocks)))
 
     def _drop(self, hashes: Collection[BlockHash], undo: Undo) -> None:
         for block_hash in hashes:
@@ -411,6 +466,7 @@ class HitDensityCachePolicy(PythonPolicy):
             if ghost is not None:
                 undo.append((setattr, ghost, "declined", ghost.declined))
                 ghost.declined = True
+        self._store_begins = True
         return num_admitted, self._let_go(victims, undo)
 
     def _admit(
@@ -511,6 +567,8 @@ class HitDensityCachePolicy(PythonPolicy):
         self._resident.clear()
         self._records.clear()
         self._open_requests.clear()
+        self._offered = None
+        self._is_loading = self._store_begins = False
         self._request = self._num_ghosts = 0
         if self._guard is not None:
             self._guard.clear()

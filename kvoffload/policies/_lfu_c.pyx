@@ -47,6 +47,10 @@ cdef class _LFU(CompiledPolicy):
             self.table, &self.rings[(self._age + 1) % NUM_RINGS], slot, node
         )
 
+    cdef void c_touch_first(self, Batch* batch) noexcept:
+        self.touches.clear()
+        self.c_touch(batch)
+
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef bint is_access = not self.touches.repeats(batch)
         cdef Py_ssize_t place

@@ -118,6 +118,10 @@ cdef class _S3FIFO(QueuePolicy):
         self.leave_chain(slot)
         self.leave(slot)
 
+    cdef void c_touch_first(self, Batch* batch) noexcept:
+        self.touches.clear()
+        self.c_touch(batch)
+
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef bint is_access
         cdef Py_ssize_t place

@@ -1,6 +1,6 @@
 """One request, one access; see ``_touch_pairs_py`` for the rule and its limits."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport Table
@@ -11,6 +11,8 @@ cdef enum:
 # The last requests that were touched once so far. Zeroed memory is an empty one.
 cdef struct OpenRequests:
     uint64_t keys[MOST_OPEN]    # hash of length, first and last key; 0: none
+    uint64_t lasts[MOST_OPEN]   # hash of the last key
+    uint8_t offered[MOST_OPEN]  # blocks of it were offered to store
     uint32_t next               # the place of the oldest
     uint32_t num_open
     uint32_t confirmed          # second touches that were certain, less requests without one
@@ -26,14 +28,21 @@ cdef class TouchPairs:
     cdef void clear(self) noexcept
 
 
-# Return the hash that stands for a batch that is not empty; never 0.
-cdef uint64_t request_key(Table* table, const Batch* batch) noexcept
-# Return the place of an open request, NOT_OPEN if there is none.
+# Return the hash that stands for a batch that is not empty, never 0, and that of its last key.
+cdef uint64_t request_key(Table* table, const Batch* batch, uint64_t* last) noexcept
+# Note the first touch of a request, in the place of the oldest.
+cdef void requests_begin(OpenRequests* requests, uint64_t key, uint64_t last) noexcept
+# Note that blocks of the newest request with that last key are offered to store.
+cdef void requests_offer(OpenRequests* requests, uint64_t last) noexcept
+# Note that the store of a request has ended: it was touched once only.
+cdef void requests_complete(OpenRequests* requests, uint64_t last) noexcept
+# Return the place of a request that was offered since its first touch, NOT_OPEN if there is none.
 cdef uint32_t requests_find(const OpenRequests* requests, uint64_t key) noexcept
-# Take an open request for ended, by a touch that could be nothing else (`certain`) or could.
-cdef void requests_end(OpenRequests* requests, uint32_t place, bint certain) noexcept
-# Note the first touch of a request; `place` is that of an open one that it replaces, or NOT_OPEN.
-cdef void requests_begin(OpenRequests* requests, uint64_t key, uint32_t place) noexcept
+# Take the request at that place for ended; tell whether by its second touch, of which `certain`
+# says that it can be nothing else.
+cdef bint requests_end(OpenRequests* requests, uint32_t place, bint certain) noexcept
+# Tell whether the request that began last was touched once so far.
+cdef bint requests_newest_open(const OpenRequests* requests) noexcept
 
 cdef extern from *:
     """

@@ -4,20 +4,21 @@ A request touches its blocks before it looks them up and again after its store. 
 accesses counts the first only.
 
 Rule
-    A touch repeats an earlier one if both batches have the same length, first and last hash, and
-    the earlier one was not a repeat itself. Hashes are prefix-chained, so that the last one stands
-    for the whole batch. An empty touch is none.
-    `TouchPairs` compares with the touch just before. `OpenRequests` compares with all requests that
-    were touched once, for callers whose requests overlap; that a caller touches twice at all it
-    takes from the touches that cannot be anything else.
+    `TouchPairs` compares with the touch just before: a touch repeats it if both batches have the
+    same length, first and last hash, and the earlier one was not a repeat itself. Hashes are
+    prefix-chained, so that the last one stands for the whole batch. An empty touch is none.
+    `OpenRequests` goes by what lies between: a request is touched, its blocks are offered to store,
+    and it is touched again, before its store is completed. So it tells an identical request right
+    after the second touch of another from that touch, and requests that overlap.
 Limits
     Where requests interleave between the two touches, both count to `TouchPairs`. Where the same
-    request comes twice in a row and touches only once, the second does not.
+    request comes twice in a row and touches only once, the second does not; to `OpenRequests` it
+    does if a store was completed between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kvoffload.types import BlockHash
 
@@ -50,44 +51,75 @@ class TouchPairs:
         self._first = None
 
 
+class _Open:
+    """A request that was touched once so far."""
+
+    __slots__ = ("is_offered", "key")
+
+    def __init__(self, key: _Key) -> None:
+        self.key = key
+        self.is_offered = False
+
+
 class OpenRequests:
-    """Remember the last requests that were touched once so far."""
+    """Remember the last requests that were touched once so far, and which were offered since."""
 
     __slots__ = ("_confirmed", "_next", "_open")
 
     def __init__(self) -> None:
-        self._open: list[_Key | None] = [None] * _MOST_OPEN
+        self._open: list[_Open | None] = [None] * _MOST_OPEN
         self._next = 0  # the place of the oldest
         self._confirmed = 0  # second touches that were certain, less requests without one
 
-    def repeats(self, batch: list[BlockHash], is_certain: Callable[[], bool]) -> bool:
-        """Tell whether `batch`, which is not empty, is the second touch of its request.
-
-        `is_certain` says whether it cannot be the first one of another request for the same. Where
-        it could be, it is taken for a second touch if the caller was seen to touch twice.
-        """
-        key = _key_of(batch)
-        if key in self._open:
-            place = self._open.index(key)
-            self._open[place] = None
-            certain = is_certain()
-            if certain or self._confirmed:
-                self._confirm(certain)
-                return True
+    def begin(self, batch: list[BlockHash]) -> None:
+        """Note the first touch of a request, in the place of the oldest."""
         if self._open[self._next] is not None:  # it was touched once only, or long ago
             self._confirmed = max(0, self._confirmed - 1)
-        self._open[self._next] = key
+        self._open[self._next] = _Open(_key_of(batch))
         self._next = (self._next + 1) % _MOST_OPEN
+
+    def offer(self, last: BlockHash) -> None:
+        """Note that blocks of the newest such request with that last hash are offered to store."""
+        for place in self._newest_first():
+            request = self._open[place]
+            if request is not None and request.key[2] == last and not request.is_offered:
+                request.is_offered = True
+                return
+
+    def complete(self, last: BlockHash) -> None:
+        """Note that the store of a request has ended: it was touched once only."""
+        for place in self._newest_first():
+            request = self._open[place]
+            if request is not None and request.key[2] == last and request.is_offered:
+                self._open[place] = None
+                return
+
+    def ends(self, batch: list[BlockHash], is_certain: Callable[[], bool]) -> bool:
+        """Tell whether `batch`, which is not empty, is the second touch of a request; end that.
+
+        It can be if the request was offered since the first one, and is if `is_certain` says so.
+        Where it could be the first touch of another for the same, it is taken for a second one if
+        the caller was seen to touch twice.
+        """
+        key = _key_of(batch)
+        for place in self._newest_first():
+            request = self._open[place]
+            if request is not None and request.key == key and request.is_offered:
+                self._open[place] = None
+                certain = is_certain()
+                if not certain and not self._confirmed:
+                    return False
+                self._confirmed = min(self._confirmed + certain, _MOST_OPEN)
+                return True
         return False
 
-    def end(self, batch: list[BlockHash]) -> None:
-        """Note a second touch that needs no telling."""
-        if batch and (key := _key_of(batch)) in self._open:
-            self._open[self._open.index(key)] = None
-            self._confirm(True)
+    @property
+    def is_newest_open(self) -> bool:
+        """Whether the request that began last was touched once so far."""
+        return self._open[self._next - 1] is not None
 
-    def _confirm(self, certain: bool) -> None:
-        self._confirmed = min(self._confirmed + certain, _MOST_OPEN)
+    def _newest_first(self) -> Iterator[int]:
+        return ((self._next - back) % _MOST_OPEN for back in range(1, _MOST_OPEN + 1))
 
     def clear(self) -> None:
         """Forget all requests; this takes no memory."""

@@ -6,8 +6,10 @@ is its key's 64-bit hash, so nothing is allocated and nothing can fail after `tr
 Structure
     An entry for each key that one of the caches knows, resident or ghost. The entries are found
     through one index, and linked into the caches' recency orders by 16-bit numbers from 1.
+    The blocks that a cache is storing stand in a queue of its own, oldest first.
 Invariants
-    Between requests an entry is in use exactly if a cache knows its key.
+    Between requests an entry is in use exactly if a cache knows its key. A block that a cache is
+    storing bears that cache's mark, and stays: a queue has room for as many as the cache.
 Cost
     O(1) a block and cache, with the 15 rings for a constant. 32 bytes an entry, touched as they
     are first used; at most 7.5 entries for each block of the capacity with 3.5 ghosts a block, and
@@ -54,6 +56,13 @@ cdef struct TrialClock:
     uint32_t size
     uint32_t hand
 
+# Blocks that a cache is storing, in a ring.
+cdef struct Storing:
+    uint16_t* numbers           # of their entries
+    uint32_t* requests          # in which their stores began
+    uint32_t oldest             # place of the oldest
+    uint32_t size
+
 cdef struct Trials:
     uint32_t capacity           # of each cache, in blocks
     Entry* entries              # [0] is not used
@@ -73,6 +82,7 @@ cdef struct Trials:
     uint32_t num_dense          # blocks in the cache of hit density
     TrialClock clocks[2]
     uint16_t* places            # of ghosts, in both clocks; 0: free
+    Storing storing[NUM_TRIALS]
 
 # Reserve room; False, with nothing reserved, if there is none.
 cdef bint trials_open(
@@ -82,9 +92,12 @@ cdef void trials_close(Trials* trials) noexcept
 cdef void trials_clear(Trials* trials) noexcept
 # Take a block into the request at work.
 cdef void trials_add(Trials* trials, uint64_t hashed) noexcept
-# Serve the request at work in each cache; say how many leading blocks each has found.
+# End the stores that began `lag` requests before `request`, or earlier.
+cdef void trials_complete(Trials* trials, uint32_t request, uint32_t lag) noexcept
+# Serve the request at work in each cache; say how many leading blocks each has found. Its number
+# counts all requests, ages are counted to `now`.
 cdef void trials_serve(
-    Trials* trials, const Densities* learned, uint32_t now, uint32_t* found
+    Trials* trials, const Densities* learned, uint32_t now, uint32_t request, uint32_t* found
 ) noexcept
 # Verify the invariants; return the broken one, or NULL.
 cdef const char* trials_check(Trials* trials) noexcept

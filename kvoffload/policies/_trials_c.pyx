@@ -1,8 +1,7 @@
 """Three small caches of keys alone; see ``_trials_c.pxd``.
 
-Each serves a request as `serve` of ``_guard_py`` does: touch, look up, store, touch. A store ends
-at once, so between requests no block is pending, and the blocks of the request at work are the
-most recent of their orders when room is made.
+Each serves a request as `Trial` of ``_guard_py`` does: touch, look up, store, touch. When room is
+made, the blocks of the request at work are the most recent of their orders.
 """
 
 from libc.string cimport memset
@@ -21,12 +20,18 @@ cdef enum:
     DENSE = 2           # resident in the cache of hit density
     PASSED_OVER = 4     # a ghost of hit density that passes the hand once more
     COUNTED = 8         # a ghost of ARC whose return was counted
+    PENDING = 16        # LRU is storing it; shifted by its number, another cache is
 
 cdef enum:
     T1 = 1
     T2 = 2
     B1 = 3
     B2 = 4
+
+cdef enum:
+    PENDING_LRU = PENDING << LRU
+    PENDING_DENSE = PENDING << HIT_DENSITY
+    PENDING_ARC = PENDING << ARC
 
 cdef enum:
     NONE = -1
@@ -41,6 +46,7 @@ cdef bint trials_open(
     Trials* trials, uint32_t capacity, uint32_t never_reused, uint32_t reused
 ) noexcept:
     cdef uint64_t num_ghosts = <uint64_t>never_reused + reused
+    cdef int number
     memset(trials, 0, sizeof(Trials))
     trials.capacity = capacity
     trials.clocks[0].size = never_reused
@@ -51,15 +57,23 @@ cdef bint trials_open(
     while trials.num_buckets < 8 * <uint64_t>capacity:
         trials.num_buckets *= 2
     trials.entries = <Entry*>reserve(trials.num_reserved * sizeof(Entry))
-    # One stretch for all that is numbers of entries.
+    # One stretch for all that is numbers of entries, one for those of requests.
     trials.buckets = <uint16_t*>reserve(num_numbers(trials) * sizeof(uint16_t))
-    if trials.entries == NULL or trials.buckets == NULL:
+    trials.storing[0].requests = <uint32_t*>reserve(
+        NUM_TRIALS * <uint64_t>capacity * sizeof(uint32_t)
+    )
+    if trials.entries == NULL or trials.buckets == NULL or trials.storing[0].requests == NULL:
         trials_close(trials)
         return False
     trials.places = trials.buckets + trials.num_buckets
     trials.batch = trials.places + num_ghosts
     trials.missing = trials.batch + SAMPLE_CAPACITIES * capacity
     trials.victims = trials.missing + SAMPLE_CAPACITIES * capacity
+    for number in range(NUM_TRIALS):
+        trials.storing[number].numbers = trials.victims + (1 + number) * <uint64_t>capacity
+        trials.storing[number].requests = (
+            trials.storing[0].requests + number * <uint64_t>capacity
+        )
     return True
 
 
@@ -68,13 +82,16 @@ cdef uint64_t num_numbers(const Trials* trials) noexcept:
         trials.num_buckets
         + trials.clocks[0].size
         + trials.clocks[1].size
-        + <uint64_t>trials.capacity * (2 * SAMPLE_CAPACITIES + 1)
+        + <uint64_t>trials.capacity * (2 * SAMPLE_CAPACITIES + 1 + NUM_TRIALS)
     )
 
 
 cdef void trials_close(Trials* trials) noexcept:
     release(trials.entries, trials.num_reserved * sizeof(Entry))
     release(trials.buckets, num_numbers(trials) * sizeof(uint16_t))
+    release(
+        trials.storing[0].requests, NUM_TRIALS * <uint64_t>trials.capacity * sizeof(uint32_t)
+    )
     memset(trials, 0, sizeof(Trials))
 
 
@@ -96,6 +113,8 @@ cdef void trials_clear(Trials* trials) noexcept:
     trials.num_dense = 0
     for number in range(2):
         trials.clocks[number].hand = 0
+    for number in range(NUM_TRIALS):
+        trials.storing[number].oldest = trials.storing[number].size = 0
 
 
 # -- entries -----------------------------------------------------------------------------------
@@ -179,93 +198,142 @@ cdef inline void renew(Entry* entries, Order* order, int trial, uint16_t number)
 # -- a request ---------------------------------------------------------------------------------
 
 
+cdef void trials_complete(Trials* trials, uint32_t request, uint32_t lag) noexcept:
+    cdef Storing* storing
+    cdef int trial
+    for trial in range(NUM_TRIALS):
+        storing = &trials.storing[trial]
+        while storing.size and request - storing.requests[storing.oldest] >= lag:
+            trials.entries[storing.numbers[storing.oldest]].flags &= <uint8_t>(
+                ~(PENDING << trial) & 0xFF
+            )
+            storing.oldest += 1
+            if storing.oldest == trials.capacity:
+                storing.oldest = 0
+            storing.size -= 1
+
+
+cdef inline void begin_store(Trials* trials, int trial, uint16_t number, uint32_t request) noexcept:
+    """Let a cache store a block, which it holds already."""
+    cdef Storing* storing = &trials.storing[trial]
+    cdef uint32_t place = storing.oldest + storing.size
+    if place >= trials.capacity:
+        place -= trials.capacity
+    storing.numbers[place] = number
+    storing.requests[place] = request
+    storing.size += 1
+    trials.entries[number].flags |= <uint8_t>(PENDING << trial)
+
+
 cdef void trials_serve(
-    Trials* trials, const Densities* learned, uint32_t now, uint32_t* found
+    Trials* trials, const Densities* learned, uint32_t now, uint32_t request, uint32_t* found
 ) noexcept:
     cdef uint32_t place
-    found[LRU] = serve_lru(trials)
-    found[HIT_DENSITY] = serve_density(trials, learned, now)
-    found[ARC] = serve_arc(trials)
+    found[LRU] = serve_lru(trials, request)
+    found[HIT_DENSITY] = serve_density(trials, learned, now, request)
+    found[ARC] = serve_arc(trials, request)
     for place in range(trials.batch_size):
         trials.entries[trials.batch[place]].flags &= <uint8_t>(~IN_BATCH & 0xFF)
         leave_unknown(trials, trials.batch[place])
     trials.batch_size = 0
 
 
-cdef uint32_t serve_lru(Trials* trials) noexcept:
+cdef uint32_t serve_lru(Trials* trials, uint32_t request) noexcept:
     """Serve the request by LRU: both touches, with the room made between them, at once."""
     cdef Entry* entries = trials.entries
     cdef Order* order = &trials.lru
     cdef uint32_t found = 0, size = trials.batch_size, num_missing = 0, place
+    cdef uint32_t num_fixed = trials.storing[LRU].size
     cdef uint16_t number
+    cdef bint all_ready = True, has_room
     for place in range(size):
-        if not entries[trials.batch[place]].in_lru:
+        number = trials.batch[place]
+        if not entries[number].in_lru:
             num_missing += 1
-        elif num_missing == 0:
-            found += 1
-    if size <= trials.capacity:  # else there is no room for the whole request
-        while order.size + num_missing > trials.capacity:
-            number = order.oldest
-            if entries[number].flags & IN_BATCH:
-                renew(entries, order, LRU, number)
-                continue
-            take_out(entries, order, LRU, number)
-            entries[number].in_lru = 0
-            leave_unknown(trials, number)
+            all_ready = False
+        elif entries[number].flags & PENDING_LRU:
+            all_ready = False
+        else:
+            num_fixed += 1
+            found += all_ready
+    # Else too few may leave for the whole request.
+    has_room = num_missing + num_fixed <= trials.capacity
+    number = order.oldest
+    while has_room and order.size + num_missing > trials.capacity:
+        number = leave_lru(trials, number)
     for place in range(size):
         number = trials.batch[size - 1 - place]
         if entries[number].in_lru:
             renew(entries, order, LRU, number)
-        elif size <= trials.capacity:
+        elif has_room:
             entries[number].in_lru = 1
             append(entries, order, LRU, number)
+            begin_store(trials, LRU, number, request)
     return found
+
+
+cdef inline uint16_t leave_lru(Trials* trials, uint16_t number) noexcept:
+    """Let a block go if it may; return the one that was used next."""
+    cdef Entry* entry = trials.entries + number
+    cdef uint16_t newer = entry.links[LRU].newer
+    if not entry.flags & (IN_BATCH | PENDING_LRU):
+        take_out(trials.entries, &trials.lru, LRU, number)
+        entry.in_lru = 0
+        leave_unknown(trials, number)
+    return newer
 
 
 # -- published ARC -----------------------------------------------------------------------------
 
 
-cdef uint32_t serve_arc(Trials* trials) noexcept:
-    cdef Entry* entries = trials.entries
-    cdef Entry* entry
+cdef uint32_t serve_arc(Trials* trials, uint32_t request) noexcept:
     cdef uint32_t found = 0, size = trials.batch_size, num_missing = 0, place
-    cdef uint16_t number
-    cdef bint later_is_in_t2 = False
+    cdef uint32_t num_fixed = trials.storing[ARC].size
+    cdef Entry* entry
+    cdef bint all_ready = True
+    touch_arc(trials)
     for place in range(size):
-        number = trials.batch[size - 1 - place]
-        entry = entries + number
-        if entry.arc_list == T1:
-            take_out(entries, &trials.arc[T1], ARC, number)
-            entry.arc_list = T2
-            append(entries, &trials.arc[T2], ARC, number)
-        elif entry.arc_list:
-            if entry.arc_list != T2:
-                adapt(trials, entry)
-                entry.flags |= COUNTED
-            renew(entries, &trials.arc[entry.arc_list], ARC, number)
-    for place in range(size):
-        number = trials.batch[place]
-        if entries[number].arc_list != T2:
-            trials.missing[num_missing] = number
+        entry = trials.entries + trials.batch[place]
+        if entry.arc_list != T1 and entry.arc_list != T2:
+            trials.missing[num_missing] = trials.batch[place]
             num_missing += 1
-        elif num_missing == 0:
-            found += 1
-    if num_missing == 0 or size > trials.capacity:
+            all_ready = False
+        elif entry.flags & PENDING_ARC:
+            all_ready = False
+        else:
+            num_fixed += 1
+            found += all_ready
+    if num_missing == 0 or num_missing + num_fixed > trials.capacity:
         return found
     replace(trials, num_missing)
     for place in range(num_missing):
         insert_arc(trials, trials.missing[place])
-    for place in range(size):
-        number = trials.batch[size - 1 - place]
+        begin_store(trials, ARC, trials.missing[place], request)
+    touch_arc(trials)
+    return found
+
+
+cdef void touch_arc(Trials* trials) noexcept:
+    cdef Entry* entries = trials.entries
+    cdef Entry* entry
+    cdef uint32_t place
+    cdef uint16_t number
+    cdef bint later_is_in_t2 = False
+    for place in range(trials.batch_size):
+        number = trials.batch[trials.batch_size - 1 - place]
         entry = entries + number
-        if entry.arc_list == T1 and later_is_in_t2:  # a pending block
+        if entry.arc_list == T1 and (later_is_in_t2 or not entry.flags & PENDING_ARC):
             take_out(entries, &trials.arc[T1], ARC, number)
             entry.arc_list = T2
             append(entries, &trials.arc[T2], ARC, number)
-        else:
+            later_is_in_t2 = True
+        elif entry.arc_list:
+            if entry.arc_list == T2:
+                later_is_in_t2 = True
+            elif entry.arc_list != T1:
+                adapt(trials, entry)
+                entry.flags |= COUNTED
             renew(entries, &trials.arc[entry.arc_list], ARC, number)
-            later_is_in_t2 = later_is_in_t2 or entry.arc_list == T2
-    return found
 
 
 cdef void adapt(Trials* trials, const Entry* ghost) noexcept:
@@ -282,20 +350,23 @@ cdef void adapt(Trials* trials, const Entry* ghost) noexcept:
 
 
 cdef void replace(Trials* trials, uint32_t num_missing) noexcept:
-    """Make room: the blocks of the request, the newest of T2, stay."""
+    """Make room, for which enough blocks may leave."""
     cdef Entry* entries = trials.entries
     cdef Order* lists = trials.arc
     cdef uint32_t t1_size = lists[T1].size
     cdef uint32_t count = lists[T1].size + lists[T2].size + num_missing
+    cdef uint16_t once = may_leave_arc(trials, lists[T1].oldest)
+    cdef uint16_t again = may_leave_arc(trials, lists[T2].oldest)
     cdef uint16_t number
     cdef bint seen_once
     while count > trials.capacity:
-        seen_once = <double>t1_size > trials.target
-        if lists[T1].size == 0:
-            seen_once = False
-        elif lists[T2].size == 0 or entries[lists[T2].oldest].flags & IN_BATCH:
-            seen_once = True
-        number = lists[T1 if seen_once else T2].oldest
+        seen_once = once != 0 and (again == 0 or <double>t1_size > trials.target)
+        if seen_once:
+            number = once
+            once = may_leave_arc(trials, entries[number].links[ARC].newer)
+        else:
+            number = again
+            again = may_leave_arc(trials, entries[number].links[ARC].newer)
         take_out(entries, &lists[T1 if seen_once else T2], ARC, number)
         entries[number].arc_list = B1 if seen_once else B2
         append(entries, &lists[B1 if seen_once else B2], ARC, number)
@@ -303,6 +374,13 @@ cdef void replace(Trials* trials, uint32_t num_missing) noexcept:
         t1_size += not seen_once
         count -= 1
     trim_ghosts(trials)
+
+
+cdef inline uint16_t may_leave_arc(const Trials* trials, uint16_t number) noexcept:
+    """Return the next block from `number` on that may leave its list, or 0."""
+    while number and trials.entries[number].flags & (IN_BATCH | PENDING_ARC):
+        number = trials.entries[number].links[ARC].newer
+    return number
 
 
 cdef void insert_arc(Trials* trials, uint16_t number) noexcept:
@@ -340,19 +418,25 @@ cdef void drop_ghost(Trials* trials, int ghosts) noexcept:
 # -- hit density -------------------------------------------------------------------------------
 
 
-cdef uint32_t serve_density(Trials* trials, const Densities* learned, uint32_t now) noexcept:
+cdef uint32_t serve_density(
+    Trials* trials, const Densities* learned, uint32_t now, uint32_t request
+) noexcept:
     cdef Entry* entries = trials.entries
     cdef Entry* entry
     cdef uint32_t found = 0, size = trials.batch_size, num_missing = 0, admitted, place
     cdef uint16_t number
+    cdef bint all_ready = True
     touch_density(trials, now)
     for place in range(size):
         number = trials.batch[place]
         if not entries[number].flags & DENSE:
             trials.missing[num_missing] = number
             num_missing += 1
-        elif num_missing == 0:
-            found += 1
+            all_ready = False
+        elif entries[number].flags & PENDING_DENSE:
+            all_ready = False
+        else:
+            found += all_ready
     if num_missing == 0:
         return found
     admitted = make_room(trials, learned, now, num_missing)
@@ -366,6 +450,7 @@ cdef uint32_t serve_density(Trials* trials, const Densities* learned, uint32_t n
             forget_place(trials, entry)
         entry.flags |= DENSE
         append(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, number)
+        begin_store(trials, HIT_DENSITY, number, request)
     trials.num_dense += admitted
     for place in range(size):
         number = trials.batch[size - 1 - place]
@@ -390,13 +475,20 @@ cdef void touch_density(Trials* trials, uint32_t now) noexcept:
             reuse_class = 0 if use_class == NONE else class_after(least_age, use_class)
             remember(trials, number, reuse_class, now)
             continue
+        if entry.last == now:  # by the request before, for the same
+            if entry.flags & DENSE:
+                renew(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, number)
+            continue
         # Who uses a block uses all before it: what is unknown of those, this one tells.
         age = now - entry.last
         if use_class == NONE or age <= least_age:
             least_age = age
             use_class = entry.kind - 1
         reuse_class = class_after(least_age, use_class)
-        if entry.flags & DENSE:
+        if entry.flags & PENDING_DENSE:
+            renew(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, number)
+            entry.last = now
+        elif entry.flags & DENSE:
             take_out(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, number)
             append(entries, &trials.rings[reuse_class], HIT_DENSITY, number)
             entry.kind = <uint8_t>(reuse_class + 1)
@@ -499,9 +591,15 @@ cdef uint32_t make_room(
 cdef inline double advance(
     Trials* trials, const Densities* learned, uint32_t now, int ring, uint16_t* candidate
 ) noexcept:
-    """Return the density of a candidate; there is none if the request has come to its blocks."""
+    """Pass over what is being stored; return the density of the candidate.
+
+    There is none if the request has come to its blocks.
+    """
     cdef Entry* entry = trials.entries + candidate[0]
-    if entry.flags & IN_BATCH:
+    while candidate[0] and entry.flags & (IN_BATCH | PENDING_DENSE) == PENDING_DENSE:
+        candidate[0] = entry.links[HIT_DENSITY].newer
+        entry = trials.entries + candidate[0]
+    if candidate[0] == 0 or entry.flags & IN_BATCH:
         candidate[0] = 0
         return 0.0
     # Its next chance is a request on.
@@ -530,6 +628,7 @@ cdef const char* trials_check(Trials* trials) noexcept:
     cdef const char* broken
     cdef uint32_t sizes[NUM_TRIALS]
     cdef uint32_t known[NUM_TRIALS]
+    cdef uint32_t pending[NUM_TRIALS]
     cdef uint32_t arc_ghosts = 0, ghosts = 0, remembered = 0, num_entries = 0, place
     cdef uint64_t bucket
     cdef uint16_t other
@@ -537,6 +636,7 @@ cdef const char* trials_check(Trials* trials) noexcept:
     cdef int number
     memset(sizes, 0, sizeof(sizes))
     memset(known, 0, sizeof(known))
+    memset(pending, 0, sizeof(pending))
     broken = check_order(trials, &trials.lru, LRU, &sizes[LRU])
     for number in range(NUM_CLASSES):
         if broken == NULL:
@@ -565,6 +665,14 @@ cdef const char* trials_check(Trials* trials) noexcept:
                 return b"an entry is in the bucket of its key"
             if entry.flags & IN_BATCH or not (entry.in_lru or entry.arc_list or entry.kind):
                 return b"an entry is known to a trial"
+            for number in range(NUM_TRIALS):
+                pending[number] += entry.flags & PENDING << number != 0
+            if (
+                entry.flags & PENDING_LRU and not entry.in_lru
+                or entry.flags & PENDING_DENSE and not entry.flags & DENSE
+                or entry.flags & PENDING_ARC and not T1 <= entry.arc_list <= T2
+            ):
+                return b"a trial holds what it is storing"
             known[LRU] += entry.in_lru
             known[ARC] += entry.arc_list == T1 or entry.arc_list == T2
             if entry.flags & DENSE:
@@ -576,6 +684,8 @@ cdef const char* trials_check(Trials* trials) noexcept:
             num_entries += 1
             other = entry.following
     for number in range(NUM_TRIALS):
+        if pending[number] != trials.storing[number].size:
+            return b"a trial's queue holds what it is storing"
         if known[number] != sizes[number]:
             return b"a trial's blocks are those of its orders"
     for place in range(trials.clocks[0].size + trials.clocks[1].size):

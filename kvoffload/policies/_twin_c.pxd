@@ -60,6 +60,14 @@ cdef class CompiledPolicy:
     # -- what a policy may redefine -------------------------------------------------------
     # Touch what a request that is under way has touched before: recent once more, not used again.
     cdef void c_touch_again(self, Batch* batch) noexcept
+    # Touch what a request begins with: a touch that is not the second one of a request.
+    cdef void c_touch_first(self, Batch* batch) noexcept
+    # Hear what a manager does with a request between its touches: the batch, whose slots are
+    # found, is loaded; it was offered to store, whatever came of it; the store has ended of which
+    # the key at `place` is the last.
+    cdef void c_loads(self, Batch* batch) noexcept
+    cdef void c_offers(self, Batch* batch) noexcept
+    cdef void c_completes(self, Batch* batch, Py_ssize_t place) noexcept
     # The slots of a ring, from 0, least recent first.
     cdef list c_slots(self, int number)
     # Answer how many of the `n` chosen keys of the batch to store, with the victims in

@@ -360,6 +360,24 @@ cdef class CompiledPolicy:
         if broken != NULL:
             raise AssertionError((<bytes>broken).decode())
 
+    # -- for a Python manager -----------------------------------------------------------------
+
+    def _loads(self, list batch):
+        """Hear that blocks are about to be loaded."""
+        batch_open(&self.batch, batch)
+        find_all(self.table, &self.batch)
+        self.c_loads(&self.batch)
+
+    def _offers(self, list batch):
+        """Hear that blocks were offered to store, whatever came of it."""
+        batch_open(&self.batch, batch)
+        self.c_offers(&self.batch)
+
+    def _completes(self, list batch):
+        """Hear that the store of blocks has ended, well or not."""
+        batch_open(&self.batch, batch)
+        self.c_completes(&self.batch, self.batch.size - 1)
+
     # -- for the views -----------------------------------------------------------------------
 
     def _ring_length(self, int number):
@@ -471,6 +489,18 @@ cdef class CompiledPolicy:
 
     cdef void c_touch_again(self, Batch* batch) noexcept:
         self.c_touch(batch)
+
+    cdef void c_touch_first(self, Batch* batch) noexcept:
+        self.c_touch(batch)
+
+    cdef void c_loads(self, Batch* batch) noexcept:
+        pass
+
+    cdef void c_offers(self, Batch* batch) noexcept:
+        pass
+
+    cdef void c_completes(self, Batch* batch, Py_ssize_t place) noexcept:
+        pass
 
     cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
         pass

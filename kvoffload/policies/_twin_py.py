@@ -204,6 +204,15 @@ class PythonPolicy(CachePolicy):
     def _touch(self, batch: list[BlockHash]) -> None:
         """Mark blocks as recently used, last hash first."""
 
+    def _loads(self, batch: list[BlockHash]) -> None:
+        """Hear that blocks are about to be loaded."""
+
+    def _offers(self, batch: list[BlockHash]) -> None:
+        """Hear that blocks were offered to store, whatever came of it."""
+
+    def _completes(self, batch: list[BlockHash]) -> None:
+        """Hear that the store of blocks has ended, well or not."""
+
     @abstractmethod
     def _evict(
         self, n: int, protected: Collection[BlockHash], undo: Undo

@@ -124,6 +124,8 @@ def state_of(thing: Any) -> Any:
 # How many numbers were drawn is nobody's business, nor is what a scan remembers of its last look.
 UNSEEN = {"__weakref__", "_numbers", "waiting", "number", "before_number", "_find", "_owner"}
 UNSEEN.add("_watch")  # what a watch has sampled is approximate after an interrupt
+# So is what hit density has heard of the requests under way, and how long a store takes.
+UNSEEN |= {"_open_requests", "_offered", "_is_loading", "_store_begins", "_noted", "_lag"}
 
 
 def managed(name: str, events: bool = True) -> Any:
@@ -392,7 +394,7 @@ def test_an_interrupt_of_a_touch_makes_the_guard_of_hit_density_forget() -> None
     before, after, forgotten = (managed("hit-density").policy._guard for _ in range(3))
     watch = Interrupts(None, KeyboardInterrupt, "line")
     with watch.armed():
-        after.serve(batch, len(batch), 3.0)
+        after.serve(batch, len(batch), {}, 3.0)
     forgotten.clear()
     states = [state_of(guard) for guard in (before, after, forgotten)]
     assert states[0] != states[1] != states[2] != states[0]
@@ -400,10 +402,10 @@ def test_an_interrupt_of_a_touch_makes_the_guard_of_hit_density_forget() -> None
         guard = managed("hit-density").policy._guard
         interrupts = Interrupts(number, KeyboardInterrupt, "line")
         with pytest.raises(KeyboardInterrupt), interrupts.armed():
-            guard.serve(batch, len(batch), 3.0)
+            guard.serve(batch, len(batch), {}, 3.0)
         assert state_of(guard) in states, f"interrupted at {number}"
         guard._check()
-        guard.serve(batch, len(batch), 3.0)
+        guard.serve(batch, len(batch), {}, 3.0)
         guard._check()
 
 

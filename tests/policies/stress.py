@@ -1,8 +1,8 @@
 """Seeded workloads that each favour another policy, and the ways to serve them.
 
 A request is a list of block numbers; the same prefix always has the same numbers.
-``python -m tests.policies.stress 4000 [--in-flight 6]`` prints how hit density fares on each, with
-its guard and without.
+``python -m tests.policies.stress 4000 [--in-flight 6] [--pending 16] [--repeats 0.05]`` prints how
+hit density fares on each, with its guard and without.
 """
 
 from __future__ import annotations
@@ -230,6 +230,17 @@ WORKLOADS = {
 }
 
 
+def repeated(requests: list[Request], share: float) -> list[Request]:
+    """Let a share of the requests come twice in a row, as retries and second answers do."""
+    draw = random.Random(len(requests))
+    served: list[Request] = []
+    for request in requests:
+        served.append(request)
+        if draw.random() < share:
+            served.append(list(request))
+    return served[: len(requests)]
+
+
 # The kinds, and the number of requests, that the bound on the worst loss was set for.
 BOUNDED = tuple(WORKLOADS)[:11]
 BOUNDED_FROM = 4000
@@ -254,6 +265,26 @@ def serve(manager: Any, requests: Iterable[Request]) -> int:
         manager.touch(hashes)
         if output is not None:
             manager.complete_store(output.block_hashes_to_store)
+    return hits
+
+
+def serve_pending(manager: Any, requests: Iterable[Request], pending: int) -> int:
+    """Serve requests of which each store is complete `pending` requests later; return the hits."""
+    hits = 0
+    storing: deque[list[bytes]] = deque()
+    for request in requests:
+        hashes = block_hashes(*request)
+        manager.touch(hashes)
+        found = manager.lookup(hashes)
+        hits += found
+        if found:
+            manager.prepare_load(hashes[:found])
+            manager.complete_load(hashes[:found])
+        output = manager.prepare_store(hashes)
+        manager.touch(hashes)
+        storing.append(output.block_hashes_to_store if output is not None else [])
+        if len(storing) > pending:
+            manager.complete_store(storing.popleft())
     return hits
 
 
@@ -293,28 +324,27 @@ def hit_ratios(
     capacity: int,
     *,
     in_flight: int | None = None,
+    pending: int = 0,
     policies: Iterable[str] = (*CLASSICS, GUARDED),
 ) -> dict[str, float]:
     """Return the block hit ratio of each policy, caches empty at first."""
     ratios = {}
     for policy in policies:
         manager = CPUOffloadingManager(16, capacity, policy)
-        if in_flight is None:
-            hits = serve(manager, requests)
-        else:
+        if in_flight is not None:
             hits = serve_interleaved(manager, requests, in_flight)
+        else:
+            hits = serve_pending(manager, requests, pending)
         manager._check()
         ratios[policy] = hits / sum(map(len, requests))
     return ratios
 
 
-def losses(
-    name: str, num_requests: int, seeds: Iterable[int], in_flight: int | None
-) -> list[tuple[float, float]]:
+def losses(name: str, chosen: argparse.Namespace) -> list[tuple[float, float]]:
     """Return what each cell lies above the better classic: with the guard, and without."""
     cells = []
-    for seed in seeds:
-        requests = WORKLOADS[name](seed, num_requests)
+    for seed in range(1, chosen.seeds + 1):
+        requests = repeated(WORKLOADS[name](seed, chosen.requests), chosen.repeats)
         unique = len({number for request in requests for number in request})
         for percent in (1, 2, 5, 10, 20, 40):
             if unique * percent < 1600:  # a cache of a request or two
@@ -322,7 +352,8 @@ def losses(
             ratios = hit_ratios(
                 requests,
                 unique * percent // 100,
-                in_flight=in_flight,
+                in_flight=chosen.in_flight,
+                pending=chosen.pending,
                 policies=(*CLASSICS, GUARDED, UNGUARDED),
             )
             better = max(ratios[policy] for policy in CLASSICS)
@@ -342,18 +373,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("requests", type=int, nargs="?", default=2000, help="of each workload")
     parser.add_argument("--in-flight", type=int, help="requests that overlap")
+    parser.add_argument("--pending", type=int, default=0, help="requests whose stores overlap")
+    parser.add_argument(
+        "--repeats", type=float, default=0.0, help="share that comes twice in a row"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="of each workload, from 1")
     chosen = parser.parse_args()
     print(f"{'':14}cells{'guard: worst':>12}{'mean':>7}{'guard=0: worst':>16}{'mean':>5}")
     by_kind = {}
     for name in WORKLOADS:
-        seeds = range(1, chosen.seeds + 1)
-        by_kind[name] = losses(name, chosen.requests, seeds, chosen.in_flight)
+        by_kind[name] = losses(name, chosen)
         print(line_of(name, by_kind[name]), flush=True)
     bounded = [cell for name in BOUNDED for cell in by_kind[name]]
     print(line_of(f"first {len(BOUNDED)} kinds", bounded))
     print(line_of("all", [cell for cells in by_kind.values() for cell in cells]))
-    if chosen.requests >= BOUNDED_FROM and chosen.in_flight is None:
+    if chosen.requests >= BOUNDED_FROM and chosen.in_flight is None and not chosen.repeats:
         loss = -min(cell[0] for cell in bounded)
         verdict = "kept" if loss <= WORST_LOSS else "MISSED"
         print(f"worst loss of the first {len(BOUNDED)} kinds <= {WORST_LOSS}: {verdict}")

@@ -9,20 +9,29 @@ from typing import Any
 import pytest
 
 from kvoffload.policies._guard_py import is_sampled, sample_shift
+from kvoffload.replay import device_hits, simulate
 from tests.blocks import KEY_LENGTHS, A, B, C, D, H, block_hash, block_hashes
 from tests.differential.pairs import Pair, Twins
 from tests.policies.steps import policy_of, request
-from tests.policies.stress import WORKLOADS, Request, serve, serve_interleaved
+from tests.policies.stress import (
+    WORKLOADS,
+    Request,
+    repeated,
+    serve,
+    serve_interleaved,
+    serve_pending,
+)
+from tests.policies.test_golden import decoded
 
 # workload, requests, capacity, overlapping requests:
 # hits, stored, evicted, not admitted, the rule at the end, recent hits by LRU, hit density, ARC
 COUNTS: dict[tuple[str, int, int, int], tuple[int, int, int, int, str, tuple[int, int, int]]] = {
-    ("pairs", 700, 60, 0): (1579, 5211, 5151, 0, "arc-classic", (689, 609, 745)),
+    ("pairs", 700, 60, 0): (1623, 5167, 5107, 0, "arc-classic", (904, 763, 1006)),
     ("twice", 600, 130, 0): (3016, 13251, 13121, 0, "lru", (799, 793, 795)),
-    ("sessions", 600, 300, 0): (13923, 8805, 8505, 245, "hit-density", (2101, 2195, 2170)),
-    ("phases", 900, 600, 0): (10056, 4848, 4248, 0, "lru", (1758, 1743, 1730)),
+    ("sessions", 600, 300, 0): (13959, 8730, 8430, 284, "hit-density", (2101, 2203, 2170)),
+    ("phases", 900, 600, 0): (10052, 4852, 4252, 0, "lru", (1777, 1761, 1749)),
     ("loops", 500, 700, 3): (477, 4239, 3539, 0, "arc-classic", (68, 76, 103)),
-    ("mixture", 600, 1500, 6): (9294, 5801, 4301, 0, "arc-classic", (2432, 2448, 2458)),
+    ("mixture", 600, 1500, 6): (9280, 5825, 4325, 0, "arc-classic", (2333, 2370, 2376)),
 }
 # A workload, its length and a capacity that end with the rule.
 ENDS_WITH = {"lru": ("twice", 600, 130), "arc-classic": ("popularity", 600, 130)}
@@ -171,6 +180,123 @@ def test_what_is_being_stored_is_no_hit_of_a_trial(twin: ModuleType) -> None:
     manager.touch([H])
     manager.touch([A, B, D])
     assert min(manager.policy.trial_hits.values()) > 0
+
+
+def test_a_store_of_a_trial_takes_as_long_as_the_cache_s(twin: ModuleType) -> None:
+    manager = manager_of(twin, 64)
+    storing: list[list[bytes]] = []
+    for number in range(8):  # each store ends two requests later
+        batch = block_hashes(2 * number, 2 * number + 1)
+        manager.touch(batch)
+        storing.append(manager.prepare_store(batch).block_hashes_to_store)
+        manager.touch(batch)
+        if len(storing) > 2:
+            manager.complete_store(storing.pop(0))
+    manager.complete_store(storing.pop())  # the last one ends early
+    assert set(manager.policy.trial_hits.values()) == {0.0}
+    manager.touch(block_hashes(14, 15))  # the cache has it, no trial would yet
+    assert set(manager.policy.trial_hits.values()) == {0.0}
+    manager.touch(block_hashes(8, 9))
+    assert set(manager.policy.trial_hits.values()) == {2.0}
+    manager.reset_cache()
+    for number in range(2):  # the stores end at once again
+        request(manager, [A, B])
+        request(manager, [block_hash(100 + number)])
+    assert min(manager.policy.trial_hits.values()) > 1.9
+    manager._check()
+
+
+def test_stores_that_overlap_do_not_mislead_it() -> None:
+    trace = decoded("lmcache_agents_64c")
+    capacity = trace.unique_blocks * 5 // 100
+    found = simulate(
+        trace,
+        trace.keys(),
+        "hit-density",
+        capacity,
+        device_hits=device_hits(trace, 0),
+        pending=16,
+    )
+    assert found.hit_ratio >= 0.34  # without a guard .365, LRU .231
+
+
+def touched(manager: Any, *batches: list[bytes]) -> tuple[int, int]:
+    """Touch batches; return how many requests the policy has seen, and LRU's trial hits."""
+    for batch in batches:
+        manager.touch(batch)
+    return manager.policy.num_requests, round(manager.policy.trial_hits["lru"])
+
+
+def test_a_request_right_after_itself_is_served_to_the_trials_and_no_use(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    for number in range(4):
+        request(manager, [A, B])
+        assert manager.policy.num_requests == 1
+        assert round(manager.policy.trial_hits["lru"]) == 2 * number
+    request(manager, [C])
+    request(manager, [A])  # a part of what came before
+    request(manager, [A, B])
+    assert manager.policy.num_requests == 4
+    assert round(manager.policy.trial_hits["lru"]) == 9
+    manager._check()
+
+
+def test_a_request_that_is_asked_for_again_before_anything_is_done_is_one(
+    twin: ModuleType,
+) -> None:
+    manager = manager_of(twin, 8)
+    request(manager, [A, B])
+    request(manager, [C])
+    assert touched(manager, [A, B], [A, B], [A]) == (3, 2)
+    manager.prepare_load([A, B])
+    assert touched(manager, [A, B]) == (3, 4)  # one is being loaded: this is another
+    for _ in range(2):
+        manager.prepare_store([A, B])
+        assert touched(manager, [A, B]) == (3, 4)
+    assert touched(manager, [A, B]) == (3, 6)
+
+
+def test_a_store_that_has_ended_ends_the_request(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    for number in range(3):  # by a caller that touches once
+        manager.touch([A, B])
+        assert round(manager.policy.trial_hits["lru"]) == 2 * min(number, 1)
+        manager.complete_store(manager.prepare_store([A, B]).block_hashes_to_store)
+    manager._check()
+
+
+def test_what_decoding_adds_belongs_to_the_request(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    request(manager, [A, B])
+    for block in (C, D):
+        manager.prepare_store([block])
+        assert touched(manager, [A, B, C][: 3 if block == C else 0] or [A, B, C, D]) == (1, 0)
+        manager.complete_store([block])
+
+
+@pytest.mark.parametrize("in_flight", [0, 2, 9])
+@pytest.mark.parametrize("repeats", [0.3, 1.0])
+def test_the_twins_agree_on_requests_that_come_twice(
+    twins: Twins, repeats: float, in_flight: int
+) -> None:
+    requests = repeated(WORKLOADS["documents"](3, 240), repeats)
+    pair = Pair(twins, lambda twin: manager_of(twin, 150))
+    for start in range(0, len(requests), 60):
+        for manager in (pair.python, pair.compiled):
+            serve_all(manager, requests[start : start + 60], in_flight)
+        assert pair.python.policy.trial_hits == pair.compiled.policy.trial_hits
+        pair.agree()
+
+
+@pytest.mark.parametrize("pending", [1, 5, 300])
+def test_the_twins_measure_one_lag(twins: Twins, pending: int) -> None:
+    requests = WORKLOADS["mixture"](3, 700 if pending == 300 else 300)
+    pair = Pair(twins, lambda twin: manager_of(twin, 260))
+    for start in range(0, len(requests), 100):
+        for manager in (pair.python, pair.compiled):
+            serve_pending(manager, requests[start : start + 100], pending)
+        assert pair.python.policy.trial_hits == pair.compiled.policy.trial_hits
+        pair.agree()
 
 
 def test_by_lru_s_rule_the_least_recent_leave(twin: ModuleType) -> None:

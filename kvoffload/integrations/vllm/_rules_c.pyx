@@ -202,7 +202,7 @@ cdef class UseRules(RequestRules):
         """Touch the keys that have one of the flags."""
         self.choose(batch, accesses, flags, flags)
         if self.part.size:
-            self.policy.c_touch(&self.part)
+            self.policy.c_touch_first(&self.part)
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
         self.touch(batch, accesses, FIRST_MISS)
@@ -257,7 +257,7 @@ cdef class ChainRules(UseRules):
             slot = self.chain.slots[place]
             if slot != NIL and node_at(self.policy.table, slot).ring == 0:
                 self.chain.slots[place] = NIL  # a key that is only about to become known
-        self.policy.c_touch(&self.chain)
+        self.policy.c_touch_first(&self.chain)
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
         pass
