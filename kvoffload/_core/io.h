@@ -814,7 +814,7 @@ static inline int kvo_deliver(kvo_worker *worker, kvo_job *job, kvo_block *run, 
     struct iovec source;
     int64_t place;
     pthread_mutex_lock(&pool->lock);
-    if (job->ended) {
+    if (job->ended || kvo_is_over(pool, job)) {
         pthread_mutex_unlock(&pool->lock);
         return 0;
     }
@@ -822,6 +822,10 @@ static inline int kvo_deliver(kvo_worker *worker, kvo_job *job, kvo_block *run, 
     pthread_mutex_unlock(&pool->lock);
     for (place = 0; place < count; place++) {
         if (run[place].status == KVO_STATUS_OK) {
+            if (kvo_now() >= job->deadline) {
+                run[place].status = KVO_STATUS_TIMEOUT;
+                continue;
+            }
             kvo_block_views(pool, run + place, 0, &source);
             kvo_region_views(&pool->region, run[place].id, worker->views);
             if (!kvo_copy(&source, 1, worker->views, kvo_delivery_must_stop, worker))

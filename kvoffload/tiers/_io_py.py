@@ -710,15 +710,19 @@ class Pool:
 
     def _deliver(self, job: _Job, run: list[Block]) -> bool:
         """Copy blocks from buffers to the region; False if their job has ended."""
+
+        def must_stop() -> bool:
+            return job.is_over or self._closing
+
         with self._lock:
-            if job.ended:
+            if job.ended or must_stop():
                 return False
             job.copying += 1
         for block in run:
             if block.status != Status.OK:
                 continue
             target = self._region.views_unchecked(block.block_id)
-            if not copy(block.views, target, lambda: job.is_over or self._closing):
+            if must_stop() or not copy(block.views, target, must_stop):
                 block.status = Status.TIMEOUT
         with self._lock:
             job.copying -= 1

@@ -258,7 +258,7 @@ class PooledTier(Tier):
             record.keys,
             record.slots,
             ids,
-            timeout_s=timeout_s,
+            timeout_s=max(0.0, timeout_s - (time.monotonic() - record.started)),
             epoch=record.epoch,
         )
 

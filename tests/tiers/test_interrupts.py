@@ -83,7 +83,7 @@ class Caller:
             if op == "put":
                 for key, block_id in zip(keys, ids, strict=True):
                     self.region.write(block_id, CONTENT[key])
-            job: int = getattr(self.tier, op)(keys, ids)
+            job: int = getattr(self.tier, op)(keys, ids, PATIENCE_S)
         except BaseException:
             signal.setitimer(signal.ITIMER_REAL, 0)
             self.give_back(ids)
@@ -119,7 +119,7 @@ class Caller:
         ):  # fmt: skip
             keys = list(some)
             ids = list(range(len(keys)))
-            done = run(self.tier, self.tier.get(keys, ids))
+            done = run(self.tier, self.tier.get(keys, ids, PATIENCE_S))
             for key, block_id, status in zip(keys, ids, done.status.tolist(), strict=True):
                 assert status in (Status.OK, Status.MISS), (key, Status(status).name)
                 if status == Status.OK:
@@ -191,7 +191,7 @@ def prepared(opener: Opener, region: Region) -> Caller:
 CALLS: dict[str, Callable[[Caller], Any]] = {
     "put": lambda caller: caller.submit("put", [KEYS[3], *KEYS[20:28]]),
     "get": lambda caller: caller.submit("get", [*KEYS[6:12], KEYS[2], KEYS[30]]),
-    "query": lambda caller: caller.tier.query(KEYS[4:12]),
+    "query": lambda caller: caller.tier.query(KEYS[4:12], PATIENCE_S),
     "poll": lambda caller: caller.poll(),
     "wait": lambda caller: caller.tier.wait(list(caller.jobs), PATIENCE_S),
     "discard": lambda caller: caller.tier.discard(KEYS[8:12]),
