@@ -3,7 +3,11 @@
     python asv_benchmarks/watch.py accuracy [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py policies [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py causes [--traces FOLDER] [--secrets 20] [NAME…]
-    python asv_benchmarks/watch.py cost [--vllm]
+    python asv_benchmarks/watch.py pending [--traces FOLDER] [--pending N…] [--secrets 20] [NAME…]
+    python asv_benchmarks/watch.py short [--traces FOLDER] [--secrets 20] [NAME…]
+    python asv_benchmarks/watch.py sizes [--traces FOLDER] [NAME…]
+    python asv_benchmarks/watch.py fleet [--traces FOLDER] [--secrets 20] [NAME…]
+    python asv_benchmarks/watch.py cost [--vllm] [--capacity 100000]
     python asv_benchmarks/watch.py memory
 
 Errors are of hit ratios over a whole trace. The cost is CPU time: the medians of interleaved rounds
@@ -20,10 +24,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha512
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -48,25 +53,42 @@ def traces(folder: Path, names: list[str]) -> Iterator[tuple[str, DecodedTrace]]
 
 
 def watched_replay(
-    trace: DecodedTrace, keys: list[bytes], capacity: int, policy: str, watch: Watch
+    trace: DecodedTrace,
+    keys: list[bytes],
+    capacity: int,
+    policy: str,
+    watch: Watch,
+    *,
+    pending: int = 0,
+    requests: int | None = None,
 ):
+    """Replay a trace, or its first requests, with as many stores under way as `pending`."""
     manager = CPUOffloadingManager(1, capacity, policy, watch=watch)
     key_of = keys.__getitem__
-    for row in trace.rows():
+    under_way: deque[list[bytes]] = deque()
+    for row in islice(trace.rows(), requests):
         hashes = list(map(key_of, row))
         manager.touch(hashes)
         manager.lookup(hashes)
         output = manager.prepare_store(hashes)
         manager.touch(hashes)
-        if output is not None:
-            manager.complete_store(output.block_hashes_to_store)
+        under_way.append([] if output is None else output.block_hashes_to_store)
+        if len(under_way) > pending:
+            manager.complete_store(under_way.popleft())
     return manager
 
 
-def exact(trace: DecodedTrace, keys: list[bytes], policy: str, capacity: int) -> tuple[float, int]:
+def exact(
+    trace: DecodedTrace, keys: list[bytes], policy: str, capacity: int, pending: int = 0
+) -> tuple[float, int]:
     none = np.zeros(trace.num_requests, np.int64)
-    counts = simulate(trace, keys, policy, capacity, device_hits=none)
+    counts = simulate(trace, keys, policy, capacity, device_hits=none, pending=pending)
     return counts.hit_ratio, counts.refused
+
+
+def whole_run(number: int, **options: Any) -> Watch:
+    """Return a watch whose window has no end, with a sample of that number."""
+    return Watch(window=FOREVER, secret=secret(number), clock=lambda: 0.0, **options)
 
 
 def secret(number: int) -> bytes:
@@ -127,7 +149,7 @@ def accuracy(arguments: argparse.Namespace) -> None:
 
 def policies(arguments: argparse.Namespace) -> None:
     """Print the errors of miniature managers at the present size."""
-    names = ("arc", "hit-density", "slru", "s3fifo")
+    names = ("arc", "hit-density", "slru", "s3fifo", "lfu", "arc-classic")
     all_errors = []
     for name, trace in traces(arguments.traces, arguments.names):
         keys = trace.keys()
@@ -156,6 +178,123 @@ def policies(arguments: argparse.Namespace) -> None:
             shown = ", ".join(f"{policy} {mean:.4f}" for policy, mean in means.items())
             print(f"{name} {percent} %: mean error {shown}", flush=True)
     print(f"mean {statistics.fmean(all_errors):.4f}, max {max(all_errors):.4f}")
+
+
+def pending(arguments: argparse.Namespace) -> None:
+    """Print the error, and that of the gain, where stores overlap; of points without marks."""
+    pooled: list[tuple[float, float]] = []
+    marked = 0
+    for name, trace in traces(arguments.traces, arguments.names):
+        keys = trace.keys()
+        for percent, under_way in product(PERCENT, arguments.pending):
+            capacity = trace.unique_blocks * percent // 100
+            truth = {
+                size: exact(trace, keys, "lru", int(capacity * size), under_way)[0]
+                for size in SIZES
+            }
+            errors: dict[float, list[float]] = defaultdict(list)
+            for number in range(arguments.secrets):
+                watch = whole_run(number, max_rate=1.0)
+                report = watched_replay(
+                    trace, keys, capacity, "lru", watch, pending=under_way
+                ).watch.report()
+                for point in report.points:
+                    if point.policy != "lru" or point.hit_ratio is None:
+                        continue
+                    if set(point.marks) - {"filling"}:
+                        marked += 1
+                        continue
+                    errors[point.memory].append(abs(point.hit_ratio - truth[point.memory]))
+                    if point.memory != 1.0 and point.error is not None:
+                        pooled.append((errors[point.memory][-1], point.error))
+            shown = ", ".join(
+                f"{size:g}x {truth[size]:.3f} {max(some):.4f} off" for size, some in errors.items()
+            )
+            print(f"{name} {percent} %, {under_way} under way: {shown}", flush=True)
+    found = [error for error, _ in pooled]
+    print(f"{len(found)} points: mean {statistics.fmean(found):.4f}, max {max(found):.4f}")
+    print(f"error bars that cover: {statistics.fmean(e <= bar for e, bar in pooled):.3f}")
+    print(f"marked otherwise: {marked} points")
+
+
+def short(arguments: argparse.Namespace) -> None:
+    """Print the same of the first 100, 200 and 400 requests of each trace, at the defaults."""
+    pooled: list[tuple[float, float]] = []
+    withheld = 0
+    for _, trace in traces(arguments.traces, arguments.names):
+        keys = trace.keys()
+        for percent, requests in product(PERCENT, (100, 200, 400)):
+            capacity = trace.unique_blocks * percent // 100
+            exactly = Watch(policies=(), slots=2**20, max_rate=1.0, secret=secret(0))
+            watched_replay(trace, keys, capacity, "lru", exactly, requests=requests)
+            judged = [sum(some) for some in zip(*exactly.counters()["judged"], strict=True)]
+            truth = {
+                size: sum(judged[: place + 1]) / sum(judged) for place, size in enumerate(SIZES)
+            }
+            for number in range(arguments.secrets):
+                watch = whole_run(number, policies=(), max_rate=1 / 4)
+                report = watched_replay(
+                    trace, keys, capacity, "lru", watch, requests=requests
+                ).watch.report()
+                for point in report.points:
+                    if point.hit_ratio is None or point.error is None:
+                        withheld += 1
+                    elif point.memory != 1.0 and "long_requests" not in point.marks:
+                        error = abs(point.hit_ratio - truth[point.memory])
+                        pooled.append((error, point.error))
+    found = [error for error, _ in pooled]
+    print(f"{len(found)} points: mean {statistics.fmean(found):.4f}, max {max(found):.4f}")
+    print(f"error bars that cover: {statistics.fmean(e <= bar for e, bar in pooled):.3f}")
+    print(f"withheld: {withheld} points")
+
+
+def sizes(arguments: argparse.Namespace) -> None:
+    """Print how far causes and waste depend on the sizes that are asked about."""
+    for name, trace in traces(arguments.traces, arguments.names):
+        keys = trace.keys()
+        capacity = trace.unique_blocks // 20
+        for memory in ((1,), (0.5, 2), SIZES):
+            watch = whole_run(0, policies=(), memory=memory)
+            report = watched_replay(trace, keys, capacity, "lru", watch).watch.report()
+            missed = report.sampled_missed
+            share = missed["never_or_long_ago"] / sum(missed.values())
+            print(f"{name} {memory}: waste {report.waste:.4f}, never or long ago {share:.4f}")
+
+
+def fleet(arguments: argparse.Namespace) -> None:
+    """Print the error of a fleet of two policies, one engine idle, as ``kvoffload top`` adds up."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from kvoffload.watch.prometheus import WatchCollector
+    from kvoffload.watch.scraped import read_engines, view
+
+    errors = []
+    for _, trace in traces(arguments.traces, arguments.names):
+        keys = trace.keys()
+        capacity = trace.unique_blocks // 10
+        truth = {
+            size: statistics.fmean(
+                exact(trace, keys, "lru", int(capacity * factor * size))[0] for factor in (1, 2)
+            )
+            for size in SIZES
+        }
+        for number in range(arguments.secrets):
+            engines = []
+            for policy, factor in (("lru", 1), ("hit-density", 2), ("lru", 0)):
+                watch = whole_run(number, max_rate=1.0)
+                if factor:
+                    manager = watched_replay(trace, keys, capacity * factor, policy, watch)
+                else:
+                    manager = CPUOffloadingManager(1, capacity, policy, watch=watch)
+                registry = CollectorRegistry()
+                registry.register(WatchCollector(manager.watch))
+                engines += read_engines(f"{policy} {factor}", generate_latest(registry).decode())
+            for shadow in view(engines).shadows:
+                if shadow.hit_ratio is None or shadow.marks or shadow.policy != "lru":
+                    continue
+                errors.append(abs(shadow.hit_ratio - truth[shadow.memory]))
+    found = f"mean {statistics.fmean(errors):.4f}, max {max(errors):.4f}"
+    print(f"{len(errors)} points of fleets: {found}")
 
 
 def causes(arguments: argparse.Namespace) -> None:
@@ -234,9 +373,11 @@ def engine_keys(requests: list[list[bytes]]) -> list[list[bytes]]:
     return [[make_offload_key(key, 0) for key in request] for request in requests]
 
 
-def workload(rng: np.random.Generator, number: int, length: int) -> list[list[bytes]]:
+def workload(
+    rng: np.random.Generator, number: int, length: int, capacity: int = 100_000
+) -> list[list[bytes]]:
     """Make chains of which a half was there before, on about twice the memory."""
-    documents = rng.integers(0, 400 * 512 // length, number)
+    documents = rng.integers(0, max(1, 400 * 512 * capacity // 100_000 // length), number)
     return [
         [
             b"%016d%016d" % (document, place if place < length // 2 else place + 1000 * tail)
@@ -266,11 +407,15 @@ def cost(arguments: argparse.Namespace) -> None:
         build, serve = KVOffloadManager, engine_cycle
     for length in arguments.lengths:
         rng = np.random.default_rng(1)
-        warm = workload(rng, 200_000 // length, length)
-        parts = [workload(rng, arguments.blocks // length, length) for _ in range(4)]
+        warm = workload(rng, 200_000 // length, length, arguments.capacity)
+        parts = [
+            workload(rng, arguments.blocks // length, length, arguments.capacity) for _ in range(4)
+        ]
         if arguments.vllm:
             warm, *parts = map(engine_keys, (warm, *parts))
-        managers = {name: build(100_000, watch=make()) for name, make in variants.items()}
+        managers = {
+            name: build(arguments.capacity, watch=make()) for name, make in variants.items()
+        }
         for manager in managers.values():
             serve(manager, warm)
         gc.collect()
@@ -324,7 +469,11 @@ def memory(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "figure", choices=("accuracy", "policies", "causes", "cost", "memory", "resident")
+        "figure",
+        choices=(
+            *("accuracy", "policies", "causes", "pending", "short", "sizes", "fleet"),
+            *("cost", "memory", "resident"),
+        ),
     )
     parser.add_argument("names", nargs="*", help="traces; all by default")
     parser.add_argument("--traces", type=Path, default=FOLDER)
@@ -333,6 +482,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--blocks", type=int, default=100_000)
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--capacity", type=int, default=100_000, help="blocks, of the cost")
+    parser.add_argument("--pending", type=int, nargs="+", default=[4, 32], help="stores under way")
     parser.add_argument("--only")
     parser.add_argument("--vllm", action="store_true", help="of the manager for vLLM")
     arguments = parser.parse_args()

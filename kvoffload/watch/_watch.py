@@ -39,6 +39,8 @@ IN_FLIGHT = 0.02
 """Share of the requests that met a block being stored, or were refused, above which points are
 marked."""
 OVERLAP_REQUESTS = 16
+LEAST_MET = 4
+"""Requests that must have met a block being stored, so that one by chance says nothing."""
 LONGEST_JUDGED = 1024
 """Requests by which it is judged whether stores overlap: least, and after which it begins anew."""
 MOST_SIZES = 12
@@ -188,7 +190,7 @@ class Watch:
         The same for miniature managers.
     max_rate : float
         Most of all blocks that are sampled, in (0, 1]. Below 256 / `max_rate` blocks of memory
-        nothing is estimated.
+        nothing is estimated. Small memories cost most: at 10,000 blocks one in 32 is looked at.
     window : float
         Seconds that the estimates look back, in (0, 1e9].
     deadline : float
@@ -231,7 +233,7 @@ class Watch:
         policies: Sequence[str] = ("hit-density",),
         slots: int = 1024,
         policy_slots: int = 512,
-        max_rate: float = 1 / 16,
+        max_rate: float = 1 / 32,
         window: float = 900.0,
         deadline: float = 60.0,
         secret: bytes | None = None,
@@ -354,7 +356,7 @@ class Watch:
         )
         if requests < OVERLAP_REQUESTS:
             return
-        if not _overlap(requests, met, refused):
+        if met + refused < LEAST_MET or not _overlap(requests, met, refused):
             if requests > LONGEST_JUDGED:
                 self._judged_from = taken
             return

@@ -58,12 +58,12 @@ def test_the_present_size_is_exact_and_its_error_none(twin, seed):
 
 
 def test_points_are_withheld_with_the_reason(twin, seed):
-    manager = watched(twin).CPUOffloadingManager(16, 1_000)
+    manager = watched(twin).CPUOffloadingManager(16, 2_000)
     serve(manager, block_hashes(1, 2, 3))
     report = manager.watch.report()
     reasons = {point.memory: point.reason for point in report.points if point.policy == "lru"}
     assert reasons == {0.25: "few_slots", 0.5: "few_slots", 1: "few_slots", 2: "few_slots"} | {
-        4: "few_slots" if report.sampling_rate * 4000 < 256 else "few_misses",
+        4: "few_slots" if report.sampling_rate * 8000 < 256 else "few_misses",
         8: "few_misses",
     }
     assert all(point.hit_ratio is None and point.error is None for point in report.points)
