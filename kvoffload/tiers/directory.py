@@ -126,11 +126,9 @@ class DirectoryStore(RemoteStore):
         OSError
             If the folder belongs to somebody else, is none, or cannot be opened.
         """
-        if make:
-            self.directory.mkdir(parents=True, exist_ok=True)
         name = self.fingerprint.hex()
         try:
-            directory = Folder.at(self.directory)
+            directory = self._open_directory(make=make)
             folder = directory.make(name) if make else directory.below(name)
         except FileNotFoundError:
             if make:
@@ -145,6 +143,15 @@ class DirectoryStore(RemoteStore):
                 return None
             folder.write("namespace.json", self.namespace.json.encode("ascii"))
         return folder
+
+    def _open_directory(self, *, make: bool) -> Folder:
+        try:
+            return Folder.at(self.directory)
+        except FileNotFoundError:
+            if not make:
+                raise
+            self.directory.mkdir(parents=True, exist_ok=True)
+            return Folder.at(self.directory)
 
     def _check_owner(self, directory: Folder, folder: Folder) -> None:
         found = os.fstat(folder.fd)
