@@ -102,7 +102,7 @@ def test_an_error_is_judged_by_the_hit_ratio_not_by_the_number_of_misses():
 def test_other_policies_have_the_bias_of_miniatures_in_their_error_and_marks(twin, seed):
     policies = ("lru", "arc", "sieve", "hit-density")
     manager = whole(twin, 600, policies=policies, memory=(1,))
-    for hashes in requests(seed, 200):
+    for hashes in requests(seed, 120):
         serve(manager, hashes)
     marks = {p.policy: set(p.marks) - {"filling"} for p in manager.watch.report().points}
     assert marks == {"lru": set(), "arc": set(), "sieve": {"biased"}, "hit-density": {"learning"}}
