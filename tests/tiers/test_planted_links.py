@@ -371,19 +371,19 @@ def test_a_sweep_goes_on_without_permission() -> None:
         path.chmod(0o755)
         os.chown(path, NOBODY, NOBODY)
         path = path / "kv"
-        child = start(lambda: _sweep_without_permission(path, lambda: None))
+        child = start(lambda: _sweep_without_permission(path, 64))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         folders = {file.parent for file in path.rglob("*.kv")}
         closed, others = sorted(folders)[:2]
         closed.chmod(0)
         os.chown(others, 0, 0)
-        child = start(lambda: _sweep_without_permission(path, lambda: None, 0))
+        child = start(lambda: _sweep_without_permission(path, 0))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         shutil.rmtree(path.parent)
 
 
-def _sweep_without_permission(path: Path, prepare: Callable[[], None], count: int = 64) -> None:
+def _sweep_without_permission(path: Path, count: int) -> None:
     os.setgid(NOBODY)
     os.setuid(NOBODY)
     tier, _ = open_tier(path, 8)
