@@ -262,7 +262,7 @@ def test_signals_at_any_time_leave_no_wrong_byte(opener: Opener, seed: int) -> N
     tier.attach(region)
     caller = Caller(tier, region)
     calls = interrupted = 0
-    until = time.monotonic() + min(10.0, 0.3 * read_budget())
+    until = time.monotonic() + min(10.0, 0.5 * read_budget())
     try:
         while time.monotonic() < until:
             calls += 1

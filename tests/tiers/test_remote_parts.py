@@ -194,3 +194,22 @@ def test_a_chain_is_probed_in_two_rounds() -> None:
         )
         assert next(asked) <= 130
     store.close()
+
+
+def test_removals_that_wait_are_bounded(
+    tmp_path: Path,
+    namespace: Namespace,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever a caller drops, in whatever time the medium takes; what is too much stays."""
+    most = 1000
+    monkeypatch.setattr("kvoffload.tiers.remote.MAX_VERDICTS", most)
+    with DirectoryTier(tmp_path, 2**20, namespace=namespace) as tier:
+        keys = [b"%d" % number for number in range(3 * most)]
+        tier.discard(keys)
+        assert len(tier._undropped) == most
+        tier.attach(Region.allocate(1, namespace.block_bytes))
+        tier.discard(keys)
+        assert len(tier._dropping) <= most >= len(tier._undropped)
+    assert "has 1000 blocks to remove: others stay" in caplog.text
