@@ -55,7 +55,7 @@ class Fleet:
             )
             self._registries.append(registry)
         self.managers[0].prepare_store([block_hash(-place) for place in (1, 2, 3)])
-        self._serve((700, 700, 400))
+        self._serve((700, 2_500, 400))
 
     def _serve(self, numbers: tuple[int, ...]) -> None:
         for engine, number in enumerate(numbers):
