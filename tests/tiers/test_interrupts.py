@@ -8,6 +8,7 @@ bytes into them at once. Then everything is read back and compared, also after a
 from __future__ import annotations
 
 import dis
+import gc
 import itertools
 import random
 import signal
@@ -256,6 +257,8 @@ def test_signals_at_any_time_leave_no_wrong_byte(opener: Opener, seed: int) -> N
                 raise AlarmError  # the caller itself is not interrupted
             frame = frame.f_back
 
+    gc.collect()
+    gc.disable()  # what it finalises would keep interrupts to itself
     former = signal.signal(signal.SIGALRM, ring)
     region = Region.allocate(48, BLOCK)
     tier = opener()
@@ -287,5 +290,6 @@ def test_signals_at_any_time_leave_no_wrong_byte(opener: Opener, seed: int) -> N
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
+        gc.enable()
     report(f"{calls} calls, {interrupted} interrupted")
     go_on(caller, opener)
