@@ -85,10 +85,11 @@ def simulate_tiers(
             host_hits += in_host
             disk_hits += on_disk
             reached += in_host + on_disk
-        stored = _store(host, request)
-        _store(disk, stored)
-        for manager in (host, disk):
+        in_host_now = _offer(host, request)
+        on_disk_now = _offer(disk, in_host_now)
+        for manager, stored in ((host, in_host_now), (disk, on_disk_now)):
             manager.touch(request)
+            manager.complete_store(stored)
     return TierCounts(
         asked,
         host_hits,
@@ -107,10 +108,7 @@ def _load(manager: OffloadingManager, blocks: list[BlockHash]) -> int:
     return found
 
 
-def _store(manager: OffloadingManager, blocks: list[BlockHash]) -> list[BlockHash]:
-    """Offer blocks to a tier; return those that it stored."""
+def _offer(manager: OffloadingManager, blocks: list[BlockHash]) -> list[BlockHash]:
+    """Offer blocks to a tier; return those that it is storing."""
     output = manager.prepare_store(blocks)
-    if output is None:
-        return []
-    manager.complete_store(output.block_hashes_to_store)
-    return output.block_hashes_to_store
+    return [] if output is None else output.block_hashes_to_store
