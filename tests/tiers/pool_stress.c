@@ -251,6 +251,11 @@ int main(int argc, char **argv) {
                                         1, drawn < 2));
             else
                 kvo_signal_wait(pool, (int64_t)(chance() % 1000000));
+            if (chance() % 16 == 0) {
+                const job_note *note = &notes[chance() % JOBS];
+                if (note->active)
+                    (void)kvo_cancel(pool, note->number, kvo_now() + 1000000);
+            }
             if (chance() % 4 == 0) {
                 int64_t late, held;
                 take_news(pool);
