@@ -84,7 +84,7 @@ tests() {
 }
 
 # quick_start_tests LOG [VARIABLE=VALUE…]: README's test line in an environment that is empty but for these variables and the
-# seed of the commit; what fails, once more.
+# seed of `.ci/run`; what fails, once more.
 quick_start_tests() {
   local log=$1 line
   line=$(quick_start 2)

@@ -24,7 +24,7 @@ __all__ = [
 
 
 NAME_PLACE = 17
-"""Where a name begins, user units behind the plot."""
+"""User units between the plot and the names beside it."""
 
 NAME_UNITS = 8.8
 """Most that a character of a name is wide on average, bold, user units."""

@@ -69,7 +69,7 @@ class Subject:
 
     @property
     def engine(self) -> Engine | None:
-        """What computes and moves, where both rates are known."""
+        """The engine that computes and moves, where both rates are known."""
         return self.advice.setup.rates
 
     @property

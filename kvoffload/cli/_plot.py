@@ -96,7 +96,7 @@ def _picture(grid: Grid, form: str) -> bytes:
 
 
 _DATE = {"svg": "Date", "pdf": "CreationDate"}
-"""What would make two pictures of one sweep differ."""
+"""Fields of a file that would make two pictures of one sweep differ."""
 
 
 def look(number: int) -> dict[str, str]:

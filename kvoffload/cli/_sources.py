@@ -51,7 +51,7 @@ class Source:
 
     @property
     def ids_text(self) -> str | None:
-        """What was done with the block ids of several files; None where there is but one."""
+        """The treatment of the block ids of several files, in words; None where there is but one."""
         if self.files is None or self.files < 2:
             return None
         whose = f"ids of {self.files:,} files"
