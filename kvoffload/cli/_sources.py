@@ -51,7 +51,7 @@ class Source:
 
     @property
     def ids_text(self) -> str | None:
-        """The treatment of the block ids of several files, in words; None where there is but one."""
+        """The treatment of the block ids of several files, in words; None for one file."""
         if self.files is None or self.files < 2:
             return None
         whose = f"ids of {self.files:,} files"

@@ -18,9 +18,12 @@ Cost
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.error import HTTPError
@@ -126,6 +129,7 @@ class MooncakeStore(RemoteStore):
             return self._client
         self._knock()
         client = self._package.MooncakeDistributedStore()
+        _CLIENTS.add(client)
         code = client.setup(*self._settings.values())
         if code:
             raise StoreError(-900)
@@ -355,3 +359,30 @@ class MooncakeTier(RemoteTier):
     def place(self) -> str:
         """The master's address."""
         return self._master
+
+
+_CLIENTS: weakref.WeakSet[Any] = weakref.WeakSet()
+_held: list[Any] = []  # while the process forks
+
+
+def _hold_clients() -> None:
+    _held.extend(_CLIENTS)
+
+
+def _release_clients() -> None:
+    _held.clear()
+
+
+def _keep_clients_for_good() -> None:
+    """Let no client be destroyed in a forked child: it would ask threads that are not there."""
+    for client in _held:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_hold_clients,
+        after_in_parent=_release_clients,
+        after_in_child=_keep_clients_for_good,
+    )

@@ -509,7 +509,7 @@ class TierConformance(ABC):
                 order = rng.permutation(48)
                 region.array[:] = 0
                 jobs = [
-                    tier.get([keys[i] for i in part], part)
+                    tier.get([keys[i] for i in part], part, PATIENCE_S)
                     for part in np.split(order, [1, 2, 10, 30])
                 ]
                 _require(tier.wait(jobs, PATIENCE_S), "all must end")

@@ -1,6 +1,8 @@
 """The Mooncake tier passes the suite of all tiers on a real master and store, over TCP."""
 
+import gc
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from urllib.parse import quote
@@ -10,6 +12,7 @@ import pytest
 from kvoffload.tiers import Namespace, Region, Status, Tier, open_tier
 from kvoffload.tiers.mooncake import MooncakeTier
 from kvoffload.tiers.testing import PATIENCE_S, TierConformance, block_bytes_of, run
+from tests.tiers.attack import start
 from tests.tiers.servers import MooncakeServers, free_port, patient
 
 pytest.importorskip("mooncake.store", reason="Mooncake is not installed", exc_type=ImportError)
@@ -116,3 +119,17 @@ def test_no_master_is_no_error_and_holds_nothing_up(namespace: Namespace) -> Non
             done = run(tier, tier.query([b"k"], 1.0))
             assert done.status.tolist() == [Status.UNAVAILABLE]
         assert tier.health().reads == "open"
+
+
+def test_a_client_that_is_dropped_in_a_forked_child_does_not_end_it(opened) -> None:
+    _, tier, region = opened
+
+    def drop() -> None:
+        tier._store._client = None
+        gc.collect()
+        time.sleep(0.05)
+
+    for _ in range(8):
+        _, status = os.waitpid(start(drop), 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    assert load(tier, region, PATIENCE_S) == {Status.OK}
