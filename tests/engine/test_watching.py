@@ -66,7 +66,7 @@ def watched(model, tmp_path_factory):
 
 def sweep(trace):
     """Return the hit ratios of LRU by size, as the command prints them."""
-    capacities = ",".join(str(int(size * NUM_CHUNKS)) for size in SIZES)
+    capacities = ", ".join(str(int(size * NUM_CHUNKS)) for size in SIZES)
     command = [
         *(sys.executable, "-W", "error", "-m", "kvoffload", "sweep", str(trace), "--json"),
         *("--policy", "lru", "--capacity", capacities, "--quiet", "--jobs", "1"),
