@@ -91,14 +91,14 @@ def query(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
     with served(fleet) as url, (folder / "log").open("wb") as log:
         target = urllib.parse.urlsplit(url).netloc
         (folder / "prometheus.yml").write_text(
-            "global: {scrape_interval: 400ms, scrape_timeout: 400ms, evaluation_interval: 400ms}\n"
+            "global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}\n"
             "rule_files: [rules.yml]\n"
             f"scrape_configs: [{{job_name: fleet, static_configs: [{{targets: ['{target}']}}]}}]\n"
         )
         with subprocess.Popen(command, stderr=log) as process:
             try:
                 seen = f'count_over_time({PREFIX}asked_blocks_total{{engine="0"}}[5m]) > {SCRAPES}'
-                wait_for("scrapes", 60, lambda: ask(seen))
+                wait_for("scrapes", 180, lambda: ask(seen))
                 fleet.frozen = True
                 last = fleet.managers[0].watch.counters()["asked"]
                 same = f'{PREFIX}asked_blocks_total{{engine="0"}} == {last}'
