@@ -87,7 +87,9 @@ def check_standard_output() -> None:
 
 
 def standard_input_waits() -> bool:
-    """Tell whether standard input is a file or a pipe in which there is something to read."""
+    """Return whether standard input is a file or a pipe in which there is something to read."""
+    if sys.__stdin__ is None:  # closed at the start; a library may have opened a file of its number
+        return False
     try:
         status = os.fstat(0)
         if stat.S_ISREG(status.st_mode):

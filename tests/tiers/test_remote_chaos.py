@@ -113,6 +113,8 @@ def settle(tier: RemoteTier) -> None:
 
 
 def store(tier: RemoteTier, count: int) -> None:
+    if not tier._store.epoch:  # on a busy machine it is not learned yet, and puts would be dropped
+        run(tier, tier.query([b"any"], PATIENCE_S))
     done = run(tier, tier.put(KEYS[:count], range(count), PATIENCE_S))
     assert not done.status.any(), done.status
     settle(tier)
