@@ -190,11 +190,17 @@ def s3_server(*options: str) -> Server:
 
 
 def patient(kind: type[SomeTier]) -> type[SomeTier]:
-    """Return tiers whose queries have more than 0.1 s: other tests run beside these."""
+    """Return tiers whose jobs have more time by default: other tests run beside these."""
 
     class Patient(kind):
         def query(self, keys, deadline_s=PATIENCE_S):
             return super().query(keys, deadline_s)
+
+        def put(self, keys, ids, deadline_s=PATIENCE_S):
+            return super().put(keys, ids, deadline_s)
+
+        def get(self, keys, ids, deadline_s=PATIENCE_S):
+            return super().get(keys, ids, deadline_s)
 
     return Patient
 

@@ -354,7 +354,7 @@ class TestRedisInTrouble:
         tier.close()
 
     def test_a_server_that_drips_holds_no_thread_beyond_the_deadline(self, proxied) -> None:
-        """A thousand bytes a second: the blocks of one get would take two minutes."""
+        """A thousand bytes per second: the blocks of one get would take two minutes."""
         _, proxy = proxied
         tier = RedisTier(f"redis://127.0.0.1:{proxy.port}", threads=1, namespace=NAMESPACE)
         region = attached(tier)
