@@ -144,10 +144,12 @@ def test_a_sleeper_hears_of_its_end_that_another_thread_has_polled(tier, monkeyp
 
     poll = select.poll
     monkeypatch.setattr(select, "poll", LatePoll)
+    tier.hang()  # else the job may have ended before anything would sleep
     with ThreadPoolExecutor(1) as pool:
         sleeper = pool.submit(calls.get, [b"there"], ids(1))
         try:
             assert about_to_sleep.wait(PATIENCE_S)
+            tier.resume()
             assert select.select([tier.fileno()], [], [], PATIENCE_S)[0]  # its job has ended
             assert calls.put([b"there"], ids(0)).nbytes == 0
             may_sleep.set()
