@@ -1,4 +1,4 @@
-"""Print how much faster the compiled twin is than the Python twin, and what a block costs.
+"""Print how much faster the compiled twin is than the Python twin, and the cost per block.
 
 Every figure is a ratio of medians from one process in which the sides take turns, so that a noisy
 machine disturbs both alike. Usage::
@@ -51,7 +51,7 @@ class Row:
     at_most: bool = False
 
     def verdict(self) -> str:
-        """Say which bound holds."""
+        """Return which bound holds."""
         sign = -1 if self.at_most else 1
         if sign * self.value >= sign * self.aim:
             return "aim"
@@ -342,7 +342,7 @@ def waiting_rows(rounds: int) -> Iterator[Row]:
 
 
 def cold_rows(rounds: int) -> Iterator[Row]:
-    """Compare a lookup of 1M blocks with a dict's, on keys that nobody touched for long."""
+    """Compare a lookup of 1M blocks with a dict's, on keys out of the CPU caches."""
     capacity = 1_000_000
     keys = make_keys(0, capacity)
     manager = _compiled.CPUOffloadingManager(16, capacity, "lru")

@@ -1,4 +1,4 @@
-"""Print what recording costs a block, on the thread that calls the manager and in all.
+"""Print the cost of recording per block, on the thread that calls the manager and in all.
 
 Every figure is CPU time. The caller's is that of its lookups through the recorder, less that of the
 same lookups without; the rest is that of the recorder's own thread. The sides take turns, each

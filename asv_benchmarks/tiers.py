@@ -266,7 +266,7 @@ class Raw:
 
 
 class Bench:
-    """What the groups share: a folder, and how many rounds."""
+    """A group of rows, with a folder and a number of rounds."""
 
     def __init__(self, folder: Path, rounds: int) -> None:
         self.folder = folder

@@ -99,7 +99,7 @@ def pinned_stores(managers: dict, num_chunks: int, size: int, repeats: int) -> d
 
 
 def store_all(manager, requests) -> None:
-    """Store requests one after the other, keeping nothing of them."""
+    """Store requests in turn and drop their outputs."""
     for number, keys in enumerate(requests):
         context = request_context(number, keys)
         output = manager.prepare_store(keys, context)
@@ -108,7 +108,7 @@ def store_all(manager, requests) -> None:
 
 
 def bytes_a_chunk(build, cache_policy: str, num_chunks: int, size: int) -> float:
-    """Return the state of a full cache, besides the keys, a chunk.
+    """Return the bytes of state per chunk of a full cache, keys excluded.
 
     Python's allocations are traced, our C arrays are read off the resident pages of the process.
     """
@@ -131,7 +131,7 @@ def resident_bytes() -> int:
 
 
 def native_bytes_a_chunk(build, cache_policy: str, num_chunks: int, size: int) -> float:
-    """Return the growth of resident memory while a cache fills, a chunk; key objects are kept."""
+    """Return the growth of resident memory per chunk while a cache fills; key objects are kept."""
     requests = num_chunks // size
     kept = [request_keys(number, size) for number in range(requests)]
     gc.collect()

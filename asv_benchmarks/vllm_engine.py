@@ -1,4 +1,4 @@
-"""What offloading saves in an engine that computes: vLLM's server on a CPU, with and without.
+"""Savings by offloading in an engine that computes: vLLM's server on a CPU, with and without.
 
 Prints a table: tokens of prompts that were computed, which is exact; the time to the first token,
 the median and all of them together; and the processor's time that the server took. Times are mostly

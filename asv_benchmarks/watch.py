@@ -1,4 +1,4 @@
-"""What a watch is worth and what it costs: accuracy against exact replays, and ratios of effort.
+"""Accuracy of a watch against exact replays, and its cost as ratios.
 
     python asv_benchmarks/watch.py accuracy [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py policies [--traces FOLDER] [--secrets 20] [NAME…]

@@ -1,4 +1,4 @@
-"""What the benchmarks share. Imports nothing of the package, so that every commit can import it."""
+"""Helpers of the benchmarks. Nothing of the package is imported: every commit can import it."""
 
 import contextlib
 import hashlib
@@ -27,7 +27,7 @@ def policy_names() -> list[str]:
 
 
 def implementation(name: str) -> Any:
-    """Give the module that holds one implementation's classes; asv skips what a commit lacks."""
+    """Return the module with one implementation's classes; asv skips what a commit lacks."""
     # The first is of 0.1. The other stands beside this folder, after the package that is measured.
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))

@@ -1,4 +1,4 @@
-"""What a block costs in resident memory, and what the memory of those that left adds."""
+"""Resident memory per block, and per remembered block that has left."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What recording adds to a lookup and what its thread takes, for short requests and long."""
+"""The cost of recording for a lookup and in the recorder's thread, for short and long requests."""
 
 import importlib
 import tempfile
@@ -21,7 +21,7 @@ def new_recorder(manager: Any, folder: str) -> Any:
 
 
 def new_requests(first: int, length: int, width: int) -> list[list[bytes]]:
-    """Make requests of keys that nobody has hashed, GROUP blocks together."""
+    """Make requests of keys whose hashes are not cached yet, GROUP blocks in all."""
     keys = [key[:width] for key in block_hashes(first, GROUP)]
     return [keys[start : start + length] for start in range(0, GROUP, length)]
 
