@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -218,16 +219,23 @@ class Advice:
     objections: list[str]
 
     @property
-    def asked(self) -> int:
+    def place(self) -> int:
         """Place in `memories` of the one that was asked for."""
         return self.memories.index(self.setup.memory)
+
+    @property
+    def asked(self) -> int:
+        """The earlier name of `place`, deprecated: ``Facts.asked`` counts blocks."""
+        text = "Advice.asked is called place; the name goes in 0.4"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return self.place
 
     @property
     def policy(self) -> str | None:
         """The recommended policy; None if the trace does not suffice, or where none pays."""
         if self.objections or self.pays is False:
             return None
-        return self.choices[self.asked].policy
+        return self.choices[self.place].policy
 
     @property
     def pays(self) -> bool | None:
@@ -237,7 +245,7 @@ class Advice:
         """
         if self.objections or self.paying is None:
             return None
-        return bool(self.paying[self.asked])
+        return bool(self.paying[self.place])
 
     @property
     def device_hit_ratio(self) -> float:
@@ -246,7 +254,7 @@ class Advice:
 
     def cell(self, policy: str, place: int | None = None) -> Cell:
         """Return what a policy does in the memory that was asked for, or at another place."""
-        return self.cells[policy, self.asked if place is None else place]
+        return self.cells[policy, self.place if place is None else place]
 
     @property
     def vllm_default(self) -> Cell:
@@ -257,7 +265,7 @@ class Advice:
         """Return the tokens that the best possible cache, and one without bounds, would save."""
         best, unbounded = (
             round(ratio * self.facts.asked) * self.setup.block_tokens
-            for ratio in (self.ceilings[self.asked], self.unbounded)
+            for ratio in (self.ceilings[self.place], self.unbounded)
         )
         return best, unbounded
 

@@ -168,7 +168,7 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
         bottom,
         [Tick(x(place), text) for place, text in enumerate(memories)],
         [Tick(y(n * step), f"{n * step * 100:g} %") for n in range(count + 1)],
-        x(advice.asked),
+        x(advice.place),
         # what is drawn last lies on top
         sorted(_with_labels(lines, top, bottom, label_height), key=_layer),
     )

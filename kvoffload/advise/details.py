@@ -149,8 +149,8 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     trace = recorded.trace
     keys = trace.keys()
     front = device_hits(trace, advice.setup.device_blocks)
-    chosen = advice.policy or advice.choices[advice.asked].best
-    capacity = _capacity(advice, advice.asked)
+    chosen = advice.policy or advice.choices[advice.place].best
+    capacity = _capacity(advice, advice.place)
     asked = np.diff(trace.starts) - front
     policies = []
     for policy in dict.fromkeys((chosen, VLLM_DEFAULT)):
@@ -208,7 +208,7 @@ def _disk_cells(
     block_bytes, seconds = advice.setup.block_bytes, advice.facts.seconds
     disk_capacity = max(1, min(disk.size // block_bytes, advice.facts.unique_blocks))
     fronts = [(policy, place) for place in range(len(advice.memories))]
-    fronts += [] if policy == VLLM_DEFAULT else [(VLLM_DEFAULT, advice.asked)]
+    fronts += [] if policy == VLLM_DEFAULT else [(VLLM_DEFAULT, advice.place)]
     cells = []
     for disk_policy in disk.policies:
         for host_policy, place in fronts:

@@ -94,7 +94,7 @@ def report_html(subject: Subject) -> str:
     template = environment.from_string(_page("report.html.jinja"))
     columns = _columns(subject)
     setup = advice.setup
-    capacity = advice.capacities[advice.asked]
+    capacity = advice.capacities[advice.place]
     return template.render(
         subject=subject,
         policy=policy,
@@ -135,10 +135,10 @@ def _columns(subject: Subject) -> list[_Column]:
         ends = [advice.ceilings[place], advice.unbounded]
         title = f"hit ratio, {bytes_text(memory)}"
         texts = [percent_text(ratio) for ratio in [*ratios, *ends]]
-        columns.append(_Column(title, texts, _best(ratios), place == advice.asked))
+        columns.append(_Column(title, texts, _best(ratios), place == advice.place))
     if alone is not None:
         ratios = [alone.cell(policy).hit_ratio for policy in ranking]
-        ends = [alone.ceilings[alone.asked], alone.unbounded]
+        ends = [alone.ceilings[alone.place], alone.unbounded]
         title = f"{bytes_text(alone.setup.memory)}, no device cache"
         texts = [percent_text(ratio) for ratio in [*ratios, *ends]]
         columns.append(_Column(title, texts, _best(ratios)))

@@ -95,7 +95,7 @@ class Subject:
         """Return what a block takes, and how much of the trace the memory holds."""
         setup = self.advice.setup
         model = "" if self.model is None else f"{self.model.name}, {self.dtype}: "
-        capacity = self.advice.capacities[self.advice.asked]
+        capacity = self.advice.capacities[self.advice.place]
         share = capacity / (self.advice.facts.unique_blocks or 1)
         part = f"{share * 100:.3g} %" if share < 1 else "more than all"
         return (

@@ -160,7 +160,7 @@ def side_by_side(advice: Advice, alone: Advice) -> str:
 def _short(advice: Advice) -> str:
     policy = advice.policy
     if policy is None:
-        best = advice.choices[advice.asked].best
+        best = advice.choices[advice.place].best
         hits = f"{best} hits {percent_text(advice.cell(best).hit_ratio)} of the blocks asked for"
         return f"{'it does not pay' if advice.pays is False else 'no recommendation'}, {hits}"
     cell = advice.cell(policy)
@@ -240,7 +240,7 @@ def _ceiling_of_all(advice: Advice) -> str:
 
 
 def _reason(advice: Advice, policy: str) -> str:
-    choice = advice.choices[advice.asked]
+    choice = advice.choices[advice.place]
     left_out = [p for p in advice.ranking() if p not in choice.candidates]
     if not left_out:
         return _reason_among(advice, choice, policy)
@@ -287,7 +287,7 @@ def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
         cell = advice.cell(name)
         return (cell.stored_per_hit or 0.0) * cell.hit_ratio
 
-    least = min(advice.choices[advice.asked].within_noise(), key=stored)
+    least = min(advice.choices[advice.place].within_noise(), key=stored)
     if least == policy or stored(least) > FEW_STORES * stored(policy):
         return []
     share = percent_text(stored(least) / stored(policy))
@@ -301,14 +301,14 @@ def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
 
 
 def _more_memory(advice: Advice, policy: str) -> str:
-    asked = advice.asked
-    now = advice.cell(policy, asked)
+    place = advice.place
+    now = advice.cell(policy, place)
     texts = []
-    if asked + 1 < len(advice.memories):
-        more = advice.cell(policy, asked + 1)
+    if place + 1 < len(advice.memories):
+        more = advice.cell(policy, place + 1)
         gain = more.hit_ratio - now.hit_ratio
-        next_memory = bytes_text(advice.memories[asked + 1])
-        if advice.memories[asked + 1] == 2 * advice.memories[asked]:
+        next_memory = bytes_text(advice.memories[place + 1])
+        if advice.memories[place + 1] == 2 * advice.memories[place]:
             next_memory = f"doubling it to {next_memory}"
         if gain < LITTLE:
             texts.append(f"{next_memory} buys hardly anything ({points(gain)})")
@@ -318,9 +318,9 @@ def _more_memory(advice: Advice, policy: str) -> str:
                 f"{next_memory} buys {points(gain)}, to {percent_text(more.hit_ratio)}: {tokens} "
                 "prefill tokens more over the trace"
             )
-    if asked > 0:
-        loss = now.hit_ratio - advice.cell(policy, asked - 1).hit_ratio
-        less_memory = bytes_text(advice.memories[asked - 1])
+    if place > 0:
+        loss = now.hit_ratio - advice.cell(policy, place - 1).hit_ratio
+        less_memory = bytes_text(advice.memories[place - 1])
         if loss < LITTLE:
             texts.append(f"{less_memory} would do, at a loss of {points(loss)}")
         else:
@@ -330,8 +330,8 @@ def _more_memory(advice: Advice, policy: str) -> str:
     text = "; ".join(texts) + "."
     text = text[0].upper() + text[1:]
     others: dict[str, list[str]] = {}
-    for place, (memory, choice) in enumerate(zip(advice.memories, advice.choices, strict=True)):
-        if advice.paying is not None and not advice.paying[place]:
+    for other, (memory, choice) in enumerate(zip(advice.memories, advice.choices, strict=True)):
+        if advice.paying is not None and not advice.paying[other]:
             others.setdefault("none, because none pays,", []).append(bytes_text(memory))
         elif choice.policy != policy:
             others.setdefault(choice.policy, []).append(bytes_text(memory))
@@ -342,7 +342,7 @@ def _more_memory(advice: Advice, policy: str) -> str:
 
 
 def _ceiling(advice: Advice, policy: str) -> str:
-    ceiling = advice.ceilings[advice.asked]
+    ceiling = advice.ceilings[advice.place]
     reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
     text = (
         f"With {bytes_text(advice.setup.memory)} no policy can hit more than "

@@ -50,7 +50,7 @@ def as_object(subject: Subject) -> dict[str, object]:
         "configuration": None
         if policy is None
         else {
-            "python": python_text(policy, advice.capacities[advice.asked], setup.block_tokens),
+            "python": python_text(policy, advice.capacities[advice.place], setup.block_tokens),
             "vllm": vllm_arguments(policy, setup.memory, setup.block_tokens),
         },
         "headline": subject.headline(),
@@ -142,7 +142,7 @@ def print_advice(subject: Subject) -> None:
     if policy is None:
         return
     click.echo("\nPython:\n")
-    capacity = advice.capacities[advice.asked]
+    capacity = advice.capacities[advice.place]
     click.echo(textwrap.indent(python_text(policy, capacity, setup.block_tokens), "    "))
     vllm = vllm_text(policy, setup.memory, setup.block_tokens)
     if vllm is not None:
@@ -174,7 +174,7 @@ def _table(subject: Subject) -> None:
             Column(
                 f"{asked}, no\ndevice cache",
                 [percent_text(alone.cell(policy).hit_ratio) for policy in ranking]
-                + [percent_text(alone.ceilings[alone.asked]), percent_text(alone.unbounded)],
+                + [percent_text(alone.ceilings[alone.place]), percent_text(alone.unbounded)],
             )
         )
     rest = [

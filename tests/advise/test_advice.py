@@ -31,14 +31,14 @@ def test_it_compares_half_once_twice_and_four_times_the_memory(advice):
 def test_a_memory_beyond_what_a_float_holds_is_found_among_those_compared():
     setup = Setup(memory=2**60 + 1, block_tokens=512, token_bytes=2**40)
     assert setup.memories()[1] == setup.memory
-    assert advise([Request(0, 512, 1, (1,))], setup).asked == 1
+    assert advise([Request(0, 512, 1, (1,))], setup).place == 1
 
 
 def test_memories_that_are_given_are_the_ones_compared():
     setup = dataclasses.replace(SETUP, others=(50 * MIB, 900 * MIB, 200 * MIB))
     found = advise(WORKLOAD, setup)
     assert found.capacities == [50, 200, 900]
-    assert found.asked == 1
+    assert found.place == 1
     assert found.cell("lru") == found.cells["lru", 1]
 
 
@@ -67,7 +67,7 @@ def test_no_policy_exceeds_the_ceilings(advice):
 
 def test_the_ceilings_save_the_tokens_of_their_hits(advice):
     best, unbounded = advice.ceiling_tokens()
-    assert best == round(advice.ceilings[advice.asked] * advice.facts.blocks) * 512
+    assert best == round(advice.ceilings[advice.place] * advice.facts.blocks) * 512
     trace = DecodedTrace.of(WORKLOAD)
     assert unbounded == infinite_hits(trace, device_hits(trace, 0)) * 512
     saved = [advice.cell(policy).saved_tokens for policy in registry.names()]
@@ -173,3 +173,8 @@ def test_a_request_without_blocks_is_no_trouble():
     assert found.policy is None
     assert found.cell("lru").stored_per_hit is None
     assert found.cell("lru").hit_ratio == 0
+
+
+def test_the_earlier_name_of_the_place_is_deprecated(advice):
+    with pytest.warns(DeprecationWarning, match="called place; the name goes in 0.4"):
+        assert advice.asked == advice.place
