@@ -4,7 +4,8 @@ from .accelerators import Accelerator, accelerator, accelerator_names
 from .advice import Advice, Cell, RecordedTrace, Setup, advise
 from .details import Details, Disk, details
 from .economy import Balance, Engine, balance, engine_of
-from .models import ModelShape, model_names, model_shape
+from .model_shape import ModelShape
+from .models import model_names, model_shape
 
 __all__ = [
     "Accelerator",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .accelerators import MEMORY_SHARE, Accelerator
-from .models import ModelShape
+from .model_shape import ModelShape
 
 if TYPE_CHECKING:
     from .advice import Advice, Cell, Setup

@@ -16,7 +16,7 @@ from kvoffload._printable import printable
 from kvoffload.errors import describe
 from kvoffload.traces.request import MAX_TOKENS
 
-from .models import WINDOWED, ModelShape
+from .model_shape import WINDOWED, ModelShape
 
 __all__ = ["shape_of_config"]
 

@@ -9,7 +9,7 @@ from kvoffload._printable import printable
 from .advice import Advice
 from .details import Details
 from .economy import Engine
-from .models import ModelShape
+from .model_shape import ModelShape
 from .units import bytes_text, count_text, duration_text, percent_text
 from .wording import Finding, findings, headline, rates_text
 

@@ -26,7 +26,7 @@ from kvoffload.advise import (
 )
 from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
-from kvoffload.advise.models import DTYPE_BYTES
+from kvoffload.advise.model_shape import DTYPE_BYTES
 from kvoffload.advise.report import require_report, write_report
 from kvoffload.advise.subject import Subject
 from kvoffload.policies import registry

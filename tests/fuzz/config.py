@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload.advise import ModelShape, model_config, model_shape
-from kvoffload.advise.models import DTYPE_BYTES
+from kvoffload.advise.model_shape import DTYPE_BYTES
 
 from .scratch import scratch
 
