@@ -39,12 +39,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from kvoffload.testing.tiers import run
 from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region
-from kvoffload.tiers.mooncake import MooncakeTier
-from kvoffload.tiers.redis import FIND
-from kvoffload.tiers.remote import RemoteTier
+from kvoffload.tiers.remote.mooncake import MooncakeTier
+from kvoffload.tiers.remote.redis import FIND
+from kvoffload.tiers.remote.tier import RemoteTier
 from kvoffload.tiers.seal import xxh3_64
-from kvoffload.tiers.testing import run
 from tests.tiers.servers import (
     MooncakeServers,
     Server,

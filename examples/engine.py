@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from kvoffload import CPUOffloadingManager
+from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import Fetched, FileTier, Namespace, Region, TieredStore
-from kvoffload.tiers.testing import FaultyTier
 
 BLOCK_TOKENS = 16
 BLOCK_BYTES = 16_384

@@ -1,6 +1,6 @@
 /* Threads that move blocks between the caller's region and a store, without the interpreter.
  *
- * The contract, its terms and the reasons are in kvoffload/tiers/pool.py; kvoffload/tiers/_io_py.py
+ * The contract, its terms and the reasons are in kvoffload/tiers/engine/contract.py; threads.py
  is
  * the same in Python, with the same names in the same order. What differs is said at its place.
  *
@@ -41,7 +41,7 @@
 
 #include "xxh3.h"
 
-/* -- the contract's numbers (kvoffload/tiers/base.py, pool.py) --------------------------------- */
+/* -- the contract's numbers (kvoffload/tiers/base.py, engine/contract.py) ---------------------- */
 
 enum kvo_status {
     KVO_MOVING = -1,

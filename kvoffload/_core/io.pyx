@@ -1,6 +1,6 @@
 """Native threads that move blocks between a region and files or memory; XXH3-64.
 
-The contract is in ``kvoffload.tiers.pool``, the Python twin in ``kvoffload.tiers._io_py``, and all
+The contract is in ``kvoffload.tiers.engine.contract``, the Python twin beside it, and all
 that happens off the caller's thread in ``io.h``, which never takes the interpreter's lock. This
 file turns Python's arguments into its structures and its news into tuples.
 
@@ -156,7 +156,7 @@ cdef class FileStore:
 
 
 cdef class Pool:
-    """Threads that move blocks between a region and files or memory; see ``kvoffload.tiers.pool``.
+    """Threads that move blocks between a region and files or memory; see ``kvoffload.tiers.engine.contract``.
 
     Parameters
     ----------

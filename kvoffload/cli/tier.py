@@ -17,7 +17,7 @@ from ._options import examples, json_option
 from ._terminal import Column, note, print_json, print_tables, progress_bar
 
 if TYPE_CHECKING:
-    from kvoffload.tiers.slab import SlabFolder, Verdict
+    from kvoffload.tiers.local.slab import SlabFolder, Verdict
 
 LONGEST_MODEL = 80
 """Characters of a model's name that are shown; anyone may have written it."""
@@ -124,7 +124,8 @@ def forget(path: str, *, yes: bool, quiet: bool) -> None:
 def _slabs() -> Iterator[ModuleType]:
     """Give the module for slabs; its errors become a line on standard error, and exit code 1."""
     try:
-        from kvoffload.tiers import TierError, slab
+        from kvoffload.tiers import TierError
+        from kvoffload.tiers.local import slab
     except ImportError as error:
         raise MissingExtraError(str(error), name=error.name) from error
     try:

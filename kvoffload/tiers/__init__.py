@@ -12,15 +12,16 @@ from .base import (
     TierInUseError,
     TierSpaceError,
 )
-from .directory import DirectoryTier
-from .memory import MemoryTier
-from .mooncake import MooncakeTier
+from .engine.native import Twin
+from .local.memory import MemoryTier
+from .local.slab import FileTier
 from .namespace import Namespace, weights_identity
-from .objects import ObjectTier
-from .redis import RedisTier
 from .region import Region
+from .remote.directory import DirectoryTier
+from .remote.mooncake import MooncakeTier
+from .remote.objects import ObjectTier
+from .remote.redis import RedisTier
 from .seal import stored_key
-from .slab import FileTier
 from .tiered_store import Fetched, TieredStore
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "TierInUseError",
     "TierSpaceError",
     "TieredStore",
+    "Twin",
     "open_tier",
     "stored_key",
     "weights_identity",

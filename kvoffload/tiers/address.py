@@ -15,15 +15,15 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from kvoffload.errors import describe
+from kvoffload.tiers.local.memory import MemoryTier
+from kvoffload.tiers.local.slab import FileTier
+from kvoffload.tiers.remote.directory import DirectoryTier
+from kvoffload.tiers.remote.mooncake import MooncakeTier
+from kvoffload.tiers.remote.objects import ObjectTier
+from kvoffload.tiers.remote.redis import RedisTier
 
 from .base import Tier
-from .directory import DirectoryTier
-from .memory import MemoryTier
-from .mooncake import MooncakeTier
 from .namespace import Namespace
-from .objects import ObjectTier
-from .redis import RedisTier
-from .slab import FileTier
 
 __all__ = ["ENTRY_POINTS", "open_tier", "parse_size"]
 

@@ -30,9 +30,9 @@ import numpy.typing as npt
 from kvoffload import BlockHash, BlockIDsLoadStoreSpec, OffloadingManager, PrepareStoreOutput
 from kvoffload._checks import as_batch
 from kvoffload.errors import describe
+from kvoffload.tiers.engine.jobs import TRANSFER_BYTES_PER_S, TRANSFER_DEADLINE_S, check_deadline
 
 from .base import Done, State, Status, Tier
-from .pooled import TRANSFER_BYTES_PER_S, TRANSFER_DEADLINE_S, check_deadline
 from .region import Region
 
 __all__ = ["Fetched", "TieredStore"]

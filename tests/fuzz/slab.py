@@ -19,12 +19,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
 from kvoffload.tiers import FileTier, Namespace, Region, Status, TierError
+from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.local.slab import find_slabs, verify_slab
+from kvoffload.tiers.local.slab.layout import BLOCKS, NAMESPACE, TABLE, Header, record_offset
 from kvoffload.tiers.seal import SEAL_BYTES, Seal, xxh3_64
-from kvoffload.tiers.slab import find_slabs, verify_slab
-from kvoffload.tiers.slab.layout import BLOCKS, NAMESPACE, TABLE, Header, record_offset
-from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of
-from kvoffload.tiers.twins import Twin
 from tests.conftest import AVAILABLE
 from tests.tiers.conftest import twin_of
 

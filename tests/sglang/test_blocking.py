@@ -15,8 +15,8 @@ pytest.importorskip("sglang", reason="needs SGLang; see .ci/sglang-env")
 
 from kvoffload.integrations.sglang import blocking
 from kvoffload.integrations.sglang.blocking import BlockingTier
+from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of
 from kvoffload.tiers import Namespace, Region, Status
-from kvoffload.tiers.testing import PATIENCE_S, FaultyTier, block_bytes_of
 
 BLOCK_BYTES = 512
 THREADS = 8

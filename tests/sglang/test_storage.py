@@ -16,8 +16,8 @@ from sglang.srt.runtime_context import get_context
 
 from kvoffload.integrations.sglang import KVOffloadStorage
 from kvoffload.integrations.sglang.storage import pages_of
+from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import TierError, TierInUseError
-from kvoffload.tiers.testing import FaultyTier
 from tests.sglang.engine import (
     BACKEND,
     PAGE_TOKENS,

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
 from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier
-from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of
 from tests.conftest import read_budget
 
 STATED_BUDGET = 20

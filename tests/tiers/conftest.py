@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from kvoffload.tiers import Namespace, _io_py
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers import Namespace
+from kvoffload.tiers.engine.native import Twin
 
 
 @pytest.fixture(autouse=True)
@@ -29,16 +29,14 @@ def tier_twin(twin: ModuleType) -> Twin:
 def twin_of(twin: ModuleType) -> Twin:
     """Return the parts of tiers that belong to ``tests._python`` or ``tests._compiled``."""
     if twin.__name__.endswith("_python"):
-        return Twin.of(twin.CPUOffloadingManager, _io_py)
-    from kvoffload._core import io
-
-    return Twin.of(twin.CPUOffloadingManager, io)
+        return Twin.python(twin.CPUOffloadingManager)
+    return Twin.compiled(twin.CPUOffloadingManager)
 
 
 @pytest.fixture(scope="session")
 def python_twin() -> Twin:
     """Return the implementation in Python alone."""
-    return Twin.of(importlib.import_module("tests._python").CPUOffloadingManager, _io_py)
+    return Twin.python(importlib.import_module("tests._python").CPUOffloadingManager)
 
 
 @pytest.fixture

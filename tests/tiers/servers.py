@@ -18,8 +18,8 @@ from typing import TypeVar
 import pytest
 from typing_extensions import Self
 
-from kvoffload.tiers.remote import RemoteTier
-from kvoffload.tiers.testing import PATIENCE_S
+from kvoffload.testing.tiers import PATIENCE_S
+from kvoffload.tiers.remote.tier import RemoteTier
 
 SomeTier = TypeVar("SomeTier", bound=RemoteTier)
 

@@ -13,9 +13,9 @@ for module in ("click", "rich", "msgspec"):
     pytest.importorskip(module, reason="the command needs the cli extra")
 
 from kvoffload.cli import main  # noqa: E402
+from kvoffload.testing.tiers import run as run_job  # noqa: E402
 from kvoffload.tiers import FileTier, Namespace, Region  # noqa: E402
-from kvoffload.tiers.slab import find_slabs  # noqa: E402
-from kvoffload.tiers.testing import run as run_job  # noqa: E402
+from kvoffload.tiers.local.slab import find_slabs  # noqa: E402
 
 SMALL = Namespace("small", 4096, engine="test")
 LARGE = Namespace("large", 16_384)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvoffload.tiers import FileTier, Namespace, Region, State, Status
+from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.local.slab import Verdict, find_slabs, verify_slab
+from kvoffload.tiers.local.slab.files import read_table
+from kvoffload.tiers.local.slab.layout import HEADER_BYTES, Header, record_offset
 from kvoffload.tiers.seal import SEAL_BYTES, Seal
-from kvoffload.tiers.slab import Verdict, find_slabs, verify_slab
-from kvoffload.tiers.slab.files import read_table
-from kvoffload.tiers.slab.layout import HEADER_BYTES, Header, record_offset
-from kvoffload.tiers.twins import Twin
 from tests.conftest import AVAILABLE
 
 from .attack import BLOCK_BYTES, NAMESPACE, Universe, open_slab, report, rounds
@@ -491,13 +491,10 @@ def test_fuzzed_headers_and_records(data: st.DataObject) -> None:
 
 def _twins() -> list[Twin]:
     from kvoffload import CPUOffloadingManager
-    from kvoffload.tiers import _io_py
 
-    twins = [Twin.of(CPUOffloadingManager, _io_py)]
+    twins = [Twin.python(CPUOffloadingManager)]
     if "compiled" in AVAILABLE:
-        from kvoffload._core import io
-
-        twins.append(Twin.of(CPUOffloadingManager, io))
+        twins.append(Twin.compiled(CPUOffloadingManager))
     return twins
 
 

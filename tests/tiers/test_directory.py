@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from kvoffload.testing.tiers import TierConformance, tier_machine
 from kvoffload.tiers import Namespace, Tier
-from kvoffload.tiers.directory import DirectoryTier
-from kvoffload.tiers.testing import TierConformance, tier_machine
+from kvoffload.tiers.remote.directory import DirectoryTier
 
 BLOCK = 4096
 

@@ -14,7 +14,7 @@ SCRIPT = f"""
     import os, sys
     os.dup2(1, 2)
     from kvoffload.tiers import FileTier, Namespace, Region
-    from kvoffload.tiers.testing import FaultyTier
+    from kvoffload.testing.tiers import FaultyTier
 
     kind, folder = sys.argv[1:]
     namespace = Namespace("exit", {BLOCK_BYTES})

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, Region, State, Status, TierInUseError
+from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.epoch import new_epoch
-from kvoffload.tiers.slab import find_slabs, verify_slab
-from kvoffload.tiers.slab.layout import Header
-from kvoffload.tiers.testing import PATIENCE_S
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers.local.slab import find_slabs, verify_slab
+from kvoffload.tiers.local.slab.layout import Header
 
 from .attack import (
     NAMESPACE,
@@ -39,7 +39,7 @@ NUM_SLOTS = 16
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `forget` wait for a disk that hangs less than it does."""
-    monkeypatch.setattr("kvoffload.tiers.slab.tier.FORGET_S", 0.2)
+    monkeypatch.setattr("kvoffload.tiers.local.slab.tier.FORGET_S", 0.2)
 
 
 def header_of(folder: Path) -> Header:

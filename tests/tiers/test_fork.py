@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvoffload import CPUOffloadingManager
+from kvoffload.testing.tiers import PATIENCE_S, refused_as_foreign, run
 from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, Status, TieredStore
-from kvoffload.tiers.pooled import PooledTier
-from kvoffload.tiers.testing import PATIENCE_S, refused_as_foreign, run
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers.engine.jobs import PooledTier
+from kvoffload.tiers.engine.native import Twin
 
 from .attack import start
 

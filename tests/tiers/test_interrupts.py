@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of, run
 from kvoffload.tiers import DirectoryTier, FileTier, MemoryTier, Namespace, Region, Status
-from kvoffload.tiers.pooled import PooledTier
-from kvoffload.tiers.testing import PATIENCE_S, FaultyTier, block_bytes_of, run
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers.engine.jobs import PooledTier
+from kvoffload.tiers.engine.native import Twin
 from tests.conftest import read_budget
 from tests.contract.test_interrupts import PACKAGE, Interrupts
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, State, Status, TierInUseError
-from kvoffload.tiers.testing import PATIENCE_S
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers.engine.native import Twin
 
 from .attack import NAMESPACE, Universe, kill, open_slab, report, rounds, start
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
+from kvoffload.testing.tiers import FaultyTier, tier_machine
 from kvoffload.tiers import FileTier, MemoryTier, Namespace, Tier
-from kvoffload.tiers.testing import FaultyTier, tier_machine
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers.engine.native import Twin
 
 BLOCK = 4096
 ROOMY, TIGHT = 64 * BLOCK, 10 * BLOCK

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
 from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region, Status, Tier
-from kvoffload.tiers.remote import RemoteTier
-from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of
+from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import kill, report, rounds, start
 from tests.tiers.servers import make_bucket, redis_server, s3_options, s3_server
 

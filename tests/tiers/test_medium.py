@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, Region, State, Status, TierSpaceError
-from kvoffload.tiers.testing import PATIENCE_S
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers.engine.native import Twin
 from tests.conftest import AVAILABLE
 
 from .attack import (

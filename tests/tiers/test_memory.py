@@ -3,9 +3,9 @@ besides."""
 
 import pytest
 
+from kvoffload.testing.tiers import FaultyTier, TierConformance, run
 from kvoffload.tiers import MemoryTier, Namespace, Region, Tier
-from kvoffload.tiers.testing import FaultyTier, TierConformance, run
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers.engine.native import Twin
 
 
 class TestMemoryTier(TierConformance):

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S, TierConformance, block_bytes_of, run
 from kvoffload.tiers import Namespace, Region, Status, Tier, open_tier
-from kvoffload.tiers.mooncake import MooncakeTier
-from kvoffload.tiers.testing import PATIENCE_S, TierConformance, block_bytes_of, run
+from kvoffload.tiers.remote.mooncake import MooncakeTier
 from tests.tiers.attack import start
 from tests.tiers.servers import MooncakeServers, free_port, patient
 

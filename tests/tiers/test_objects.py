@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvoffload.testing.tiers import TierConformance
 from kvoffload.tiers import Namespace, Tier
-from kvoffload.tiers.testing import TierConformance
 from tests.tiers.servers import Server, make_bucket, patient, s3_options, s3_server
 
 pytest.importorskip("obstore", reason="the tier needs the objects extra")
 
-from kvoffload.tiers.objects import ObjectTier
+from kvoffload.tiers.remote.objects import ObjectTier
 
 BLOCK = 4096
 NUMBERS = itertools.count()

@@ -23,10 +23,15 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import Namespace, ObjectTier, Region, Status
-from kvoffload.tiers import _objects_worker as worker
-from kvoffload.tiers.objects_client import GRACE_S, RESTART_S, ObjectsClient, ObjectsClientError
-from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of, run
+from kvoffload.tiers.remote import _objects_worker as worker
+from kvoffload.tiers.remote.objects_client import (
+    GRACE_S,
+    RESTART_S,
+    ObjectsClient,
+    ObjectsClientError,
+)
 from tests.tiers.attack import report, rounds, start
 from tests.tiers.servers import patient, stop
 
@@ -186,7 +191,7 @@ ENGINE = """
 import json, os, re, signal, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from kvoffload.tiers import Namespace, ObjectTier, Region
-from kvoffload.tiers.testing import run
+from kvoffload.testing.tiers import run
 
 BLOCK, SECONDS = 16_384, 0.4
 KEYS = [b"key-%d" % number for number in range(4)]
@@ -488,7 +493,7 @@ time.sleep(600)
     def test_one_that_keeps_ending_is_started_once_per_second(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("kvoffload.tiers.objects_client.RESTART_S", 2 * PATIENCE_S)
+        monkeypatch.setattr("kvoffload.tiers.remote.objects_client.RESTART_S", 2 * PATIENCE_S)
         client = ObjectsClient({"url": "memory:///", "options": {}}, 1, 2**28)
         answers = []
         ask = partial(client.ask, worker.HEAD, [worker.Item("x")], PATIENCE_S, answers.append)

@@ -23,10 +23,10 @@ from kvoffload.tiers import (
     weights_identity,
 )
 from kvoffload.tiers.address import ENTRY_POINTS, parse_size
-from kvoffload.tiers.breaker import FAILURES, Breaker
+from kvoffload.tiers.engine.breaker import FAILURES, Breaker
+from kvoffload.tiers.engine.staging import Staging
 from kvoffload.tiers.metrics import METRICS, SECONDS_BUCKETS, TierMetrics
 from kvoffload.tiers.seal import SEAL_BYTES, Seal, seed_of, stored_keys
-from kvoffload.tiers.staging import Staging
 from tests.conftest import AVAILABLE
 from tests.isolated.scripts import run_script
 
@@ -525,7 +525,7 @@ def test_numpy_is_all_that_is_needed() -> None:
         import sys
         for name in ("typing_extensions", "xxhash", "hypothesis", "pytest"):
             sys.modules[name] = None
-        import kvoffload.tiers, kvoffload.tiers.testing
+        import kvoffload.tiers, kvoffload.testing.tiers
     """
     run_script(script, environment={"KVOFFLOAD_PURE_PYTHON": "0"})
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvoffload.tiers import FileTier, Namespace, TierError, TierInUseError
+from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.local.slab import Verdict, find_slabs, remove_slab, verify_slab
+from kvoffload.tiers.local.slab.layout import Header, record_offset
 from kvoffload.tiers.seal import Seal
-from kvoffload.tiers.slab import Verdict, find_slabs, remove_slab, verify_slab
-from kvoffload.tiers.slab.layout import Header, record_offset
-from kvoffload.tiers.twins import Twin
 
 from .attack import (
     BLOCK_BYTES,
@@ -179,7 +179,7 @@ def test_a_block_with_holes_is_verified_without_memory_for_them(tmp_path: Path) 
         file.seek(record_offset(0))
         file.write(seal.pack(5))
     script = f"""
-from kvoffload.tiers.slab import verify_slab
+from kvoffload.tiers.local.slab import verify_slab
 def peak():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
@@ -218,7 +218,7 @@ def test_looking_at_a_slab_does_not_keep_an_engine_from_it(slab: Path) -> None:
 
 
 def test_verifying_keeps_an_engine_out_and_says_so(slab: Path, monkeypatch) -> None:
-    monkeypatch.setattr("kvoffload.tiers.slab.lock.READERS_S", 0.05)
+    monkeypatch.setattr("kvoffload.tiers.local.slab.lock.READERS_S", 0.05)
     refused = []
 
     def during(_: int) -> None:

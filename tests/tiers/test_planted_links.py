@@ -23,10 +23,10 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import DirectoryTier, Namespace, Region, Status
 from kvoffload.tiers.folder import MAX_DEPTH, Folder
-from kvoffload.tiers.lease import LEASE_S, Lease
-from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of, run
+from kvoffload.tiers.remote.lease import LEASE_S, Lease
 from tests.tiers.attack import kill, report, rounds, start
 
 BLOCK = 4096
@@ -250,7 +250,7 @@ def test_a_temporary_file_that_is_there_is_not_written_to(
     tmp_path: Path, victim: Victim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its name cannot be foreseen; here it can."""
-    for module in ("folder", "directory"):
+    for module in ("folder", "remote.directory"):
         name = f"kvoffload.tiers.{module}.temporary_name"
         monkeypatch.setattr(name, lambda name: f"{name}.foreseen.tmp")
     with opened(tmp_path / "kv") as (tier, _):
@@ -399,7 +399,7 @@ def test_more_files_than_can_be_listed_are_removed_over_several_sweeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep keeps the times of twice the capacity, here, whatever a stranger has put there."""
-    monkeypatch.setattr("kvoffload.tiers.sweeper.MAX_LISTED", 0)
+    monkeypatch.setattr("kvoffload.tiers.remote.sweeper.MAX_LISTED", 0)
     with opened(tmp_path, 4) as (tier, region):
         put(tier, 1)
         folder = path_of(tier, KEYS[0]).parent

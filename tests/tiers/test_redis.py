@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvoffload.testing.tiers import TierConformance, tier_machine
 from kvoffload.tiers import Namespace, Tier
-from kvoffload.tiers.testing import TierConformance, tier_machine
 from tests.tiers.servers import Server, patient, redis_server
 
 pytest.importorskip("redis", reason="the tier needs the redis extra")
 
 from hypothesis import settings
 
-from kvoffload.tiers.redis import RedisTier
+from kvoffload.tiers.remote.redis import RedisTier
 
 BLOCK = 4096
 NUMBERS = itertools.count()

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import (
     DirectoryTier,
     Namespace,
@@ -33,9 +34,8 @@ from kvoffload.tiers import (
     Tier,
     open_tier,
 )
-from kvoffload.tiers.breaker import LONGEST_PAUSE_S
-from kvoffload.tiers.remote import RemoteTier
-from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of, run
+from kvoffload.tiers.engine.breaker import LONGEST_PAUSE_S
+from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.servers import (
     Server,
     free_port,

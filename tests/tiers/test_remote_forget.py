@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
 from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region, Status
-from kvoffload.tiers import remote_pool as remote_pool_module
+from kvoffload.tiers.engine.contract import FORGET
 from kvoffload.tiers.epoch import epoch_text, new_epoch, parse_epoch
-from kvoffload.tiers.remote import RemoteTier
-from kvoffload.tiers.testing import PATIENCE_S, block_bytes_of, run
+from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import report, rounds, start
 from tests.tiers.servers import Server, make_bucket, redis_server, s3_options, s3_server, stop
 
@@ -35,7 +35,7 @@ pytest.importorskip("redis", reason="the tier needs the redis extra")
 
 from redis import Redis
 
-from kvoffload.tiers.redis import _BoundedSocket
+from kvoffload.tiers.remote.redis import _BoundedSocket
 
 BLOCK = 4096
 NAMESPACE = Namespace("forgotten", BLOCK)
@@ -45,7 +45,7 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_pool_module, "RETRY_S", 0.05)
+    monkeypatch.setattr("kvoffload.tiers.engine.threads.RETRY_S", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -535,7 +535,7 @@ class TestCutOff:
             thread = threading.Thread(target=tier._store.forget)  # as `forget`, without its wait
             thread.start()
             thread.join()
-            tier._pool.chore(0, remote_pool_module.FORGET, b"", False)
+            tier._pool.chore(0, FORGET, b"", False)
             epochs.append(tier._store.epoch)
         assert epochs[0] < epochs[1]
         own_server.resume()

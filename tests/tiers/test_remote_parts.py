@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload import CPUOffloadingManager
+from kvoffload.testing.tiers import PATIENCE_S, run
 from kvoffload.tiers import (
     DirectoryTier,
     Namespace,
@@ -18,8 +19,7 @@ from kvoffload.tiers import (
     TieredStore,
     open_tier,
 )
-from kvoffload.tiers.remote import HIT_S, MISS_S, Verdicts
-from kvoffload.tiers.testing import PATIENCE_S, run
+from kvoffload.tiers.remote.tier import HIT_S, MISS_S, Verdicts
 
 from .test_tiered_store import KEYS, Engine
 
@@ -161,10 +161,10 @@ def test_a_chain_is_probed_in_two_rounds() -> None:
     pytest.importorskip("obstore", reason="the tier needs the objects extra")
     import time
 
-    from kvoffload.tiers import _objects_worker as worker
-    from kvoffload.tiers._io_py import Block
-    from kvoffload.tiers.objects import ObjectStore
-    from kvoffload.tiers.objects_client import ObjectsClient
+    from kvoffload.tiers.engine.contract import Block
+    from kvoffload.tiers.remote import _objects_worker as worker
+    from kvoffload.tiers.remote.objects import ObjectStore
+    from kvoffload.tiers.remote.objects_client import ObjectsClient
 
     client = ObjectsClient({"url": "memory:///", "options": {}}, 1, 2**28)
     store = ObjectStore("objects", NAMESPACE, client)
@@ -204,7 +204,7 @@ def test_removals_that_wait_are_bounded(
 ) -> None:
     """Whatever a caller drops, in whatever time the medium takes; what is too much stays."""
     most = 1000
-    monkeypatch.setattr("kvoffload.tiers.remote.MAX_VERDICTS", most)
+    monkeypatch.setattr("kvoffload.tiers.remote.tier.MAX_VERDICTS", most)
     with DirectoryTier(tmp_path, 2**20, namespace=namespace) as tier:
         keys = [b"%d" % number for number in range(3 * most)]
         tier.discard(keys)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.testing.tiers import TierConformance
 from kvoffload.tiers import FileTier, Namespace, Tier
-from kvoffload.tiers.testing import TierConformance
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers.engine.native import Twin
 
 MODES = {
     "direct": {},

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, TierInUseError
-from kvoffload.tiers.testing import PATIENCE_S
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers.engine.native import Twin
 
 from .attack import NAMESPACE, Universe, _run, kill, make_image, mounted, need, open_slab, start
 
@@ -108,7 +108,7 @@ def test_forks_beside_a_thread_that_opens_slabs(
 def test_a_fork_after_a_close_that_a_disk_held_up(
     tmp_path: Path, tier_twin: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvoffload.tiers.slab.tier.FORGET_S", 0.2)
+    monkeypatch.setattr("kvoffload.tiers.local.slab.tier.FORGET_S", 0.2)
     need("mkfs.ext4", "fsfreeze")
     make_image(tmp_path / "disk.img", 16)
     ready, tell = os.pipe()

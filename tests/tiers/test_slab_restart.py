@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.testing.tiers import PATIENCE_S
+from kvoffload.testing.tiers import run as run_job
 from kvoffload.tiers import FileTier, Namespace, Region, State, Status, TierInUseError
-from kvoffload.tiers.slab import find_slabs
-from kvoffload.tiers.testing import PATIENCE_S
-from kvoffload.tiers.testing import run as run_job
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.local.slab import find_slabs
 
 from .attack import (
     NAMESPACE,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload import BlockNotFoundError, CPUOffloadingManager
+from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of
 from kvoffload.tiers import (
     Fetched,
     FileTier,
@@ -17,7 +18,6 @@ from kvoffload.tiers import (
     TieredStore,
     TierEvent,
 )
-from kvoffload.tiers.testing import PATIENCE_S, FaultyTier, block_bytes_of
 
 from .attack import rounds
 

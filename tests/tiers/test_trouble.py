@@ -5,6 +5,7 @@ import gc
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvoffload import CachePolicy, CPUOffloadingManager
+from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, run
 from kvoffload.tiers import (
     FileTier,
     MemoryTier,
@@ -21,11 +23,10 @@ from kvoffload.tiers import (
     Status,
     TieredStore,
     TierEvent,
-    _io_py,
 )
-from kvoffload.tiers.pool import Entry
-from kvoffload.tiers.testing import PATIENCE_S, FaultyTier, run
-from kvoffload.tiers.twins import Twin
+from kvoffload.tiers.engine import stores, threads
+from kvoffload.tiers.engine.contract import Entry
+from kvoffload.tiers.engine.native import Twin
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(64)]
@@ -334,14 +335,12 @@ class TestBounds:
         """1 s and 50 MB/s."""
         seen: list[float] = []
 
-        class Spy(_io_py.Pool):
+        class Spy(threads.Pool):
             def submit(self, *arguments, timeout_s: float, epoch: int) -> None:
                 seen.append(timeout_s)
                 super().submit(*arguments, timeout_s=timeout_s, epoch=epoch)
 
-        twin = Twin(
-            tier_twin.manager, Spy, _io_py.FileStore, _io_py.MemoryStore, _io_py.valid_records
-        )
+        twin = replace(Twin.python(tier_twin.manager), pool=Spy)
         tier = MemoryTier(64 * BLOCK, namespace=namespace, twin=twin)
         tier.attach(Region.allocate(64, BLOCK))
         run(tier, tier.put(KEYS[:50], range(50)))
@@ -483,14 +482,12 @@ class TestLives:
 
 def test_entries_of_both_pools_are_the_same(namespace: Namespace, twins, seed: int) -> None:
     """Direct and staged, the two implementations report the same of the same jobs."""
-    from kvoffload._core import io
-
     results = []
-    for module in (_io_py, io):
+    for io in (Twin.python(object), Twin.compiled(object)):
         region, memory = Region.allocate(32, BLOCK), Region.allocate(32, BLOCK)
         region.array[:] = np.random.default_rng(seed).integers(0, 256, region.nbytes, np.uint8)
         sums = np.zeros(32, np.uint64)
-        pool = module.Pool(region, module.MemoryStore(memory, b"f" * 16, sums), 3)
+        pool = io.pool(region, io.memory_store(memory, b"f" * 16, sums), 3)
         rng = np.random.default_rng(seed)
         news = []
         for job in range(60):
@@ -513,7 +510,8 @@ def test_names_and_texts_of_both_pools_are_the_same(twins: tuple[ModuleType, ...
     for name in io.__all__:
         if name == "xxh3_64":
             continue
-        python, compiled = getattr(_io_py, name), getattr(io, name)
+        python = getattr(threads, name, None) or getattr(stores, name)
+        compiled = getattr(io, name)
         if name != "Pool" and isinstance(python, type):
             assert compiled.__doc__ == python.__doc__, name
             continue

@@ -35,9 +35,9 @@ from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadFileTier, KVOffloadTier, secondary_tiers
 from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier, namespace_of
+from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import Done, MemoryTier, State, Status, TierError
 from kvoffload.tiers.metrics import METRICS, PREFIX
-from kvoffload.tiers.testing import FaultyTier
 from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
 from tests.vllm.test_tiers import OURS, THEIRS, Engine, content, key
 

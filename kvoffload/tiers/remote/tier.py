@@ -30,15 +30,16 @@ import numpy.typing as npt
 
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
+from kvoffload.tiers.base import State, Status
+from kvoffload.tiers.engine.contract import DROP, FORGET, MEET, TOUCH, Pool
+from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES, QUERY_DEADLINE_S, PooledTier, Record
+from kvoffload.tiers.engine.staging import STAGING_BYTES
+from kvoffload.tiers.engine.threads import RemotePool
+from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.region import Region
+from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 
-from .base import State, Status
-from .namespace import Namespace
-from .pool import Pool
-from .pooled import MAX_QUEUED_BYTES, QUERY_DEADLINE_S, PooledTier, Record
-from .region import Region
-from .remote_pool import DROP, EPOCH_S, FORGET, MEET, TOUCH, RemotePool, RemoteStore, pack_keys
-from .seal import MAX_KEY_BYTES, stored_key, stored_keys
-from .staging import STAGING_BYTES
+from .store import EPOCH_S, RemoteStore, pack_keys
 
 __all__ = ["RemoteTier", "Verdicts"]
 

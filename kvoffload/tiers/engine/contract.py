@@ -1,6 +1,6 @@
 """The contract of the threads that move blocks between a region and a store.
 
-It is built twice: in Python over any `Store` (``_io_py``), and compiled over files and memory
+It is built twice: in Python over any `Store` (``threads``), and compiled over files and memory
 (``kvoffload._core.io``), where the threads never take the interpreter's lock.
 
 Jobs
@@ -23,6 +23,7 @@ The keeper
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -30,24 +31,41 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .staging import Staging
+
 __all__ = [
     "CHORE",
+    "DROP",
     "ENDED",
+    "FORGET",
     "LATE",
+    "MEET",
     "MOVING",
+    "NOBODY",
+    "QUERY",
     "READ",
     "READ_ONLY_THREADS",
     "RUN_BLOCKS",
     "RUN_BYTES",
     "SETTLED",
     "SHORT_RUN_BYTES",
+    "TOUCH",
     "WRITE",
+    "Block",
     "Entry",
     "Pool",
+    "Store",
 ]
 
 READ = 0
 WRITE = 1
+QUERY = 2
+"""Kind of job beside `READ` and `WRITE`: is a block there?"""
+
+DROP, TOUCH, FORGET, MEET = 0, 1, 2, 3
+"""Kinds of chores: remove blocks, mark them as used, write the epoch, read it at the start."""
+NOBODY = 0
+"""Number of a chore of which nobody is told; jobs begin at 1."""
 
 LATE = 1
 """Flag of an entry: the job passed its deadline and the kernel still has its blocks."""
@@ -176,3 +194,116 @@ class Pool(Protocol):
 
     def abandon(self) -> None:
         """Forget the threads, in a forked child, where there are none."""
+
+
+class _Job(Protocol):
+    """The job of a block, as a store sees it."""
+
+    taken_back: bool
+
+
+class Block:
+    """A block on its way.
+
+    Attributes
+    ----------
+    key : bytes
+        Its stored key.
+    slot, block_id : int
+        Where it is in the store and in the region.
+    place : int
+        Its position in the job.
+    status : int
+        `MOVING`, or its `Status`.
+    views : list of memoryview
+        The block's memory, to read from or write to: the region's, or a buffer's.
+    slot_views : list of memoryview
+        The same with what a buffer has behind it, up to a multiple of 4096 bytes.
+    buffer : int
+        The staging buffer, -1 for none.
+    job : object or None
+        What it is a block of.
+    """
+
+    __slots__ = (
+        "block_id",
+        "buffer",
+        "job",
+        "key",
+        "place",
+        "slot",
+        "slot_views",
+        "status",
+        "views",
+    )
+
+    def __init__(self, key: bytes, slot: int, block_id: int, place: int) -> None:
+        self.key = key
+        self.slot = slot
+        self.block_id = block_id
+        self.place = place
+        self.status = MOVING
+        self.views: list[memoryview] = []
+        self.slot_views: list[memoryview] = []
+        self.buffer = -1
+        self.job: _Job | None = None
+
+    @property
+    def taken_back(self) -> bool:
+        """Whether its memory is the caller's again before its job has ended by itself."""
+        return self.job is not None and self.job.taken_back
+
+    def use(self, staging: Staging, buffer: int) -> None:
+        """Lie in a staging buffer."""
+        self.buffer = buffer
+        self.views = [staging.view(buffer)]
+        self.slot_views = staging.region.views_unchecked(buffer)
+
+
+class Store(ABC):
+    """Where blocks are kept: what a thread of a pool does with a run of them.
+
+    Attributes
+    ----------
+    direct : bool
+        Whether it is handed the region's memory instead of buffers.
+    block_bytes : int
+        Bytes per block.
+    slot_bytes : int
+        Bytes that a block takes in the store.
+    """
+
+    direct: bool
+    block_bytes: int
+    slot_bytes: int
+
+    @abstractmethod
+    def read(self, run: Sequence[Block]) -> None:
+        """Fill the blocks' views and set their statuses, to OK, MISS, CORRUPT or UNAVAILABLE.
+
+        Raises
+        ------
+        OSError
+            If the medium reports an error; each block is then read alone.
+        """
+
+    @abstractmethod
+    def write(self, run: Sequence[Block], epoch: int) -> None:
+        """Store the bytes in the blocks' views and set their statuses.
+
+        Raises
+        ------
+        OSError
+            If the medium reports an error; each block is then written alone.
+        """
+
+    def run_length(self, blocks: Sequence[Block], start: int, stop: int) -> int:
+        """Return how many of the blocks from `start` on move in one call; here, adjacent slots."""
+        end = start + 1
+        while end < stop and blocks[end].slot == blocks[end - 1].slot + 1:
+            end += 1
+        return end - start
+
+    def chore(self, offset: int, data: bytes, sync: bool) -> None:
+        """Write bytes to a table, where the store has one."""
+        raise NotImplementedError

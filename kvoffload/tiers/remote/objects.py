@@ -31,21 +31,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kvoffload.errors import describe
+from kvoffload.tiers.base import Status
+from kvoffload.tiers.engine.contract import MOVING, Block
+from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES
+from kvoffload.tiers.engine.staging import STAGING_BYTES, staging_buffers
+from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
+from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.region import Region
+from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
 from . import _objects_worker as worker
-from ._io_py import Block
 from ._objects_worker import Item
-from .base import Status
-from .epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
-from .namespace import Namespace
 from .objects_client import Answer, ObjectsClient
-from .pool import MOVING
-from .pooled import MAX_QUEUED_BYTES
-from .region import Region
-from .remote import RemoteTier
-from .remote_pool import RemoteStore
-from .seal import SEAL_BYTES, xxh3_64
-from .staging import STAGING_BYTES, staging_buffers
+from .store import RemoteStore
+from .tier import RemoteTier
 
 __all__ = ["ObjectTier"]
 

@@ -1,4 +1,4 @@
-"""The threads that move blocks, in Python: the contract of ``pool`` over any store.
+"""The threads that move blocks, in Python: the ``contract`` over any store.
 
 Structure
     One lock, `_lock`, guards the queues, the jobs and the buffers; it is never held during I/O or a
@@ -16,27 +16,31 @@ Cost
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import select
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .base import Status
-from .pool import (
+from kvoffload.tiers.base import Status
+from kvoffload.tiers.region import Region
+
+from .contract import (
     CHORE,
     ENDED,
     LATE,
+    MEET,
     MOVING,
+    NOBODY,
+    QUERY,
     READ,
     READ_ONLY_THREADS,
     RUN_BLOCKS,
@@ -44,276 +48,21 @@ from .pool import (
     SETTLED,
     SHORT_RUN_BYTES,
     WRITE,
+    Block,
     Entry,
+    Store,
 )
-from .region import ALIGNMENT, Region
-from .seal import SEAL_BYTES, Seal, seed_of, xxh3_64
 from .staging import Staging
+from .transfer import SLICE_BYTES, copy, status_of
 
-__all__ = ["Block", "FileStore", "MemoryStore", "Pool", "Store", "valid_records"]
+__all__ = ["Pool", "RemotePool"]
 
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
-# Linux and macOS take no more views in one call.
-MAX_VIEWS = 1024
-
-
-class Block:
-    """A block on its way.
-
-    Attributes
-    ----------
-    key : bytes
-        Its stored key.
-    slot, block_id : int
-        Where it is in the store and in the region.
-    place : int
-        Its position in the job.
-    status : int
-        `MOVING`, or its `Status`.
-    views : list of memoryview
-        The block's memory, to read from or write to: the region's, or a buffer's.
-    slot_views : list of memoryview
-        The same with what a buffer has behind it, up to a multiple of 4096 bytes.
-    buffer : int
-        The staging buffer, -1 for none.
-    job : _Job or None
-        What it is a block of.
-    """
-
-    __slots__ = (
-        "block_id",
-        "buffer",
-        "job",
-        "key",
-        "place",
-        "slot",
-        "slot_views",
-        "status",
-        "views",
-    )
-
-    def __init__(self, key: bytes, slot: int, block_id: int, place: int) -> None:
-        self.key = key
-        self.slot = slot
-        self.block_id = block_id
-        self.place = place
-        self.status = MOVING
-        self.views: list[memoryview] = []
-        self.slot_views: list[memoryview] = []
-        self.buffer = -1
-        self.job: _Job | None = None
-
-    @property
-    def taken_back(self) -> bool:
-        """Whether its memory is the caller's again before its job has ended by itself."""
-        return self.job is not None and self.job.taken_back
-
-    def use(self, staging: Staging, buffer: int) -> None:
-        """Lie in a staging buffer."""
-        self.buffer = buffer
-        self.views = [staging.view(buffer)]
-        self.slot_views = staging.region.views_unchecked(buffer)
-
-
-class Store(ABC):
-    """Where blocks are kept: what a thread of a pool does with a run of them.
-
-    Attributes
-    ----------
-    direct : bool
-        Whether it is handed the region's memory instead of buffers.
-    block_bytes : int
-        Bytes per block.
-    slot_bytes : int
-        Bytes that a block takes in the store.
-    """
-
-    direct: bool
-    block_bytes: int
-    slot_bytes: int
-
-    @abstractmethod
-    def read(self, run: Sequence[Block]) -> None:
-        """Fill the blocks' views and set their statuses, to OK, MISS, CORRUPT or UNAVAILABLE.
-
-        Raises
-        ------
-        OSError
-            If the medium reports an error; each block is then read alone.
-        """
-
-    @abstractmethod
-    def write(self, run: Sequence[Block], epoch: int) -> None:
-        """Store the bytes in the blocks' views and set their statuses.
-
-        Raises
-        ------
-        OSError
-            If the medium reports an error; each block is then written alone.
-        """
-
-    def run_length(self, blocks: Sequence[Block], start: int, stop: int) -> int:
-        """Return how many of the blocks from `start` on move in one call; here, adjacent slots."""
-        end = start + 1
-        while end < stop and blocks[end].slot == blocks[end - 1].slot + 1:
-            end += 1
-        return end - start
-
-    def chore(self, offset: int, data: bytes, sync: bool) -> None:
-        """Write bytes to a table, where the store has one."""
-        raise NotImplementedError
-
-
-class MemoryStore(Store):
-    """Blocks in a second region.
-
-    Parameters
-    ----------
-    region : Region
-        The memory; slot i is its block i.
-    fingerprint : bytes
-        The namespace.
-    sums : numpy.ndarray
-        ``(slots,)`` uint64: the sum of the bytes in each slot; kept up to date.
-    """
-
-    direct = True
-
-    def __init__(self, region: Region, fingerprint: bytes, sums: npt.NDArray[np.uint64]) -> None:
-        self.region = region
-        self.block_bytes = self.slot_bytes = region.block_bytes
-        self.fingerprint = fingerprint
-        self.sums = sums
-        self.writing = np.zeros(len(sums), np.uint8)  # slots that are being written
-
-    def read(self, run: Sequence[Block]) -> None:
-        """Copy the bytes and check the copy; again, where the slot was written meanwhile."""
-        for block in run:
-            slot, seed = block.slot, seed_of(self.fingerprint, block.key)
-            while True:
-                writing, expected = self.writing[slot], self.sums[slot]
-                copy(self.region.views_unchecked(slot), block.views)
-                if sum_of(block.views, seed) == int(expected):
-                    block.status = Status.OK
-                    break
-                if not (writing or self.writing[slot]) and self.sums[slot] == expected:
-                    block.status = Status.CORRUPT
-                    break
-                time.sleep(REWRITE_S)
-
-    def write(self, run: Sequence[Block], epoch: int) -> None:  # noqa: ARG002
-        """Copy the bytes and keep their sum."""
-        for block in run:
-            slot = block.slot
-            self.writing[slot] = 1
-            found = sum_of(block.views, seed_of(self.fingerprint, block.key))
-            copy(block.views, self.region.views_unchecked(slot))
-            self.sums[slot] = found
-            self.writing[slot] = 0
-            block.status = Status.UNAVAILABLE if block.taken_back else Status.OK
-
-
-class FileStore(Store):
-    """Blocks in the slots of a file, their seals in the table of another.
-
-    Parameters
-    ----------
-    data_fd, table_fd : int
-        The files; not closed here.
-    direct : bool
-        Whether the region's memory is handed to the kernel.
-    block_bytes, slot_bytes : int
-        Bytes of a block, and from slot to slot.
-    records_offset : int
-        Where the seal of slot 0 lies in the table.
-    fingerprint : bytes
-        The namespace.
-    sums : numpy.ndarray
-        ``(slots,)`` uint64: the sum of the bytes in each slot; kept up to date.
-    written : numpy.ndarray
-        ``(slots,)`` uint8: whether the table may have a seal of the slot; kept up to date.
-    """
-
-    def __init__(
-        self,
-        data_fd: int,
-        table_fd: int,
-        *,
-        direct: bool,
-        block_bytes: int,
-        slot_bytes: int,
-        records_offset: int,
-        fingerprint: bytes,
-        sums: npt.NDArray[np.uint64],
-        written: npt.NDArray[np.uint8],
-    ) -> None:
-        self.data_fd = data_fd
-        self.table_fd = table_fd
-        self.direct = direct
-        self.block_bytes = block_bytes
-        self.slot_bytes = slot_bytes
-        self.records_offset = records_offset
-        self.fingerprint = fingerprint
-        self.sums = sums
-        self.written = written
-
-    def read(self, run: Sequence[Block]) -> None:
-        """Read a run in one call; what does not match its sum loses its seal too."""
-        views = [view for block in run for view in block.slot_views]
-        got = transfer(os.preadv, self.data_fd, views, run[0].slot * self.slot_bytes)
-        for place, block in enumerate(run):
-            whole = got >= (place + 1) * self.slot_bytes
-            if whole and self._sum(block) == int(self.sums[block.slot]):
-                block.status = Status.OK
-            else:
-                block.status = Status.CORRUPT
-                with contextlib.suppress(OSError):  # it would be found corrupt again
-                    self._clear([block])
-
-    def write(self, run: Sequence[Block], epoch: int) -> None:
-        """Clear the seals, write the bytes, write the seals: in this order, and without a sync."""
-        self._clear(run)
-        records = []
-        for block in run:
-            seal = Seal(block.key, self.block_bytes, self._sum(block))
-            records.append(seal.pack(epoch))
-            self.sums[block.slot] = seal.sum
-        views = [view for block in run for view in block.slot_views]
-        place = run[0].slot * self.slot_bytes
-        if transfer(os.pwritev, self.data_fd, views, place) < len(run) * self.slot_bytes:
-            raise OSError(errno.EIO, "the file system wrote nothing")
-        if run[0].taken_back:  # what was summed and what was written need not be one
-            for block in run:
-                block.status = Status.UNAVAILABLE
-            return
-        for block in run:
-            self.written[block.slot] = 1
-        self._write_table(b"".join(records), self._record_offset(run[0].slot))
-        for block in run:
-            block.status = Status.OK
-
-    def chore(self, offset: int, data: bytes, sync: bool) -> None:
-        """Write bytes to the table."""
-        self._write_table(data, offset)
-        if sync:
-            os.fsync(self.table_fd)
-
-    def _sum(self, block: Block) -> int:
-        return sum_of(block.views, seed_of(self.fingerprint, block.key))
-
-    def _record_offset(self, slot: int) -> int:
-        return self.records_offset + slot * SEAL_BYTES
-
-    def _clear(self, run: Sequence[Block]) -> None:
-        """Clear the seals of adjacent slots, where there may be some."""
-        first, last = run[0].slot, run[-1].slot
-        if self.written[first : last + 1].any():
-            self._write_table(bytes((last + 1 - first) * SEAL_BYTES), self._record_offset(first))
-            self.written[first : last + 1] = 0
-
-    def _write_table(self, data: bytes, offset: int) -> None:
-        if transfer(os.pwritev, self.table_fd, [memoryview(data)], offset) < len(data):
-            raise OSError(errno.EIO, "the file system wrote nothing")
+RETRY_S = 1.0
+"""Seconds until the medium is given an epoch again that it would not take."""
+GRACE_S = 1.0
+"""Seconds that a call under way has to return when the pool closes."""
+LATE_GRACE_S = 0.1
+"""The same, where one has not returned by its deadline."""
 
 
 class _Job:
@@ -382,7 +131,7 @@ class _Job:
 
 
 class Pool:
-    """Threads that move blocks between a region and any store; see ``kvoffload.tiers.pool``.
+    """Threads that move blocks between a region and any store; see ``contract``.
 
     Parameters
     ----------
@@ -825,16 +574,6 @@ class Pool:
         return self._closing or job.is_over
 
 
-GRACE_S = 1.0
-"""Seconds that a call under way has to return when the pool closes."""
-LATE_GRACE_S = 0.1
-"""The same, where one has not returned by its deadline."""
-SLICE_BYTES = 2**20
-"""Bytes that are copied between two looks at the deadlines, at most."""
-REWRITE_S = 0.0001
-"""Seconds after which a block that is being written is read again."""
-
-
 class _Signal:
     """A file descriptor that is readable while it is set; -1 when it is closed.
 
@@ -887,102 +626,107 @@ class _Signal:
             os.close(fd)
 
 
-def status_of(error: OSError) -> Status:
-    """Return what an error of the operating system means for a block."""
-    return Status.FULL if error.errno in NO_SPACE else Status.FAILED
-
-
-def sum_of(views: Sequence[memoryview], seed: int) -> int:
-    """Return the XXH3-64 of bytes that lie in several pieces."""
-    return xxh3_64(views[0] if len(views) == 1 else b"".join(views), seed)
-
-
-def copy(
-    sources: Sequence[memoryview],
-    targets: Sequence[memoryview],
-    must_stop: Callable[[], bool] | None = None,
-) -> bool:
-    """Copy bytes between two lists of pieces, as many as both have; without the lock, if large.
-
-    `must_stop` is asked after every `SLICE_BYTES`; return False where it ended the copy.
-    """
-    pieces = [np.frombuffer(target, np.uint8) for target in targets]
-    most = sys.maxsize if must_stop is None else SLICE_BYTES
-    left = most
-    for source in sources:
-        data = np.frombuffer(source, np.uint8)
-        while len(data) and pieces:
-            count = min(len(data), len(pieces[0]), left)
-            np.copyto(pieces[0][:count], data[:count])
-            data = data[count:]
-            pieces[0] = pieces[0][count:]
-            if not len(pieces[0]):
-                del pieces[0]
-            left -= count
-            if not left:
-                if must_stop is not None and must_stop():
-                    return False
-                left = most
-    return True
-
-
-def transfer(
-    call: Callable[[int, Sequence[memoryview], int], int],
-    fd: int,
-    views: Sequence[memoryview],
-    offset: int,
-) -> int:
-    """Read or write views at an offset, going on after short calls; return the bytes moved.
-
-    Fewer than asked for only at the end of a file.
-    """
-    done = 0
-    rest = list(views)
-    while rest:
-        moved = call(fd, rest[:MAX_VIEWS], offset + done)
-        done += moved
-        if moved == 0 or (call is os.preadv and moved % ALIGNMENT):
-            break  # a short read of a file ends where the file does
-        while rest and moved >= len(rest[0]):
-            moved -= len(rest.pop(0))
-        if moved:
-            rest[0] = rest[0][moved:]
-    return done
-
-
-def valid_records(
-    table: bytes | memoryview, block_bytes: int, epoch: int
-) -> tuple[npt.NDArray[np.int64], list[bytes], npt.NDArray[np.uint64], int]:
-    """Read the seals of a table.
+class RemotePool(Pool):
+    """Threads that move blocks between a region and a `RemoteStore`, and ask it for blocks.
 
     Parameters
     ----------
-    table : bytes or memoryview
-        64 bytes per slot.
-    block_bytes : int
-        The length of block that they must be for.
-    epoch : int
-        The epoch that they must be of.
-
-    Returns
-    -------
-    slots : numpy.ndarray
-        ``(n,)`` int64: the slots with a valid seal.
-    keys : list of bytes
-        Their stored keys.
-    sums : numpy.ndarray
-        ``(n,)`` uint64: the sums of their bytes.
-    others : int
-        Slots with something else than such a seal or zeros.
+    region : Region
+        The caller's memory.
+    store : RemoteStore
+        Where blocks are kept.
+    threads : int
+        Number of threads, >= 1, besides the keeper.
+    staging_bytes : int
+        Bytes of buffers.
+    ack_copied : bool
+        Whether a put ends when it is copied.
     """
-    slots, keys, sums, others = [], [], [], 0
-    for slot in range(len(table) // SEAL_BYTES):
-        record = bytes(table[slot * SEAL_BYTES : (slot + 1) * SEAL_BYTES])
-        seal = Seal.unpack(record, epoch)
-        if seal is not None and seal.nbytes == block_bytes:
-            slots.append(slot)
-            keys.append(seal.key)
-            sums.append(seal.sum)
-        elif any(record):
-            others += 1
-    return np.array(slots, np.int64), keys, np.array(sums, np.uint64), others
+
+    _store: Any
+
+    def __init__(
+        self,
+        region: Region,
+        store: Any,
+        threads: int,
+        staging_bytes: int,
+        ack_copied: bool = True,
+    ) -> None:
+        self._retry: threading.Timer | None = None
+        self._gone = False  # no retry may start
+        super().__init__(region, store, threads, staging_bytes, ack_copied)
+        if self._staging is not None:
+            store.use(self._staging.region)
+        with self._lock:  # the threads have nothing yet, and look again when something comes
+            self._queues: tuple[deque[_Job], ...] = (deque(), deque(), deque())  # type: ignore[assignment]
+
+    def query(self, job: int, keys: Sequence[bytes], timeout_s: float) -> None:
+        """Take a query."""
+        nowhere: npt.NDArray[np.int64] = np.zeros(len(keys), np.int64)
+        self.submit(job, QUERY, keys, nowhere, nowhere, timeout_s=timeout_s, epoch=0)
+
+    def close(self, timeout_s: float) -> bool:
+        """End the threads."""
+        with self._lock:
+            self._gone = True
+            if self._retry is not None:
+                self._retry.cancel()
+        return super().close(timeout_s)
+
+    def _retry_later(self) -> None:
+        """Give the medium the epoch that it owes, later, whether or not a job comes."""
+        with self._lock:
+            if self._retry is None and not self._gone:
+                self._retry = threading.Timer(RETRY_S, self._retry_now)
+                self._retry.daemon = True
+                with contextlib.suppress(RuntimeError):  # the interpreter ends
+                    self._retry.start()
+
+    def _retry_now(self) -> None:
+        with self._lock:
+            self._retry = None
+            if self._gone:
+                return
+        self.chore(NOBODY, MEET, b"", False)
+
+    def _do_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
+        super()._do_chore(job, offset, data, sync)
+        if self._store.owed:
+            self._retry_later()
+
+    def _tell(self, entry: Entry) -> None:
+        if entry.job != NOBODY:
+            super()._tell(entry)
+
+    def _stuck(self, op: int) -> bool:
+        return super()._stuck(READ if op == QUERY else op)
+
+    def _take(self, op: int) -> tuple[_Job, list[Block]] | None:
+        """Take a run from the front of a queue, queries before reads; under the lock."""
+        queries = self._queues[QUERY] if len(self._queues) > QUERY else None
+        if op != READ or not queries:
+            return super()._take(op)
+        job = queries[0]
+        run = job.blocks[job.next : min(job.count, job.next + self._store.keys_per_query)]
+        job.next += len(run)
+        job.in_flight += len(run)
+        if job.next == job.count:
+            queries.popleft()
+        return job, run
+
+    def _move(self, job: _Job, run: list[Block]) -> None:
+        self._store.begin(job.deadline)
+        if job.op != QUERY:
+            super()._move(job, run)
+            if self._store.owed:
+                self._retry_later()
+            return
+        self._store.find(run)
+        if self._store.owed:
+            self._retry_later()
+        with self._lock:
+            for block in run:
+                job.found[block.place] = block.status
+            job.in_flight -= len(run)
+            self._settle_if_idle(job)

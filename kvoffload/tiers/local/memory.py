@@ -6,13 +6,13 @@ import os
 
 from kvoffload import CachePolicy
 from kvoffload._checks import check_int
+from kvoffload.tiers.engine.contract import Pool
+from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES, check_region
+from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.region import Region
 
-from .indexed import IndexedTier
-from .namespace import Namespace
-from .pool import Pool
-from .pooled import MAX_QUEUED_BYTES, check_region
-from .region import Region
-from .twins import Twin
+from .index import IndexedTier
 
 __all__ = ["MemoryTier"]
 

@@ -32,13 +32,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.errors import describe
+from kvoffload.tiers.base import BlockIDs, Done, Health, Operation, Status, Tier, TierEvent
+from kvoffload.tiers.metrics import Sample, TierMetrics
+from kvoffload.tiers.region import Region
+from kvoffload.tiers.seal import stored_keys
 
-from .base import BlockIDs, Done, Health, Operation, Status, Tier, TierEvent
 from .breaker import Breaker
-from .metrics import Sample, TierMetrics
-from .pool import CHORE, ENDED, LATE, READ, SETTLED, WRITE, Pool
-from .region import Region
-from .seal import stored_keys
+from .contract import CHORE, ENDED, LATE, READ, SETTLED, WRITE, Pool
 
 __all__ = ["MAX_QUEUED_BYTES", "PooledTier", "Record"]
 

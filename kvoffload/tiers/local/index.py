@@ -26,11 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import CachePolicy
-
-from .base import State, Status
-from .pooled import MAX_QUEUED_BYTES, PooledTier, Record
-from .seal import MAX_KEY_BYTES, stored_key, stored_keys
-from .twins import Twin, chosen
+from kvoffload.tiers.base import State, Status
+from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES, PooledTier, Record
+from kvoffload.tiers.engine.native import Twin, chosen
+from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 
 __all__ = ["IndexedTier"]
 

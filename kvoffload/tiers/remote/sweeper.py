@@ -25,10 +25,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from .folder import Folder
+from kvoffload.tiers.folder import Folder
+from kvoffload.tiers.namespace import FINGERPRINT_BYTES
+from kvoffload.tiers.seal import DIGESTED_BYTES
+
 from .lease import LEASE_S, Lease
-from .namespace import FINGERPRINT_BYTES
-from .seal import DIGESTED_BYTES
 
 __all__ = ["FREE_SHARE", "Sweeper"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .region import Region, round_up
+from kvoffload.tiers.region import Region, round_up
 
 __all__ = ["STAGING_BYTES", "Staging", "staging_buffers"]
 

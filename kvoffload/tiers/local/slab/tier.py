@@ -32,15 +32,15 @@ from kvoffload import CachePolicy
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
+from kvoffload.tiers.engine.contract import Pool
+from kvoffload.tiers.engine.jobs import LONGEST_DEADLINE_S, MAX_QUEUED_BYTES, Record
+from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.engine.staging import STAGING_BYTES
 from kvoffload.tiers.epoch import new_epoch
-from kvoffload.tiers.indexed import IndexedTier
+from kvoffload.tiers.local.index import IndexedTier
 from kvoffload.tiers.namespace import Namespace
-from kvoffload.tiers.pool import Pool
-from kvoffload.tiers.pooled import LONGEST_DEADLINE_S, MAX_QUEUED_BYTES, Record
 from kvoffload.tiers.region import Region, round_up
 from kvoffload.tiers.seal import SEAL_BYTES
-from kvoffload.tiers.staging import STAGING_BYTES
-from kvoffload.tiers.twins import Twin
 
 from .files import SlabFiles, check_space
 from .forgetter import GRACE_S, Forgetter

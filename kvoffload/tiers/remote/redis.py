@@ -26,15 +26,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kvoffload.errors import describe
+from kvoffload.tiers.base import Status
+from kvoffload.tiers.engine.contract import Block
+from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES
+from kvoffload.tiers.engine.staging import STAGING_BYTES
+from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, last_epoch, parse_epoch
+from kvoffload.tiers.namespace import Namespace
 
-from ._io_py import Block
-from .base import Status
-from .epoch import EPOCH_CHARACTERS, epoch_text, last_epoch, parse_epoch
-from .namespace import Namespace
-from .pooled import MAX_QUEUED_BYTES
-from .remote import RemoteTier
-from .remote_pool import OtherEpochError, RemoteStore
-from .staging import STAGING_BYTES
+from .store import OtherEpochError, RemoteStore
+from .tier import RemoteTier
 
 __all__ = ["RedisTier"]
 

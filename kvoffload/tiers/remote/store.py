@@ -5,9 +5,9 @@ not: questions that need I/O, calls that know when to give up, and one place tha
 are forgotten.
 
 Structure
-    `RemotePool` is the pool of ``_io_py`` with a third kind of job, the query, whose blocks need no
-    memory. Its threads call `RemoteStore.find`, `read` and `write`, which look after the epoch and
-    errors and call what a medium implements: `_find`, `_fetch`, `_store` and others.
+    Threads have a third kind of job for it, the query, whose blocks need no memory. They call
+    `RemoteStore.find`, `read` and `write`, which look after the epoch and errors and call what a
+    medium implements: `_find`, `_fetch`, `_store` and others.
 Epochs
     An epoch (see ``epoch``) lies on the medium, beside the namespace. It is part of every block's
     name and seeds its seal: a new one forgets everything at once, for every process. It only rises.
@@ -25,55 +25,31 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import logging
 import threading
 import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-import numpy.typing as npt
+from kvoffload.tiers.base import Status
+from kvoffload.tiers.engine.contract import DROP, MOVING, QUERY, READ, TOUCH, WRITE, Block, Store
+from kvoffload.tiers.epoch import new_epoch
+from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.region import Region
+from kvoffload.tiers.seal import SEAL_BYTES, Seal
 
-from . import _io_py
-from ._io_py import Block, Store
-from .base import Status
-from .epoch import new_epoch
-from .namespace import Namespace
-from .pool import MOVING, READ, WRITE, Entry
-from .region import Region
-from .seal import SEAL_BYTES, Seal
-
-__all__ = [
-    "DROP",
-    "FORGET",
-    "QUERY",
-    "TOUCH",
-    "OtherEpochError",
-    "RemotePool",
-    "RemoteStore",
-    "pack_keys",
-]
+__all__ = ["ForeignNamespaceError", "OtherEpochError", "RemoteStore", "pack_keys"]
 
 log = logging.getLogger("kvoffload.tiers")
 
-QUERY = 2
-"""Kind of job beside `READ` and `WRITE`: is a block there?"""
-DROP, TOUCH, FORGET, MEET = 0, 1, 2, 3
-"""Kinds of chores: remove blocks, mark them as used, write the epoch, read it at the start."""
-NOBODY = 0
-"""Number of a chore of which nobody is told; jobs begin at 1."""
 CHORE_S = 1.0
 """Seconds that a chore has."""
 EPOCH_S = 2.0
 """Seconds that reading or writing the epoch has: a job may end meanwhile, the next one has it."""
 LEAST_S = 0.005
 """Seconds that a call has at least."""
-RETRY_S = 1.0
-"""Seconds until the medium is given an epoch again that it would not take."""
 ROUNDS = 8
 """Epochs that are given to a medium at most before the call fails: others give it theirs, too."""
 LOG_S = 60.0
@@ -441,109 +417,3 @@ def _unpack_keys(data: bytes) -> list[bytes]:
         keys.append(data[place + 1 : stop])
         place = stop
     return keys
-
-
-class RemotePool(_io_py.Pool):
-    """Threads that move blocks between a region and a `RemoteStore`, and ask it for blocks.
-
-    Parameters
-    ----------
-    region : Region
-        The caller's memory.
-    store : RemoteStore
-        Where blocks are kept.
-    threads : int
-        Number of threads, >= 1, besides the keeper.
-    staging_bytes : int
-        Bytes of buffers.
-    ack_copied : bool
-        Whether a put ends when it is copied.
-    """
-
-    _store: RemoteStore
-
-    def __init__(
-        self,
-        region: Region,
-        store: RemoteStore,
-        threads: int,
-        staging_bytes: int,
-        ack_copied: bool = True,
-    ) -> None:
-        self._retry: threading.Timer | None = None
-        self._gone = False  # no retry may start
-        super().__init__(region, store, threads, staging_bytes, ack_copied)
-        if self._staging is not None:
-            store.use(self._staging.region)
-        with self._lock:  # the threads have nothing yet, and look again when something comes
-            self._queues: tuple[deque[_io_py._Job], ...] = (deque(), deque(), deque())  # type: ignore[assignment]
-
-    def query(self, job: int, keys: Sequence[bytes], timeout_s: float) -> None:
-        """Take a query."""
-        nowhere: npt.NDArray[np.int64] = np.zeros(len(keys), np.int64)
-        self.submit(job, QUERY, keys, nowhere, nowhere, timeout_s=timeout_s, epoch=0)
-
-    def close(self, timeout_s: float) -> bool:
-        """End the threads."""
-        with self._lock:
-            self._gone = True
-            if self._retry is not None:
-                self._retry.cancel()
-        return super().close(timeout_s)
-
-    def _retry_later(self) -> None:
-        """Give the medium the epoch that it owes, later, whether or not a job comes."""
-        with self._lock:
-            if self._retry is None and not self._gone:
-                self._retry = threading.Timer(RETRY_S, self._retry_now)
-                self._retry.daemon = True
-                with contextlib.suppress(RuntimeError):  # the interpreter ends
-                    self._retry.start()
-
-    def _retry_now(self) -> None:
-        with self._lock:
-            self._retry = None
-            if self._gone:
-                return
-        self.chore(NOBODY, MEET, b"", False)
-
-    def _do_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
-        super()._do_chore(job, offset, data, sync)
-        if self._store.owed:
-            self._retry_later()
-
-    def _tell(self, entry: Entry) -> None:
-        if entry.job != NOBODY:
-            super()._tell(entry)
-
-    def _stuck(self, op: int) -> bool:
-        return super()._stuck(READ if op == QUERY else op)
-
-    def _take(self, op: int) -> tuple[_io_py._Job, list[Block]] | None:
-        """Take a run from the front of a queue, queries before reads; under the lock."""
-        queries = self._queues[QUERY] if len(self._queues) > QUERY else None
-        if op != READ or not queries:
-            return super()._take(op)
-        job = queries[0]
-        run = job.blocks[job.next : min(job.count, job.next + self._store.keys_per_query)]
-        job.next += len(run)
-        job.in_flight += len(run)
-        if job.next == job.count:
-            queries.popleft()
-        return job, run
-
-    def _move(self, job: _io_py._Job, run: list[Block]) -> None:
-        self._store.begin(job.deadline)
-        if job.op != QUERY:
-            super()._move(job, run)
-            if self._store.owed:
-                self._retry_later()
-            return
-        self._store.find(run)
-        if self._store.owed:
-            self._retry_later()
-        with self._lock:
-            for block in run:
-                job.found[block.place] = block.status
-            job.in_flight -= len(run)
-            self._settle_if_idle(job)

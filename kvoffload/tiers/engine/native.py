@@ -10,8 +10,8 @@ from typing import Any
 
 import kvoffload
 
-from . import _io_py
-from .pool import Pool
+from . import stores, threads
+from .contract import Pool
 
 __all__ = ["Twin", "chosen"]
 
@@ -25,7 +25,7 @@ class Twin:
     manager : callable
         ``CPUOffloadingManager``, which is the index.
     pool, file_store, memory_store : callable
-        The threads and what they move blocks to; see ``kvoffload.tiers.pool``.
+        The threads and what they move blocks to; see ``kvoffload.tiers.engine.contract``.
     valid_records : callable
         The reader of seal tables.
     """
@@ -37,15 +37,22 @@ class Twin:
     valid_records: Callable[..., Any]
 
     @classmethod
-    def of(cls, manager: Callable[..., Any], io: Any) -> Twin:
-        """Join a manager's class and a module with threads."""
+    def python(cls, manager: Callable[..., Any]) -> Twin:
+        """Join a manager's class and the threads in Python."""
+        return cls(
+            manager, threads.Pool, stores.FileStore, stores.MemoryStore, stores.valid_records
+        )
+
+    @classmethod
+    def compiled(cls, manager: Callable[..., Any]) -> Twin:
+        """Join a manager's class and the compiled threads."""
+        io: Any = importlib.import_module("kvoffload._core.io")
         return cls(manager, io.Pool, io.FileStore, io.MemoryStore, io.valid_records)
 
 
 @cache
 def chosen() -> Twin:
     """Return the implementation of this process."""
-    io: Any = _io_py
-    if kvoffload.IMPLEMENTATION == "compiled":
-        io = importlib.import_module("kvoffload._core.io")
-    return Twin.of(kvoffload.CPUOffloadingManager, io)
+    is_compiled = kvoffload.IMPLEMENTATION == "compiled"
+    make = Twin.compiled if is_compiled else Twin.python
+    return make(kvoffload.CPUOffloadingManager)

@@ -30,16 +30,16 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from kvoffload.errors import describe
+from kvoffload.tiers.base import Status
+from kvoffload.tiers.engine.contract import Block
+from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES
+from kvoffload.tiers.engine.staging import STAGING_BYTES
+from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
+from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.region import Region
 
-from ._io_py import Block
-from .base import Status
-from .epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
-from .namespace import Namespace
-from .pooled import MAX_QUEUED_BYTES
-from .region import Region
-from .remote import RemoteTier
-from .remote_pool import RemoteStore
-from .staging import STAGING_BYTES
+from .store import RemoteStore
+from .tier import RemoteTier
 
 __all__ = ["MooncakeTier"]
 

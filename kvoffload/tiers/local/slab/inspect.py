@@ -14,11 +14,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvoffload.tiers._io_py import transfer
 from kvoffload.tiers.base import TierError
+from kvoffload.tiers.engine.native import chosen
+from kvoffload.tiers.engine.transfer import transfer
 from kvoffload.tiers.namespace import FINGERPRINT_BYTES
 from kvoffload.tiers.seal import seed_of, xxh3_64
-from kvoffload.tiers.twins import chosen
 
 from .files import data_pieces, read_header, read_seals
 from .folder import OpenFolder

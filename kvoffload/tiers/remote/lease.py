@@ -20,7 +20,7 @@ import os
 import stat
 import time
 
-from .folder import Folder, temporary_name
+from kvoffload.tiers.folder import Folder, temporary_name
 
 __all__ = ["LEASE_S", "Lease"]
 

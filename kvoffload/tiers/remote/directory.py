@@ -42,21 +42,21 @@ from typing import cast
 
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
+from kvoffload.tiers.base import Status
+from kvoffload.tiers.engine.contract import Block, Pool
+from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES
+from kvoffload.tiers.engine.staging import STAGING_BYTES
+from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
+from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
+from kvoffload.tiers.folder import Folder, temporary_name
+from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.region import Region
+from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
-from ._io_py import NO_SPACE, Block, transfer
-from .base import Status
-from .epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
-from .folder import Folder, temporary_name
 from .lease import Lease
-from .namespace import Namespace
-from .pool import Pool
-from .pooled import MAX_QUEUED_BYTES
-from .region import Region
-from .remote import RemoteTier
-from .remote_pool import ForeignNamespaceError, RemoteStore
-from .seal import SEAL_BYTES, xxh3_64
-from .staging import STAGING_BYTES
+from .store import ForeignNamespaceError, RemoteStore
 from .sweeper import Sweeper
+from .tier import RemoteTier
 
 __all__ = ["DirectoryTier"]
 

@@ -1,0 +1,1 @@
+"""Suites of tests for what users write themselves."""

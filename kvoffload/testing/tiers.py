@@ -1,0 +1,853 @@
+"""What tests of tiers, and of what uses them, need: a suite for every tier, and a bad tier.
+
+`TierConformance` is the contract of `Tier` as tests: subclass it in a test file, say how a tier is
+opened, and pytest finds the rest. `tier_machine` compares a tier with a dict, step by step, in
+orders that hypothesis chooses. `FaultyTier` delays, fails, hangs and flips bits when it is told to.
+
+The suite needs no package; `tier_machine` needs hypothesis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import threading
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvoffload import CachePolicy
+from kvoffload.tiers.base import Done, State, Status, Tier
+from kvoffload.tiers.engine import threads
+from kvoffload.tiers.engine.contract import Block, Pool, Store
+from kvoffload.tiers.engine.staging import STAGING_BYTES
+from kvoffload.tiers.engine.stores import MemoryStore
+from kvoffload.tiers.local.memory import MemoryTier
+from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.region import Region
+
+__all__ = ["FaultyTier", "TierConformance", "block_bytes_of", "run", "tier_machine"]
+
+PATIENCE_S = 60.0
+"""Seconds that a job has before a test gives up: far more than any needs."""
+
+
+# -- a bad tier ----------------------------------------------------------------------------------
+
+
+class _FaultyStore(Store):
+    """A second region that can be told to misbehave."""
+
+    direct = False
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.block_bytes = self.slot_bytes = store.block_bytes
+        self.delay_s = 0.0
+        self.failures: Counter[str] = Counter()
+        self.errno = errno.EIO
+        self.running = threading.Event()
+        self.running.set()
+
+    def read(self, run: Sequence[Block]) -> None:
+        self._misbehave("get")
+        self.store.read(run)
+
+    def write(self, run: Sequence[Block], epoch: int) -> None:
+        self._misbehave("put")
+        self.store.write(run, epoch)
+
+    def run_length(self, blocks: Sequence[Block], start: int, stop: int) -> int:  # noqa: ARG002
+        return 1
+
+    def _misbehave(self, op: str) -> None:
+        self.running.wait()
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        if self.failures[op] > 0:
+            self.failures[op] -= 1
+            raise OSError(self.errno, os.strerror(self.errno))
+
+
+class FaultyTier(MemoryTier):
+    """A tier in memory that behaves like a server or a disk in trouble, when it is told to.
+
+    It is staged, as tiers on servers are. A call moves one block.
+
+    Parameters
+    ----------
+    capacity_bytes : int
+        Bytes of blocks that are kept at most.
+    policy : str, type or CachePolicy
+        Which blocks stay.
+    threads : int
+        Number of threads, each of which a hang can hold up.
+    namespace : Namespace
+        What the bytes mean.
+    name : str
+        Label in metrics, events and logs.
+    enable_events : bool
+        Whether `take_events` has something to give.
+    staging_bytes : int
+        Bytes of the tier's own buffers.
+    ack : str
+        When a put ends: ``"copied"`` or ``"stored"``.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        policy: str | type[CachePolicy] | CachePolicy = "lru",
+        threads: int = 4,
+        *,
+        namespace: Namespace,
+        name: str = "faulty",
+        enable_events: bool = False,
+        staging_bytes: int = STAGING_BYTES,
+        ack: str = "copied",
+    ) -> None:
+        super().__init__(
+            capacity_bytes,
+            policy,
+            threads,
+            namespace=namespace,
+            name=name,
+            enable_events=enable_events,
+        )
+        self.direct = False
+        self._staging_bytes = staging_bytes
+        self._ack_copied = ack == "copied"
+        self._forget_hangs = False
+        self._store = _FaultyStore(MemoryStore(self._memory, self._fingerprint, self._sums))
+
+    def _make_pool(self, region: Region) -> Pool:
+        return threads.Pool(
+            region, self._store, self._num_threads, self._staging_bytes, self._ack_copied
+        )
+
+    def delay(self, seconds: float) -> None:
+        """Make every call take so long, from now on."""
+        self._store.delay_s = seconds
+
+    def fail(self, op: str, count: int, error: int = errno.EIO) -> None:
+        """Make the next `count` calls of ``"put"`` or ``"get"`` end with an error."""
+        self._store.errno = error
+        self._store.failures[op] = count
+
+    def hang(self) -> None:
+        """Make calls not return until `resume`."""
+        self._store.running.clear()
+
+    def resume(self) -> None:
+        """Let calls return."""
+        self._store.running.set()
+
+    def forget(self) -> bool:
+        """Drop everything; a medium that hangs confirms it when it goes on."""
+        super().forget()
+        self._forget_hangs = not self._store.running.is_set()
+        return not self._forget_hangs
+
+    def _forget_confirmed(self) -> bool:
+        self._forget_hangs = self._forget_hangs and not self._store.running.is_set()
+        return not self._forget_hangs
+
+    def flip(self, key: bytes, bit: int = 0) -> None:
+        """Flip one bit of a block that is stored."""
+        (slot,) = self._slots_of([key])
+        data = bytearray(self._memory.read(slot))
+        data[bit // 8] ^= 1 << bit % 8
+        self._memory.write(slot, bytes(data))
+
+
+# -- the suite -----------------------------------------------------------------------------------
+
+
+def _require(condition: object, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+def _equal(found: object, expected: object, what: str) -> None:
+    _require(found == expected, f"{what} must be {expected!r}, got {found!r}")
+
+
+def run(tier: Tier, job: int) -> Done:
+    """Wait for a job, the only one whose end has not been polled, and return its end."""
+    _require(tier.wait([job], PATIENCE_S), f"job {job} has not ended in {PATIENCE_S} s")
+    ends = [done for done in tier.poll() if done.job == job]
+    _equal(len(ends), 1, f"ends of job {job}")
+    return ends[0]
+
+
+def _error_of(call: Callable[[], object]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001
+        return error
+    return None
+
+
+def refused_as_foreign(tier: Tier, region: Region) -> None:
+    """Call every method of a tier of the parent of this process."""
+    calls: list[Callable[[], object]] = [
+        lambda: tier.attach(region),
+        lambda: tier.lookup([b"k"]),
+        lambda: tier.state(b"k"),
+        lambda: tier.query([b"k"]),
+        lambda: tier.put([b"k"], [0]),
+        lambda: tier.get([b"k"], [0]),
+        tier.poll,
+        tier.fileno,
+        lambda: tier.wait([], 1.0),
+        lambda: tier.touch([b"k"]),
+        lambda: tier.discard([b"k"]),
+        tier.forget,
+        tier.take_events,
+    ]
+    for call in calls:
+        error = _error_of(call)
+        _require(isinstance(error, RuntimeError), "a call in a forked child must raise it")
+        _require(str(os.getppid()) in str(error), f"{error} must name the process")
+    _require(tier.stats(), "stats() must answer in a forked child")
+    _require(
+        tier.health().reads and repr(tier), "health() and repr() must answer in a forked child"
+    )
+    _require(tier.close(0), "close() must be True in a forked child")
+
+
+def block_bytes_of(key: bytes, nbytes: int) -> bytes:
+    """Return the bytes that a test stores under a key: other ones under every key."""
+    seed = int.from_bytes(key[-8:] + len(key).to_bytes(2, "big"), "big")
+    return np.random.default_rng(seed).bytes(nbytes)
+
+
+class TierConformance(ABC):
+    """The contract of `Tier` as tests.
+
+    Subclass it, name the class ``Test...``, and implement `open_tier`. A tier that keeps its blocks
+    when it is closed implements `reopen_tier` too.
+    """
+
+    block_bytes = 4096
+    """Bytes per block of the tiers that `open_tier` gives."""
+    num_blocks = 32
+    """Blocks that a tier has room for."""
+
+    @abstractmethod
+    def open_tier(self, num_blocks: int) -> Tier:
+        """Return a new, empty tier with room for so many blocks of `block_bytes`."""
+
+    def reopen_tier(self) -> Tier | None:
+        """Return the tier that was opened and closed last, opened again; None: nothing is kept."""
+        return None
+
+    # -- for the tests -----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def opened(self, num_blocks: int | None = None) -> Iterator[tuple[Tier, Region]]:
+        """Give an empty tier and a region of 64 blocks that is attached to it."""
+        tier = self.open_tier(num_blocks or self.num_blocks)
+        try:
+            region = Region.allocate(64, self.block_bytes)
+            tier.attach(region)
+            yield tier, region
+        finally:
+            tier.close()
+
+    def keys(self, count: int, start: int = 0) -> list[bytes]:
+        """Return keys like those of an engine: 36 bytes."""
+        return [b"%032d" % number + b"\0\0\0\0" for number in range(start, start + count)]
+
+    def data(self, key: bytes) -> bytes:
+        """Return the bytes that belong to a key."""
+        return block_bytes_of(key, self.block_bytes)
+
+    def store(self, tier: Tier, region: Region, keys: Sequence[bytes]) -> Done:
+        """Put keys from the first blocks of the region; wait until they can be read."""
+        for block_id, key in enumerate(keys):
+            region.write(block_id, self.data(key))
+        done = run(tier, tier.put(keys, np.arange(len(keys))))
+        self.settle(tier)
+        return done
+
+    def load(self, tier: Tier, region: Region, keys: Sequence[bytes]) -> list[Status]:
+        """Get keys into the first blocks of the region; compare the bytes of those that are OK."""
+        region.array[:] = 0
+        done = run(tier, tier.get(keys, np.arange(len(keys))))
+        statuses = [Status(value) for value in done.status.tolist()]
+        for block_id, (key, status) in enumerate(zip(keys, statuses, strict=True)):
+            if status == Status.OK:
+                _require(region.read(block_id) == self.data(key), f"the bytes of {key!r} are wrong")
+        moved = statuses.count(Status.OK) * self.block_bytes
+        _equal(done.nbytes, moved, "nbytes of the get")
+        return statuses
+
+    def settle(self, tier: Tier) -> None:
+        """Wait until nothing is under way: a staged put ends before its block can be read."""
+        until = time.monotonic() + PATIENCE_S
+        while getattr(tier, "_records", None) and time.monotonic() < until:
+            tier.wait([], 0)
+            time.sleep(0.001)
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def test_an_empty_tier_has_nothing(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(5)
+            _require((run(tier, tier.query(keys)).status == Status.MISS).all(), "queries must miss")
+            _require((tier.lookup(keys) == State.MISS).all(), "all must be MISS after a query")
+            _equal(self.load(tier, region, keys), [Status.MISS] * 5, "statuses")
+
+    def test_blocks_come_back_as_they_were_stored(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(20)
+            done = self.store(tier, region, keys)
+            _require((done.status == Status.OK).all(), f"all must be OK, got {done.status}")
+            _equal(done.nbytes, 20 * self.block_bytes, "nbytes")
+            _equal((done.op, done.seconds > 0), ("put", True), "op, seconds")
+            run(tier, tier.query(keys))
+            _require((tier.lookup(keys) == State.HIT).all(), "all must be HIT")
+            _require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
+            for some in (keys, keys[::-1], keys[3:4], keys[1::2]):
+                _equal(self.load(tier, region, some), [Status.OK] * len(some), "statuses")
+
+    def test_blocks_move_to_and_from_the_ids_that_are_named(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(8)
+            ids = np.array([40, 3, 17, 63, 0, 5, 4, 41])
+            for key, block_id in zip(keys, ids.tolist(), strict=True):
+                region.write(block_id, self.data(key))
+            run(tier, tier.put(keys, ids))
+            self.settle(tier)
+            region.array[:] = 0
+            into = [9, 8, 7, 62, 50, 51, 1, 2]
+            run(tier, tier.get(keys, into))
+            for key, block_id in zip(keys, into, strict=True):
+                _require(region.read(block_id) == self.data(key), f"{key!r} is not in {block_id}")
+            for block_id in set(range(region.num_blocks)).difference(into):
+                _require(not any(region.read(block_id)), f"block {block_id} must not change")
+
+    def test_any_subset_may_be_there(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(10)
+            self.store(tier, region, keys[::2])
+            expected = [Status.OK, Status.MISS] * 5
+            _equal(self.load(tier, region, keys), expected, "statuses")
+
+    def test_what_is_present_is_not_written_again(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(4)
+            self.store(tier, region, keys)
+            region.array[:] = 7  # other bytes under the same keys: the caller breaks its word
+            done = run(tier, tier.put(keys, [0, 1, 2, 3]))
+            _equal(done.status.tolist(), [Status.OK] * 4, "statuses")
+            _equal(done.nbytes, 0, "nbytes")
+            self.settle(tier)
+            _equal(self.load(tier, region, keys), [Status.OK] * 4, "statuses")
+
+    def test_keys_may_be_any_bytes(self) -> None:
+        lengths = [0, 1, 2, 31, 32, 33, 36, 39, 40, 41, 42, 64, 1000]
+        keys = [bytes(length) for length in lengths] + [b"\xff" * length for length in lengths[1:]]
+        with self.opened() as (tier, region):
+            self.store(tier, region, keys)
+            run(tier, tier.query(keys))
+            _require((tier.lookup(keys) == State.HIT).all(), "all must be HIT")
+            _require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
+            _equal(self.load(tier, region, keys), [Status.OK] * len(keys), "statuses")
+            other = [key + b"\0" for key in keys if len(key) not in {0, 1, 31, 32, 39, 40, 41}]
+            _require((tier.lookup(other) != State.HIT).all(), "a longer key is another key")
+            run(tier, tier.query(keys))
+            _require((tier.lookup(keys) == State.HIT).all(), "all must be HIT")
+            _require(all(tier.state(key) == State.HIT for key in keys), "all must be HIT")
+
+    def test_a_key_may_be_given_twice(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(3)
+            doubled = [keys[0], keys[1], keys[0], keys[2], keys[2]]
+            done = self.store(tier, region, doubled)
+            _equal(done.status.tolist(), [Status.OK] * 5, "statuses")
+            _equal(done.nbytes, 3 * self.block_bytes, "nbytes")
+            _equal(self.load(tier, region, doubled), [Status.OK] * 5, "statuses")
+
+    def test_empty_batches_are_jobs(self) -> None:
+        with self.opened() as (tier, _):
+            calls: list[Callable[[], int]] = [
+                lambda: tier.put([], []),
+                lambda: tier.get([], []),
+                lambda: tier.query([]),
+            ]
+            for call in calls:
+                done = run(tier, call())
+                _equal((len(done.status), done.nbytes), (0, 0), "statuses and bytes")
+            _equal(tier.lookup([]).tolist(), [], "lookup([])")
+            tier.touch([])
+            tier.discard([])
+
+    def test_capacity_bounds_what_is_kept(self) -> None:
+        with self.opened(16) as (tier, region):
+            if tier.capacity_bytes is None:
+                return
+            keys = self.keys(64)
+            for start in range(0, 64, 8):
+                self.store(tier, region, keys[start : start + 8])
+            run(tier, tier.query(keys))
+            found = tier.lookup(keys)
+            kept = [key for key, state in zip(keys, found.tolist(), strict=True) if state]
+            capacity = tier.capacity_bytes // self.block_bytes
+            _require(0 < len(kept) <= capacity, f"at most {capacity} blocks fit, got {len(kept)}")
+            _equal(self.load(tier, region, kept), [Status.OK] * len(kept), "statuses")
+
+    def test_a_batch_larger_than_the_tier_is_kept_in_part(self) -> None:
+        with self.opened(16) as (tier, region):
+            if tier.capacity_bytes is None:
+                return
+            keys = self.keys(64)
+            done = self.store(tier, region, keys)
+            stored = int((done.status == Status.OK).sum())
+            _require(0 < stored <= 64, f"some must be stored, got {stored}")
+            rest = set(done.status.tolist()) - {Status.OK}
+            _require(rest <= {Status.FULL, Status.DECLINED}, f"the others must be FULL, got {rest}")
+            statuses = self.load(tier, region, keys)
+            _require(Status.OK in statuses, "some must be readable")
+
+    # -- removal -----------------------------------------------------------------------------
+
+    def test_discarded_blocks_are_gone_and_can_be_stored_again(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(6)
+            self.store(tier, region, keys)
+            tier.discard([*keys[:3], b"unknown"])
+            run(tier, tier.query(keys))
+            expected = [Status.MISS] * 3 + [Status.OK] * 3
+            _equal(self.load(tier, region, keys), expected, "statuses")
+            done = self.store(tier, region, keys)
+            _equal(done.nbytes, 3 * self.block_bytes, "nbytes")
+            _equal(self.load(tier, region, keys), [Status.OK] * 6, "statuses")
+
+    def test_what_is_discarded_while_it_is_stored_is_gone(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(6)
+            for block_id, key in enumerate(keys):
+                region.write(block_id, self.data(key))
+            job = tier.put(keys, range(6))
+            tier.discard(keys[:3])
+            run(tier, job)
+            self.settle(tier)
+            run(tier, tier.query(keys))
+            expected = [Status.MISS] * 3 + [Status.OK] * 3
+            _equal(self.load(tier, region, keys), expected, "statuses")
+
+    def test_forget_drops_everything(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(12)
+            self.store(tier, region, keys)
+            tier.forget()
+            run(tier, tier.query(keys))
+            _require((tier.lookup(keys) != State.HIT).all(), "nothing may be HIT")
+            _equal(self.load(tier, region, keys), [Status.MISS] * 12, "statuses")
+            self.store(tier, region, keys[:4])
+            expected = [Status.OK] * 4 + [Status.MISS] * 8
+            _equal(self.load(tier, region, keys), expected, "statuses")
+
+    def test_forget_holds_for_jobs_under_way(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(24)
+            for block_id, key in enumerate(keys):
+                region.write(block_id, self.data(key))
+            run(tier, tier.put(keys[:12], range(12)))
+            self.settle(tier)
+            jobs = [tier.put(keys[12:], range(12, 24)), tier.get(keys[:12], range(24, 36))]
+            tier.forget()
+            _require(tier.wait(jobs, PATIENCE_S), "jobs must end")
+            ends = {done.job: done for done in tier.poll()}
+            got = ends[jobs[1]]
+            _require(Status.OK not in got.status.tolist(), "what was forgotten must not be served")
+            self.settle(tier)
+            run(tier, tier.query(keys))
+            _equal(self.load(tier, region, keys), [Status.MISS] * 24, "statuses")
+            self.store(tier, region, keys)
+            _equal(self.load(tier, region, keys), [Status.OK] * 24, "statuses")
+
+    def test_touch_takes_any_keys(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(4)
+            self.store(tier, region, keys)
+            tier.touch([*keys, b"unknown", b"", bytes(100), keys[0]])
+            _equal(self.load(tier, region, keys), [Status.OK] * 4, "statuses")
+
+    # -- jobs --------------------------------------------------------------------------------
+
+    def test_every_job_ends_once(self) -> None:
+        with self.opened(64) as (tier, region):
+            keys = self.keys(40)
+            for block_id, key in enumerate(keys):
+                region.write(block_id, self.data(key))
+            jobs = [tier.put(keys[i : i + 4], range(i, i + 4)) for i in range(0, 40, 4)]
+            _equal(len(set(jobs)), 10, "numbers of jobs")
+            _require(tier.wait(jobs, PATIENCE_S), "all must end")
+            _require(tier.wait([*jobs, 10**9], 0.0), "ended and unknown jobs count as ended")
+            ends = tier.poll()
+            _equal(sorted(done.job for done in ends), sorted(jobs), "jobs that ended")
+            _equal(tier.poll(), [], "a second poll")
+
+    def test_many_jobs_are_under_way_at_once(self) -> None:
+        with self.opened(64) as (tier, region):
+            keys = self.keys(48)
+            self.store(tier, region, keys)
+            rng = np.random.default_rng(0)
+            for _ in range(20):
+                order = rng.permutation(48)
+                region.array[:] = 0
+                jobs = [
+                    tier.get([keys[i] for i in part], part, PATIENCE_S)
+                    for part in np.split(order, [1, 2, 10, 30])
+                ]
+                _require(tier.wait(jobs, PATIENCE_S), "all must end")
+                for done in tier.poll():
+                    _require((done.status == Status.OK).all(), f"all must be OK: {done.status}")
+                for block_id, key in enumerate(keys):
+                    _require(region.read(block_id) == self.data(key), f"{key!r} is wrong")
+
+    def test_the_descriptor_is_readable_while_there_is_news(self) -> None:
+        with self.opened() as (tier, region):
+            poller = select.poll()
+            poller.register(tier.fileno(), select.POLLIN)
+            tier.poll()
+            _equal(poller.poll(0), [], "events before a job")
+            region.write(0, self.data(b"k"))
+            job = tier.put([b"k"], [0])
+            _require(poller.poll(PATIENCE_S * 1000), "it must become readable")
+            _require(tier.wait([job], PATIENCE_S), "the job must end")
+            _require(poller.poll(0), "it must stay readable until poll")
+            tier.poll()
+            self.settle(tier)
+            tier.poll()
+            _equal(poller.poll(0), [], "events after poll")
+            tier.query([b"k"])
+            _require(poller.poll(PATIENCE_S * 1000), "a job without I/O is news too")
+
+    def test_wrong_arguments_change_nothing(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(2)
+            self.store(tier, region, keys)
+            calls: list[tuple[type[Exception], Callable[[], object]]] = [
+                (TypeError, lambda: tier.put(["text"], [0])),  # type: ignore[list-item]
+                (TypeError, lambda: tier.put([bytearray(b"k")], [0])),  # type: ignore[list-item]
+                (TypeError, lambda: tier.put(5, [0])),  # type: ignore[arg-type]
+                (TypeError, lambda: tier.put([b"k"], [0.5])),  # type: ignore[list-item]
+                (ValueError, lambda: tier.put([b"k"], [[0]])),  # type: ignore[list-item]
+                (ValueError, lambda: tier.put([b"k"], [])),
+                (ValueError, lambda: tier.put([b"k"], [64])),
+                (ValueError, lambda: tier.put([b"k"], [-1])),
+                (ValueError, lambda: tier.put([b"k"], [0], deadline_s=0)),
+                (ValueError, lambda: tier.put([b"k"], [0], deadline_s=float("nan"))),
+                (TypeError, lambda: tier.put([b"k"], [0], deadline_s=True)),
+                (ValueError, lambda: tier.get(keys, [3, 3])),
+                (ValueError, lambda: tier.get(keys, [3])),
+                (TypeError, lambda: tier.query([1])),  # type: ignore[list-item]
+                (TypeError, lambda: tier.state("text")),  # type: ignore[arg-type]
+                (TypeError, lambda: tier.lookup([None])),  # type: ignore[list-item]
+                (TypeError, lambda: tier.touch([1])),  # type: ignore[list-item]
+                (TypeError, lambda: tier.discard([1])),  # type: ignore[list-item]
+                (ValueError, lambda: tier.attach(Region.allocate(64, self.block_bytes))),
+                (ValueError, lambda: tier.wait([], -1)),
+            ]
+            before = tier.stats()
+            for expected, call in calls:
+                try:
+                    call()
+                except expected:
+                    continue
+                raise AssertionError(f"{expected.__name__} expected")
+            _equal(tier.poll(), [], "jobs that ended")
+            _equal(tier.stats(), before, "stats")
+            _equal(self.load(tier, region, keys), [Status.OK] * 2, "statuses")
+
+    def test_a_tier_without_a_region_moves_nothing(self) -> None:
+        tier = self.open_tier(4)
+        try:
+            _raises(RuntimeError, lambda: tier.put([b"k"], [0]))
+            _raises(RuntimeError, lambda: tier.get([b"k"], [0]))
+            _raises(ValueError, lambda: tier.attach(Region.allocate(4, self.block_bytes + 4096)))
+        finally:
+            tier.close()
+
+    def test_close_ends_everything(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(8)
+            self.store(tier, region, keys)
+            job = tier.get(keys, range(8))
+            _require(tier.close(PATIENCE_S), "nothing hangs")
+            _equal([done.job for done in tier.poll()], [job], "jobs that ended")
+            _require(tier.close(), "a second close does nothing")
+            tier.stats()
+            calls: list[Callable[[], object]] = [
+                lambda: tier.put([b"k"], [0]),
+                lambda: tier.get([b"k"], [0]),
+                lambda: tier.query([b"k"]),
+                lambda: tier.lookup([b"k"]),
+                lambda: tier.state(b"k"),
+                lambda: tier.touch([b"k"]),
+                lambda: tier.discard([b"k"]),
+                tier.forget,
+                tier.fileno,
+                lambda: tier.wait([], 0),
+            ]
+            for call in calls:
+                _raises(RuntimeError, call)
+
+    def test_a_forked_child_is_refused_and_harms_nothing(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(8)
+            self.store(tier, region, keys)
+            with warnings.catch_warnings():  # of forking beside other threads
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    signal.alarm(int(PATIENCE_S))  # a call that waits for a lock ends the child
+                    refused_as_foreign(tier, region)
+                    code = 0
+                finally:
+                    os._exit(code)
+            _, ended = os.waitpid(child, 0)
+            _equal(os.waitstatus_to_exitcode(ended), 0, "exit code of the child")
+            _equal(self.load(tier, region, keys), [Status.OK] * 8, "statuses")
+
+    # -- regions -----------------------------------------------------------------------------
+
+    def test_blocks_may_lie_in_parts_and_anywhere(self) -> None:
+        size = self.block_bytes
+        cut = size // 3
+        memory = bytearray(64 * size + 64)
+        spread = Region.of_parts(
+            memory, [(1, cut, cut), (1 + 16 * cut, size - cut, size - cut)], 16
+        )
+        for other in (spread, Region(memoryview(memory)[7:], size)):
+            tier = self.open_tier(self.num_blocks)
+            try:
+                tier.attach(other)
+                keys = self.keys(16)
+                for block_id, key in enumerate(keys):
+                    other.write(block_id, self.data(key))
+                run(tier, tier.put(keys, range(16)))
+                self.settle(tier)
+                other.array[:] = 0
+                done = run(tier, tier.get(keys[::-1], range(16)))
+                _equal(done.status.tolist(), [Status.OK] * 16, "statuses")
+                for block_id, key in enumerate(keys[::-1]):
+                    _require(other.read(block_id) == self.data(key), f"{key!r} is wrong")
+            finally:
+                tier.close()
+
+    # -- what can be seen --------------------------------------------------------------------
+
+    def test_counters_say_what_happened(self) -> None:
+        with self.opened() as (tier, region):
+            before = tier.stats()
+            keys = self.keys(10)
+            self.store(tier, region, keys[:6])
+            self.load(tier, region, keys)
+            tier.lookup(keys[:6])
+            after = tier.stats()
+            counted = {name: after[name] - before[name] for name in before}
+            _equal(counted["put_ok"], 6, "put_ok")
+            _equal(counted["put_bytes"], 6 * self.block_bytes, "put_bytes")
+            _equal((counted["get_ok"], counted["get_miss"]), (6, 4), "get_ok, get_miss")
+            _equal(counted["get_bytes"], 6 * self.block_bytes, "get_bytes")
+            _equal(after["queued_bytes"], 0, "queued_bytes")
+            _require(tier.health().ok, f"it must be healthy: {tier.health()}")
+
+    # -- again -------------------------------------------------------------------------------
+
+    def test_blocks_outlive_the_tier(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(20)
+            self.store(tier, region, keys)
+            tier.discard(keys[:2])
+            _require(tier.close(PATIENCE_S), "nothing hangs")
+        again = self.reopen_tier()
+        if again is None:
+            return
+        try:
+            again.attach(region)
+            expected = [Status.MISS] * 2 + [Status.OK] * 18
+            run(again, again.query(keys))
+            _equal(self.load(again, region, keys), expected, "statuses")
+        finally:
+            again.close()
+
+    def test_forget_outlives_the_tier(self) -> None:
+        with self.opened() as (tier, region):
+            keys = self.keys(20)
+            self.store(tier, region, keys)
+            tier.forget()
+            self.store(tier, region, keys[:5])
+            tier.close(PATIENCE_S)
+        again = self.reopen_tier()
+        if again is None:
+            return
+        try:
+            again.attach(region)
+            run(again, again.query(keys))
+            expected = [Status.OK] * 5 + [Status.MISS] * 15
+            _equal(self.load(again, region, keys), expected, "statuses")
+        finally:
+            again.close()
+
+
+def _raises(expected: type[Exception], call: Callable[[], object]) -> None:
+    try:
+        call()
+    except expected:
+        return
+    raise AssertionError(f"{expected.__name__} expected")
+
+
+# -- the machine ---------------------------------------------------------------------------------
+
+
+def tier_machine(open_tier: Callable[[], Tier], block_bytes: int, num_keys: int = 24) -> Any:
+    """Return a state machine that compares a tier with a dict; its ``TestCase`` is a test.
+
+    Parameters
+    ----------
+    open_tier : callable
+        Returns a new, empty tier.
+    block_bytes : int
+        Bytes per block.
+    num_keys : int
+        Number of keys that the steps choose from. Where the tier has room for as many, exactly what
+        was stored and not dropped must be there; in any case nothing else.
+
+    Returns
+    -------
+    type
+        A subclass of ``hypothesis.stateful.RuleBasedStateMachine``.
+    """
+    from hypothesis import strategies as st
+    from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+    names = [b"key-%d" % number for number in range(num_keys - 2)] + [b"", b"long" * 30]
+    batches = st.lists(st.sampled_from(names), max_size=12)
+
+    class TierMachine(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tier = open_tier()
+            self.region = Region.allocate(48, block_bytes)
+            self.tier.attach(self.region)
+            capacity = self.tier.capacity_bytes
+            self.exact = capacity is None or capacity >= num_keys * block_bytes
+            self.model: set[bytes] = set()  # keys that were stored, and not dropped
+            self.jobs: dict[int, tuple[str, list[bytes], list[int], set[bytes]]] = {}
+            self.free = list(range(48))
+            self.crowded = False  # slots may still be held by jobs of before a `forget`
+
+        def take(self, count: int) -> list[int]:
+            taken, self.free = self.free[:count], self.free[count:]
+            return taken
+
+        @rule(keys=batches)
+        def put(self, keys: list[bytes]) -> None:
+            ids = self.take(len(keys))
+            keys = keys[: len(ids)]
+            for key, block_id in zip(keys, ids, strict=True):
+                self.region.write(block_id, block_bytes_of(key, block_bytes))
+            job = self.tier.put(keys, ids, PATIENCE_S)
+            self.jobs[job] = ("crowded put" if self.crowded else "put", keys, ids, set())
+
+        @rule(keys=batches)
+        def get(self, keys: list[bytes]) -> None:
+            ids = self.take(len(keys))
+            keys = keys[: len(ids)]
+            # A staged put may end before its block can be read.
+            there = {key for key in self.model if self.tier.state(key) == State.HIT}
+            job = self.tier.get(keys, ids, PATIENCE_S)
+            self.jobs[job] = ("get", keys, ids, there)
+
+        @rule(keys=batches)
+        def touch(self, keys: list[bytes]) -> None:
+            self.tier.touch(keys)
+
+        @rule(keys=batches)
+        def discard(self, keys: list[bytes]) -> None:
+            self.finish()
+            self.tier.discard(keys)
+            for key in keys:
+                self.model.discard(key)
+
+        @rule()
+        def forget(self) -> None:
+            self.tier.forget()
+            self.model.clear()
+            for job, (op, keys, ids, _) in list(self.jobs.items()):
+                self.jobs[job] = (f"forgotten {op}", keys, ids, set())
+            self.crowded = True
+
+        @rule()
+        def finish(self) -> None:
+            _require(self.tier.wait(list(self.jobs), PATIENCE_S), "jobs must end")
+            self.collect()
+
+        @rule()
+        def collect(self) -> None:
+            for done in self.tier.poll():
+                self.check(done, *self.jobs.pop(done.job))
+
+        def check(
+            self,
+            done: Done,
+            op: str,
+            keys: list[bytes],
+            ids: list[int],
+            there: set[bytes],
+        ) -> None:
+            for key, block_id, status in zip(keys, ids, done.status.tolist(), strict=True):
+                if op in ("put", "crowded put"):
+                    may_be_full = not self.exact or op == "crowded put"
+                    allowed = (
+                        {Status.OK, Status.FULL, Status.DECLINED} if may_be_full else {Status.OK}
+                    )
+                    _require(status in allowed, f"put of {key!r}: {Status(status).name}")
+                    if status == Status.OK:
+                        self.model.add(key)
+                elif status == Status.OK and op.endswith("get"):
+                    _require(op == "get", f"{key!r} was served and had been forgotten")
+                    _equal(
+                        self.region.read(block_id) == block_bytes_of(key, block_bytes),
+                        True,
+                        f"bytes of {key!r} are right:",
+                    )
+                elif op == "get":
+                    _equal(status, Status.MISS, f"status of {key!r}")
+                    _require(key not in there or not self.exact, f"{key!r} is lost")
+            self.free.extend(ids)
+
+        @invariant()
+        def nothing_comes_from_nowhere(self) -> None:
+            if self.jobs or not hasattr(self, "tier"):
+                return
+            settled = not getattr(self.tier, "_records", None)
+            is_exact = self.exact and settled
+            self.crowded = self.crowded and not settled
+            for key, state in zip(names, self.tier.lookup(names).tolist(), strict=True):
+                stored = key in self.model
+                _require(stored or state != State.HIT, f"{key!r} came from nowhere")
+                _require(not (stored and is_exact) or state != State.MISS, f"{key!r} is lost")
+
+        def teardown(self) -> None:
+            if hasattr(self, "tier"):
+                _require(self.tier.close(PATIENCE_S), "nothing hangs")
+
+    return TierMachine

@@ -1,0 +1,1 @@
+"""The machinery of every tier: jobs, threads, staging buffers and breakers."""

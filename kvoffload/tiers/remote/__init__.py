@@ -1,0 +1,1 @@
+"""Tiers on media that other processes share, and that may not answer."""
