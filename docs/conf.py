@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as installed_version
 
+import kvoffload
 from kvoffload.policies import registry
 from kvoffload.tiers.metrics import METRICS
 from kvoffload.watch.metrics import METRICS as WATCH_METRICS
@@ -54,6 +55,19 @@ def policy_table():
     return "\n".join(lines)
 
 
+def policy_classes():
+    """Make the reference of the policies' classes from the registry: each with what it adds."""
+    lines = ["```{eval-rst}", ".. currentmodule:: kvoffload"]
+    for entry in map(registry.entry, registry.names()):
+        policy_class = getattr(kvoffload, entry.class_name)
+        contract = dir(kvoffload.CachePolicy)
+        own = [name for name in dir(policy_class) if name[0] != "_" and name not in contract]
+        members = ", ".join(name for name in own if name != "cache_capacity")
+        lines += ["", f".. autoclass:: {entry.class_name}"]
+        lines += [f"   :members: {members}", "   :inherited-members:"] if members else []
+    return "\n".join([*lines, "```"])
+
+
 def metrics_table(metrics):
     """Make a table of metrics from one of the library's own."""
     lines = ["| name | kind | labels | what |", "|---|---|---|---|"]
@@ -65,6 +79,7 @@ def metrics_table(metrics):
 
 myst_substitutions = {
     "policy_table": policy_table(),
+    "policy_classes": policy_classes(),
     "tier_metrics": metrics_table(METRICS),
     "watch_metrics": metrics_table(WATCH_METRICS),
 }

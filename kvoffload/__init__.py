@@ -4,82 +4,65 @@
 ``KVOFFLOAD_PURE_PYTHON`` chooses (see the reference).
 """
 
+import typing as _typing
 from importlib import metadata as _metadata
 
-from ._implementation import IMPLEMENTATION
-from .backends.base import Backend
-from .backends.cpu import CPUBackend
-from .errors import (
-    BackendError,
-    BlockNotFoundError,
-    BlockNotPinnedError,
-    BlockNotReadyError,
-    OffloadError,
-    PolicyError,
-    RefCountOverflowError,
-)
-from .managers.arc import ARCOffloadingManager
-from .managers.base import OffloadingManager
-from .managers.cpu import CPUOffloadingManager
-from .managers.lru import LRUOffloadingManager
-from .policies.base import CachePolicy
-from .policies.builtin import (
-    ARCCachePolicy,
-    ARCClassicCachePolicy,
-    HitDensityCachePolicy,
-    LFUCachePolicy,
-    LRUCachePolicy,
-    S3FIFOCachePolicy,
-    SieveCachePolicy,
-    SLRUCachePolicy,
-)
-from .types import (
-    BlockHash,
-    BlockIDsLoadStoreSpec,
-    BlockStatus,
-    CPULoadStoreSpec,
-    GPULoadStoreSpec,
-    LoadStoreSpec,
-    OffloadingEvent,
-    PrepareStoreOutput,
-)
+from ._implementation import IMPLEMENTATION as IMPLEMENTATION
+from .backends.base import Backend as Backend
+from .backends.cpu import CPUBackend as CPUBackend
+from .errors import BackendError as BackendError
+from .errors import BlockNotFoundError as BlockNotFoundError
+from .errors import BlockNotPinnedError as BlockNotPinnedError
+from .errors import BlockNotReadyError as BlockNotReadyError
+from .errors import OffloadError as OffloadError
+from .errors import PolicyError as PolicyError
+from .errors import RefCountOverflowError as RefCountOverflowError
+from .managers.arc import ARCOffloadingManager as ARCOffloadingManager
+from .managers.base import OffloadingManager as OffloadingManager
+from .managers.cpu import CPUOffloadingManager as CPUOffloadingManager
+from .managers.lru import LRUOffloadingManager as LRUOffloadingManager
+from .policies import builtin as _builtin
+from .policies.base import CachePolicy as CachePolicy
+from .policies.builtin import *  # every policy of the table
+from .types import BlockHash as BlockHash
+from .types import BlockIDsLoadStoreSpec as BlockIDsLoadStoreSpec
+from .types import BlockStatus as BlockStatus
+from .types import CPULoadStoreSpec as CPULoadStoreSpec
+from .types import GPULoadStoreSpec as GPULoadStoreSpec
+from .types import LoadStoreSpec as LoadStoreSpec
+from .types import OffloadingEvent as OffloadingEvent
+from .types import PrepareStoreOutput as PrepareStoreOutput
 
 try:
     __version__ = _metadata.version("kvoffload")
 except _metadata.PackageNotFoundError:  # imported from a source tree that is not installed
     __version__ = "0+unknown"
 
-__all__ = [
-    "IMPLEMENTATION",
-    "ARCCachePolicy",
-    "ARCClassicCachePolicy",
-    "ARCOffloadingManager",
-    "Backend",
-    "BackendError",
-    "BlockHash",
-    "BlockIDsLoadStoreSpec",
-    "BlockNotFoundError",
-    "BlockNotPinnedError",
-    "BlockNotReadyError",
-    "BlockStatus",
-    "CPUBackend",
-    "CPULoadStoreSpec",
-    "CPUOffloadingManager",
-    "CachePolicy",
-    "GPULoadStoreSpec",
-    "HitDensityCachePolicy",
-    "LFUCachePolicy",
-    "LRUCachePolicy",
-    "LRUOffloadingManager",
-    "LoadStoreSpec",
-    "OffloadError",
-    "OffloadingEvent",
-    "OffloadingManager",
-    "PolicyError",
-    "PrepareStoreOutput",
-    "RefCountOverflowError",
-    "S3FIFOCachePolicy",
-    "SLRUCachePolicy",
-    "SieveCachePolicy",
-    "__version__",
-]
+if not _typing.TYPE_CHECKING:  # they take what is imported under its own name, or by *, as public
+    __all__ = [
+        "IMPLEMENTATION",
+        "ARCOffloadingManager",
+        "Backend",
+        "BackendError",
+        "BlockHash",
+        "BlockIDsLoadStoreSpec",
+        "BlockNotFoundError",
+        "BlockNotPinnedError",
+        "BlockNotReadyError",
+        "BlockStatus",
+        "CPUBackend",
+        "CPULoadStoreSpec",
+        "CPUOffloadingManager",
+        "CachePolicy",
+        "GPULoadStoreSpec",
+        "LRUOffloadingManager",
+        "LoadStoreSpec",
+        "OffloadError",
+        "OffloadingEvent",
+        "OffloadingManager",
+        "PolicyError",
+        "PrepareStoreOutput",
+        "RefCountOverflowError",
+        "__version__",
+    ]
+    __all__ += _builtin.__all__

@@ -6,8 +6,6 @@ import kvoffload
 from kvoffload.backends._cpu_c import CPUBackend
 from kvoffload.managers._manager_c import Manager
 from kvoffload.policies import registry
-from kvoffload.policies._arc_c import ARCCachePolicy
-from kvoffload.policies._lru_c import LRUCachePolicy
 from kvoffload.policies.base import CachePolicy
 from tests.rebuilt import rebuild
 
@@ -29,3 +27,7 @@ ARCOffloadingManager = rebuild(kvoffload.ARCOffloadingManager, Manager)
 def policy_class(name: str) -> type[CachePolicy]:
     """Return the class of a registered policy."""
     return registry.load(registry.entry(name), "c")
+
+
+ARCCachePolicy = policy_class("arc")
+LRUCachePolicy = policy_class("lru")

@@ -6,8 +6,6 @@ import kvoffload
 from kvoffload.backends._cpu_py import CPUBackend
 from kvoffload.managers._manager_py import Manager
 from kvoffload.policies import registry
-from kvoffload.policies._arc_py import ARCCachePolicy
-from kvoffload.policies._lru_py import LRUCachePolicy
 from kvoffload.policies.base import CachePolicy
 from tests.rebuilt import rebuild
 
@@ -29,3 +27,7 @@ ARCOffloadingManager = rebuild(kvoffload.ARCOffloadingManager, Manager)
 def policy_class(name: str) -> type[CachePolicy]:
     """Return the class of a registered policy."""
     return registry.load(registry.entry(name), "py")
+
+
+ARCCachePolicy = policy_class("arc")
+LRUCachePolicy = policy_class("lru")

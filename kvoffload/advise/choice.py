@@ -1,19 +1,16 @@
-"""Which policy to take: the simplest that is within noise of the best.
+"""The choice of a policy: the simplest that is within noise of the best.
 
 *Noise.* The trace is one sample of the traffic to come. It is divided into ten parts of equally
 many requests (the cache goes on from one to the next), and the difference between the best policy
 and another is looked at part by part: twice the standard error of their mean is what another day's
 traffic may well turn round (batch means; Law, "Simulation Modeling and Analysis", chapter 9). A
-difference counts as noise up to that, but always up to `LEAST_NOISE`, which nobody would notice,
-and never above `MOST_NOISE`, which nobody would give away for simplicity.
+difference counts as noise up to that, but always up to `LEAST_NOISE`, which is too little to
+notice, and never above `MOST_NOISE`, which is too much to give away for simplicity.
 
-*Simplicity.* `SIMPLICITY` orders the policies by what has to be known to say why a block left.
-First those for which the resident blocks tell it: one order (lru), one order and a bit a block
-(sieve), two orders and their share (slru), a count a block and an age (lfu). Then those for which
-it lies in what the cache remembers of blocks that are gone: a list of ghosts beside fixed shares
-(s3fifo), two lists that move a target (arc; arc-classic last, because arc is the one that vLLM's
-users know). At the end what was learned from all traffic so far (hit-density), which nobody can
-follow by hand. How well a policy does has no say in this: that is what the trace is asked.
+*Simplicity.* The registry ranks the policies by what has to be known to explain why a block left:
+first those for which the resident blocks tell it, then those for which it lies in what the cache
+remembers of blocks that are gone, at the end what was learned from all traffic so far. How well a
+policy does has no say in it: that is what the trace is asked.
 """
 
 from __future__ import annotations
@@ -22,17 +19,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvoffload.policies import registry
 from kvoffload.replay import Counts
 
 from .grid import Outcome
 
-__all__ = ["LEAST_NOISE", "MOST_NOISE", "SIMPLICITY", "Choice", "choose", "noise"]
+__all__ = ["LEAST_NOISE", "MOST_NOISE", "Choice", "choose", "noise"]
 
 LEAST_NOISE = 0.002
 MOST_NOISE = 0.01
-
-SIMPLICITY = ("lru", "sieve", "slru", "lfu", "s3fifo", "arc", "arc-classic", "hit-density")
-"""Policies from the simplest on; one that is not named here comes after all that are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +61,13 @@ class Choice:
 
 
 def by_simplicity(policies: Sequence[str]) -> list[str]:
-    """Return policies from the simplest on."""
+    """Return policies from the simplest on; those of the user's own come last."""
 
-    def place(policy: str) -> int:
+    def rank(policy: str) -> float:
         name = policy.partition("?")[0]
-        return SIMPLICITY.index(name) if name in SIMPLICITY else len(SIMPLICITY)
+        return registry.entry(name).simplicity if name in registry.names() else math.inf
 
-    return sorted(policies, key=place)
+    return sorted(policies, key=rank)
 
 
 def noise(best: Sequence[Counts], other: Sequence[Counts]) -> float:

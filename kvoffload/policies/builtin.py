@@ -1,35 +1,109 @@
-"""The policies of the implementation that was chosen."""
+"""The built-in policies: a table of them, and their classes in the implementation that was chosen.
+
+A new policy has its entry in the table, in the order of the documentation, and its class among the
+imports for type checkers, which cannot read the table. Everything else is derived from the entry:
+the names that `kvoffload` exports, configuration, commands, documentation, tests.
+"""
 
 from typing import TYPE_CHECKING
 
-from kvoffload._implementation import IMPLEMENTATION
+from .entries import Entry as _Entry
+from .entries import Option as _Option
 
-__all__ = [
-    "ARCCachePolicy",
-    "ARCClassicCachePolicy",
-    "HitDensityCachePolicy",
-    "LFUCachePolicy",
-    "LRUCachePolicy",
-    "S3FIFOCachePolicy",
-    "SLRUCachePolicy",
-    "SieveCachePolicy",
-]
+if TYPE_CHECKING:
+    from ._arc_classic_py import ARCClassicCachePolicy as ARCClassicCachePolicy
+    from ._arc_py import ARCCachePolicy as ARCCachePolicy
+    from ._hit_density_py import HitDensityCachePolicy as HitDensityCachePolicy
+    from ._lfu_py import LFUCachePolicy as LFUCachePolicy
+    from ._lru_py import LRUCachePolicy as LRUCachePolicy
+    from ._s3fifo_py import S3FIFOCachePolicy as S3FIFOCachePolicy
+    from ._sieve_py import SieveCachePolicy as SieveCachePolicy
+    from ._slru_py import SLRUCachePolicy as SLRUCachePolicy
 
-if TYPE_CHECKING or IMPLEMENTATION == "python":
-    from ._arc_classic_py import ARCClassicCachePolicy
-    from ._arc_py import ARCCachePolicy
-    from ._hit_density_py import HitDensityCachePolicy
-    from ._lfu_py import LFUCachePolicy
-    from ._lru_py import LRUCachePolicy
-    from ._s3fifo_py import S3FIFOCachePolicy
-    from ._sieve_py import SieveCachePolicy
-    from ._slru_py import SLRUCachePolicy
-else:
-    from ._arc_c import ARCCachePolicy
-    from ._arc_classic_c import ARCClassicCachePolicy
-    from ._hit_density_c import HitDensityCachePolicy
-    from ._lfu_c import LFUCachePolicy
-    from ._lru_c import LRUCachePolicy
-    from ._s3fifo_c import S3FIFOCachePolicy
-    from ._sieve_c import SieveCachePolicy
-    from ._slru_c import SLRUCachePolicy
+_ENTRIES = (
+    _Entry(
+        "lru",
+        "LRUCachePolicy",
+        "least recently used leaves first",
+        simplicity=1,
+        explained_by="One order of the resident blocks.",
+    ),
+    _Entry(
+        "arc",
+        "ARCCachePolicy",
+        "adaptive replacement as vLLM has it",
+        simplicity=6,
+        explained_by="Two orders, and lists of blocks that left, which move a target.",
+    ),
+    _Entry(
+        "arc-classic",
+        "ARCClassicCachePolicy",
+        "adaptive replacement as published",
+        simplicity=7,
+        explained_by="As much as of arc, which is the one that users of vLLM know.",
+    ),
+    _Entry(
+        "slru",
+        "SLRUCachePolicy",
+        "LRU in two segments: blocks seen again are protected",
+        simplicity=3,
+        explained_by="Two orders of the resident blocks and their share.",
+        options=(
+            _Option("protected", 0.5, 0.0, 1.0, "share of the capacity for blocks seen again"),
+        ),
+        demotes_on_touch=True,
+    ),
+    _Entry(
+        "lfu",
+        "LFUCachePolicy",
+        "least frequently used leaves first, counts age",
+        simplicity=4,
+        explained_by="One count per resident block, and an age.",
+    ),
+    _Entry(
+        "sieve",
+        "SieveCachePolicy",
+        "oldest not used since the hand last passed leaves",
+        simplicity=2,
+        explained_by="One order of the resident blocks and one bit per block.",
+        scales=False,
+    ),
+    _Entry(
+        "s3fifo",
+        "S3FIFOCachePolicy",
+        "new blocks that are not used soon leave first, by three FIFO queues",
+        simplicity=5,
+        explained_by="Two orders with fixed shares, and a list of blocks that left.",
+        options=(_Option("small", 0.1, 0.0, 1.0, "share of the capacity for new blocks"),),
+    ),
+    _Entry(
+        "hit-density",
+        "HitDensityCachePolicy",
+        "fewest expected hits per slot leave first; what is sparser is not stored",
+        simplicity=8,
+        explained_by="What was learned from all traffic so far, which cannot be followed by hand.",
+        options=(
+            _Option("ghosts", 3.5, 0.0, 16.0, "ghosts for each block of the capacity"),
+            _Option("guard", 1, 0, 1, "1: follow LRU or ARC while a sample does better under it"),
+        ),
+        learns_by_request=True,
+        without_requests=(("guard", 0),),  # the guard compares whole requests
+        warm_up_blocks=2048,  # it learns at the end of epochs of 1,024, however small the cache is
+    ),
+)
+
+if not TYPE_CHECKING:
+    __all__ = [entry.class_name for entry in _ENTRIES]
+
+    def __getattr__(name):
+        """Return the class of that name, which is imported when it is first asked for."""
+        for entry in _ENTRIES:
+            if entry.class_name == name:
+                from kvoffload._implementation import IMPLEMENTATION
+
+                from .registry import load
+
+                found = load(entry, "c" if IMPLEMENTATION == "compiled" else "py")
+                globals()[name] = found
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,12 +18,6 @@ __all__ = ["Miniature", "miniature_bias"]
 BIAS = 0.0075
 """What a miniature of 512 slots may be off by beside what its quarters tell; with n slots, in
 proportion to 1 / sqrt(n). Measured with `asv_benchmarks/watch.py policies`."""
-BIASED = ("sieve",)
-"""Policies whose miniatures are off by far more."""
-LEARNING = ("hit-density",)
-LEAST_LEARNED = 2048
-"""Blocks that each miniature of those must have been asked for: they learn at the end of epochs of
-1,024, however small the miniature is."""
 
 
 def miniature_bias(slots: float) -> float:
@@ -107,9 +101,9 @@ class Miniature:
 
     def marks(self, totals: Sequence[int]) -> tuple[str, ...]:
         """Return what may shift its points, beside what may shift any, given its `totals`."""
-        stem = registry.parse(self.policy).entry.name
-        if stem in BIASED:
+        entry = registry.parse(self.policy).entry
+        if not entry.scales:
             return ("biased",)
-        if stem in LEARNING and min(totals[-len(self.managers) :]) < LEAST_LEARNED:
+        if min(totals[-len(self.managers) :]) < entry.warm_up_blocks:
             return ("learning",)
         return ()

@@ -10,11 +10,6 @@ from .versions import Release
 
 __all__ = ["make_rules"]
 
-#: Policies that learn from whole requests, and decline stores by what they have learned.
-_BY_CHAIN = ("hit-density",)
-#: Policies in which a touch may move other blocks than those that are touched.
-_DEMOTE = ("slru",)
-
 
 def make_rules(
     cache_policy: str,
@@ -49,13 +44,13 @@ def make_rules(
     if spec.entry.name == "lru":
         return LRURules(RankedLRU(capacity), release.provisional_ranks)
     options = dict(spec.options)
-    if only_evicts and spec.entry.name in _BY_CHAIN:
-        options.setdefault("guard", 0)  # the guard compares whole requests
+    if only_evicts and spec.entry.learns_by_request:
+        options = {**dict(spec.entry.without_requests), **options}
     policy = registry.load(spec.entry, "c")(cache_capacity=capacity, **options)
     if spec.entry.name == "arc":
         return ARCRules(policy)
-    if spec.entry.name in _BY_CHAIN and not only_evicts:
+    if spec.entry.learns_by_request and not only_evicts:
         return ChainRules(policy)
     rules = UseRules(policy)
-    rules.demotes = spec.entry.name in _DEMOTE
+    rules.demotes = spec.entry.demotes_on_touch
     return rules

@@ -1,0 +1,121 @@
+"""The form of a policy's entry in the registry."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from kvoffload.errors import describe
+
+__all__ = ["Entry", "Option"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a policy.
+
+    Attributes
+    ----------
+    name : str
+        Keyword of the policy's constructor.
+    default : int or float
+        Its type is the option's type.
+    minimum, maximum : int or float
+        Inclusive bounds.
+    summary : str
+        One line for help texts.
+    """
+
+    name: str
+    default: int | float
+    minimum: int | float
+    maximum: int | float
+    summary: str
+
+    def check(self, value: Any) -> int | float:
+        """Return `value`, a number or its text, in the option's type and bounds.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is not one; the message names option, rule and value.
+        """
+        kind = type(self.default)
+        noun = "an integer" if kind is int else "a number"
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise TypeError(f"{self.name} must be {noun}, got {describe(value)}")
+        if kind is int and isinstance(value, float):
+            raise TypeError(f"{self.name} must be {noun}, got {describe(value)}")
+        try:
+            number = kind(value)
+        except (ValueError, OverflowError):
+            raise ValueError(f"{self.name} must be {noun}, got {describe(value)}") from None
+        if math.isnan(number) or not self.minimum <= number <= self.maximum:
+            raise ValueError(
+                f"{self.name} must be in {self.minimum} ... {self.maximum}, got {describe(value)}"
+            )
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One policy: its names, its options, and what other parts have to know of it.
+
+    Attributes
+    ----------
+    name : str
+        Name in configuration and on the command line.
+    class_name : str
+        Name of the class in both twins, ``_<name>_py`` and ``_<name>_c`` of this package.
+    summary : str
+        One line for help texts.
+    simplicity : int
+        Rank among the policies, 1 for the simplest: how much has to be known to explain why a block
+        left. Of two policies that hit equally often the simpler one is recommended.
+    explained_by : str
+        What has to be known, in one sentence. How well the policy does has no say in it.
+    options : tuple of Option
+        Keywords of the constructor besides ``cache_capacity``.
+    learns_by_request : bool
+        Whether it learns from whole requests, and declines stores by what it has learned.
+    without_requests : tuple of (str, int or float)
+        Options of such a policy where it is shown no whole requests, unless others are given.
+    demotes_on_touch : bool
+        Whether a touch may move other blocks than those that are touched.
+    scales : bool
+        Whether a small cache that is fed a sample of the blocks hits as a large one does.
+    warm_up_blocks : int
+        Blocks that it must have been asked for before it has learned; 0 if it learns nothing.
+    """
+
+    name: str
+    class_name: str
+    summary: str
+    simplicity: int
+    explained_by: str
+    options: tuple[Option, ...] = ()
+    learns_by_request: bool = False
+    without_requests: tuple[tuple[str, int | float], ...] = ()
+    demotes_on_touch: bool = False
+    scales: bool = True
+    warm_up_blocks: int = 0
+
+    @property
+    def stem(self) -> str:
+        """The name as it stands in the names of files."""
+        return self.name.replace("-", "_")
+
+    def option(self, name: str) -> Option:
+        """Return the option `name`.
+
+        Raises
+        ------
+        ValueError
+            If the policy has none of that name; the message lists those it has.
+        """
+        for option in self.options:
+            if option.name == name:
+                return option
+        known = ", ".join(option.name for option in self.options) or "none"
+        raise ValueError(f"policy {self.name!r} has no option {name!r} (known: {known})")
