@@ -1,11 +1,16 @@
-"""Requests as lines of a recording: packed where they are seen, turned into text elsewhere.
+"""Requests as lines of a recording: packed by the calling thread, made text by the writer's.
 
 An id is SipHash-2-4 of the block hash's Python hash, keyed with the salt. SipHash is a
-pseudo-random function (Aumasson & Bernstein, INDOCRYPT 2012): without the salt an id tells nothing
-of the hash, not even to someone who can guess it. The 8-byte message is ``hash()`` of the block
-hash, so a hash of any length takes the same path. Of the 64 bits 52 are kept, 13 for each of four
-groups of four digits, the first of them never below 1000: every id has 16 digits and needs no
+pseudo-random function (Aumasson & Bernstein, INDOCRYPT 2012): without the salt an id reveals
+nothing of the hash, not even to someone who can guess it. The 8-byte message is ``hash()`` of the
+block hash, so a hash of any length takes the same path. Of the 64 bits 52 are kept, 13 for each of
+four groups of four digits, the first of them never below 1000: every id has 16 digits and needs no
 division to write. Among n blocks two share an id with a chance of about n² / 2⁵³.
+
+The standard library's keyed BLAKE2b was tried instead and not kept: measured in turn in one
+process, an id took 640 ns of CPU time under the interpreter's lock, against 14 ns compiled. At
+100,000 blocks per second that is 6 % of a core, and the slowest hundredth of the steps of a
+scheduler's thread, which waits for that lock, took 15 ms instead of 4.
 """
 
 from __future__ import annotations
@@ -70,7 +75,7 @@ def request_lines(
     Returns
     -------
     bytes
-        A line each, of at most `LINE_BYTES` and `ID_BYTES` a block.
+        A line each, of at most `LINE_BYTES` and `ID_BYTES` per block.
     """
     ids = _salted_texts(b"".join([request[_WORD_BYTES:] for request in requests]), low, high)
     lines = []
