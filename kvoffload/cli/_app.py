@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 import click
 
@@ -13,7 +17,6 @@ from kvoffload._printable import printable
 from kvoffload.traces import MissingExtraError, TraceError
 
 from ._options import present_name
-from ._signals import EndedBySignal, ending_by_signals
 from .advise import advise
 from .convert import convert
 from .dashboard import dashboard
@@ -69,14 +72,14 @@ for command in (
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status; errors are one line on standard error."""
     try:
-        with ending_by_signals():
+        with _ended_by_signals():
             code = _invoke(arguments)
             sys.stdout.flush()
             return code
     except (KeyboardInterrupt, click.Abort):  # Ctrl-C, also at a question, or its answer
         return INTERRUPTED
-    except EndedBySignal as end:
-        return BY_SIGNAL + int(end.args[0])
+    except SystemExit as end:  # a signal, or click's completion
+        return int(end.code or 0)
     except click.ClickException as error:
         return _fail(" ".join(error.format_message().split()), USAGE_ERROR)
     except MissingExtraError as error:
@@ -90,6 +93,29 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(f"{place}{error.strerror or error}", DATA_ERROR)
     except MemoryError:
         return _fail("there is not enough memory for this", DATA_ERROR)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Raise `SystemExit` for SIGTERM and SIGHUP too, which click leaves to end the process at once.
+
+    So no file and no process is left behind. A signal that is ignored or handled stays so.
+    """
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                handlers[number] = signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    sys.exit(BY_SIGNAL + number)
 
 
 def _invoke(arguments: Sequence[str]) -> int:

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["OutputFile", "check_output", "open_output", "own_descriptor"]
 
+# Not click's `open_file(atomic=True)`, which the library does without: it exchanges the file when
+# the block raises, too, exchanges devices, pipes and files that may not be written, makes its
+# temporary file beside a link instead of beside what the link names, leaves it on a full disk, and
+# no fault names the file.
+
 _MOST_LINKS = 40  # followed, as on Linux
 _DESCRIPTOR = re.compile(
     r"(?:/dev|/proc/(?P<process>\d+)(?:/task/\d+)?)/fd/(?P<number>\d+)", re.ASCII
