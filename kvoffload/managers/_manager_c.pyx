@@ -451,27 +451,28 @@ cdef class CompiledSteps(Steps):
                 policy.became_idle(slot, node)
         policy.c_completes(&self.batch, self.batch.size - 1)
 
-    cdef int serve(self, object hashes, Py_ssize_t num_unasked) except -1:
+    cdef int serve(self, object hashes, Py_ssize_t first, object end) except -1:
         """Do as the Python twin does for one request, with no object made on the way."""
         cdef list batch = self.open_batch(hashes)
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t place, num_hits, num_missing, num_admitted = 0
+        cdef Py_ssize_t stop = self.batch.size if end is None else end
         cdef uint32_t slot
         cdef Node* node
         if self._events is not None or self._watch is not None:
             raise ValueError("only without events and a watch are requests served at once")
-        if not 0 <= num_unasked <= self.batch.size:
-            raise ValueError(f"a request of {self.batch.size} keys, {num_unasked} not asked for")
+        if not 0 <= first <= stop <= self.batch.size:
+            raise ValueError(f"a request of {self.batch.size} keys, {first} to {end} asked for")
         find_all(policy.table, &self.batch)
         policy.c_touch(&self.batch)
         num_hits = 0
-        for place in range(num_unasked, self.batch.size):
+        for place in range(first, stop):
             node = resident(policy.table, &self.batch, place)
             if node == NULL or node.block.ref_cnt < 0:
                 break
             num_hits += 1
         self.counters.lookups += 1
-        self.counters.lookup_blocks += <uint64_t>(self.batch.size - num_unasked)
+        self.counters.lookup_blocks += <uint64_t>(stop - first)
         self.counters.hit_blocks += <uint64_t>num_hits
         num_missing = self.choose_missing()
         if num_missing > 0:
@@ -503,8 +504,8 @@ cdef class CompiledSteps(Steps):
         return 0
 
     def _serve_at_once(self, requests):
-        for hashes, num_unasked in requests:
-            self.serve(hashes, num_unasked)
+        for hashes, first, end in requests:
+            self.serve(hashes, first, end)
 
     def take_events(self):
         cdef list events, fresh

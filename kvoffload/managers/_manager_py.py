@@ -280,14 +280,17 @@ class Manager(OffloadingManager[Spec_co]):
                 self._watch.ended(batch, slots, success)
             self._policy._completes(batch)
 
-    def _serve_at_once(self, requests: Iterable[tuple[Sequence[BlockHash], int]]) -> None:
+    def _serve_at_once(
+        self, requests: Iterable[tuple[Sequence[BlockHash], int, int | None]]
+    ) -> None:
         """Serve requests as an engine does whose transfers end at once, for miniature managers.
 
-        Each is its hashes, head to tail, and how many of the first ones it did not ask for.
+        Each is its hashes, head to tail, and which of them it asked for: from one place to before
+        another, or to the end.
         """
-        for hashes, num_unasked in requests:
+        for hashes, first, end in requests:
             self.touch(hashes)
-            self.lookup(hashes[num_unasked:])
+            self.lookup(hashes[first:end])
             output = self.prepare_store(hashes)
             self.touch(hashes)
             if output is not None:

@@ -484,8 +484,8 @@ class WatchCore:
     def take_keys(self) -> list[list[BlockHash | None]]:
         """Return each quarter's keys for the policies, and forget them.
 
-        None ends a request. An integration may put an Ellipsis between what a request used without
-        asking for it and what it asked for.
+        None ends a request. Of one, an integration may put an Ellipsis before the first key that was
+        asked for, and NotImplemented behind the last.
         """
         keys, self._keys = self._keys, [[] for _ in range(self._quarters)]
         self.due = False

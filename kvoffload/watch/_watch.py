@@ -320,15 +320,17 @@ class Watch:
         if self._overlap is None:
             self._judge_overlap(tuple(taken))
         for quarter, keys in enumerate(core.take_keys()):
-            requests: list[tuple[list[BlockHash], int]] = []
+            requests: list[tuple[list[BlockHash], int, int | None]] = []
             part: list[BlockHash] = []
-            not_asked = 0
+            first, end = 0, None
             for key in keys:
                 if key is None:
-                    requests.append((part, not_asked))
-                    part, not_asked = [], 0
+                    requests.append((part, first, end))
+                    part, first, end = [], 0, None
                 elif key is Ellipsis:
-                    not_asked = len(part)
+                    first = len(part)
+                elif key is NotImplemented:
+                    end = len(part)
                 else:
                     part.append(key)
             if self._overlap is None:

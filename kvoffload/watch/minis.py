@@ -19,6 +19,9 @@ BIAS = 0.0075
 """What a miniature of 512 slots may be off by beside what its quarters tell; with n slots, in
 proportion to 1 / sqrt(n). Measured with `asv_benchmarks/watch.py policies`."""
 
+_Request = tuple[list[BlockHash], int, int | None]
+"""Its keys, and which of them it asked for: from one place to before another, or to the end."""
+
 
 def miniature_bias(slots: float) -> float:
     """Return what a miniature with so many slots, in four quarters, may be off by."""
@@ -51,11 +54,8 @@ class Miniature:
             deque() for _ in range(quarters)
         ]
 
-    def feed(self, quarter: int, requests: Sequence[tuple[list[BlockHash], int]]) -> None:
-        """Let a quarter's manager do what an engine would with these requests.
-
-        Each is its keys, and how many of them it used without asking for them.
-        """
+    def feed(self, quarter: int, requests: Sequence[_Request]) -> None:
+        """Let a quarter's manager do what an engine would with these requests."""
         if self._pending[quarter]:
             self._complete(quarter, math.inf)
         self.managers[quarter]._serve_at_once(requests)
@@ -63,7 +63,7 @@ class Miniature:
     def feed_overlapping(
         self,
         quarter: int,
-        requests: Sequence[tuple[list[BlockHash], int]],
+        requests: Sequence[_Request],
         numbers: Sequence[float],
         lag: float,
         *,
@@ -75,12 +75,12 @@ class Miniature:
         what a lookup meets before misses, or, if it `waits`, has ended.
         """
         manager = self.managers[quarter]
-        for (hashes, num_unasked), number in zip(requests, numbers, strict=True):
+        for (hashes, first, end), number in zip(requests, numbers, strict=True):
             self._complete(quarter, number - lag)
             if waits:
                 manager.complete_store(hashes)
             manager.touch(hashes)
-            manager.lookup(hashes[num_unasked:])
+            manager.lookup(hashes[first:end])
             output = manager.prepare_store(hashes)
             manager.touch(hashes)
             if output is not None and output.block_hashes_to_store:

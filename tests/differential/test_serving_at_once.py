@@ -21,7 +21,8 @@ def test_served_at_once_or_call_by_call(
     chance = random.Random(seed)
     for number, batch in enumerate(GENERATED[workload](seed, 100, 36)):
         keys = [key for key in batch if chance.random() < 0.3] if number % 3 else batch
-        pair.do("_serve_at_once", [(keys, chance.randint(0, len(keys))), (keys, 0)])
+        first, end = sorted(chance.randint(0, len(keys)) for _ in range(2))
+        pair.do("_serve_at_once", [(keys, first, end), (keys, first, None), (keys, 0, None)])
         if number % 10 == 0:
             pair.agree()
     pair.agree()
@@ -38,9 +39,9 @@ def test_pending_and_pinned_blocks_stay_as_they_are(twins: Twins) -> None:
     pair.do("prepare_store", [b"pinned"])
     pair.do("complete_store", [b"pinned"])
     pair.do("prepare_load", [b"pinned"])
-    pair.do("_serve_at_once", [([b"pinned", b"new", b"pending", b"new"], 1)])
+    pair.do("_serve_at_once", [([b"pinned", b"new", b"pending", b"new"], 1, None)])
     pair.agree()
     assert pair.do("lookup", [b"pinned", b"new"])[1] == 2
-    pair.do("_serve_at_once", [([b"%d" % number for number in range(3)], 0)])  # refused
+    pair.do("_serve_at_once", [([b"%d" % number for number in range(3)], 0, None)])  # refused
     pair.agree()
     assert pair.compiled.stats()["refused_stores"] == 1

@@ -90,6 +90,55 @@ def test_what_the_device_had_is_used_and_not_asked_for():
     assert report.hit_ratio == pytest.approx(6 / 21)
 
 
+@pytest.mark.parametrize("groups", [(0,), (0, 1)])
+@pytest.mark.parametrize("first", [0, 4])
+def test_what_is_generated_is_used_and_not_asked_for(groups, first):
+    manager = watched(200, policies=("arc",))
+    each = [[key[:-1] + bytes([group]) for key in keys_of("a", range(10))] for group in groups]
+    prompt = [key for keys in each for key in keys[:6]]
+    request = Request(manager, [], 0)
+    for generated in (False, True):
+        for keys in each:
+            for place in range(6, 10) if generated else range(6):
+                request.context.set_offload_key_position(keys[place], (place + 1) * 16)
+        if not generated:
+            for keys in each:
+                manager.lookup(keys[first], request.context)
+            request.store(prompt)
+        else:
+            request.store([key for keys in each for key in keys[6:]])
+    request.finish()
+    num_asked = len(groups) * (6 - first)
+    counters = manager.watch.counters()
+    assert (counters["asked"], counters["missed"]) == (num_asked, num_asked)
+    assert counters["stored"] == sum(map(len, manager.watch._core.order())) == 10 * len(groups)
+    (mini,) = manager.watch._subject.minis
+    for name, count in (("lookup_blocks", num_asked), ("stored_blocks", 10 * len(groups))):
+        assert sum(quarter.stats()[name] for quarter in mini.managers) == count
+    # The next turn of the chat asks for them.
+    again = Request(manager, [key for keys in each for key in keys])
+    assert len(again.hits) == 10 * len(groups)
+    again.run()
+    counters = manager.watch.counters()
+    assert (counters["asked"], counters["missed"]) == (num_asked + 10 * len(groups), num_asked)
+    manager._check()
+
+
+def test_a_preempted_request_asks_for_what_it_had_generated():
+    manager = watched(100)
+    keys = keys_of("a", range(8))
+    request = Request(manager, keys[:5])
+    request.store()
+    for place in (5, 6):
+        request.context.set_offload_key_position(keys[place], (place + 1) * 16)
+    request.store(keys[5:7])
+    manager.lookup(keys[0], request.context)
+    request.context.set_offload_key_position(keys[7], 8 * 16)
+    request.store(keys[7:])
+    request.finish()
+    assert manager.watch.counters()["asked"] == 7
+
+
 def test_a_request_that_looks_nothing_up_asks_for_nothing():
     manager = watched(100, policies=("arc",))
     request = Request(manager, keys_of("a", range(10)), first=10)

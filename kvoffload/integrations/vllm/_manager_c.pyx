@@ -411,6 +411,7 @@ cdef class ManagerCore(PolicyDriver):
     cdef RequestWatch watching      # None when nobody looks on
     cdef object asker               # context of the last lookup, where it is not settled yet
     cdef object first_asked, last_asked     # its first and its last key since then
+    cdef int64_t asked_until    # the largest token position of its keys at that lookup
     cdef readonly object _num_chunks
     # vLLM's own classes and constants
     cdef object miss, hit, hit_pending, host
@@ -509,7 +510,24 @@ cdef class ManagerCore(PolicyDriver):
         self.settle()
         self.asker = req_context
         self.first_asked = key
+        try:
+            self.asked_until = self.last_position(req_context)
+        except Exception:  # of a context of others, and nothing may change for a watch
+            self.asked_until = NOT_ASKED
         return 0
+
+    cdef int64_t last_position(self, object req_context) except? -1:
+        """Return the largest token position that a request has; NOT_ASKED where it cannot be told.
+
+        The connector notes the positions of each KV group in their order, group after group.
+        """
+        cdef object positions = self.positions_of(req_context), last
+        if not positions:
+            return NOT_ASKED
+        last = next(reversed(positions))
+        if last[-4:] == next(iter(positions))[-4:]:  # the same group: there is one
+            return positions[last]
+        return max(positions.values())
 
     cdef int settle(self) except -1:
         """Tell the request that looked up last from which position on it did so."""
@@ -526,6 +544,7 @@ cdef class ManagerCore(PolicyDriver):
                     access.asked_from = min(
                         access.asked_from, -NOT_ASKED if position is None else <int64_t>position
                     )
+                access.asked_until = max(access.asked_until, self.asked_until)
         except Exception:  # of a context of others, and nothing may change for a watch
             pass
         return 0
@@ -657,6 +676,8 @@ cdef class ManagerCore(PolicyDriver):
         if self.counts is not None:
             batch = self.open_batch(list(dict.fromkeys(batch)))  # repeats are counted once
         if self.watching is not None:
+            if req_context is self.asker:
+                self.settle()  # should it be preempted and look up again, it has more positions
             self.watching.tick()
         collecting = PyGC_Disable()
         try:

@@ -48,6 +48,7 @@ cdef class RequestAccess:
     cdef uint64_t mask          # number of cells - 1
     # Where a watch looks on:
     cdef int64_t asked_from     # least token position that was looked up, NOT_ASKED before
+    cdef int64_t asked_until    # largest that it had when it was last looked up; later ones are generated
     cdef RequestAccess passed   # keys that were offered and not recorded, None if there are none
 
     cdef bint ensure(self, uint64_t more) noexcept

@@ -23,6 +23,7 @@ cdef class RequestAccess:
         self.owner = owner
         self.generation = generation
         self.asked_from = NOT_ASKED
+        self.asked_until = -NOT_ASKED
 
     def __dealloc__(self):
         cdef uint64_t number

@@ -5,7 +5,8 @@ again while it waits, and shows what it has in loads and offers. So the first ac
 decides: a load is a hit, an offer a miss, whose cause is what the watch knew at that moment. At the
 finish all keys are judged once and used once, those that were never recorded too: offered below
 the threshold, or while pending. What lies before the first position that was looked up the device
-had: it is used, and was not asked for.
+had, and what lies after the last position that the request had at a lookup was generated: both are
+used, and were not asked for.
 """
 
 from cpython.object cimport PyObject

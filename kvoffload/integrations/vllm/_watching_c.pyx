@@ -47,11 +47,23 @@ cdef enum:
 
 
 cdef inline bint was_asked(
-    int64_t asked_from, const Place* place, const uint8_t* positioned
+    RequestAccess access, const Place* place, const uint8_t* positioned
 ) noexcept:
-    """Tell whether a request asked for a key; where it has no position, if it asked at all."""
-    return asked_from != NOT_ASKED and (
-        place.position >= asked_from or not positioned[place.number]
+    """Return whether a request asked for a key; where it has no position, if it asked at all."""
+    return access.asked_from != NOT_ASKED and (
+        access.asked_from <= place.position <= access.asked_until
+        or not positioned[place.number]
+    )
+
+
+cdef inline bint was_generated(
+    RequestAccess access, const Place* place, const uint8_t* positioned
+) noexcept:
+    """Return whether a request that asked had no such key yet when it did."""
+    return (
+        access.asked_from != NOT_ASKED
+        and positioned[place.number]
+        and place.position > access.asked_until
     )
 
 
@@ -249,20 +261,19 @@ cdef class RequestWatch(WatchCore):
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept:
         """Judge what a request asked for, then use all its keys, last first."""
         cdef uint64_t at, num_asked = 0, num_missed = 0, total = access.size, hashed
-        cdef uint32_t quarters = 0, unasked = 0, below = self.sample_below
+        cdef uint32_t quarters = 0, unasked = 0, generated = 0, bit, below = self.sample_below
         cdef uint64_t now = self.c_now()
         cdef SeenKey* keys = access.seen
         cdef SeenKey* seen
         cdef const Place* places = order.places
         cdef const uint8_t* positioned = order.positioned
-        cdef int64_t asked_from = access.asked_from
         cdef Py_ssize_t number, num_sampled = 0
-        cdef bint met_pending = False
+        cdef bint met_pending = False, asked, late
         cdef bint has_room = self.ensure_uses(<Py_ssize_t>total)
         cdef int quarter, size
         for at in range(total):
             seen = keys + places[at].number
-            if was_asked(asked_from, places + at, positioned):
+            if was_asked(access, places + at, positioned):
                 num_asked += 1
                 if not seen.uses & LOADED:
                     num_missed += 1
@@ -285,18 +296,21 @@ cdef class RequestWatch(WatchCore):
             at = self.use_slots[number]
             hashed = self.uses[number]
             quarter = self.quarter_of(hashed)
-            if was_asked(asked_from, places + at, positioned):
+            bit = <uint32_t>1 << quarter
+            asked = was_asked(access, places + at, positioned)
+            late = was_generated(access, places + at, positioned)
+            if asked:
                 self.count(hashed, keys + places[at].number)
-            elif sample_of(hashed) < self.keeps_below:
-                unasked |= <uint32_t>1 << quarter
             if sample_of(hashed) >= self.keeps_below:
                 continue
-            if (
-                was_asked(asked_from, places + at, positioned)
-                and unasked & ~quarters & (<uint32_t>1 << quarter)
-            ):
+            if not asked and not late:
+                unasked |= bit
+            elif unasked & ~quarters & bit:
                 self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
-                quarters |= <uint32_t>1 << quarter
+                quarters |= bit
+            if late and not generated & bit:
+                self.keep_key(<uint32_t>quarter, <PyObject*>NotImplemented)
+                generated |= bit
             self.keep_key(<uint32_t>quarter, order.keys[at])
         for number in range(num_sampled - 1, -1, -1):
             seen = keys + places[self.use_slots[number]].number
@@ -360,6 +374,7 @@ cdef RequestAccess all_keys(RequestAccess access):
     if not every.ensure(access.size + passed.size):
         raise MemoryError()
     every.asked_from = access.asked_from
+    every.asked_until = access.asked_until
     for number in range(access.size):
         place = every.add(access.seen[number].key, access.seen[number].hashed)
         every.seen[place].uses = access.seen[number].uses
