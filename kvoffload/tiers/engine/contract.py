@@ -31,6 +31,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload.tiers.region import Region
+
 from .staging import Staging
 
 __all__ = [
@@ -64,8 +66,8 @@ QUERY = 2
 
 DROP, TOUCH, FORGET, MEET = 0, 1, 2, 3
 """Kinds of chores: remove blocks, mark them as used, write the epoch, read it at the start."""
-NOBODY = 0
-"""Number of a chore of which nobody is told; jobs begin at 1."""
+NOBODY = -1
+"""Number of a chore of which no news is wanted."""
 
 LATE = 1
 """Flag of an entry: the job passed its deadline and the kernel still has its blocks."""
@@ -136,7 +138,8 @@ class Pool(Protocol):
         job : int
             A number that no job under way has.
         op : int
-            `READ` or `WRITE`.
+            `READ`, `WRITE` or, of a store that takes queries, `QUERY`, which uses neither `slots`
+            nor `ids`.
         keys : sequence of bytes
             The stored keys, at least one.
         slots, ids : numpy.ndarray
@@ -271,11 +274,31 @@ class Store(ABC):
         Bytes per block.
     slot_bytes : int
         Bytes that a block takes in the store.
+    keys_per_query : int
+        Keys that a query asks for at most in one call.
+    owed : bool
+        Whether the medium has yet to take something that no job carries. The threads then queue
+        the chore `MEET` again and again until it has. May be read in any thread.
     """
 
     direct: bool
     block_bytes: int
     slot_bytes: int
+    keys_per_query = 1024
+    owed = False
+
+    def use(self, memory: Region) -> None:  # noqa: B027
+        """Take note of the staging buffers, where a client has to know them."""
+
+    def begin(self, deadline: float) -> None:  # noqa: B027
+        """Take note until when the next calls of this thread may take, in monotonic seconds."""
+
+    def find(self, run: Sequence[Block]) -> None:
+        """Set the statuses of blocks, to OK, MISS, or why it is not known; raise nothing.
+
+        Only stores that take queries have it.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def read(self, run: Sequence[Block]) -> None:

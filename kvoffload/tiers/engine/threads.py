@@ -25,7 +25,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +54,7 @@ from .contract import (
 from .staging import Staging
 from .transfer import SLICE_BYTES, copy, status_of
 
-__all__ = ["Pool", "RemotePool"]
+__all__ = ["Pool"]
 
 RETRY_S = 1.0
 """Seconds until the medium is given an epoch again that it would not take."""
@@ -163,13 +162,15 @@ class Pool:
         self._work = threading.Condition(self._lock)
         self._keep = threading.Condition(self._lock)
         self._idle = threading.Condition(self._lock)
-        self._queues: tuple[deque[_Job], deque[_Job]] = (deque(), deque())  # reads, writes
+        self._queues: tuple[deque[_Job], ...] = (deque(), deque(), deque())  # by kind of job
         self._to_copy: deque[_Job] = deque()
         self._chores: deque[tuple[int, int, bytes, bool]] = deque()
         self._chores_running = 0
         self._jobs: dict[int, _Job] = {}  # those that have not settled
         self._entries: deque[Entry] = deque()
         self._closing = False
+        self._retry: threading.Timer | None = None
+        self._may_retry = True
         self._wake_at = math.inf  # when the keeper looks again
         self._signal = _Signal()
         self._writers = max(1, threads - READ_ONLY_THREADS)
@@ -179,6 +180,8 @@ class Pool:
             for number in range(threads)
         ]
         self._threads.append(threading.Thread(target=self._keep_watch, daemon=True))
+        if self._staging is not None:
+            store.use(self._staging.region)
         for thread in self._threads:
             thread.start()
 
@@ -285,6 +288,9 @@ class Pool:
         """End the threads."""
         until = time.monotonic() + timeout_s
         with self._lock:
+            self._may_retry = False
+            if self._retry is not None:
+                self._retry.cancel()
             while (self._jobs or self._chores_left()) and time.monotonic() < until:
                 self._idle.wait(until - time.monotonic())
             self._closing = True
@@ -322,7 +328,7 @@ class Pool:
     def _stuck(self, op: int) -> bool:
         """Tell whether every thread that could serve a job works on a late one."""
         now = time.monotonic()
-        threads = self._running if op == READ else self._running[: self._writers]
+        threads = self._running[: self._writers] if op == WRITE else self._running
         return all(job is not None and job.deadline < now for job in threads)
 
     def _chores_left(self) -> int:
@@ -369,6 +375,8 @@ class Pool:
         self._idle.notify_all()
 
     def _tell(self, entry: Entry) -> None:
+        if entry.job == NOBODY:
+            return
         self._entries.append(entry)
         self._signal.set()
 
@@ -381,7 +389,7 @@ class Pool:
             with self._lock:
                 self._running[number] = None
                 while True:
-                    run, chore = self._take(READ), None
+                    run, chore = self._take_query() or self._take(READ), None
                     if not run and writes:
                         if self._chores:
                             chore = self._chores.popleft()
@@ -398,6 +406,19 @@ class Pool:
                 self._move(*run)
             elif chore:
                 self._do_chore(*chore)
+
+    def _take_query(self) -> tuple[_Job, list[Block]] | None:
+        """Take a run from the front of the queries, whose blocks need no memory; under the lock."""
+        queries = self._queues[QUERY]
+        if not queries:
+            return None
+        job = queries[0]
+        run = job.blocks[job.next : min(job.count, job.next + self._store.keys_per_query)]
+        job.next += len(run)
+        job.in_flight += len(run)
+        if job.next == job.count:
+            queries.popleft()
+        return job, run
 
     def _take(self, op: int) -> tuple[_Job, list[Block]] | None:
         """Take a run from the front of a queue; under the lock."""
@@ -423,7 +444,28 @@ class Pool:
         return job, run
 
     def _move(self, job: _Job, run: list[Block]) -> None:
-        """Move a run and account for it."""
+        """Move a run, or ask for it, and account for it."""
+        self._store.begin(job.deadline)
+        if job.op == QUERY:
+            self._store.find(run)
+        else:
+            self._move_each(job, run)
+        delivered = self._staging is None or job.op != READ or self._deliver(job, run)
+        with self._lock:
+            for block in run:
+                lost = block.status == Status.OK and not delivered
+                job.found[block.place] = Status.TIMEOUT if lost else block.status
+            job.in_flight -= len(run)
+            if self._staging is not None and job.op != QUERY:
+                self._staging.give_back((block.buffer for block in run), put=job.op == WRITE)
+                self._work.notify_all()
+                self._keep.notify()
+            self._settle_if_idle(job)
+        if self._store.owed:
+            self._retry_later()
+
+    def _move_each(self, job: _Job, run: list[Block]) -> None:
+        """Move a run; where the medium reports an error, block by block."""
 
         def move(blocks: list[Block]) -> None:
             if job.op == READ:
@@ -438,17 +480,6 @@ class Pool:
                 block.status = (
                     status_of(error) if len(run) == 1 else self._status_alone(move, block)
                 )
-        delivered = self._staging is None or job.op == WRITE or self._deliver(job, run)
-        with self._lock:
-            for block in run:
-                lost = block.status == Status.OK and not delivered
-                job.found[block.place] = Status.TIMEOUT if lost else block.status
-            job.in_flight -= len(run)
-            if self._staging is not None:
-                self._staging.give_back((block.buffer for block in run), put=job.op == WRITE)
-                self._work.notify_all()
-                self._keep.notify()
-            self._settle_if_idle(job)
 
     def _status_alone(self, move: Callable[[list[Block]], None], block: Block) -> int:
         try:
@@ -491,6 +522,26 @@ class Pool:
             self._tell(Entry(job, CHORE, np.array([status], np.int8)))
             self._idle.notify_all()
             self._work.notify_all()
+        if self._store.owed:
+            self._retry_later()
+
+    # -- what the medium is owed -------------------------------------------------------------
+
+    def _retry_later(self) -> None:
+        """Have the store try again in a while, whether or not a job comes."""
+        with self._lock:
+            if self._retry is None and self._may_retry:
+                self._retry = threading.Timer(RETRY_S, self._retry_now)
+                self._retry.daemon = True
+                with contextlib.suppress(RuntimeError):  # the interpreter ends
+                    self._retry.start()
+
+    def _retry_now(self) -> None:
+        with self._lock:
+            self._retry = None
+            if not self._may_retry:
+                return
+        self.chore(NOBODY, MEET, b"", False)
 
     # -- the keeper --------------------------------------------------------------------------
 
@@ -624,109 +675,3 @@ class _Signal:
         self.fd = self._write_fd = -1
         for fd in fds:
             os.close(fd)
-
-
-class RemotePool(Pool):
-    """Threads that move blocks between a region and a `RemoteStore`, and ask it for blocks.
-
-    Parameters
-    ----------
-    region : Region
-        The caller's memory.
-    store : RemoteStore
-        Where blocks are kept.
-    threads : int
-        Number of threads, >= 1, besides the keeper.
-    staging_bytes : int
-        Bytes of buffers.
-    ack_copied : bool
-        Whether a put ends when it is copied.
-    """
-
-    _store: Any
-
-    def __init__(
-        self,
-        region: Region,
-        store: Any,
-        threads: int,
-        staging_bytes: int,
-        ack_copied: bool = True,
-    ) -> None:
-        self._retry: threading.Timer | None = None
-        self._gone = False  # no retry may start
-        super().__init__(region, store, threads, staging_bytes, ack_copied)
-        if self._staging is not None:
-            store.use(self._staging.region)
-        with self._lock:  # the threads have nothing yet, and look again when something comes
-            self._queues: tuple[deque[_Job], ...] = (deque(), deque(), deque())  # type: ignore[assignment]
-
-    def query(self, job: int, keys: Sequence[bytes], timeout_s: float) -> None:
-        """Take a query."""
-        nowhere: npt.NDArray[np.int64] = np.zeros(len(keys), np.int64)
-        self.submit(job, QUERY, keys, nowhere, nowhere, timeout_s=timeout_s, epoch=0)
-
-    def close(self, timeout_s: float) -> bool:
-        """End the threads."""
-        with self._lock:
-            self._gone = True
-            if self._retry is not None:
-                self._retry.cancel()
-        return super().close(timeout_s)
-
-    def _retry_later(self) -> None:
-        """Give the medium the epoch that it owes, later, whether or not a job comes."""
-        with self._lock:
-            if self._retry is None and not self._gone:
-                self._retry = threading.Timer(RETRY_S, self._retry_now)
-                self._retry.daemon = True
-                with contextlib.suppress(RuntimeError):  # the interpreter ends
-                    self._retry.start()
-
-    def _retry_now(self) -> None:
-        with self._lock:
-            self._retry = None
-            if self._gone:
-                return
-        self.chore(NOBODY, MEET, b"", False)
-
-    def _do_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
-        super()._do_chore(job, offset, data, sync)
-        if self._store.owed:
-            self._retry_later()
-
-    def _tell(self, entry: Entry) -> None:
-        if entry.job != NOBODY:
-            super()._tell(entry)
-
-    def _stuck(self, op: int) -> bool:
-        return super()._stuck(READ if op == QUERY else op)
-
-    def _take(self, op: int) -> tuple[_Job, list[Block]] | None:
-        """Take a run from the front of a queue, queries before reads; under the lock."""
-        queries = self._queues[QUERY] if len(self._queues) > QUERY else None
-        if op != READ or not queries:
-            return super()._take(op)
-        job = queries[0]
-        run = job.blocks[job.next : min(job.count, job.next + self._store.keys_per_query)]
-        job.next += len(run)
-        job.in_flight += len(run)
-        if job.next == job.count:
-            queries.popleft()
-        return job, run
-
-    def _move(self, job: _Job, run: list[Block]) -> None:
-        self._store.begin(job.deadline)
-        if job.op != QUERY:
-            super()._move(job, run)
-            if self._store.owed:
-                self._retry_later()
-            return
-        self._store.find(run)
-        if self._store.owed:
-            self._retry_later()
-        with self._lock:
-            for block in run:
-                job.found[block.place] = block.status
-            job.in_flight -= len(run)
-            self._settle_if_idle(job)

@@ -31,10 +31,10 @@ import numpy.typing as npt
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 from kvoffload.tiers.base import State, Status
-from kvoffload.tiers.engine.contract import DROP, FORGET, MEET, TOUCH, Pool
+from kvoffload.tiers.engine.contract import DROP, FORGET, MEET, QUERY, TOUCH, Pool
 from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES, QUERY_DEADLINE_S, PooledTier, Record
 from kvoffload.tiers.engine.staging import STAGING_BYTES
-from kvoffload.tiers.engine.threads import RemotePool
+from kvoffload.tiers.engine.threads import Pool as Threads
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
@@ -204,7 +204,7 @@ class RemoteTier(PooledTier):
         return f"{type(self).__name__}({self.place!r}, name={self.name!r})"
 
     def _make_pool(self, region: Region) -> Pool:
-        return RemotePool(
+        return Threads(
             region, self._store, self._num_threads, self._staging_bytes, self._ack_copied
         )
 
@@ -253,10 +253,6 @@ class RemoteTier(PooledTier):
             return True
         return record.epoch != self._gone_by and (record.op == "put" or record.epoch != 0)
 
-    def _queries(self) -> RemotePool:
-        pool: Any = self._pool_or_raise()
-        return pool  # type: ignore[no-any-return]
-
     # -- what is there -----------------------------------------------------------------------
 
     def _known(self, key: bytes) -> int:
@@ -295,7 +291,7 @@ class RemoteTier(PooledTier):
         self, job: int, started: float, stored: list[bytes], deadline_s: float | None
     ) -> None:
         """Begin a query; what is known is not asked for again."""
-        pool = self._queries()
+        pool = self._pool_or_raise()
         self._follow()
         states = np.array([self._known(key) for key in stored], np.int8)
         status = np.where(states == HIT, OK, MISS)
@@ -313,7 +309,15 @@ class RemoteTier(PooledTier):
         )  # slots: none
         record.epoch = self._epoch
         self._register(record, 0)
-        pool.query(job, asked, deadline_s or QUERY_DEADLINE_S)
+        pool.submit(
+            job,
+            QUERY,
+            asked,
+            places,
+            places,
+            timeout_s=deadline_s or QUERY_DEADLINE_S,
+            epoch=record.epoch,
+        )
 
     # -- put and get -------------------------------------------------------------------------
 
