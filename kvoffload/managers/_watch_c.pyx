@@ -652,8 +652,8 @@ cdef class WatchCore:
     def take_keys(self):
         """Return each quarter's keys for the policies, and forget them.
 
-        None ends a request. Of one, an integration may put an Ellipsis before the first key that was
-        asked for, and NotImplemented behind the last.
+        None ends a request. In one, an integration may put an Ellipsis before the first key that
+        was asked for, and NotImplemented behind the last.
         """
         cdef list fresh = [[] for _ in range(self.num_quarters)]
         cdef list keys = self.keys

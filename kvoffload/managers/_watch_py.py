@@ -484,8 +484,8 @@ class WatchCore:
     def take_keys(self) -> list[list[BlockHash | None]]:
         """Return each quarter's keys for the policies, and forget them.
 
-        None ends a request. Of one, an integration may put an Ellipsis before the first key that was
-        asked for, and NotImplemented behind the last.
+        None ends a request. In one, an integration may put an Ellipsis before the first key that
+        was asked for, and NotImplemented behind the last.
         """
         keys, self._keys = self._keys, [[] for _ in range(self._quarters)]
         self.due = False
