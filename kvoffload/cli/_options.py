@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kvoffload import _sizes as sizes
 from kvoffload.errors import describe
 from kvoffload.replay import CEILINGS
 from kvoffload.replay.policies import is_own
@@ -20,24 +21,13 @@ from kvoffload.replay.policies import read_policy as parse_policy
 from kvoffload.traces.formats import FORMATS
 
 MAX_BLOCKS = 2**31 - 1
-_UNITS = {"B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS[f"{_letter}B"] = 1000**_power
-    _UNITS[f"{_letter}IB"] = 1024**_power
-_NUMBER = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*|%)", re.ASCII)
+_PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*%", re.ASCII)
 _TOO_LARGE = re.compile(r"0*[1-9]\d{18,}(?:\.\d*)?\s*(?:[A-Za-z]*|%)", re.ASCII)
 _HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | re.IGNORECASE)
 # 1,418 as it is printed, or two values of a list; each with no more before and behind
 _GROUPED = re.compile(r"(?<![\w.%])[1-9]\d{0,2}(?:,\d{3})+(?!\d)", re.ASCII)
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
-
-
-def read_unit(text: str) -> int | None:
-    """Read a size with its unit, such as ``64GiB`` or ``5 GB``; bytes, None if it is not one."""
-    match = _NUMBER.fullmatch(text)
-    unit = _UNITS.get(match[2].upper()) if match else None
-    return None if match is None or unit is None else int(Fraction(match[1]) * unit)
 
 
 def check_number(text: str) -> None:
@@ -116,11 +106,11 @@ def read_capacity(text: str, least: int = 1) -> Capacity:
         If it is none of them.
     """
     check_number(text)
-    size = read_unit(text)
+    size = sizes.read_size(text, needs_unit=True)
     if size is not None:
         return Capacity(text, size=size)
-    match = _NUMBER.fullmatch(text)
-    if match and match[2] == "%":
+    match = _PERCENT.fullmatch(text)
+    if match:
         return Capacity(text, percent=Fraction(match[1]))
     if re.fullmatch(r"-?[0-9]{1,18}", text):
         if not least <= int(text) <= MAX_BLOCKS:
@@ -163,7 +153,8 @@ def read_size(text: str) -> int:
         If it is not one, or below 1.
     """
     check_number(text)
-    size = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else read_unit(text)
+    is_number = re.fullmatch(r"[0-9]{1,18}", text)
+    size = sizes.read_size(text, needs_unit=not is_number)
     if size is None or size < 1:
         raise ValueError(f"must be bytes >= 1, as 2097152 or 2MiB, got {text!r}")
     return size

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from importlib.metadata import entry_points
 from typing import Any
 from urllib.parse import parse_qsl
 
+from kvoffload._sizes import parse_size
 from kvoffload.errors import describe
 from kvoffload.tiers.local.memory import MemoryTier
 from kvoffload.tiers.local.slab import FileTier
@@ -25,30 +25,9 @@ from kvoffload.tiers.remote.redis import RedisTier
 from .base import Tier
 from .namespace import Namespace
 
-__all__ = ["ENTRY_POINTS", "open_tier", "parse_size"]
+__all__ = ["ENTRY_POINTS", "open_tier"]
 
 ENTRY_POINTS = "kvoffload.tiers"
-
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS[f"{_letter}B"] = 1000**_power
-    _UNITS[f"{_letter}IB"] = 1024**_power
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
-
-
-def parse_size(text: str) -> int:
-    """Read a number of bytes, with or without a unit: ``2TB``, ``512 GiB``, ``4096``.
-
-    Raises
-    ------
-    ValueError
-        If it is not one.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        raise ValueError(f"must be bytes, as 4096, 2TB or 512GiB, got {describe(text)}")
-    return int(Fraction(match[1]) * unit)
 
 
 def _flag(text: str) -> bool:

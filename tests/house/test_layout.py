@@ -18,7 +18,7 @@ if not PACKAGE.is_dir():
 # A layer may import from the layers of the lines above its own, and from itself.
 LAYERS = [
     {"types", "errors"},
-    {"_checks"},
+    {"_checks", "_sizes"},
     {"_implementation"},
     {"_core"},
     {"policies"},
@@ -38,7 +38,7 @@ LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 PUBLIC = LEVELS["__init__"]
 # Below the public level, but everyone may import them by path: their names are documented.
 DOCUMENTED = {"errors", "types", "policies.registry"}
-DOCUMENTED |= {"_checks", "_implementation"}  # and these are the same for every module
+DOCUMENTED |= {"_checks", "_implementation", "_sizes"}  # and these are the same for every module
 BUILT_ON_THE_CORE = {"tiers", "watch", "integrations"}
 FORMER_PLACES = {"tiers/testing.py"}  # of public names: they import from the new one
 # Within tiers a module or folder may import from those of the lines above, and from itself; those

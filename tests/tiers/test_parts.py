@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvoffload._sizes import parse_size
 from kvoffload.tiers import (
     FileTier,
     MemoryTier,
@@ -22,7 +23,7 @@ from kvoffload.tiers import (
     stored_key,
     weights_identity,
 )
-from kvoffload.tiers.address import ENTRY_POINTS, parse_size
+from kvoffload.tiers.address import ENTRY_POINTS
 from kvoffload.tiers.engine.breaker import FAILURES, Breaker
 from kvoffload.tiers.engine.staging import Staging
 from kvoffload.tiers.metrics import METRICS, SECONDS_BUCKETS, TierMetrics

@@ -45,6 +45,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
+from kvoffload._sizes import parse_size
 from kvoffload.errors import describe
 from kvoffload.tiers import (
     Done,
@@ -58,7 +59,6 @@ from kvoffload.tiers import (
     open_tier,
     weights_identity,
 )
-from kvoffload.tiers.address import parse_size
 from kvoffload.tiers.metrics import METRICS, PREFIX, SECONDS_BUCKETS, Metric
 
 __all__ = [

@@ -1,0 +1,47 @@
+"""Sizes in text, such as ``2TB``, ``64 GiB`` or ``4096``: of commands, tiers and vLLM's keys."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from kvoffload.errors import describe
+
+__all__ = ["parse_size", "read_size"]
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}B"] = 1000**_power
+    _UNITS[f"{_letter}IB"] = 1024**_power
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
+
+
+def read_size(text: str, *, needs_unit: bool = False) -> int | None:
+    """Return a size in bytes, None if the text is not one.
+
+    Parameters
+    ----------
+    text : str
+        A number and a unit, ``B`` to ``TB`` or ``KiB`` to ``TiB``; fractions are rounded down.
+    needs_unit : bool
+        Whether a number without a unit is none.
+    """
+    match = _SIZE.fullmatch(text)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None or (needs_unit and not match[2]):
+        return None
+    return int(Fraction(match[1]) * unit)
+
+
+def parse_size(text: str) -> int:
+    """Return a number of bytes, with or without a unit.
+
+    Raises
+    ------
+    ValueError
+        If the text is not one.
+    """
+    size = read_size(text.strip())
+    if size is None:
+        raise ValueError(f"must be bytes, as 4096, 2TB or 512GiB, got {describe(text)}")
+    return size
