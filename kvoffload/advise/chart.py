@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .advice import Advice
+from .axes import apart, ratio_text, ratio_ticks
 from .details import Details
 from .units import bytes_text, count_text, percent_text, rate_text
 
@@ -114,11 +115,10 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
     width = right + max(NAME_MARGIN, math.ceil(NAME_PLACE + NAME_UNITS * longest))
     ratios = [cell.hit_ratio for cell in advice.cells.values()]
     highest = max([*ratios, *advice.ceilings, advice.unbounded])
-    step = _step(highest)
-    count = max(1, math.ceil(highest / step - 1e-9))
+    ticks = ratio_ticks(highest)
 
     def y(ratio: float) -> float:
-        return round(bottom - (bottom - top) * ratio / (count * step), 1)
+        return round(bottom - (bottom - top) * ratio / ticks[-1], 1)
 
     last = max(1, len(advice.memories) - 1)
 
@@ -167,7 +167,7 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
         top,
         bottom,
         [Tick(x(place), text) for place, text in enumerate(memories)],
-        [Tick(y(n * step), f"{n * step * 100:g} %") for n in range(count + 1)],
+        [Tick(y(ratio), ratio_text(ratio)) for ratio in ticks],
         x(advice.place),
         # what is drawn last lies on top
         sorted(_with_labels(lines, top, bottom, label_height), key=_layer),
@@ -189,26 +189,10 @@ def _cell_text(advice: Advice, policy: str, place: int) -> str:
     return f"{text}, {rate_text(cell.store_rate)} to host and {rate_text(cell.load_rate)} from it"
 
 
-def _step(highest: float) -> float:
-    """Return the distance between two grid lines, so that there are about five."""
-    for step in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1):
-        if highest / step <= 5:
-            return step
-    return 0.2
-
-
 def _with_labels(lines: list[Line], top: int, bottom: int, height: int) -> list[Line]:
     """Give each line's name a place as near its end as the names above and below allow."""
     order = sorted(range(len(lines)), key=lambda n: (lines[n].points[-1].y, lines[n].kind))
-    free = float(top)
-    places: list[float] = []
-    for number in order:
-        places.append(max(free, lines[number].points[-1].y))
-        free = places[-1] + height
-    limit = float(bottom)
-    for index in reversed(range(len(places))):
-        places[index] = min(places[index], limit)
-        limit = places[index] - height
+    places = apart([lines[number].points[-1].y for number in order], height, top, bottom)
     at = dict(zip(order, places, strict=True))
     return [
         Line(line.name, line.kind, line.color, line.points, round(at[number], 1))
@@ -232,11 +216,10 @@ def strip(advice: Advice, found: Details, *, width: int, height: int) -> Strip:
     """Lay out hits over time: name, number of its colour and points of each line."""
     left, right, top, bottom = 48, width - 8, 12, height - 28
     highest = max((max(p.over_time, default=0.0) for p in found.policies), default=0.0)
-    step = _step(highest) * 2
-    count = max(1, math.ceil(highest / step - 1e-9))
+    ticks = ratio_ticks(highest, most=3)
 
     def y(ratio: float) -> float:
-        return round(bottom - (bottom - top) * ratio / (count * step), 1)
+        return round(bottom - (bottom - top) * ratio / ticks[-1], 1)
 
     lines = []
     for policy in found.policies:
@@ -247,8 +230,8 @@ def strip(advice: Advice, found: Details, *, width: int, height: int) -> Strip:
             for n, ratio in enumerate(policy.over_time)
         )
         lines.append((policy.policy, color % 8, points))
-    ticks = [Tick(y(n * step), f"{n * step * 100:g} %") for n in range(count + 1)]
-    return Strip(width, height, left, bottom, ticks, lines)
+    marks = [Tick(y(ratio), ratio_text(ratio)) for ratio in ticks]
+    return Strip(width, height, left, bottom, marks, lines)
 
 
 @dataclass(frozen=True, slots=True)

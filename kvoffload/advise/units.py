@@ -8,6 +8,7 @@ __all__ = [
     "NO_BREAK_SPACE",
     "bytes_text",
     "count_text",
+    "decimal_bytes_text",
     "duration_text",
     "percent_text",
     "rate_text",
@@ -15,6 +16,7 @@ __all__ = [
 ]
 
 _SIZES = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
+_DECIMAL_SIZES = ((10**15, "PB"), (10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 _RATES = ((10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"))
 _COUNTS = ((10**9, "billion"), (10**6, "million"))
 
@@ -26,10 +28,10 @@ NO_BREAK_SPACE = "\u00a0"
 
 
 def _digits(value: float) -> str:
-    """Return three digits that count, no trailing zeros."""
-    if value >= 100 or value == int(value):
+    """Return a number with three significant digits and no trailing zeros."""
+    if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
-    text = f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    text = f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
     return text.rstrip("0").rstrip(".")
 
 
@@ -45,6 +47,11 @@ def bytes_text(size: float) -> str:
     return _in_units(size, _SIZES, "B")
 
 
+def decimal_bytes_text(size: float) -> str:
+    """Return a size in powers of ten as in ``50 GB``, for ticks that are powers of ten."""
+    return _in_units(size, _DECIMAL_SIZES, "B")
+
+
 def rate_text(bytes_per_second: float | None) -> str:
     """Return a rate as in ``1.4 GB/s``; a dash where it is not known."""
     return "-" if bytes_per_second is None else _in_units(bytes_per_second, _RATES, "B/s")
@@ -56,10 +63,10 @@ def count_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as in ``48.2 min``."""
-    if seconds < 120:
+    """Return a duration, or a loss of time, as in ``48.2 min``."""
+    if abs(seconds) < 120:
         return f"{_digits(round(seconds, 2))} s"
-    return f"{_digits(seconds / 60)} min" if seconds < 7200 else f"{_digits(seconds / 3600)} h"
+    return f"{_digits(seconds / 60)} min" if abs(seconds) < 7200 else f"{_digits(seconds / 3600)} h"
 
 
 def percent_text(share: float | None) -> str:

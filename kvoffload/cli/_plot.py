@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from kvoffload._printable import printable
+from kvoffload.advise.axes import apart, ratio_text, ratio_ticks
+from kvoffload.advise.units import decimal_bytes_text
 from kvoffload.replay import CEILINGS
 from kvoffload.traces.outputs import open_output
 
@@ -122,10 +124,11 @@ def _set_axes(axes: Any, grid: Grid) -> None:
     sizes = sorted(set(grid.sizes.values()))
     axes.set_xscale("log")
     axes.set_xlim(*_ends(sizes))
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.02)
+    ratios = ratio_ticks(max(counts.hit_ratio for counts in grid.counts.values()), most=8)
+    axes.set_ylim(0, ratios[-1] * 1.02)
     axes.set_xlabel("capacity, blocks")
     axes.set_ylabel("hit ratio")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:.4g} %"))
+    axes.set_yticks(ratios, [ratio_text(ratio) for ratio in ratios])
     axes.grid(True, color="#E4E4E4", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -137,7 +140,7 @@ def _set_axes(axes: Any, grid: Grid) -> None:
             "top", functions=(lambda blocks: blocks * size, lambda total: total / size)
         )
         above.set_xlabel("capacity, bytes")
-        _set_ticks(above.xaxis, [blocks * size for blocks in sizes], _bytes)
+        _set_ticks(above.xaxis, [blocks * size for blocks in sizes], decimal_bytes_text)
 
 
 def _set_ticks(axis: Any, sizes: list[int], text: Any) -> None:
@@ -156,14 +159,6 @@ def _ends(sizes: list[int]) -> tuple[float, float]:
     return sizes[0] / more, sizes[-1] * more
 
 
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} PB"
-
-
 def _label_ends(axes: Any, ends: list[tuple[str, float, dict[str, Any]]]) -> None:
     """Write each line's name beside its end, apart from the others, joined to it by a thin line."""
     to_axes = axes.transData + axes.transAxes.inverted()
@@ -173,9 +168,9 @@ def _label_ends(axes: Any, ends: list[tuple[str, float, dict[str, Any]]]) -> Non
         key=lambda end: end[0],
     )
     x_line = float(to_axes.transform((x_end, 0))[0])
-    for place, (height, policy, style) in zip(
-        _apart([end[0] for end in wanted]), wanted, strict=True
-    ):
+    # None above the axes, where the second scale stands.
+    places = apart([end[0] for end in wanted], LABEL_STEP, most=1.0)
+    for place, (height, policy, style) in zip(places, wanted, strict=True):
         axes.plot(
             (x_line + 0.008, LABEL_PLACE - 0.004),
             (height, place),
@@ -201,32 +196,3 @@ def _label_ends(axes: Any, ends: list[tuple[str, float, dict[str, Any]]]) -> Non
             va="center",
             parse_math=False,
         )
-
-
-def _apart(heights: list[float]) -> list[float]:
-    """Move rising heights as little as it takes for all to be LABEL_STEP apart.
-
-    Labels that would touch form a group, which is centred on the mean of what its members want.
-    """
-    groups: list[tuple[float, int]] = []  # centre and number of members
-    for height in heights:
-        centre, size = height, 1
-        while groups:
-            before, members = groups[-1]
-            if centre - before >= LABEL_STEP * (size + members) / 2:
-                break
-            groups.pop()
-            centre = (centre * size + before * members) / (size + members)
-            size += members
-        groups.append((centre, size))
-    places = [
-        centre + LABEL_STEP * (number - (size - 1) / 2)
-        for centre, size in groups
-        for number in range(size)
-    ]
-    # None above the axes, where the second scale stands.
-    highest = 1.0
-    for number in range(len(places) - 1, -1, -1):
-        places[number] = min(places[number], highest)
-        highest = places[number] - LABEL_STEP
-    return places

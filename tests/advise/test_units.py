@@ -2,7 +2,15 @@
 
 import pytest
 
-from kvoffload.advise.units import bytes_text, count_text, percent_text, rate_text, unbroken
+from kvoffload.advise.units import (
+    bytes_text,
+    count_text,
+    decimal_bytes_text,
+    duration_text,
+    percent_text,
+    rate_text,
+    unbroken,
+)
 from kvoffload.advise.wording import points
 
 
@@ -14,6 +22,13 @@ from kvoffload.advise.wording import points
         (bytes_text(1.5 * 2**40), "1.5 TiB"),
         (bytes_text(512 * 2**30), "512 GiB"),
         (bytes_text(35_979_264), "34.3 MiB"),
+        (decimal_bytes_text(500), "500 B"),
+        (decimal_bytes_text(20e9), "20 GB"),
+        (decimal_bytes_text(13.74e12), "13.7 TB"),
+        (duration_text(48.2 * 60), "48.2 min"),
+        (duration_text(24.183), "24.2 s"),
+        (duration_text(-24.183), "-24.2 s"),
+        (duration_text(-4_000), "-66.7 min"),
         (rate_text(None), "-"),
         (rate_text(4_214_000_000), "4.21 GB/s"),
         (rate_text(950), "950 B/s"),

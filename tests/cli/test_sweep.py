@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import itertools
 import json
 import re
 import subprocess
@@ -176,18 +175,6 @@ def test_more_policies_than_colours_are_told_apart_by_their_marks(kvoffload, tra
 
     looks = [tuple(look(number).items()) for number in range(len(COLOURS) * len(MARKERS))]
     assert len(set(looks)) == len(looks)
-
-
-def test_labels_keep_apart():
-    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
-    from kvoffload.cli._plot import LABEL_STEP, _apart
-
-    for heights in ([0.5] * 9, [0.1, 0.5, 0.9], [0.98, 0.99, 1.0], [0.0, 0.01, 0.4, 0.41, 0.42]):
-        places = _apart(heights)
-        assert max(places) <= 1.0 + 1e-9
-        gaps = [after - before for before, after in itertools.pairwise(places)]
-        assert min(gaps) >= LABEL_STEP - 1e-9
-    assert _apart([0.1, 0.5, 0.9]) == [0.1, 0.5, 0.9]
 
 
 @pytest.mark.parametrize(

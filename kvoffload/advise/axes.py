@@ -1,0 +1,65 @@
+"""Scales and labels of the pictures: the chart of a report, the picture of a sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["apart", "ratio_text", "ratio_ticks"]
+
+
+def ratio_ticks(highest: float, most: int = 5) -> list[float]:
+    """Return round ratios from 0 to the first that is not below `highest`.
+
+    Parameters
+    ----------
+    highest : float
+        Highest ratio that is drawn.
+    most : int
+        About how many ticks there are above 0.
+    """
+    steps = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+    step = next((step for step in steps if highest / step <= most), 0.2)
+    count = max(1, math.ceil(highest / step - 1e-9))
+    return [number * step for number in range(count + 1)]
+
+
+def ratio_text(ratio: float) -> str:
+    """Return the text of a tick, as in ``2.5 %``."""
+    return f"{ratio * 100:.4g} %"
+
+
+def apart(
+    places: Sequence[float],
+    distance: float,
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> list[float]:
+    """Move rising places as little as it takes for all to be `distance` apart.
+
+    Labels that would touch form a group, which is centred on the mean of what its members want.
+    None comes to lie above `most`; none below `least`, as long as there is space for all.
+    """
+    groups: list[tuple[float, int]] = []  # centre and number of members
+    for place in places:
+        centre, size = place, 1
+        while groups:
+            before, members = groups[-1]
+            if centre - before >= distance * (size + members) / 2:
+                break
+            groups.pop()
+            centre = (centre * size + before * members) / (size + members)
+            size += members
+        groups.append((centre, size))
+    moved = [
+        centre + distance * (number - (size - 1) / 2)
+        for centre, size in groups
+        for number in range(size)
+    ]
+    for number, place in enumerate(moved):
+        moved[number] = max(place, least)
+        least = moved[number] + distance
+    for number in reversed(range(len(moved))):
+        moved[number] = min(moved[number], most)
+        most = moved[number] - distance
+    return moved

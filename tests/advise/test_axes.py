@@ -1,0 +1,45 @@
+"""The scales and labels that both pictures share."""
+
+import itertools
+
+import pytest
+
+from kvoffload.advise.axes import apart, ratio_text, ratio_ticks
+
+
+@pytest.mark.parametrize(
+    ("highest", "most", "expected"),
+    [
+        (0.0, 5, "0 %|0.1 %"),
+        (0.338, 5, "0 %|10 %|20 %|30 %|40 %"),
+        (0.338, 8, "0 %|5 %|10 %|15 %|20 %|25 %|30 %|35 %"),
+        (0.3, 5, "0 %|10 %|20 %|30 %"),  # the highest is the last
+        (0.0123, 5, "0 %|0.5 %|1 %|1.5 %"),
+        (1.0, 5, "0 %|20 %|40 %|60 %|80 %|100 %"),
+    ],
+)
+def test_ticks_are_round_and_reach_the_highest_ratio(highest, most, expected):
+    ticks = ratio_ticks(highest, most)
+    assert "|".join(map(ratio_text, ticks)) == expected
+    assert ticks[-1] >= highest - 1e-9
+
+
+@pytest.mark.parametrize(
+    "places", [[0.5] * 9, [0.0] * 20, [0.1, 0.5, 0.9], [0.98, 0.99, 1.0], [0.0, 0.01, 0.4, 0.41]]
+)
+def test_labels_keep_apart_and_stay_inside(places):
+    moved = apart(places, 0.05, 0.0, 1.0)
+    gaps = [after - before for before, after in itertools.pairwise(moved)]
+    assert min(gaps) >= 0.05 - 1e-9
+    assert moved[0] >= -1e-9
+    assert moved[-1] <= 1.0 + 1e-9
+
+
+def test_labels_that_do_not_touch_stay_where_they_are():
+    assert apart([0.1, 0.5, 0.9], 0.05) == [0.1, 0.5, 0.9]
+
+
+def test_labels_that_touch_are_centred_on_what_they_belong_to():
+    assert apart([3.0, 3.0, 3.0, 9.0], 1.0) == [2.0, 3.0, 4.0, 9.0]
+    assert apart([3.0, 3.0], 1.0, least=3.0) == [3.0, 4.0]
+    assert apart([3.0, 3.0], 1.0, most=3.0) == [2.0, 3.0]
