@@ -55,8 +55,7 @@ def soak(session: nox.Session) -> None:
     }
     deadline = time.monotonic() + 60 * minutes
     while time.monotonic() < deadline:
-        # interrupts are tried one by one, not drawn; a test may take long
-        often = ["--ignore=tests/contract/test_interrupts.py", "-o", "faulthandler_timeout=3600"]
+        often = ["-o", "faulthandler_timeout=3600"]  # a test may take long
         command = ["python", "-m", "pytest", "-q", "-p", "tests.effort", *often, *GENERATED]
         session.run(*command, env=options)
     session.run("python", "-m", "tests.effort", str(effort))

@@ -13,14 +13,12 @@ Cost
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any, Final, NoReturn
 
 import numpy as np
 
 from kvoffload._checks import as_batch, check_block_size, check_num_blocks, check_status
 from kvoffload.errors import backend_in_use, backend_not_initialised, cannot_pickle
-from kvoffload.policies._undo import Undo, drop
 from kvoffload.types import BlockHash, BlockStatus, CPULoadStoreSpec
 
 from .base import Backend
@@ -93,11 +91,8 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
             raise ValueError(
                 f"hashes must not outnumber the {num_free} free blocks, got {len(batch)}"
             )
-        with Undo() as undo:
-            statuses = self._allocate(batch, undo)
-            block_ids = [status.block_id for status in statuses]
-            undo.append((self._lent.difference_update, block_ids))
-            self._lent.update(block_ids)
+        statuses = self._allocate(batch)
+        self._lent.update(status.block_id for status in statuses)
         return statuses
 
     def free(self, block: BlockStatus) -> None:
@@ -106,11 +101,8 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         block_id = check_status(block).block_id
         if block_id not in self._lent:
             raise ValueError(f"block must have a slot that allocate_blocks gave, got {block_id}")
-        with Undo() as undo:
-            undo.append((drop, self._freed, [block_id]))
-            self._freed[block_id] = None
-            undo.instead(self._lent.discard, block_id)
-            self._lent.discard(block_id)
+        self._lent.remove(block_id)
+        self._freed[block_id] = None
 
     def get_load_store_spec(
         self,
@@ -126,28 +118,21 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
     def _num_free(self) -> int:
         return self._num_blocks - self._num_fresh + len(self._freed)
 
-    def _allocate(self, batch: list[BlockHash], undo: Undo) -> list[BlockStatus]:
+    def _allocate(self, batch: list[BlockHash]) -> list[BlockStatus]:
         num_fresh = min(len(batch), self._num_blocks - self._num_fresh)
-        fresh = range(self._num_fresh, self._num_fresh + num_fresh)
-        reused = list(islice(reversed(self._freed), len(batch) - num_fresh))
-        statuses = [_pooled_status(slot) for slot in (*fresh, *reused)]
-        undo.append((setattr, self, "_num_fresh", self._num_fresh))
-        undo.append((self._push, reused))
+        slots = list(range(self._num_fresh, self._num_fresh + num_fresh))
         self._num_fresh += num_fresh
-        for slot in reused:
-            del self._freed[slot]
-        return statuses
+        for _ in range(len(batch) - num_fresh):
+            slot, _ = self._freed.popitem()
+            slots.append(slot)
+        return [_pooled_status(slot) for slot in slots]
 
-    def _push(self, slots: list[int]) -> None:
-        """Put slots back onto the stack, which gave them in this order."""
-        for slot in reversed(slots):
-            self._freed.pop(slot, None)
-            self._freed[slot] = None
+    def _free(self, statuses: Iterable[BlockStatus]) -> None:
+        self._freed.update(dict.fromkeys(_slots_of(statuses)))
 
-    def _free(self, statuses: Iterable[BlockStatus], undo: Undo) -> None:
-        freed = dict.fromkeys(_slots_of(statuses))
-        undo.append((drop, self._freed, freed))
-        self._freed.update(freed)
+    def _give_up(self, statuses: list[BlockStatus]) -> None:
+        """Free blocks whose store does not come about, the first to be given again first."""
+        self._free(reversed(statuses))
 
     def _load_store_spec(
         self,
@@ -156,16 +141,13 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
     ) -> CPULoadStoreSpec:
         return _spec(_slots_of(statuses))
 
-    def _release_all(self, statuses: Iterable[BlockStatus], undo: Undo) -> None:
-        """Take back all slots of one manager: from id 0 again if nobody else holds any."""
-        statuses = list(statuses)
+    def _release_all(self, statuses: list[BlockStatus]) -> None:
+        """Take back all slots of one manager: from id 0 again if no others are given out."""
         if self._num_fresh - len(self._freed) == len(statuses):
-            undo.append((setattr, self, "_num_fresh", self._num_fresh))
-            undo.append((setattr, self, "_freed", self._freed))
             self._num_fresh = 0
-            self._freed = {}
+            self._freed.clear()
         else:
-            self._free(statuses, undo)
+            self._free(statuses)
 
     def _check(self) -> None:
         if not 0 <= self._num_fresh <= self._num_blocks:

@@ -5,8 +5,9 @@ Structure
     nowhere else. Parts of a user are driven through the adapters of ``_user_parts``.
 Invariants
     Every resident block owns one slot of the backend, and every slot that this manager was given
-    belongs to one resident block. A call that is interrupted, at whichever line, leaves the state
-    before it, or, where it drops blocks only, the state after it (see ``_undo``).
+    belongs to one resident block.
+    A call checks everything, then changes the state: an error of its own leaves no trace, while an
+    exception from outside (KeyboardInterrupt, MemoryError) may leave the state in between.
 Cost
     O(1) a block, and the victim search of the policy.
 """
@@ -14,8 +15,8 @@ Cost
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -25,7 +26,6 @@ from kvoffload._checks import MAX_REF_CNT, as_batch, batch_error, check_bool
 from kvoffload.backends._cpu_py import CPUBackend
 from kvoffload.backends.base import Backend
 from kvoffload.errors import (
-    OffloadError,
     block_not_found,
     block_not_pinned,
     block_not_ready,
@@ -36,7 +36,6 @@ from kvoffload.errors import (
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
 from kvoffload.policies._twin_py import PythonPolicy, block_table
-from kvoffload.policies._undo import Undo
 from kvoffload.policies.base import CachePolicy
 from kvoffload.types import (
     BlockHash,
@@ -101,22 +100,17 @@ class Manager(OffloadingManager[Spec_co]):
         owner = self if owner is None else owner
         core = None if watch is None else watch.core(owner, backend.get_num_free_blocks())
         former = vars(self).get("_policy_object", policy)
-        trusted = _trusted_policy(policy)
-        parts: dict[str, Any] = {
-            "_policy_object": policy,
-            "_backend_object": backend,
-            "_rebuild": rebuild,
-            "_policy": trusted,
-            "_backend": backend if type(backend) is CPUBackend else UserBackend(backend),
-            "_find": trusted._resident.get,
-            "_events": [] if enable_events else None,
-            "_counters": dict.fromkeys(_COUNTERS, 0),
-            "_owner": weakref.ref(owner),
-            "_watch": core,
-        }
         ownership.take(policy, owner)
-        # All at once: a construction that is interrupted leaves no part of a manager.
-        vars(self).update(parts)
+        self._policy_object = policy
+        self._backend_object = backend
+        self._rebuild = rebuild
+        self._policy = _trusted_policy(policy)
+        self._backend = _trusted_backend(backend)
+        self._find = self._policy._resident.get
+        self._events = [] if enable_events else None
+        self._counters = dict.fromkeys(_COUNTERS, 0)
+        self._owner = weakref.ref(owner)
+        self._watch = core
         if core is not None:
             core.attach(self._find)
             core.watch._join(owner, core)
@@ -168,55 +162,45 @@ class Manager(OffloadingManager[Spec_co]):
         """Pin every block for reading and say where they lie."""
         find = self._find
         batch = as_batch(hashes)
-        pinned: list[tuple[BlockStatus, int]] = []
-        with Undo() as undo:
-            self._keep_counters(undo)
-            undo.append((_put_ref_cnts, pinned))
-            try:
-                for block_hash in batch:
-                    status = find(block_hash)
-                    if status is None:
-                        raise block_not_found("prepare_load", block_hash)
-                    ref_cnt = status.ref_cnt
-                    if ref_cnt < 0:
-                        raise block_not_ready("prepare_load", block_hash)
-                    if ref_cnt == MAX_REF_CNT:
-                        raise ref_count_overflow("prepare_load", block_hash)
-                    pinned.append((status, ref_cnt))
-                    status.ref_cnt = ref_cnt + 1
-            except OffloadError:
-                # Within the block, where an interrupt does no harm.
-                _put_ref_cnts(pinned)
-                raise
-            spec = self._backend._load_store_spec(batch, [status for status, _ in pinned])
-            self._counters["loaded_blocks"] += len(pinned)
-            if self._watch is not None:
-                self._watch.opened(LOAD, [status.block_id for status, _ in pinned])
-            self._policy._loads(batch)
+        statuses: list[BlockStatus] = []
+        pins: Counter[BlockHash] = Counter()
+        for block_hash in batch:
+            status = find(block_hash)
+            if status is None:
+                raise block_not_found("prepare_load", block_hash)
+            if status.ref_cnt < 0:
+                raise block_not_ready("prepare_load", block_hash)
+            pins[block_hash] += 1
+            if status.ref_cnt + pins[block_hash] > MAX_REF_CNT:
+                raise ref_count_overflow("prepare_load", block_hash)
+            statuses.append(status)
+        spec = self._backend._load_store_spec(batch, statuses)
+        for status in statuses:
+            status.ref_cnt += 1
+        self._counters["loaded_blocks"] += len(batch)
+        if self._watch is not None:
+            self._watch.opened(LOAD, [status.block_id for status in statuses])
+        self._policy._loads(batch)
         return spec
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
         """Release one pin for each occurrence of each block."""
         find = self._find
         batch = as_batch(hashes)
-        released: list[tuple[BlockStatus, int]] = []
-        with Undo() as undo:
-            undo.append((_put_ref_cnts, released))
-            try:
-                for block_hash in batch:
-                    status = find(block_hash)
-                    if status is None:
-                        raise block_not_found("complete_load", block_hash)
-                    ref_cnt = status.ref_cnt
-                    if ref_cnt <= 0:
-                        raise block_not_pinned("complete_load", block_hash)
-                    released.append((status, ref_cnt))
-                    status.ref_cnt = ref_cnt - 1
-            except OffloadError:
-                _put_ref_cnts(released)
-                raise
-            if self._watch is not None:
-                self._watch.loaded([status.block_id for status, _ in released])
+        statuses: list[BlockStatus] = []
+        pins: Counter[BlockHash] = Counter()
+        for block_hash in batch:
+            status = find(block_hash)
+            if status is None:
+                raise block_not_found("complete_load", block_hash)
+            pins[block_hash] += 1
+            if status.ref_cnt < pins[block_hash]:
+                raise block_not_pinned("complete_load", block_hash)
+            statuses.append(status)
+        for status in statuses:
+            status.ref_cnt -= 1
+        if self._watch is not None:
+            self._watch.loaded([status.block_id for status in statuses])
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the blocks that are not resident, and make them pending."""
@@ -228,57 +212,48 @@ class Manager(OffloadingManager[Spec_co]):
             output = PrepareStoreOutput([], self._backend._load_store_spec([], []), [])
             self._policy._offers(batch)
             return output
-        with Undo() as undo:
-            self._keep_counters(undo)
-            try:
-                room = self._policy._make_room(
-                    missing, self._backend._num_free(), distinct.keys(), undo
-                )
-            except EvictionFaultError as fault:
-                self._release(fault.victims, undo)
-                undo.clear()  # what a user's policy has let go stays away
-                raise fault.error from None
-            if room is None:
-                self._counters["refused_stores"] += 1
-                if self._watch is not None:
-                    self._watch.refused(missing)
-                self._policy._offers(batch)
-                return None
-            num_admitted, victims = room
-            to_store = missing[:num_admitted]
-            evicted = self._release(victims, undo)
-            spec = self._place(to_store, undo)
-            self._counters["stored_blocks"] += num_admitted
-            self._counters["not_admitted"] += len(missing) - num_admitted
-            output = PrepareStoreOutput(to_store, spec, evicted)
+        try:
+            room = self._policy._make_room(missing, self._backend._num_free(), distinct.keys())
+        except EvictionFaultError as fault:
+            self._release(fault.victims)
+            raise fault.error from None
+        if room is None:
+            self._counters["refused_stores"] += 1
             if self._watch is not None:
-                self._watch.stored(missing, num_admitted, evicted)
+                self._watch.refused(missing)
             self._policy._offers(batch)
-            return output
+            return None
+        num_admitted, victims = room
+        to_store = missing[:num_admitted]
+        evicted = self._release(victims)
+        spec = self._place(to_store)
+        self._counters["stored_blocks"] += num_admitted
+        self._counters["not_admitted"] += len(missing) - num_admitted
+        if self._watch is not None:
+            self._watch.stored(missing, num_admitted, evicted)
+        self._policy._offers(batch)
+        return PrepareStoreOutput(to_store, spec, evicted)
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
         """Make pending blocks readable, or drop them."""
         find = self._find
         success = check_bool("success", success)
         batch = as_batch(hashes)
-        pending: list[BlockHash] = []
-        with Undo() as undo:
-            undo.append((self._make_pending, pending))
-            for block_hash in batch:
-                status = find(block_hash)
-                if status is not None and status.ref_cnt < 0:
-                    pending.append(block_hash)
-                    if success:
-                        status.ref_cnt = 0
-            slots = {} if self._watch is None else self._slots_of(pending)
-            if success:
-                self._emit(pending, undo, removed=False)
-            elif pending:
-                self._keep_counters(undo)
-                self._fail(dict.fromkeys(pending), undo)
-            if self._watch is not None:
-                self._watch.ended(batch, slots, success)
-            self._policy._completes(batch)
+        pending: dict[BlockHash, BlockStatus] = {}
+        for block_hash in batch:
+            status = find(block_hash)
+            if status is not None and status.ref_cnt < 0:
+                pending[block_hash] = status
+        slots = {block_hash: status.block_id for block_hash, status in pending.items()}
+        if success:
+            for status in pending.values():
+                status.ref_cnt = 0
+            self._emit(list(pending), removed=False)
+        elif pending:
+            self._fail(pending)
+        if self._watch is not None:
+            self._watch.ended(batch, slots, success)
+        self._policy._completes(batch)
 
     def _serve_at_once(
         self, requests: Iterable[tuple[Sequence[BlockHash], int, int | None]]
@@ -311,90 +286,61 @@ class Manager(OffloadingManager[Spec_co]):
         gets one `free` for each block, in eviction order.
         """
         statuses = list(self._policy._in_eviction_order())
-        empty = self._policy._clear
-        if self._rebuild is not None:
-            empty = partial(self._begin_anew, self._rebuild)
-        with Undo() as undo:
-            self._leave(partial(self._backend._release_all, statuses), empty, undo)
-            if self._watch is not None:
-                self._watch.dropped()
+        if self._rebuild is None:
+            self._policy._clear()
+        else:
+            self._begin_anew(self._rebuild())
+        self._backend._release_all(statuses)
+        if self._watch is not None:
+            self._watch.dropped()
 
     # -- parts of the above ------------------------------------------------------------------
 
-    def _make_pending(self, hashes: Iterable[BlockHash]) -> None:
-        for block_hash in hashes:
-            self._policy._resident[block_hash].ref_cnt = -1
-
-    def _slots_of(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, int]:
-        resident = self._policy._resident
-        return {block_hash: resident[block_hash].block_id for block_hash in hashes}
-
-    def _fail(self, pending: Collection[BlockHash], undo: Undo) -> None:
-        """Drop blocks that were not stored."""
-        self._counters["failed_blocks"] += len(pending)
-        statuses = [self._policy._resident[block_hash] for block_hash in pending]
-        free = partial(self._backend._free, statuses)
-        self._leave(free, partial(self._policy._drop, pending), undo)
-
-    def _leave(
-        self, free: Callable[[Undo], None], drop: Callable[[Undo], None], undo: Undo
-    ) -> None:
-        """Free slots, and drop the blocks from the policy."""
-        if type(self._backend_object) is not CPUBackend:
-            # What a user's code has heard of cannot be taken back: it comes last.
-            drop(undo)
-            free(undo)
-        else:
-            free(undo)
-            drop(undo)
-
-    def _begin_anew(self, rebuild: Callable[[], CachePolicy], undo: Undo) -> None:
-        """Build the user's policy anew, which cannot be cleared."""
-        owner, former, policy = self._owner(), self._policy_object, rebuild()
-        adapter = UserPolicy(policy)
-        if policy is not former:
-            undo.append((ownership.release, policy, owner))
-            undo.append((ownership.take, former, owner))
+    def _begin_anew(self, policy: CachePolicy) -> None:
+        """Put an empty policy in the place of the present one, which cannot be cleared."""
+        owner, former = self._owner(), self._policy_object
         ownership.take(policy, owner)
-        parts = {"_policy_object": policy, "_policy": adapter, "_find": adapter._resident.get}
-        undo.append((vars(self).update, {name: vars(self)[name] for name in parts}))
+        self._policy_object = policy
+        self._policy = UserPolicy(policy)
+        self._find = self._policy._resident.get
         if self._watch is not None:
-            undo.append((self._watch.attach, self._find))
-            self._watch.attach(adapter._resident.get)
-        vars(self).update(parts)
+            self._watch.attach(self._find)
         if policy is not former:
             ownership.release(former, owner)
 
-    def _release(self, victims: list[tuple[BlockHash, BlockStatus]], undo: Undo) -> list[BlockHash]:
+    def _release(self, victims: list[tuple[BlockHash, BlockStatus]]) -> list[BlockHash]:
         """Free the slots of victims, count them, emit their event; return their hashes."""
         if not victims:
             return []
         evicted = [block_hash for block_hash, _ in victims]
         self._counters["evicted_blocks"] += len(evicted)
-        self._emit(evicted, undo, removed=True)
-        self._backend._free([status for _, status in victims], undo)
-        if isinstance(self._policy, UserPolicy):
-            undo.clear()  # what a user's policy has let go stays away
+        self._emit(evicted, removed=True)
+        self._backend._free([status for _, status in victims])
         return evicted
 
-    def _place(self, to_store: list[BlockHash], undo: Undo) -> Spec_co:
+    def _place(self, to_store: list[BlockHash]) -> Spec_co:
         """Give each hash a slot and make it pending."""
         if not to_store:
             return self._backend._load_store_spec([], [])
-        statuses = self._backend._allocate(to_store, undo)
-        spec = self._backend._load_store_spec(to_store, statuses)
-        self._policy._insert(dict(zip(to_store, statuses, strict=True)), undo)
+        statuses = self._backend._allocate(to_store)
+        try:
+            spec = self._backend._load_store_spec(to_store, statuses)
+            self._policy._insert(dict(zip(to_store, statuses, strict=True)))
+        except BaseException:  # what a user's own part raises
+            self._backend._give_up(statuses)
+            raise
         return spec
 
-    def _keep_counters(self, undo: Undo) -> None:
-        undo.append((self._counters.update, dict(self._counters)))
+    def _fail(self, pending: Mapping[BlockHash, BlockStatus]) -> None:
+        """Drop blocks that were not stored."""
+        self._policy._remove(pending)
+        self._counters["failed_blocks"] += len(pending)
+        self._backend._free(list(pending.values()))
 
-    def _emit(self, block_hashes: list[BlockHash], undo: Undo, *, removed: bool) -> None:
-        events = self._events
-        if events is not None and block_hashes:
+    def _emit(self, block_hashes: list[BlockHash], *, removed: bool) -> None:
+        if self._events is not None and block_hashes:
             event = OffloadingEvent(list(block_hashes), self.block_size, self.medium, removed)
-            undo.append((events.__delitem__, slice(len(events), None)))
-            events.append(event)
+            self._events.append(event)
 
     # -- what can be seen --------------------------------------------------------------------
 
@@ -480,17 +426,16 @@ class Manager(OffloadingManager[Spec_co]):
             raise AssertionError("every resident block owns a slot of its own")
 
 
-def _put_ref_cnts(kept: list[tuple[BlockStatus, int]]) -> None:
-    """Give statuses back the ``ref_cnt`` that they had first."""
-    for status, ref_cnt in reversed(kept):
-        status.ref_cnt = ref_cnt
-
-
 def _trusted_policy(policy: CachePolicy) -> PythonPolicy | UserPolicy:
     """Return a built-in Python policy as it is, every other behind an adapter."""
     if isinstance(policy, PythonPolicy) and registry.is_builtin(type(policy), "py"):
         return policy
     return UserPolicy(policy)
+
+
+def _trusted_backend(backend: Backend[Any]) -> Any:
+    """Return a Python pool as it is, every other backend behind an adapter."""
+    return backend if type(backend) is CPUBackend else UserBackend(backend)
 
 
 def summary(manager: Any) -> str:

@@ -13,15 +13,14 @@ Invariants
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Generic
 
 from kvoffload.backends._cpu_py import keep_slot
 from kvoffload.backends.base import Backend
 from kvoffload.errors import BackendError, PolicyError, describe, describe_hash
 from kvoffload.policies import registry
-from kvoffload.policies._undo import Undo
 from kvoffload.policies.base import CachePolicy
 from kvoffload.types import BlockHash, BlockStatus, Spec_co
 
@@ -62,9 +61,7 @@ class UserPolicy:
         return num_ghosts if isinstance(num_ghosts, int) else 0
 
     def _touch(self, batch: list[BlockHash]) -> None:
-        with Undo() as undo:
-            # Where its code raises, give the policy back what it dropped.
-            undo.append((self._restore,))
+        with self._restoring():
             self.policy.touch(list(batch))
 
     def _loads(self, batch: list[BlockHash]) -> None:
@@ -79,25 +76,27 @@ class UserPolicy:
         if self._is_builtin:
             self.policy._completes(batch)  # type: ignore[attr-defined]
 
-    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
-        for block_hash, status in blocks.items():
-            undo.append((self._withdraw, block_hash))
-            self._make_resident(block_hash, status)
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
+        tried: list[BlockHash] = []
+        try:
+            for block_hash, status in blocks.items():
+                tried.append(block_hash)
+                self._make_resident(block_hash, status)
+        except BaseException:
+            # The last may have been inserted all the same: nothing else would ever remove it.
+            for block_hash in reversed(tried):
+                self._withdraw(block_hash)
+            raise
 
     def _make_resident(self, block_hash: BlockHash, status: BlockStatus) -> None:
-        try:
-            self.policy.insert(block_hash, status)
-            live = self.policy.get(block_hash)
-            if not isinstance(live, BlockStatus):
-                raise PolicyError(
-                    f"{type(self.policy).__name__}.get must return the status of block "
-                    f"{describe_hash(block_hash)} after insert, got {describe(live)}"
-                )
-            keep_slot(live, status)
-        except BaseException:
-            # It may have been inserted all the same: then nobody would ever remove it.
-            self._withdraw(block_hash)
-            raise
+        self.policy.insert(block_hash, status)
+        live = self.policy.get(block_hash)
+        if not isinstance(live, BlockStatus):
+            raise PolicyError(
+                f"{type(self.policy).__name__}.get must return the status of block "
+                f"{describe_hash(block_hash)} after insert, got {describe(live)}"
+            )
+        keep_slot(live, status)
         self._resident[block_hash] = live
 
     def _withdraw(self, block_hash: BlockHash) -> None:
@@ -106,37 +105,45 @@ class UserPolicy:
         with suppress(Exception):
             self.policy.remove(block_hash)
 
-    def _drop(self, hashes: Collection[BlockHash], undo: Undo) -> None:
-        undo.append((self._restore,))
+    def _remove(self, hashes: Collection[BlockHash]) -> None:
+        with self._restoring():
+            for block_hash in hashes:
+                self.policy.remove(block_hash)
         for block_hash in hashes:
-            self.policy.remove(block_hash)
-        undo.instead(self._forget, hashes)
-        self._forget(hashes)
-
-    def _forget(self, hashes: Iterable[BlockHash]) -> None:
-        for block_hash in hashes:
-            self._resident.pop(block_hash, None)
-
-    def _take_in(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
-        """Give the policy back victims that do not leave after all."""
-        self._resident.update(blocks)
-        self._restore()
+            del self._resident[block_hash]
 
     def _make_room(
-        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash], undo: Undo
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, _Victims] | None:
         name = type(self.policy).__name__
+        with self._restoring():
+            room = self.policy.make_room(list(hashes), num_free, frozenset(protected))
+            if room is None:
+                self._check_nothing_dropped(name)
+                return None
+            count, victims = _unpack(name, room)
+            left, fault = self._judge(victims, protected)
+            if fault is None:
+                shortfall = max(0, count - num_free)
+                if not 0 <= count <= len(hashes):
+                    fault = f"must store 0 ... {len(hashes)} blocks, got {count}"
+                elif len(left) != shortfall:
+                    fault = f"must evict exactly {shortfall} blocks, got {len(left)}"
+            for block_hash in left:
+                del self._resident[block_hash]
+            if fault is not None:
+                raise EvictionFaultError(list(left.items()), PolicyError(f"{name} {fault}"))
+        return count, list(left.items())
+
+    def _judge(
+        self, victims: list[tuple[Any, Any]], protected: Collection[BlockHash]
+    ) -> tuple[dict[BlockHash, BlockStatus], str | None]:
+        """Return the victims that may leave, and what is wrong with the first that may not."""
         left: dict[BlockHash, BlockStatus] = {}
-        undo.append((self._take_in, left))
-        room = self.policy.make_room(list(hashes), num_free, frozenset(protected))
-        if room is None:
-            self._check_nothing_dropped(name)
-            return None
-        count, victims = _unpack(name, room)
         fault = None
         for block_hash, _ in victims:
-            is_hash = type(block_hash) is bytes
-            own = self._resident.get(block_hash) if is_hash else None
+            is_new = type(block_hash) is bytes and block_hash not in left
+            own = self._resident.get(block_hash) if is_new else None
             if own is None:
                 fault = fault or f"evicted a block that is not resident: {describe(block_hash)}"
             elif own.ref_cnt != 0 or block_hash in protected:
@@ -146,17 +153,7 @@ class UserPolicy:
                 )
             else:
                 left[block_hash] = own
-                del self._resident[block_hash]
-        if fault is None:
-            shortfall = max(0, count - num_free)
-            if not 0 <= count <= len(hashes):
-                fault = f"must store 0 ... {len(hashes)} blocks, got {count}"
-            elif len(left) != shortfall:
-                fault = f"must evict exactly {shortfall} blocks, got {len(left)}"
-        if fault is not None:
-            self._restore()
-            raise EvictionFaultError(list(left.items()), PolicyError(f"{name} {fault}"))
-        return count, list(left.items())
+        return left, fault
 
     def _check_nothing_dropped(self, name: str) -> None:
         """Verify that a policy that refuses a store has let nothing go, if it counts its blocks."""
@@ -167,6 +164,15 @@ class UserPolicy:
         if num_dropped:
             raise PolicyError(f"{name} must evict nothing to refuse a store, got {num_dropped}")
 
+    @contextmanager
+    def _restoring(self) -> Iterator[None]:
+        """Give the policy back what it has dropped if its code, or what it answers, is at fault."""
+        try:
+            yield
+        except BaseException:
+            self._restore()
+            raise
+
     def _restore(self) -> None:
         """Give the policy back what it has dropped and the manager still holds."""
         for block_hash, own in list(self._resident.items()):
@@ -175,10 +181,9 @@ class UserPolicy:
                 if self.policy.get(block_hash) is None:
                     self._make_resident(block_hash, own)
 
-    def _clear(self, undo: Undo) -> None:
-        undo.append((self._restore,))
-        self.policy.clear()
-        undo.instead(self._resident.clear)
+    def _clear(self) -> None:
+        with self._restoring():
+            self.policy.clear()
         self._resident.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
@@ -234,12 +239,11 @@ class UserBackend(Generic[Spec_co]):
             )
         return count
 
-    def _allocate(self, batch: list[BlockHash], undo: Undo) -> list[BlockStatus]:
+    def _allocate(self, batch: list[BlockHash]) -> list[BlockStatus]:
         given: Any = self.backend.allocate_blocks(list(batch))
         statuses: list[Any] = list(given) if isinstance(given, Iterable) else []
         fault = self._fault(len(batch), statuses)
         if fault is None:
-            undo.append((self._give_up, statuses))
             self._owned.update(map(id, statuses))
             return statuses
         handed_out = {id(s): s for s in statuses if isinstance(s, BlockStatus)}
@@ -261,9 +265,7 @@ class UserBackend(Generic[Spec_co]):
             return "a new status object for each hash, got the same one twice"
         return None
 
-    def _free(self, statuses: Iterable[BlockStatus], undo: Undo) -> None:
-        # From here on the user's code knows: what was done stays.
-        undo.clear()
+    def _free(self, statuses: Iterable[BlockStatus]) -> None:
         error: Exception | None = None
         for status in statuses:
             self._owned.discard(id(status))
@@ -275,19 +277,16 @@ class UserBackend(Generic[Spec_co]):
             raise error
 
     def _give_up(self, statuses: Iterable[BlockStatus]) -> None:
-        """Free blocks whose store does not come about, each once."""
-        for status in statuses:
-            if id(status) in self._owned:
-                self._owned.discard(id(status))
-                # An error is on the way to the caller; one that is raised here must not hide it.
-                with suppress(Exception):
-                    self.backend.free(status)
+        """Free blocks whose store does not come about."""
+        # An error is on the way to the caller; one that is raised here must not hide it.
+        with suppress(Exception):
+            self._free(statuses)
 
     def _load_store_spec(self, batch: list[BlockHash], statuses: list[BlockStatus]) -> Spec_co:
         return self.backend.get_load_store_spec(list(batch), list(statuses))
 
-    def _release_all(self, statuses: Iterable[BlockStatus], undo: Undo) -> None:
-        self._free(list(statuses), undo)
+    def _release_all(self, statuses: Iterable[BlockStatus]) -> None:
+        self._free(statuses)
 
     def _check(self) -> None:
         """Know nothing of a user's backend that could be verified."""

@@ -38,8 +38,7 @@ from collections.abc import Collection, Mapping
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._arc_lists_py import ARCLists
-from ._twin_py import require
-from ._undo import Undo, drop
+from ._twin_py import Victims, require
 
 
 class ARCClassicCachePolicy(ARCLists):
@@ -59,13 +58,7 @@ class ARCClassicCachePolicy(ARCLists):
 
     _newcomers = 1
 
-    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
-        undo.append((setattr, self, "_target", self._target))
-        for mapping in (self._t1, self._t2, self._resident):
-            undo.append((drop, mapping, blocks))
-        for ghosts in (self._b1, self._b2):
-            undo.returning(ghosts, blocks)
-            undo.oldest(ghosts, len(blocks))  # who may have to go: one for each block
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         for block_hash, status in blocks.items():
             if self._adapt(block_hash):
                 self._b1.pop(block_hash, None)
@@ -91,20 +84,16 @@ class ARCClassicCachePolicy(ARCLists):
                 later_is_in_t2 = True
             elif self._adapt(block_hash):
                 ghosts = self._b1 if block_hash in self._b1 else self._b2
-                self._renew_ghost(ghosts, block_hash, counted=True)
+                self._renew_ghost(ghosts, block_hash)
 
     def _adapt(self, block_hash: BlockHash) -> bool:
         """Move the target for a ghost that returns, once; tell whether it is a ghost."""
-        ghost = self._b1.get(block_hash)
-        if ghost is not None:
-            _, counted = ghost
-            if not counted:
+        if block_hash in self._b1:
+            if not self._b1[block_hash]:
                 self._raise_target()
             return True
-        ghost = self._b2.get(block_hash)
-        if ghost is not None:
-            _, counted = ghost
-            if not counted:
+        if block_hash in self._b2:
+            if not self._b2[block_hash]:
                 self._lower_target()
             return True
         return False
@@ -112,15 +101,13 @@ class ARCClassicCachePolicy(ARCLists):
     def _t1_gives(self, t1_size: int) -> bool:
         return t1_size > self._target
 
-    def _evict(
-        self, n: int, protected: Collection[BlockHash], undo: Undo
-    ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        victims = self._search(n, protected)
-        if victims is None:
+    def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
+        chosen = self._choose(n, protected)
+        if chosen is None:
             return None
-        self._make_ghosts(victims, undo)
+        victims = self._make_ghosts(chosen)
         self._trim_ghosts()
-        return [(block_hash, status) for block_hash, status, _ in victims]
+        return victims
 
     def _trim_ghosts(self) -> None:
         """Drop the oldest ghosts that the paper's bounds leave no room for (case IV)."""

@@ -2,8 +2,7 @@
 
 Structure
     T1, blocks seen once; T2, blocks seen again; B1 and B2, the ghosts of each; all least recent
-    first. ``target_t1_size`` is the paper's p. A ghost carries a number that rises in its list, and
-    whether its return was counted, where a policy asks for that.
+    first. ``target_t1_size`` is the paper's p. A ghost carries whether its return was counted.
 Invariants
     A hash is in one of the four lists at most; ``_resident`` is the union of T1 and T2;
     ``0 <= target_t1_size <= cache_capacity``.
@@ -17,21 +16,20 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import chain, count
+from itertools import chain
 from typing import ClassVar
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
-from ._twin_py import PythonPolicy, evictable, require
-from ._undo import Undo, drop
+from ._twin_py import PythonPolicy, Victims, evictable, require
 from ._views import BlocksView, GhostsView
 
 Ring = OrderedDict[BlockHash, BlockStatus]
-#: Ghost -> its number, and whether the target has adapted to its return already.
-Ghosts = OrderedDict[BlockHash, tuple[int, bool]]
-#: A victim, its status, and whether it leaves T1.
-Victims = list[tuple[BlockHash, BlockStatus, bool]]
+#: Ghost -> whether the target has adapted to its return already.
+Ghosts = OrderedDict[BlockHash, bool]
+#: Victims in eviction order: hash, status, and whether the block leaves T1.
+Chosen = list[tuple[BlockHash, BlockStatus, bool]]
 
 # Rings, from 0.
 T1, T2, B1, B2 = range(4)
@@ -40,7 +38,7 @@ T1, T2, B1, B2 = range(4)
 class ARCLists(PythonPolicy):
     """Hold T1, T2, B1 and B2, and the size that T1 should have."""
 
-    __slots__ = ("_b1", "_b2", "_numbers", "_t1", "_t2", "_target")
+    __slots__ = ("_b1", "_b2", "_t1", "_t2", "_target")
 
     # Blocks that enter T1 for each victim, as far as a search counts them.
     _newcomers: ClassVar[int] = 0
@@ -52,7 +50,6 @@ class ARCLists(PythonPolicy):
         self._t2: Ring = OrderedDict()
         self._b1: Ghosts = OrderedDict()
         self._b2: Ghosts = OrderedDict()
-        self._numbers = count()
         self._target = 0.0
         super().__init__(capacity)
 
@@ -107,11 +104,11 @@ class ARCLists(PythonPolicy):
     def _t1_gives(self, t1_size: int) -> bool:
         """Tell whether T1, when it has that size, gives the next victim."""
 
-    def _search(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
+    def _choose(self, n: int, protected: Collection[BlockHash]) -> Chosen | None:
         """Choose victims by REPLACE of figure 4; an exhausted list stays exhausted."""
         lists = evictable(self._t2, protected), evictable(self._t1, protected)
         t1_size = len(self._t1)
-        victims: Victims = []
+        chosen: Chosen = []
         for _ in range(n):
             leaves_t1 = self._t1_gives(t1_size)
             victim = next(lists[leaves_t1], None)
@@ -121,32 +118,30 @@ class ARCLists(PythonPolicy):
             if victim is None:
                 return None
             t1_size += self._newcomers - leaves_t1
-            victims.append((*victim, leaves_t1))
-        return victims
+            chosen.append((*victim, leaves_t1))
+        return chosen
 
-    def _remove(self, hashes: Iterable[BlockHash]) -> None:
-        for mapping in (self._t1, self._t2, self._resident):
-            drop(mapping, hashes)
+    def _remove(self, hashes: Collection[BlockHash]) -> None:
+        for block_hash in hashes:
+            ring = self._t1 if block_hash in self._t1 else self._t2
+            del ring[block_hash]
+            del self._resident[block_hash]
 
-    def _renew_ghost(self, ghosts: Ghosts, block_hash: BlockHash, *, counted: bool) -> None:
-        """Make a hash the most recent ghost of a list."""
-        ghosts[block_hash] = next(self._numbers), counted
+    def _renew_ghost(self, ghosts: Ghosts, block_hash: BlockHash) -> None:
+        """Make a ghost whose return was counted the most recent of its list."""
+        ghosts[block_hash] = True
         ghosts.move_to_end(block_hash)
 
-    def _make_ghosts(self, victims: Victims, undo: Undo) -> None:
-        """Let victims go: each becomes the most recent ghost of its list."""
-        for ring, ghosts, is_t1 in ((self._t1, self._b1, True), (self._t2, self._b2, False)):
-            leaving = {block: status for block, status, leaves_t1 in victims if leaves_t1 is is_t1}
-            undo.leaving(ring, leaving)
-            undo.append((self._resident.update, leaving))
-            undo.oldest(ghosts, len(victims))  # who may have to go
-            undo.append((drop, ghosts, leaving))
-            for block_hash in leaving:
-                del ring[block_hash]
-                del self._resident[block_hash]
-                ghosts[block_hash] = next(self._numbers), False
+    def _make_ghosts(self, chosen: Chosen) -> Victims:
+        """Let victims go, each as the most recent ghost of its list; return them."""
+        for block_hash, _, leaves_t1 in chosen:
+            ring, ghosts = (self._t1, self._b1) if leaves_t1 else (self._t2, self._b2)
+            del ring[block_hash]
+            del self._resident[block_hash]
+            ghosts[block_hash] = False
+        return [(block_hash, status) for block_hash, status, _ in chosen]
 
-    def _empty(self) -> None:
+    def _clear(self) -> None:
         for blocks in (self._resident, self._t1, self._t2):
             blocks.clear()
         for ghosts in (self._b1, self._b2):
@@ -165,7 +160,4 @@ class ARCLists(PythonPolicy):
             for block_hash, status in ring.items():
                 require(self._resident.get(block_hash) is status, "T1 and T2 hold live statuses")
         require(len(self._resident) == len(self._t1) + len(self._t2), "resident is T1 and T2")
-        for ghosts in (self._b1, self._b2):
-            numbers = [number for number, _ in ghosts.values()]
-            require(numbers == sorted(set(numbers)), "the numbers of ghosts rise in their list")
         require(0 <= self._target <= self._cache_capacity, "the target is within the capacity")

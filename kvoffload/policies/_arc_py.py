@@ -23,8 +23,7 @@ from collections.abc import Collection, Mapping
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._arc_lists_py import ARCLists
-from ._twin_py import require
-from ._undo import Undo, drop
+from ._twin_py import Victims, require
 
 
 class ARCCachePolicy(ARCLists):
@@ -42,12 +41,12 @@ class ARCCachePolicy(ARCLists):
 
     __slots__ = ()
 
-    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
-        for mapping in (self._t1, self._resident):
-            undo.append((drop, mapping, blocks))
-            mapping.update(blocks)
-        for ghosts in (self._b1, self._b2):
-            drop(ghosts, undo.returning(ghosts, blocks))
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
+        for block_hash, status in blocks.items():
+            self._b1.pop(block_hash, None)
+            self._b2.pop(block_hash, None)
+            self._t1[block_hash] = status
+            self._resident[block_hash] = status
 
     def _touch(self, batch: list[BlockHash]) -> None:
         t1, t2, b1, b2 = self._t1, self._t2, self._b1, self._b2
@@ -62,26 +61,24 @@ class ARCCachePolicy(ARCLists):
                 t2.move_to_end(block_hash)
             elif block_hash in b1:
                 self._raise_target()
-                self._renew_ghost(b1, block_hash, counted=True)
+                self._renew_ghost(b1, block_hash)
             elif block_hash in b2:
                 self._lower_target()
-                self._renew_ghost(b2, block_hash, counted=True)
+                self._renew_ghost(b2, block_hash)
 
     def _t1_gives(self, t1_size: int) -> bool:
         return t1_size >= int(self._target)
 
-    def _evict(
-        self, n: int, protected: Collection[BlockHash], undo: Undo
-    ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        victims = self._search(n, protected)
-        if victims is None:
+    def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
+        chosen = self._choose(n, protected)
+        if chosen is None:
             return None
-        self._make_ghosts(victims, undo)
+        victims = self._make_ghosts(chosen)
         if victims:
             for ghosts in (self._b1, self._b2):
                 while len(ghosts) > self._cache_capacity:
                     ghosts.popitem(last=False)
-        return [(block_hash, status) for block_hash, status, _ in victims]
+        return victims
 
     def _check(self) -> None:
         super()._check()

@@ -24,7 +24,6 @@ from itertools import count, pairwise
 from kvoffload.types import BlockHash
 
 from ._twin_py import require
-from ._undo import Undo, drop
 
 
 class _Link:
@@ -52,9 +51,8 @@ class Chains:
         # may move or unmark by the policy. A block that is missing is only looked at again.
         self.waiting: set[BlockHash] = set()
 
-    def insert(self, hashes: Collection[BlockHash], undo: Undo) -> None:
-        """Take in blocks that are linked to none."""
-        undo.append((drop, self._links, hashes))
+    def insert(self, hashes: Iterable[BlockHash]) -> None:
+        """Add blocks that are linked to none."""
         for block_hash in hashes:
             self._links[block_hash] = _Link(next(self._numbers))
 
@@ -77,25 +75,15 @@ class Chains:
                 link.depth = before.depth + 1
                 before.behind.add(block_hash)
 
-    def keep(self, hashes: Iterable[BlockHash], undo: Undo) -> None:
-        """Keep the links of blocks that are about to leave."""
-        kept = {block_hash: self._links[block_hash] for block_hash in hashes}
-        undo.append((self._links.update, kept))
-        for block_hash, link in kept.items():
-            if link.before is not None:
-                before = self.before(block_hash)
-                if before is not None:
-                    undo.append((self._links[before].behind.add, block_hash))
-
     def remove(self, hashes: Iterable[BlockHash]) -> None:
-        """Forget those of the blocks that are known."""
+        """Forget blocks."""
         for block_hash in hashes:
-            before = self.before(block_hash) if block_hash in self._links else None
+            before = self.before(block_hash)
             if before is not None:
                 self.waiting.discard(before)
                 self._links[before].behind.discard(block_hash)
             self.waiting.discard(block_hash)
-            self._links.pop(block_hash, None)
+            del self._links[block_hash]
 
     def num_behind(self, block_hash: BlockHash) -> int:
         """Return how many resident blocks stand right behind this one."""

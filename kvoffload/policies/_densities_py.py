@@ -25,7 +25,6 @@ from bisect import bisect_left
 from itertools import pairwise
 
 from ._twin_py import require
-from ._undo import Undo
 
 NUM_GAPS = 7
 NUM_CLASSES = 1 + 2 * NUM_GAPS
@@ -118,37 +117,27 @@ class Densities:
         self.mean_length = 0.0
         self.request = 0
 
-    def clear(self, undo: Undo) -> None:
+    def clear(self) -> None:
         """Forget everything."""
         fresh = Densities(self._capacity)
         for name in Densities.__slots__:
-            undo.append((setattr, self, name, getattr(self, name)))
             setattr(self, name, getattr(fresh, name))
 
-    def start(self, reuse_class: int, request: int, undo: Undo | None = None) -> None:
+    def start(self, reuse_class: int, request: int) -> None:
         """Count a use at `request`, of a block that is of `reuse_class` from now on."""
-        living = self._living_at(request)
-        if undo is not None:
-            undo.append((living.__setitem__, reuse_class, living[reuse_class]))
-        living[reuse_class] += 1
+        self._living_at(request)[reuse_class] += 1
 
-    def end(self, reuse_class: int, request: int, undo: Undo | None = None) -> None:
+    def end(self, reuse_class: int, request: int) -> None:
         """Count that the age which started at `request` goes on no longer."""
-        living = self._living_at(request)
-        if undo is not None:
-            undo.append((living.__setitem__, reuse_class, living[reuse_class]))
-        living[reuse_class] -= 1
+        self._living_at(request)[reuse_class] -= 1
 
     def count_reuse(self, reuse_class: int, age: int) -> None:
         """Count an age that ended in a use."""
         self._reused[reuse_class][age_bin(age)] += 1.0
 
-    def count_drop(self, reuse_class: int, age: int, undo: Undo | None = None) -> None:
+    def count_drop(self, reuse_class: int, age: int) -> None:
         """Count an age that ended unknown: the block was forgotten."""
-        dropped, number = self._dropped[reuse_class], age_bin(age)
-        if undo is not None:
-            undo.append((dropped.__setitem__, number, dropped[number]))
-        dropped[number] += 1.0
+        self._dropped[reuse_class][age_bin(age)] += 1.0
 
     def end_request(self, length: int, request: int) -> None:
         """Count a request of `length` blocks; at the end of an epoch, compute the table anew."""
@@ -285,19 +274,19 @@ class SharedDensities(Densities):
         """The request that the other policy is at."""
         return self._learned.request
 
-    def clear(self, undo: Undo) -> None:
+    def clear(self) -> None:
         """Do nothing: the other policy's is cleared with it."""
 
-    def start(self, reuse_class: int, request: int, undo: Undo | None = None) -> None:
+    def start(self, reuse_class: int, request: int) -> None:
         """Do nothing."""
 
-    def end(self, reuse_class: int, request: int, undo: Undo | None = None) -> None:
+    def end(self, reuse_class: int, request: int) -> None:
         """Do nothing."""
 
     def count_reuse(self, reuse_class: int, age: int) -> None:
         """Do nothing."""
 
-    def count_drop(self, reuse_class: int, age: int, undo: Undo | None = None) -> None:
+    def count_drop(self, reuse_class: int, age: int) -> None:
         """Do nothing."""
 
     def _check(self, ages: dict[int, list[int]]) -> None:

@@ -16,9 +16,6 @@ Structure
     began is the lag. At first it is 1: a store ends before the next request.
 Invariants
     A block that a trial has stored is pending for `lag` requests, this one included.
-    A request that is interrupted while it is served makes the guard forget everything. Only `touch`
-    serves, and `clear` clears; a store is noted and nothing else, one that is interrupted as one
-    that has ended.
 Cost
     O(1) a block for the choice whether it is sampled; three times that of a policy for one that
     is. Below 1,024 blocks in a trial, whatever the capacity.
@@ -38,7 +35,6 @@ from kvoffload.types import BlockHash, BlockStatus
 from ._arc_classic_py import ARCClassicCachePolicy
 from ._lru_py import LRUCachePolicy
 from ._twin_py import PythonPolicy, require
-from ._undo import Undo
 
 #: The trials, in the order in which they are compared.
 RULES = ("lru", "hit-density", "arc-classic")
@@ -86,8 +82,6 @@ def is_sampled(block_hash: BlockHash, shift: int) -> bool:
 class Trial:
     """A cache of keys, without slots, of which the stores take some requests.
 
-    Nothing is taken back: after an interrupt it is good for nothing until it is emptied.
-
     Parameters
     ----------
     policy : PythonPolicy
@@ -118,18 +112,18 @@ class Trial:
         if not missing:
             return found
         num_free = policy.cache_capacity - len(resident)
-        room = policy._make_room(missing, num_free, set(batch), Undo())
+        room = policy._make_room(missing, num_free, set(batch))
         stored = missing[: room[0]] if room is not None else []
-        policy._insert({block_hash: BlockStatus(0) for block_hash in stored}, Undo())
+        policy._insert({block_hash: BlockStatus(0) for block_hash in stored})
         policy._touch(batch)
         if stored:
             self._storing.append((request, stored))
         return found
 
-    def empty(self) -> None:
-        """Forget everything, or what is left of it."""
+    def clear(self) -> None:
+        """Forget everything."""
         self._storing.clear()
-        self.policy._empty()
+        self.policy._clear()
 
 
 class Guard:
@@ -211,11 +205,9 @@ class Guard:
         mean_length : float
             Of the requests of late, in blocks.
         """
-        with Undo() as undo:
-            undo.append((self.clear,))
-            self._request += 1
-            self._measure_lag(resident)
-            self._serve(batch, num_stored, mean_length)
+        self._request += 1
+        self._measure_lag(resident)
+        self._serve(batch, num_stored, mean_length)
 
     def _measure_lag(self, resident: Mapping[BlockHash, BlockStatus]) -> None:
         """See which of the noted stores have ended."""
@@ -247,13 +239,13 @@ class Guard:
         return list(islice(dict.fromkeys(sampled), most))
 
     def clear(self) -> None:
-        """Forget everything, or what is left of it."""
+        """Forget everything."""
         self._rule = HIT_DENSITY
         self._noted.clear()
         self._lag = 1
         self._request = 0
         for name, trial in self._trials.items():
-            trial.empty()
+            trial.clear()
             self._hits[name] = 0.0
 
     def _check(self) -> None:

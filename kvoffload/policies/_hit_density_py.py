@@ -16,8 +16,6 @@ Invariants
     ring of its record's class; a ghost stands in the clock of its class at its record's place.
     A prefix was used at least as recently and as often as what continues it, so it is at least as
     dense: a chain leaves last block first.
-    A call that is interrupted may leave what was heard of the requests under way, which alone
-    decides what the next touches are.
 Cost
     insert, remove, get O(1); touch O(n); make_room and evict O(n + blocks passed over), with the
     15 rings for a constant. Nothing is drawn at random.
@@ -37,7 +35,6 @@ from ._densities_py import NUM_CLASSES, Densities, SharedDensities, age_bin, cla
 from ._guard_py import HIT_DENSITY, LRU, Guard, sample_shift
 from ._touch_pairs_py import OpenRequests
 from ._twin_py import PythonPolicy, Victims, evictable, require
-from ._undo import Undo, drop
 from ._views import BlocksView
 
 # Classes from the sparsest on, where densities tie: longer gaps first, then fewer uses.
@@ -328,12 +325,12 @@ class HitDensityCachePolicy(PythonPolicy):
         record = self._records.get(block_hash)
         return None if record is None or record.place == _NOT_A_GHOST else record
 
-    def _remember(self, block_hash: BlockHash, record: _Record, undo: Undo | None = None) -> None:
+    def _remember(self, block_hash: BlockHash, record: _Record) -> None:
         """Make a ghost of a record, in the place of the next one to be forgotten."""
         clock = self._clocks[record.reuse_class > 0]
         places = clock.places
         if not clock.num_places:
-            self._forget(block_hash, record, undo)
+            self._forget(block_hash, record)
             return
         while clock.hand < len(places):
             oldest = places[clock.hand]
@@ -341,29 +338,23 @@ class HitDensityCachePolicy(PythonPolicy):
                 break
             other = self._records[oldest]
             if not other.passed_over:
-                self._forget(oldest, other, undo)
+                self._forget(oldest, other)
                 self._num_ghosts -= 1
                 break
-            if undo is not None:
-                undo.append((setattr, other, "passed_over", True))
             other.passed_over = False
             clock.hand = (clock.hand + 1) % clock.num_places
         else:
             places.append(None)
-        if undo is not None:
-            undo.append((places.__setitem__, clock.hand, places[clock.hand]))
         places[clock.hand] = block_hash
         record.place = clock.hand
         record.passed_over = record.declined = False
         clock.hand = (clock.hand + 1) % clock.num_places
         self._num_ghosts += 1
 
-    def _forget(self, block_hash: BlockHash, record: _Record, undo: Undo | None = None) -> None:
+    def _forget(self, block_hash: BlockHash, record: _Record) -> None:
         """Drop a record: how its age would have ended stays unknown."""
-        self._densities.count_drop(record.reuse_class, self._request - record.last, undo)
-        self._densities.end(record.reuse_class, record.last, undo)
-        if undo is not None:
-            undo.append((self._records.__setitem__, block_hash, record))
+        self._densities.count_drop(record.reuse_class, self._request - record.last)
+        self._densities.end(record.reuse_class, record.last)
         del self._records[block_hash]
 
     def _forget_place(self, record: _Record) -> None:
@@ -372,30 +363,6 @@ class HitDensityCachePolicy(PythonPolicy):
         record.place = _NOT_A_GHOST
         record.passed_over = False
         self._num_ghosts -= 1
-
-    # -- what takes back, if a store is interrupted ------------------------------------------
-
-    def _keep_clocks(self, undo: Undo) -> None:
-        """Keep the hands, the number of the ghosts and that of their places."""
-        undo.append((setattr, self, "_num_ghosts", self._num_ghosts))
-        for clock in self._clocks:
-            undo.append((setattr, clock, "hand", clock.hand))
-            undo.append((clock.places.__delitem__, slice(len(clock.places), None)))
-
-    def _put_ghosts(self, ghosts: list[tuple[BlockHash, _Record, int, bool, bool]]) -> None:
-        """Make ghosts again of records that were, in their places."""
-        for block_hash, record, place, passed_over, declined in ghosts:
-            record.place, record.passed_over, record.declined = place, passed_over, declined
-            self._clocks[record.reuse_class > 0].places[place] = block_hash
-
-    def _put_no_ghosts(self, records: Iterable[_Record]) -> None:
-        """Make residents of records again."""
-        for record in records:
-            record.place = _NOT_A_GHOST
-
-    def _drop_from_rings(self, hashes: Iterable[BlockHash]) -> None:
-        for ring in self._rings:
-            drop(ring, hashes)
 
     # -- residence -------------------------------------------------------------------------
 
@@ -409,26 +376,13 @@ class HitDensityCachePolicy(PythonPolicy):
         num_free = check_int("num_free", num_free, 0)
         guarded = set(as_batch(protected, "protected"))
         self._require_free("make_room")
-        with Undo() as undo:
-            return self._make_room(batch, num_free, guarded, undo)
+        return self._make_room(batch, num_free, guarded)
 
-    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
-        self._keep_clocks(undo)
-        ghosts = [
-            (block_hash, record, record.place, record.passed_over, record.declined)
-            for block_hash, record in zip(blocks, map(self._records.get, blocks), strict=True)
-            if record is not None
-        ]
-        undo.append((self._put_ghosts, ghosts))
-        undo.append(
-            (drop, self._records, [block for block in blocks if block not in self._records])
-        )
-        undo.append((drop, self._resident, blocks))
-        undo.append((self._drop_from_rings, blocks))
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         for block_hash, status in blocks.items():
             record = self._records.get(block_hash)
             if record is None:
-                self._densities.start(0, self._request, undo)
+                self._densities.start(0, self._request)
                 record = self._records[block_hash] = _Record(0, self._request)
             else:
                 self._forget_place(record)
@@ -440,22 +394,15 @@ class HitDensityCachePolicy(PythonPolicy):
             if self._guard is not None:
                 self._guard.note_store(next(iter(blocks)))
 
-    def _drop(self, hashes: Collection[BlockHash], undo: Undo) -> None:
+    def _remove(self, hashes: Collection[BlockHash]) -> None:
         for block_hash in hashes:
-            record = self._records[block_hash]
-            self._densities.end(record.reuse_class, record.last, undo)
-        super()._drop(hashes, undo)
-
-    def _remove(self, hashes: Iterable[BlockHash]) -> None:
-        for block_hash in hashes:
-            record = self._records.get(block_hash)
-            if record is not None:
-                self._rings[record.reuse_class].pop(block_hash, None)
-            self._resident.pop(block_hash, None)
-            self._records.pop(block_hash, None)
+            record = self._records.pop(block_hash)
+            self._densities.end(record.reuse_class, record.last)
+            del self._rings[record.reuse_class][block_hash]
+            del self._resident[block_hash]
 
     def _make_room(
-        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash], undo: Undo
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, Victims]:
         if self.rule == HIT_DENSITY:
             num_admitted, victims = self._admit(hashes, num_free, protected)
@@ -464,10 +411,9 @@ class HitDensityCachePolicy(PythonPolicy):
         for block_hash in hashes[num_admitted:]:
             ghost = self._ghost(block_hash)
             if ghost is not None:
-                undo.append((setattr, ghost, "declined", ghost.declined))
                 ghost.declined = True
         self._store_begins = True
-        return num_admitted, self._let_go(victims, undo)
+        return num_admitted, self._let_go(victims)
 
     def _admit(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
@@ -495,11 +441,9 @@ class HitDensityCachePolicy(PythonPolicy):
         victims = [victim for victim, _ in islice(self._in_order_of_leaving(protected), need)]
         return (len(hashes), victims) if len(victims) == need else (0, [])
 
-    def _evict(
-        self, n: int, protected: Collection[BlockHash], undo: Undo
-    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+    def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
         victims = [victim for victim, _ in islice(self._in_order_of_leaving(protected), n)]
-        return self._let_go(victims, undo) if len(victims) == n else None
+        return self._let_go(victims) if len(victims) == n else None
 
     def _in_order_of_leaving(
         self, protected: Collection[BlockHash]
@@ -535,30 +479,17 @@ class HitDensityCachePolicy(PythonPolicy):
             yield block_hash, density
             advance(number)
 
-    def _let_go(self, victims: list[BlockHash], undo: Undo) -> list[tuple[BlockHash, BlockStatus]]:
+    def _let_go(self, victims: list[BlockHash]) -> Victims:
         """Make ghosts of the victims."""
-        self._keep_clocks(undo)
-        evicted = {block_hash: self._resident[block_hash] for block_hash in victims}
-        undo.append((self._resident.update, evicted))
-        leaving: dict[int, dict[BlockHash, BlockStatus]] = {}
-        for block_hash, status in evicted.items():
-            leaving.setdefault(self._records[block_hash].reuse_class, {})[block_hash] = status
-        for number, blocks in leaving.items():
-            undo.leaving(self._rings[number], blocks)
-        undo.append((self._put_no_ghosts, [self._records[block_hash] for block_hash in victims]))
+        evicted = [(block_hash, self._resident.pop(block_hash)) for block_hash in victims]
         for block_hash in victims:
             record = self._records[block_hash]
             del self._rings[record.reuse_class][block_hash]
-            del self._resident[block_hash]
-            self._remember(block_hash, record, undo)
-        return list(evicted.items())
+            self._remember(block_hash, record)
+        return evicted
 
-    def _clear(self, undo: Undo) -> None:
-        # What has to be made is made before the first is dropped.
-        self._densities.clear(undo)
-        super()._clear(undo)
-
-    def _empty(self) -> None:
+    def _clear(self) -> None:
+        self._densities.clear()
         for ring in self._rings:
             ring.clear()
         for clock in self._clocks:

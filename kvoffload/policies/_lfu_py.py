@@ -29,14 +29,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from ._touch_pairs_py import TouchPairs
-from ._twin_py import PythonPolicy, evictable, require
-from ._undo import Undo, drop
+from ._twin_py import PythonPolicy, Victims, evictable, require
 
 MOST_COUNTED = 15
 NUM_RINGS = MOST_COUNTED + 1
@@ -75,12 +74,9 @@ class LFUCachePolicy(PythonPolicy):
         """The least priority that a block can have."""
         return self._age
 
-    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
-        ring = self._rings[(self._age + 1) % NUM_RINGS]
-        for mapping in (self._resident, self._counts, self._priorities, ring):
-            undo.append((drop, mapping, blocks))
-        self._resident.update(blocks)
-        for block_hash in blocks:
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
+        for block_hash, status in blocks.items():
+            self._resident[block_hash] = status
             self._counts[block_hash] = 1
             self._place(block_hash)
 
@@ -94,12 +90,11 @@ class LFUCachePolicy(PythonPolicy):
         """Take a block out of its ring."""
         del self._rings[self._priorities.pop(block_hash) % NUM_RINGS][block_hash]
 
-    def _remove(self, hashes: Iterable[BlockHash]) -> None:
+    def _remove(self, hashes: Collection[BlockHash]) -> None:
         for block_hash in hashes:
-            priority = self._priorities.get(block_hash, 0)
-            self._rings[priority % NUM_RINGS].pop(block_hash, None)
-            for mapping in (self._counts, self._resident, self._priorities):
-                mapping.pop(block_hash, None)
+            self._take_out(block_hash)
+            del self._counts[block_hash]
+            del self._resident[block_hash]
 
     def _touch(self, batch: list[BlockHash]) -> None:
         is_access = not self._touches.repeats(batch)
@@ -111,25 +106,14 @@ class LFUCachePolicy(PythonPolicy):
                 self._take_out(block_hash)
                 self._place(block_hash)
 
-    def _evict(
-        self, n: int, protected: Collection[BlockHash], undo: Undo
-    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+    def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
         # Least K first, then least recent first.
-        victims: dict[BlockHash, BlockStatus] = {}
-        for ring in self._rings_by_priority():
-            if len(victims) == n:
-                break
-            leaving = dict(islice(evictable(ring, protected), n - len(victims)))
-            undo.leaving(ring, leaving)
-            victims.update(leaving)
+        rings = (evictable(ring, protected) for ring in self._rings_by_priority())
+        victims = dict(islice(chain.from_iterable(rings), n))
         if len(victims) < n:
             return None
         if victims:
             last_priority = self._priorities[next(reversed(victims))]
-            undo.append((setattr, self, "_age", self._age))
-            undo.append((self._resident.update, victims))
-            for mapping in (self._counts, self._priorities):
-                undo.append((mapping.update, {block: mapping[block] for block in victims}))
             self._remove(victims)
             while self._age < last_priority and not self._rings[self._age % NUM_RINGS]:
                 self._age += 1
@@ -139,7 +123,7 @@ class LFUCachePolicy(PythonPolicy):
         for priority in range(self._age, self._age + NUM_RINGS):
             yield self._rings[priority % NUM_RINGS]
 
-    def _empty(self) -> None:
+    def _clear(self) -> None:
         self._age = 0
         self._resident.clear()
         self._counts.clear()

@@ -16,8 +16,7 @@ from itertools import islice
 
 from kvoffload.types import BlockHash, BlockStatus
 
-from ._twin_py import PythonPolicy, evictable
-from ._undo import Undo, drop
+from ._twin_py import PythonPolicy, Victims, evictable
 from ._views import BlocksView
 
 
@@ -44,12 +43,12 @@ class LRUCachePolicy(PythonPolicy):
     def _ring(self, number: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
         return self._resident
 
-    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
-        undo.append((drop, self._resident, blocks))
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         self._resident.update(blocks)
 
-    def _remove(self, hashes: Iterable[BlockHash]) -> None:
-        drop(self._resident, hashes)
+    def _remove(self, hashes: Collection[BlockHash]) -> None:
+        for block_hash in hashes:
+            del self._resident[block_hash]
 
     def _touch(self, batch: list[BlockHash]) -> None:
         blocks = self._resident
@@ -57,17 +56,14 @@ class LRUCachePolicy(PythonPolicy):
             if block_hash in blocks:
                 blocks.move_to_end(block_hash)
 
-    def _evict(
-        self, n: int, protected: Collection[BlockHash], undo: Undo
-    ) -> list[tuple[BlockHash, BlockStatus]] | None:
+    def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
         victims = dict(islice(evictable(self._resident, protected), n))
         if len(victims) < n:
             return None
-        undo.leaving(self._resident, victims)
         self._remove(victims)
         return list(victims.items())
 
-    def _empty(self) -> None:
+    def _clear(self) -> None:
         self._resident.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import chain, count
+from itertools import chain
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
@@ -42,12 +42,10 @@ from . import registry
 from ._chains_py import Chains
 from ._queue_policy_py import QueueSearch
 from ._touch_pairs_py import TouchPairs
-from ._twin_py import PythonPolicy, require
-from ._undo import Undo, drop
+from ._twin_py import PythonPolicy, Victims, require
 from ._views import BlocksView, GhostsView
 
 _Queue = OrderedDict[BlockHash, BlockStatus]
-_Victims = list[tuple[BlockHash, BlockStatus]]
 MOST_COUNTED = 3
 
 # Rings, from 0.
@@ -74,7 +72,6 @@ class S3FIFOCachePolicy(PythonPolicy):
         "_counts",
         "_ghosts",
         "_main",
-        "_numbers",
         "_small",
         "_small_size",
         "_touches",
@@ -87,9 +84,7 @@ class S3FIFOCachePolicy(PythonPolicy):
         self._small_size = int(share * capacity)
         self._small: _Queue = OrderedDict()
         self._main: _Queue = OrderedDict()
-        # Ghost -> a number that rises.
-        self._ghosts: OrderedDict[BlockHash, int] = OrderedDict()
-        self._numbers = count(1)
+        self._ghosts: OrderedDict[BlockHash, None] = OrderedDict()
         self._counts: dict[BlockHash, int] = {}
         self._touches = TouchPairs()
         self._chains = Chains()
@@ -126,20 +121,22 @@ class S3FIFOCachePolicy(PythonPolicy):
     def _ring(self, number: int) -> Collection[BlockHash]:
         return (self._small, self._main, self._ghosts)[number]
 
-    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
-        for mapping in (self._small, self._main, self._resident, self._counts):
-            undo.append((drop, mapping, blocks))
-        returning = undo.returning(self._ghosts, blocks)
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         for block_hash, status in blocks.items():
-            (self._main if block_hash in returning else self._small)[block_hash] = status
+            queue = self._small
+            if block_hash in self._ghosts:
+                del self._ghosts[block_hash]
+                queue = self._main
+            queue[block_hash] = status
             self._resident[block_hash] = status
             self._counts[block_hash] = 0
-        drop(self._ghosts, returning)
-        self._chains.insert(blocks, undo)
+        self._chains.insert(blocks)
 
-    def _remove(self, hashes: Iterable[BlockHash]) -> None:
-        for mapping in (self._small, self._main, self._resident, self._counts):
-            drop(mapping, hashes)
+    def _remove(self, hashes: Collection[BlockHash]) -> None:
+        for block_hash in hashes:
+            del self._queue_of(block_hash)[block_hash]
+            del self._resident[block_hash]
+            del self._counts[block_hash]
         self._chains.remove(hashes)
 
     def _queue_of(self, block_hash: BlockHash) -> _Queue:
@@ -158,7 +155,7 @@ class S3FIFOCachePolicy(PythonPolicy):
                 self._chains.waiting.discard(block_hash)
                 self._counts[block_hash] = min(self._counts[block_hash] + 1, MOST_COUNTED)
 
-    def _evict(self, n: int, protected: Collection[BlockHash], undo: Undo) -> _Victims | None:
+    def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
         search = _Search(self, protected)
         if not search.can_find(n):
             return None
@@ -179,41 +176,26 @@ class S3FIFOCachePolicy(PythonPolicy):
             if not found and not any_promoted:
                 small, main = search.small.blocks(self._small), search.main.blocks(self._main)
                 search.take_deepest(n, chain(small, main))
-        if search.moved:
-            self._move(search.moved, undo)
-        self._let_go(search.victims, undo)
+        self._move(search.moved)
+        self._let_go(search.victims)
         return list(search.victims.items())
 
-    def _move(self, moved: Mapping[BlockHash, int], undo: Undo) -> None:
+    def _move(self, moved: Mapping[BlockHash, int]) -> None:
         """Give blocks new counts, at the newest end of main."""
-        undo.append((self._counts.update, {block: self._counts[block] for block in moved}))
-        for queue in (self._small, self._main):
-            undo.leaving(queue, {block: queue[block] for block in moved if block in queue})
-        undo.append((drop, self._main, moved))
-        for block_hash, moved_count in moved.items():
+        for block_hash, count in moved.items():
             self._main[block_hash] = self._queue_of(block_hash).pop(block_hash)
-            self._counts[block_hash] = moved_count
+            self._counts[block_hash] = count
 
-    def _let_go(self, victims: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+    def _let_go(self, victims: Collection[BlockHash]) -> None:
         """Let victims go; those of small are ghosts, as many as main is meant to hold."""
-        self._chains.keep(victims, undo)
-        undo.append((self._resident.update, victims))
-        undo.append((self._counts.update, {block: self._counts[block] for block in victims}))
-        from_small, from_main = (
-            {block: status for block, status in victims.items() if block in queue}
-            for queue in (self._small, self._main)
-        )
-        undo.leaving(self._small, from_small)
-        undo.leaving(self._main, from_main)
-        undo.oldest(self._ghosts, len(from_small))  # who may have to go
-        undo.append((drop, self._ghosts, from_small))
+        for block_hash in victims:
+            if block_hash in self._small:
+                self._ghosts[block_hash] = None
         self._remove(victims)
-        for block_hash in from_small:
-            self._ghosts[block_hash] = next(self._numbers)
         while len(self._ghosts) > self._cache_capacity - self._small_size:
             self._ghosts.popitem(last=False)
 
-    def _empty(self) -> None:
+    def _clear(self) -> None:
         for blocks in (self._resident, self._small, self._main):
             blocks.clear()
         self._ghosts.clear()

@@ -33,11 +33,8 @@ from kvoffload.types import BlockHash, BlockStatus
 
 from ._chains_py import Chains
 from ._queue_policy_py import QueueSearch
-from ._twin_py import PythonPolicy, require
-from ._undo import Undo, drop
+from ._twin_py import PythonPolicy, Victims, require
 from ._views import BlocksView
-
-_Victims = list[tuple[BlockHash, BlockStatus]]
 
 
 class SieveCachePolicy(PythonPolicy):
@@ -79,17 +76,20 @@ class SieveCachePolicy(PythonPolicy):
     def _ring(self, number: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
         return ChainMap(self._ahead, self._passed)  # which goes through the last first
 
-    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
-        for mapping in (self._ahead, self._resident):
-            undo.append((drop, mapping, blocks))
-            mapping.update(blocks)
-        self._chains.insert(blocks, undo)
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
+        self._ahead.update(blocks)
+        self._resident.update(blocks)
+        self._chains.insert(blocks)
 
-    def _remove(self, hashes: Iterable[BlockHash]) -> None:
-        for mapping in (self._passed, self._ahead, self._resident):
-            drop(mapping, hashes)
+    def _remove(self, hashes: Collection[BlockHash]) -> None:
+        for block_hash in hashes:
+            del self._queue_of(block_hash)[block_hash]
+            del self._resident[block_hash]
         self._visited.difference_update(hashes)
         self._chains.remove(hashes)
+
+    def _queue_of(self, block_hash: BlockHash) -> OrderedDict[BlockHash, BlockStatus]:
+        return self._ahead if block_hash in self._ahead else self._passed
 
     def _touch(self, batch: list[BlockHash]) -> None:
         self._chains.link(batch)
@@ -101,16 +101,13 @@ class SieveCachePolicy(PythonPolicy):
                 self._chains.waiting.discard(block_hash)
                 self._visited.add(block_hash)
             else:
-                queue = self._ahead if block_hash in self._ahead else self._passed
-                self._ahead[block_hash] = queue.pop(block_hash)
+                self._ahead[block_hash] = self._queue_of(block_hash).pop(block_hash)
 
-    def _evict(self, n: int, protected: Collection[BlockHash], undo: Undo) -> _Victims | None:
+    def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
         search = QueueSearch(self._resident, self._chains, protected)
         if not search.can_find(n):
             return None
         unmarked: set[BlockHash] = set()
-        # What is found to wait without its mark waits no longer if it gets that back.
-        undo.append((self._chains.waiting.difference_update, unmarked))
         lap, is_whole, has_changed = search.idle(self._ahead), not self._passed, False
         last, has_lapped = None, False  # the last block that the hand has passed
         while len(search.victims) < n:
@@ -134,37 +131,27 @@ class SieveCachePolicy(PythonPolicy):
             else:
                 search.choose(block_hash)
                 has_changed = True
-        victims = search.victims
-        undo.append((self._visited.update, unmarked))
         self._visited -= unmarked
-        self._chains.keep(victims, undo)
-        undo.append((self._resident.update, victims))
         if has_lapped:
-            self._begin_lap(undo)
-        self._pass(last, undo)
-        self._remove(victims)
-        return list(victims.items())
+            self._begin_lap()
+        if last is not None:
+            self._pass(last)
+        self._remove(search.victims)
+        return list(search.victims.items())
 
-    def _begin_lap(self, undo: Undo) -> None:
+    def _begin_lap(self) -> None:
         """Put the hand before the oldest block."""
-        undo.append((setattr, self, "_ahead", self._ahead))
-        undo.append((setattr, self, "_passed", self._passed))
-        self._ahead = OrderedDict(chain(self._passed.items(), self._ahead.items()))
-        self._passed = OrderedDict()
+        self._passed.update(self._ahead)
+        self._ahead, self._passed = self._passed, OrderedDict()
 
-    def _pass(self, last: BlockHash | None, undo: Undo) -> None:
-        """Let the hand pass what lies ahead, up to a block; nothing, if it is None."""
-        passing: dict[BlockHash, BlockStatus] = {}
-        for block_hash, status in self._ahead.items() if last is not None else ():
-            passing[block_hash] = status
-            if block_hash == last:
-                break
-        undo.oldest(self._ahead, len(passing))
-        undo.append((drop, self._passed, passing))
-        for block_hash in passing:
-            self._passed[block_hash] = self._ahead.pop(block_hash)
+    def _pass(self, last: BlockHash) -> None:
+        """Let the hand pass what lies ahead, up to a block and with it."""
+        block_hash = None
+        while block_hash != last:
+            block_hash, status = self._ahead.popitem(last=False)
+            self._passed[block_hash] = status
 
-    def _empty(self) -> None:
+    def _clear(self) -> None:
         for blocks in (self._resident, self._passed, self._ahead, self._visited, self._chains):
             blocks.clear()
 

@@ -33,8 +33,7 @@ from kvoffload._checks import check_cache_capacity
 from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
-from ._twin_py import PythonPolicy, evictable, require
-from ._undo import Undo, drop
+from ._twin_py import PythonPolicy, Victims, evictable, require
 from ._views import BlocksView
 
 _Segment = OrderedDict[BlockHash, BlockStatus]
@@ -90,14 +89,15 @@ class SLRUCachePolicy(PythonPolicy):
     def _ring(self, number: int) -> Collection[BlockHash]:
         return (self._probation, self._protected)[number]
 
-    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
-        for mapping in (self._probation, self._resident):
-            undo.append((drop, mapping, blocks))
-            mapping.update(blocks)
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
+        self._probation.update(blocks)
+        self._resident.update(blocks)
 
-    def _remove(self, hashes: Iterable[BlockHash]) -> None:
-        for mapping in (self._probation, self._protected, self._resident):
-            drop(mapping, hashes)
+    def _remove(self, hashes: Collection[BlockHash]) -> None:
+        for block_hash in hashes:
+            segment = self._probation if block_hash in self._probation else self._protected
+            del segment[block_hash]
+            del self._resident[block_hash]
 
     def _touch(self, batch: list[BlockHash]) -> None:
         probation, protected = self._probation, self._protected
@@ -122,22 +122,15 @@ class SLRUCachePolicy(PythonPolicy):
                 del self._protected[block_hash]
                 self._probation[block_hash] = status
 
-    def _evict(
-        self, n: int, protected: Collection[BlockHash], undo: Undo
-    ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        from_probation = dict(islice(evictable(self._probation, protected), n))
-        num_lacking = n - len(from_probation)
-        from_protected = dict(islice(evictable(self._protected, protected), num_lacking))
-        victims = {**from_probation, **from_protected}
+    def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
+        segments = (evictable(s, protected) for s in (self._probation, self._protected))
+        victims = dict(islice(chain.from_iterable(segments), n))
         if len(victims) < n:
             return None
-        undo.leaving(self._probation, from_probation)
-        undo.leaving(self._protected, from_protected)
-        undo.append((self._resident.update, victims))
         self._remove(victims)
         return list(victims.items())
 
-    def _empty(self) -> None:
+    def _clear(self) -> None:
         for blocks in (self._resident, self._probation, self._protected):
             blocks.clear()
 

@@ -3,12 +3,12 @@
 Invariants
     ``_resident`` maps the hash of every resident block to its live status, and is the object that
     the manager skeleton looks hashes up in; it is emptied, never replaced.
-    A call that is interrupted leaves the state before it, or, where it drops blocks only, the state
-    after it; `touch` alone may end in between (see ``_undo``).
+    A call checks everything, then changes the state: an error of its own leaves no trace, while an
+    exception from outside (KeyboardInterrupt, MemoryError) may leave the state in between.
 Trusted protocol
     Methods with a leading underscore take what is already checked: a list of hashes that are
     ``bytes``, ``protected`` as a set. The Python manager skeleton calls these. It passes all blocks
-    of a call together, where the compiled one passes them one by one, and its `Undo`.
+    of a call together, where the compiled one passes them one by one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from kvoffload.types import BLOCK_DTYPE, BlockHash, BlockStatus
 
 from . import registry
 from ._ownership import owner_of
-from ._undo import Undo
 from .base import CachePolicy, Room
 
 #: Who leaves, in eviction order.
@@ -101,8 +100,7 @@ class PythonPolicy(CachePolicy):
         self._require_free("insert")
         if key in self._resident:
             raise block_already_resident("insert", key)
-        with Undo() as undo:
-            self._insert({key: live}, undo)
+        self._insert({key: live})
 
     def remove(self, block_hash: bytes) -> None:
         """Drop a resident block without remembering it."""
@@ -111,8 +109,7 @@ class PythonPolicy(CachePolicy):
         self._require_free("remove")
         if key not in self._resident:
             raise block_not_found("remove", key)
-        with Undo() as undo:
-            self._drop([key], undo)
+        self._remove([key])
 
     def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last hash first."""
@@ -129,8 +126,7 @@ class PythonPolicy(CachePolicy):
         n = check_int("n", n, 0)
         guarded = set(as_batch(protected, "protected"))
         self._require_free("evict")
-        with Undo() as undo:
-            return self._evict(n, guarded, undo)
+        return self._evict(n, guarded)
 
     def make_room(
         self, hashes: Sequence[bytes], num_free: int, protected: Collection[bytes]
@@ -146,8 +142,7 @@ class PythonPolicy(CachePolicy):
         """Drop every block, ghost and adaptive state."""
         self._require_ready()
         self._require_free("clear")
-        with Undo() as undo:
-            self._clear(undo)
+        self._clear()
 
     def __len__(self) -> int:
         """Return the number of resident blocks."""
@@ -188,17 +183,12 @@ class PythonPolicy(CachePolicy):
         return 0
 
     @abstractmethod
-    def _insert(self, blocks: Mapping[BlockHash, BlockStatus], undo: Undo) -> None:
+    def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         """Make absent blocks resident, in order, keeping the status objects themselves."""
 
-    def _drop(self, hashes: Collection[BlockHash], undo: Undo) -> None:
-        """Drop resident blocks."""
-        undo.instead(self._remove, hashes)
-        self._remove(hashes)
-
     @abstractmethod
-    def _remove(self, hashes: Iterable[BlockHash]) -> None:
-        """Drop those of the blocks that are resident, or what is left of them."""
+    def _remove(self, hashes: Collection[BlockHash]) -> None:
+        """Drop resident blocks without remembering them."""
 
     @abstractmethod
     def _touch(self, batch: list[BlockHash]) -> None:
@@ -214,32 +204,25 @@ class PythonPolicy(CachePolicy):
         """Hear that the store of blocks has ended, well or not."""
 
     @abstractmethod
-    def _evict(
-        self, n: int, protected: Collection[BlockHash], undo: Undo
-    ) -> list[tuple[BlockHash, BlockStatus]] | None:
-        """Evict `n` idle blocks or none."""
-
-    def _clear(self, undo: Undo) -> None:
-        """Forget everything."""
-        undo.instead(self._empty)
-        self._empty()
+    def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
+        """Evict `n` idle blocks, or none."""
 
     @abstractmethod
-    def _empty(self) -> None:
-        """Forget everything, or what is left of it."""
+    def _clear(self) -> None:
+        """Forget everything."""
 
     @abstractmethod
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
         """Yield every resident status in the order in which a reset frees them."""
 
     def _make_room(
-        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash], undo: Undo
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, Victims] | None:
         """Decide how many of `hashes` to store, and evict for them."""
         shortfall = len(hashes) - num_free
         if shortfall <= 0:
             return len(hashes), []
-        victims = self._evict(shortfall, protected, undo)
+        victims = self._evict(shortfall, protected)
         return None if victims is None else (len(hashes), victims)
 
     def _check(self) -> None:

@@ -21,6 +21,10 @@ class CachePolicy(ABC):
     and removed, changes ``ref_cnt`` of the statuses itself, and asks for victims. Used alone,
     without a manager, a policy reads ``ref_cnt`` of each block at the call of `evict`.
 
+    A built-in policy is all or nothing: a call that raises or returns None has changed nothing.
+    Compiled, that also holds for an exception from outside the call: KeyboardInterrupt, what a
+    signal handler raises, MemoryError. In Python such an exception may leave the policy in between.
+
     A policy belongs to the manager that is built over it: a second manager over it is a ValueError,
     and `insert`, `remove`, `touch`, `evict`, `make_room` and `clear` of a built-in one, called by
     anyone else, raise PolicyError and change nothing. What reads stays open. When the manager is

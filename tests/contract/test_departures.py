@@ -7,7 +7,6 @@ from types import ModuleType
 import pytest
 
 from kvoffload import BlockNotFoundError, BlockNotPinnedError, OffloadError
-from kvoffload.policies._undo import Undo
 from tests import _python
 from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, once, slots, store
 from tests.contract.conftest import Build
@@ -181,7 +180,7 @@ def test_departure_arc_evicts_many_blocks_in_one_scan() -> None:
     policy = fill(arc(_python, size), blocks[: size // 2], blocks[size // 2 :])
     for pinned in blocks[:50]:
         policy.get(pinned).ref_cnt = 1
-    assert len(policy._evict(size - 50, Counting(), Undo())) == size - 50
+    assert len(policy._evict(size - 50, Counting())) == size - 50
     assert looked_at == size - 50
 
 
