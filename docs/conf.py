@@ -35,7 +35,7 @@ numpydoc_show_class_members = False
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|ctypes|os|np|npt|numpy|pathlib|typing)(\..*)?"),
     ("py:.*", r"Any|Callable|Collection|Iterable|Iterator|KeysView|Literal|Mapping|Sequence"),
-    ("py:.*", r"kvoffload\.managers\._watch_py\.Watching"),  # the protocol that Watch follows
+    ("py:.*", r"kvoffload\.managers\._watching\.Watching"),  # the protocol that Watch follows
     ("py:.*", r"kvoffload\.types\.Spec_co"),  # the type of a manager's specs, a type variable
     ("py:.*", r"ABC|abc\.ABC|NDArray|Path|Structure|ImportError"),
     ("py:class", r"kvoffload\.tiers\.pool\.Pool"),  # of the two implementations, not of users

@@ -73,8 +73,8 @@ from kvoffload.errors import (
     cannot_pickle,
     ref_count_overflow,
 )
+from kvoffload.managers._common import summary
 from kvoffload.managers._manager_py import Manager as PythonManager
-from kvoffload.managers._manager_py import summary
 from kvoffload.managers.base import OffloadingManager, take_contract
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry

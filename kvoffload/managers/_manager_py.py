@@ -45,8 +45,10 @@ from kvoffload.types import (
     Spec_co,
 )
 
+from ._common import summary
 from ._user_parts import EvictionFaultError, UserBackend, UserPolicy
-from ._watch_py import LOAD, WatchCore, WatchRequest
+from ._watch_py import WatchCore
+from ._watching import LOAD, WatchRequest
 from .base import OffloadingManager, take_contract
 
 _COUNTERS = (
@@ -98,7 +100,9 @@ class Manager(OffloadingManager[Spec_co]):
         The policy belongs to `owner`, by default to this manager; `watch` looks on.
         """
         owner = self if owner is None else owner
-        core = None if watch is None else watch.core(owner, backend.get_num_free_blocks())
+        core = None
+        if watch is not None:
+            core = WatchCore(watch.plan(owner, backend.get_num_free_blocks()), watch.watch)
         former = vars(self).get("_policy_object", policy)
         ownership.take(policy, owner)
         self._policy_object = policy
@@ -436,17 +440,3 @@ def _trusted_policy(policy: CachePolicy) -> PythonPolicy | UserPolicy:
 def _trusted_backend(backend: Backend[Any]) -> Any:
     """Return a Python pool as it is, every other backend behind an adapter."""
     return backend if type(backend) is CPUBackend else UserBackend(backend)
-
-
-def summary(manager: Any) -> str:
-    """Return what a manager of either twin shows of itself."""
-    name = type(manager).__name__
-    try:
-        policy = type(manager.policy).__name__
-    except RuntimeError:
-        return f"<{name}, not initialised>"
-    stats = manager.stats()
-    return (
-        f"<{name} over {policy}: {stats['resident']} of {stats['resident'] + stats['free']} "
-        f"blocks resident, {stats['pending']} pending, {stats['pinned']} pinned>"
-    )

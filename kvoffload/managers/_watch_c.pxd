@@ -16,7 +16,7 @@ cdef enum:
     LOAD = 0
     STORE = 1
 
-# The last fate of a block, and causes that are no fate; as in ``_watch_py``.
+# The last fate of a block, and causes that are no fate; as in ``_watching``.
 cdef enum:
     FATE_UNKNOWN = 0
     FATE_STORED = 1

@@ -2,7 +2,7 @@ from typing import Any, NoReturn
 
 from typing_extensions import Self
 
-from kvoffload.managers._watch_py import Watching, WatchPlan
+from kvoffload.managers._watching import Watching, WatchPlan
 
 class WatchCore:
     due: bool

@@ -13,7 +13,7 @@ from kvoffload.policies.base import CachePolicy
 from kvoffload.types import CPULoadStoreSpec
 
 from ._manager import Manager
-from ._watch_py import Watching, watch_request
+from ._watching import Watching, watch_request
 
 __all__ = ["CPUOffloadingManager"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from kvoffload import BlockHash
 from kvoffload._checks import as_batch, check_int
 from kvoffload.errors import describe
-from kvoffload.managers._watch_py import (
+from kvoffload.managers._watching import (
     CAUSES,
     EVICTED,
     KINDS,

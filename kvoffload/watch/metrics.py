@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from kvoffload import __version__
-from kvoffload.managers._watch_py import CAUSES, KINDS
+from kvoffload.managers._watching import CAUSES, KINDS
 
 from ._watch import Watch, bin_start
 

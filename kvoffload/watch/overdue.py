@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvoffload.managers._watch_py import KINDS
+from kvoffload.managers._watching import KINDS
 
 __all__ = ["Overdue", "find_overdue"]
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload.managers._watch_py import WatchPlan, age_bin, hash_key
+from kvoffload.managers._watch_py import age_bin, hash_key
+from kvoffload.managers._watching import WatchPlan
 from tests.blocks import KEY_LENGTHS, block_hash
 from tests.differential.pairs import require_equal
 from tests.fuzz.calls import LOOK_EVERY, Driver, Sequence

@@ -5,7 +5,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kvoffload.errors import OffloadError
-from kvoffload.managers._watch_py import WatchRequest
+from kvoffload.managers._watching import WatchRequest
 from kvoffload.watch import Watch
 
 class RequestFinishedError(OffloadError, RuntimeError): ...

@@ -16,7 +16,7 @@ from vllm.v1.kv_offload.cpu.common import CPUOffloadingMetrics
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
-from kvoffload.managers._watch_py import watch_request
+from kvoffload.managers._watching import watch_request
 from kvoffload.watch import Watch
 
 from ._manager_c import ManagerCore

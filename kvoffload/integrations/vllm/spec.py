@@ -14,7 +14,7 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.kv_offload.tiering import manager as tiering_manager
 from vllm.v1.kv_offload.tiering import spec as tiering_spec
 
-from kvoffload.managers._watch_py import WatchRequest
+from kvoffload.managers._watching import WatchRequest
 from kvoffload.policies import registry
 
 from .manager import KVOffloadManager

@@ -1,0 +1,147 @@
+"""A manager's side of a watch: the plan of the sample, and the names of what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+from kvoffload.errors import describe
+from kvoffload.policies import registry
+
+__all__ = [
+    "CAUSES",
+    "KINDS",
+    "SAMPLE_RANGE",
+    "WatchPlan",
+    "WatchRequest",
+    "Watching",
+    "watch_request",
+]
+
+SAMPLE_RANGE = 2**24
+"""A block is sampled if its 24 bits, ``0 ... SAMPLE_RANGE - 1``, are below the threshold."""
+
+CAUSES = (
+    "broken_prefix",
+    "pending",
+    "evicted",
+    "declined",
+    "refused",
+    "failed",
+    "reset",
+    "never_or_long_ago",
+)
+"""Why a sampled block missed; a block has the first that applies."""
+
+UNKNOWN, STORED, EVICTED, DECLINED, REFUSED, FAILED, RESET = range(7)
+"""The last fate of a block; from EVICTED on, its place in CAUSES is the cause of a miss."""
+BROKEN_PREFIX, PENDING, NEVER_OR_LONG_AGO = 0, 1, 7
+
+KINDS = ("load", "store")
+"""The kinds of open transfers."""
+LOAD, STORE = range(2)
+
+
+class WatchPlan:
+    """What a watch wants of a manager: its sample, and what becomes of it.
+
+    Attributes
+    ----------
+    sample_below, policy_below : int
+        Thresholds of the sample, and of the part of it that the policies see.
+    keeps_keys : bool
+        Whether the keys of that part are kept for the policies.
+    limits : tuple of int
+        Blocks of one quarter of the sample at each size, smallest size first. The last of them is
+        what the list remembers.
+    lengths : tuple of int
+        Blocks of the memory at each size.
+    quarters : int
+        Disjoint parts of the sample, each with a shadow of its own: 1, 2 or 4.
+    secret : bytes or None
+        64 bytes that key the hash; None leaves the choice to the manager.
+    clock : callable or None
+        Gives milliseconds; None is the system's monotonic clock.
+    """
+
+    __slots__ = (
+        "clock",
+        "keeps_keys",
+        "lengths",
+        "limits",
+        "policy_below",
+        "quarters",
+        "sample_below",
+        "secret",
+    )
+
+    def __init__(
+        self,
+        sample_below: int,
+        policy_below: int,
+        *,
+        limits: Sequence[int],
+        lengths: Sequence[int],
+        quarters: int = 4,
+        keeps_keys: bool = True,
+        secret: bytes | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.sample_below = sample_below
+        self.policy_below = policy_below
+        self.limits = tuple(limits)
+        self.lengths = tuple(lengths)
+        self.quarters = quarters
+        self.keeps_keys = keeps_keys
+        self.secret = secret
+        self.clock = clock
+
+
+class Watching(Protocol):
+    """What a manager asks of the object that is passed as ``watch``."""
+
+    def _plan(self, manager: object, policy: str | None, capacity: int) -> WatchPlan:
+        """Say what to look at; an error where the watch belongs to another manager.
+
+        The policy is None where it is a user's own.
+        """
+
+    def _join(self, manager: object, core: Any) -> None:
+        """Take the core that was made by the plan; nothing fails here."""
+
+    def _drain(self) -> None:
+        """Take what has been collected; called before a lookup when there is enough."""
+
+
+class WatchRequest:
+    """A watch that a manager under construction will have, and the policy as its user named it."""
+
+    __slots__ = ("policy", "watch")
+
+    def __init__(self, watch: Watching, cache_policy: Any) -> None:
+        self.watch = watch
+        self.policy = _policy_text(cache_policy)
+
+    def plan(self, manager: object, capacity: int) -> WatchPlan:
+        """Ask the watch for its plan."""
+        return self.watch._plan(manager, self.policy, capacity)
+
+
+def watch_request(watch: Any, cache_policy: Any) -> WatchRequest | None:
+    """Return the request for a watch, None where there is none; TypeError if it is no ``Watch``."""
+    if watch is None:
+        return None
+    if not (hasattr(watch, "_plan") and hasattr(watch, "_join")):
+        raise TypeError(f"watch must be a Watch or None, got {describe(watch)}")
+    return WatchRequest(watch, cache_policy)
+
+
+def _policy_text(cache_policy: Any) -> str | None:
+    """Return the policy string that builds such a policy; None if it is a user's own."""
+    if isinstance(cache_policy, str):
+        return cache_policy
+    kind = cache_policy if isinstance(cache_policy, type) else type(cache_policy)
+    twins: tuple[Literal["py", "c"], ...] = ("py", "c")
+    if any(registry.is_builtin(kind, twin) for twin in twins):
+        return next(n for n in registry.names() if registry.entry(n).class_name == kind.__name__)
+    return None
