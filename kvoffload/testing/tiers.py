@@ -20,6 +20,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,10 @@ from kvoffload import CachePolicy
 from kvoffload.tiers.base import Done, State, Status, Tier
 from kvoffload.tiers.engine import threads
 from kvoffload.tiers.engine.contract import Block, Pool, Store
-from kvoffload.tiers.engine.staging import STAGING_BYTES
 from kvoffload.tiers.engine.stores import MemoryStore
 from kvoffload.tiers.local.memory import MemoryTier
 from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.options import STAGING_BYTES
 from kvoffload.tiers.region import Region
 
 __all__ = ["FaultyTier", "TierConformance", "block_bytes_of", "run", "tier_machine"]
@@ -123,14 +124,14 @@ class FaultyTier(MemoryTier):
             enable_events=enable_events,
         )
         self.direct = False
-        self._staging_bytes = staging_bytes
-        self._ack_copied = ack == "copied"
+        self._options = replace(self._options, staging_bytes=staging_bytes, ack=ack)
         self._forget_hangs = False
         self._store = _FaultyStore(MemoryStore(self._memory, self._fingerprint, self._sums))
 
     def _make_pool(self, region: Region) -> Pool:
+        options = self._options
         return threads.Pool(
-            region, self._store, self._num_threads, self._staging_bytes, self._ack_copied
+            region, self._store, options.threads, options.staging_bytes, options.ack_copied
         )
 
     def delay(self, seconds: float) -> None:
@@ -294,7 +295,7 @@ class TierConformance(ABC):
     def settle(self, tier: Tier) -> None:
         """Wait until nothing is under way: a staged put ends before its block can be read."""
         until = time.monotonic() + PATIENCE_S
-        while getattr(tier, "_records", None) and time.monotonic() < until:
+        while tier.stats().get("unsettled_jobs") and time.monotonic() < until:
             tier.wait([], 0)
             time.sleep(0.001)
 

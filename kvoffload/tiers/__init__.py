@@ -12,19 +12,25 @@ from .base import (
     TierInUseError,
     TierSpaceError,
 )
+from .engine.contract import Block
 from .engine.native import Twin
+from .epoch import epoch_text, parse_epoch
 from .local.memory import MemoryTier
 from .local.slab import FileTier
 from .namespace import Namespace, weights_identity
+from .options import TierOptions, read_options
 from .region import Region
 from .remote.directory import DirectoryTier
 from .remote.mooncake import MooncakeTier
 from .remote.objects import ObjectTier
 from .remote.redis import RedisTier
+from .remote.store import OtherEpochError, RemoteStore
+from .remote.tier import RemoteTier
 from .seal import stored_key
 from .tiered_store import Fetched, TieredStore
 
 __all__ = [
+    "Block",
     "DirectoryTier",
     "Done",
     "Fetched",
@@ -34,18 +40,25 @@ __all__ = [
     "MooncakeTier",
     "Namespace",
     "ObjectTier",
+    "OtherEpochError",
     "RedisTier",
     "Region",
+    "RemoteStore",
+    "RemoteTier",
     "State",
     "Status",
     "Tier",
     "TierError",
     "TierEvent",
     "TierInUseError",
+    "TierOptions",
     "TierSpaceError",
     "TieredStore",
     "Twin",
+    "epoch_text",
     "open_tier",
+    "parse_epoch",
+    "read_options",
     "stored_key",
     "weights_identity",
 ]

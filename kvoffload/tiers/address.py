@@ -7,8 +7,7 @@ namespace and the options as keywords, all text, that returns a `Tier`.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 from urllib.parse import parse_qsl
@@ -24,57 +23,37 @@ from kvoffload.tiers.remote.redis import RedisTier
 
 from .base import Tier
 from .namespace import Namespace
+from .options import LOCAL, STAGED, Readers, flag, number, read_options
 
 __all__ = ["ENTRY_POINTS", "open_tier"]
 
 ENTRY_POINTS = "kvoffload.tiers"
 
 
-def _flag(text: str) -> bool:
-    known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-    if text.lower() not in known:
-        raise ValueError(f"must be true or false, got {describe(text)}")
-    return known[text.lower()]
-
-
-def _number(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ValueError(f"must be a whole number, got {describe(text)}")
-    return int(text)
-
-
-# Option -> keyword of the constructor, and how to read it.
-_COMMON: dict[str, tuple[str, Callable[[str], Any]]] = {
+_MEMORY: Readers = {
     "capacity": ("capacity_bytes", parse_size),
     "policy": ("policy", str),
-    "threads": ("threads", _number),
-    "queue": ("max_queued_bytes", parse_size),
-    "name": ("name", str),
-    "events": ("enable_events", _flag),
+    **LOCAL,
 }
-_SLAB: dict[str, tuple[str, Callable[[str], Any]]] = {
-    **_COMMON,
-    "staged": ("staged", _flag),
-    "staging": ("staging_bytes", parse_size),
-    "ack": ("ack", str),
+_SLAB: Readers = {
+    **_MEMORY,
+    "staged": ("staged", flag),
+    "staging": STAGED["staging"],
+    "ack": STAGED["ack"],
 }
-_REMOTE: dict[str, tuple[str, Callable[[str], Any]]] = {
-    name: option for name, option in _SLAB.items() if name not in ("capacity", "policy", "staged")
+_DIRECTORY: Readers = {
+    **STAGED,
+    "capacity": _MEMORY["capacity"],
+    "sweep": ("sweep_s", number),
 }
-_DIRECTORY: dict[str, tuple[str, Callable[[str], Any]]] = {
-    **_REMOTE,
-    "capacity": _COMMON["capacity"],
-    "sweep": ("sweep_s", _number),
-}
-
-_REDIS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    **_REMOTE,
+_REDIS: Readers = {
+    **STAGED,
     "prefix": ("prefix", str),
-    "cluster": ("cluster", _flag),
+    "cluster": ("cluster", flag),
     "ca": ("ssl_ca_certs", str),
 }
-_MOONCAKE: dict[str, tuple[str, Callable[[str], Any]]] = {
-    **_REMOTE,
+_MOONCAKE: Readers = {
+    **STAGED,
     "metadata": ("metadata", str),
     "hostname": ("hostname", str),
     "protocol": ("protocol", str),
@@ -82,47 +61,30 @@ _MOONCAKE: dict[str, tuple[str, Callable[[str], Any]]] = {
     "segment": ("segment_bytes", parse_size),
     "prefix": ("prefix", str),
 }
-_OBJECTS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    **_REMOTE,
+_OBJECTS: Readers = {
+    **STAGED,
     "endpoint": ("endpoint", str),
     "region": ("region", str),
-    "http": ("allow_http", _flag),
+    "http": ("allow_http", flag),
 }
-
-
-def _read(
-    options: Mapping[str, str], known: Mapping[str, tuple[str, Callable[[str], Any]]]
-) -> dict[str, Any]:
-    arguments = {}
-    for option, text in options.items():
-        if option not in known:
-            raise ValueError(f"option {option!r} must be one of {', '.join(known)}")
-        keyword, read = known[option]
-        try:
-            arguments[keyword] = read(text)
-        except ValueError as error:
-            raise ValueError(f"option {option} {error}") from None
-    if "capacity" in known and "capacity_bytes" not in arguments:
-        raise ValueError("option capacity must be given, as capacity=2TB")
-    return arguments
 
 
 def _open_slab(place: str, namespace: Namespace, **options: str) -> Tier:
     if not place:
         raise ValueError("a slab must have a folder, as slab:/nvme/kv")
-    return FileTier(place, namespace=namespace, **_read(options, _SLAB))
+    return FileTier(place, namespace=namespace, **read_options(options, _SLAB))
 
 
 def _open_memory(place: str, namespace: Namespace, **options: str) -> Tier:
     if place:
         raise ValueError(f"memory must have no place, got {describe(place)}")
-    return MemoryTier(namespace=namespace, **_read(options, _COMMON))
+    return MemoryTier(namespace=namespace, **read_options(options, _MEMORY))
 
 
 def _open_directory(place: str, namespace: Namespace, **options: str) -> Tier:
     if not place:
         raise ValueError("a directory must be given, as dir:/mnt/kv")
-    return DirectoryTier(place, namespace=namespace, **_read(options, _DIRECTORY))
+    return DirectoryTier(place, namespace=namespace, **read_options(options, _DIRECTORY))
 
 
 def _take(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -132,7 +94,7 @@ def _take(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def _open_redis(scheme: str) -> Callable[..., Tier]:
     def opener(place: str, namespace: Namespace, **options: str) -> Tier:
-        arguments = _read(options, _REDIS)
+        arguments = read_options(options, _REDIS)
         more = _take(arguments, "ssl_ca_certs")
         url = f"{scheme}:{place}"
         return RedisTier(url, namespace=namespace, connection_options=more, **arguments)
@@ -142,7 +104,7 @@ def _open_redis(scheme: str) -> Callable[..., Tier]:
 
 def _open_objects(scheme: str) -> Callable[..., Tier]:
     def opener(place: str, namespace: Namespace, **options: str) -> Tier:
-        arguments = _read(options, _OBJECTS)
+        arguments = read_options(options, _OBJECTS)
         config = _take(arguments, "endpoint", "region")
         client = _take(arguments, "allow_http")
         return ObjectTier(
@@ -157,7 +119,7 @@ def _open_objects(scheme: str) -> Callable[..., Tier]:
 
 
 def _open_mooncake(place: str, namespace: Namespace, **options: str) -> Tier:
-    arguments = _read(options, _MOONCAKE)
+    arguments = read_options(options, _MOONCAKE)
     if "metadata" not in arguments:
         raise ValueError("option metadata must be given, as metadata=http://host:8080/metadata")
     return MooncakeTier(place.removeprefix("//"), namespace=namespace, **arguments)

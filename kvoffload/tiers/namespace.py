@@ -21,7 +21,7 @@ from kvoffload.errors import describe
 
 from .region import MAX_BLOCK_BYTES
 
-__all__ = ["FINGERPRINT_BYTES", "Namespace", "weights_identity"]
+__all__ = ["FINGERPRINT_BYTES", "Namespace", "check_namespace", "weights_identity"]
 
 FINGERPRINT_BYTES = 16
 FORMAT = 1
@@ -113,6 +113,19 @@ class Namespace:
     def __hash__(self) -> int:
         """Return the hash of the fingerprint: fields may be lists."""
         return hash(self._json)
+
+
+def check_namespace(namespace: Any) -> Namespace:
+    """Return a namespace.
+
+    Raises
+    ------
+    TypeError
+        If it is none.
+    """
+    if not isinstance(namespace, Namespace):
+        raise TypeError(f"namespace must be a Namespace, got {describe(namespace)}")
+    return namespace
 
 
 def _check_plain(name: str, value: Any, depth: int = 0) -> None:

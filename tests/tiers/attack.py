@@ -22,6 +22,7 @@ import pytest
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
 from kvoffload.tiers import FileTier, Namespace, Region, Status, Tier
 from tests.conftest import read_budget
+from tests.tiers.inside import is_busy, let_probe, set_clock
 
 STATED_BUDGET = 20
 BLOCK_BYTES = 16_384
@@ -52,7 +53,7 @@ class Universe:
         job = tier.put(keys, range(len(keys)))
         assert tier.wait([job], PATIENCE_S)
         (done,) = tier.poll()
-        while tier._records:
+        while is_busy(tier):
             tier.wait([], 0)
             time.sleep(0.0005)
         tier.poll()
@@ -111,15 +112,13 @@ def open_slab(path: Path, num_blocks: int, **options) -> tuple[FileTier, Region]
 
 def stop_clock(tier: FileTier) -> None:
     """Let no time pass for the breakers: open ones stay open, however slow the machine."""
-    for breaker in (tier._reads, tier._writes):
-        breaker._clock = lambda: 0.0
+    set_clock(tier, lambda: 0.0)
 
 
 def start_clock(tier: FileTier) -> None:
     """Let time pass again."""
-    for breaker in (tier._reads, tier._writes):
-        breaker._clock = time.monotonic
-        breaker._retry_at = 0.0
+    set_clock(tier, time.monotonic)
+    let_probe(tier)
 
 
 # -- file systems --------------------------------------------------------------------------------

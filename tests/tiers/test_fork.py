@@ -13,6 +13,7 @@ from kvoffload.testing.tiers import PATIENCE_S, refused_as_foreign, run
 from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, Status, TieredStore
 from kvoffload.tiers.engine.jobs import PooledTier
 from kvoffload.tiers.engine.native import Twin
+from tests.tiers.inside import is_busy
 
 from .attack import start
 
@@ -79,7 +80,7 @@ def test_a_child_of_a_busy_process_neither_waits_nor_writes(
         assert run(tier, tier.put([b"after"], [0])).status.tolist() == [Status.OK]
         tier.wait([], 0)
         region.array[:] = 0
-        while tier._records:
+        while is_busy(tier):
             tier.wait([], 0.01)
         assert run(tier, tier.get([b"after"], [1])).status.tolist() == [Status.OK]
         assert region.read(1) == b"\7" * BLOCK

@@ -27,6 +27,7 @@ from kvoffload.tiers.engine.jobs import PooledTier
 from kvoffload.tiers.engine.native import Twin
 from tests.conftest import read_budget
 from tests.contract.test_interrupts import PACKAGE, Interrupts
+from tests.tiers.inside import is_busy
 
 from .attack import report
 
@@ -107,8 +108,8 @@ class Caller:
     def settle(self) -> None:
         """Wait for the ends of all jobs that it was told of, and for the tier's threads."""
         until = time.monotonic() + PATIENCE_S
-        while self.jobs or self.tier._records:
-            assert time.monotonic() < until, (self.jobs, self.tier._records)
+        while self.jobs or is_busy(self.tier):
+            assert time.monotonic() < until, (self.jobs, self.tier.stats())
             self.tier.wait(list(self.jobs), 0.05)
             self.poll()
 
@@ -131,7 +132,7 @@ class Caller:
 
 def check_in_step(tier: PooledTier) -> None:
     """Nothing is under way: nothing is pinned, pending, queued or in doubt."""
-    assert not tier._records
+    assert not is_busy(tier)
     assert not tier._moving
     assert tier._queued_bytes == 0
     assert tier._calling is None

@@ -16,6 +16,7 @@ from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of
 from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region, Status, Tier
 from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import kill, report, rounds, start
+from tests.tiers.inside import ask_anew
 from tests.tiers.servers import make_bucket, redis_server, s3_options, s3_server
 
 BLOCK = 8192
@@ -63,7 +64,7 @@ def churn(opener: Callable[[Namespace], RemoteTier], number: int, times: int) ->
             region.write(place, data(KEYS[place], model))
         statuses = finish(tier, tier.put([KEYS[place] for place in places], places, PATIENCE_S))
         assert set(statuses) == {Status.OK}, statuses
-        tier._verdicts.clear()  # ask the medium, whatever was found out before
+        ask_anew(tier)  # ask the medium, whatever was found out before
         check(tier, region, chance.sample(range(len(KEYS)), 12), model)
         if chance.random() < 0.1:
             tier.discard([KEYS[chance.randrange(len(KEYS))]])

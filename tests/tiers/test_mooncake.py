@@ -13,6 +13,7 @@ from kvoffload.testing.tiers import PATIENCE_S, TierConformance, block_bytes_of,
 from kvoffload.tiers import Namespace, Region, Status, Tier, open_tier
 from kvoffload.tiers.remote.mooncake import MooncakeTier
 from tests.tiers.attack import start
+from tests.tiers.inside import ask_anew, is_busy, medium_of, set_clock
 from tests.tiers.servers import MooncakeServers, free_port, patient
 
 pytest.importorskip("mooncake.store", reason="Mooncake is not installed", exc_type=ImportError)
@@ -59,7 +60,7 @@ def opened(namespace: Namespace) -> Iterator[tuple[MooncakeServers, MooncakeTier
         for block_id in range(8):
             region.write(block_id, block_bytes_of(KEYS[block_id], 4096))
         assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
-        while tier._records:
+        while is_busy(tier):
             tier.wait([], 0.01)
         yield servers, tier, region
         tier.close(1.0)
@@ -80,7 +81,7 @@ def test_a_master_that_is_killed_makes_misses(opened) -> None:
     servers.master.kill()
     for _ in range(6):
         assert not load(tier, region, 0.5) & {Status.MISS, Status.CORRUPT}
-    tier._verdicts.clear()
+    ask_anew(tier)
     for _ in range(6):
         run(tier, tier.query(KEYS, 0.5))
     assert tier.health().reads == "open"
@@ -101,10 +102,10 @@ def test_a_master_that_hangs_costs_one_deadline(opened) -> None:
     assert time.monotonic() - started < GRACE_S
     region.array[8 * 4096 :] = 7
     servers.master.resume()
-    while tier._records:
+    while is_busy(tier):
         tier.wait([], 0.01)
     assert (region.array[8 * 4096 :] == 7).all(), "a late answer wrote to the region"
-    tier._reads._clock = lambda: time.monotonic() + 60
+    set_clock(tier, lambda: time.monotonic() + 60)
     assert load(tier, region, PATIENCE_S) <= {Status.OK, Status.MISS}
     assert tier.health().reads == "closed"
 
@@ -125,7 +126,7 @@ def test_a_client_that_is_dropped_in_a_forked_child_does_not_end_it(opened) -> N
     _, tier, region = opened
 
     def drop() -> None:
-        tier._store._client = None
+        medium_of(tier)._client = None
         gc.collect()
         time.sleep(0.05)
 

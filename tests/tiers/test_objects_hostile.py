@@ -219,7 +219,7 @@ def meet(bucket):
     region = Region.allocate(8, BLOCK)
     tier.attach(region)
     until = time.monotonic() + 30
-    while not bucket.endswith("everywhere") and not tier._store._is_met:
+    while not bucket.endswith("everywhere") and not tier._store.epoch:
         assert time.monotonic() < until
         time.sleep(0.01)
     found = {}

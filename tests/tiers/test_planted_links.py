@@ -28,6 +28,7 @@ from kvoffload.tiers import DirectoryTier, Namespace, Region, Status
 from kvoffload.tiers.folder import MAX_DEPTH, Folder
 from kvoffload.tiers.remote.lease import LEASE_S, Lease
 from tests.tiers.attack import kill, report, rounds, start
+from tests.tiers.inside import ask_anew, doubt, epoch_of, is_busy, medium_of
 
 BLOCK = 4096
 NAMESPACE = Namespace("planted", BLOCK)
@@ -80,14 +81,12 @@ def get(tier: DirectoryTier, region: Region, count: int = 8) -> list[int]:
 def settle(tier: DirectoryTier) -> None:
     """Let removals that were asked for be done, and failures be forgotten."""
     until = time.monotonic() + PATIENCE_S
-    while tier._chores and time.monotonic() < until:
+    while is_busy(tier) and time.monotonic() < until:
         tier.wait([], 0)
         time.sleep(0.001)
     tier.poll()
     tier.health(reset=True)
-    for breaker in (tier._reads, tier._writes):
-        breaker.succeed()
-    tier._verdicts.clear()
+    ask_anew(tier)
 
 
 def forget(tier: DirectoryTier) -> None:
@@ -216,7 +215,7 @@ def test_nothing_outside_is_read_written_or_removed(
         use(tier, region)
         tier.forget()
         use(tier, region)
-        tier._store.epoch_s = 0.0  # learn everything anew
+        medium_of(tier).epoch_s = 0.0  # learn everything anew
         use(tier, region)
     with opened(tmp_path / "kv") as (tier, region):
         use(tier, region)
@@ -257,7 +256,7 @@ def test_a_temporary_file_that_is_there_is_not_written_to(
         assert put(tier) == [Status.OK] * 8
         path = path_of(tier, KEYS[0])
         path.unlink()
-        tier._verdicts.clear()
+        ask_anew(tier)
         (path.with_name(f"{path.stem}.foreseen.tmp")).symlink_to(victim.file)
         (tier.folder / "epoch.foreseen.tmp").symlink_to(victim.file)
         assert put(tier)[0] == Status.FAILED
@@ -304,7 +303,7 @@ def test_folders_and_files_that_turn_into_links_meanwhile(
                     swap(path)
 
     with opened(tmp_path / "kv", 4, sweep_s=0.01, threads=4) as (tier, region):
-        tier._store.epoch_s = 0.0
+        medium_of(tier).epoch_s = 0.0
         thread = threading.Thread(target=swap_all)
         thread.start()
         try:
@@ -420,7 +419,7 @@ def test_no_folder_stays_open(tmp_path: Path) -> None:
     if not fds.exists():
         pytest.skip("there is no /proc")
     with opened(tmp_path) as (tier, region):
-        tier._store.epoch_s = 0.0
+        medium_of(tier).epoch_s = 0.0
         use(tier, region)
         before = len(list(fds.iterdir()))
         for _ in range(10):
@@ -480,7 +479,7 @@ def test_a_tier_that_is_refused_sweeps_forgets_and_writes_nothing(tmp_path: Path
             age(path, 7200)
         (tier.folder / EPOCH / "00").mkdir(parents=True)
         before = everything(tier.folder)
-        tier._store.epoch_s = 0.0
+        medium_of(tier).epoch_s = 0.0
         settle(tier)
         for _ in range(2):
             assert put(tier) == [Status.FAILED] * 8
@@ -561,7 +560,7 @@ def test_a_folder_that_everyone_can_write_to_is_told_once(tmp_path: Path, caplog
         put(tier)
         assert "everyone can write to" not in caplog.text
         tier.folder.chmod(0o777)
-        tier._store.epoch_s = 0.0
+        medium_of(tier).epoch_s = 0.0
         for _ in range(3):
             assert get(tier, region) == [Status.OK] * 8
         assert caplog.text.count("everyone can write to") == 1
@@ -629,11 +628,11 @@ def test_a_forget_that_is_stopped_keeps_no_other_from_it(tmp_path: Path, when: s
         def forget_and_stop() -> None:
             stopped, _ = open_tier(tmp_path)
             run(stopped, stopped.query(KEYS[:1]))
-            raise_epoch = stopped._files._raise_epoch
+            raise_epoch = stopped._files.raise_epoch
             namespace = stopped._files._make_namespace()
 
             def stop_within(*arguments: int) -> int | None:
-                stopped._files._raise_epoch = raise_epoch
+                stopped._files.raise_epoch = raise_epoch
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(stopped._files, "_make_namespace", lambda: namespace)
                     if when == "before it renames":
@@ -642,7 +641,7 @@ def test_a_forget_that_is_stopped_keeps_no_other_from_it(tmp_path: Path, when: s
                         patch.setattr(Folder, "read", read_and_stop)
                     return raise_epoch(*arguments)
 
-            stopped._files._raise_epoch = stop_within
+            stopped._files.raise_epoch = stop_within
             forget(stopped)
 
         child = start(forget_and_stop)
@@ -651,7 +650,7 @@ def test_a_forget_that_is_stopped_keeps_no_other_from_it(tmp_path: Path, when: s
             assert os.WIFSTOPPED(status)
             age(tier.folder / "epoch.lock", 1000)
             forget(tier)
-            epoch = tier._store.epoch
+            epoch = epoch_of(tier)
             while os.WIFSTOPPED(status):
                 os.kill(child, signal.SIGCONT)
                 _, status = os.waitpid(child, os.WUNTRACED)
@@ -661,7 +660,7 @@ def test_a_forget_that_is_stopped_keeps_no_other_from_it(tmp_path: Path, when: s
             if child:
                 kill(child)
         if when == "before it renames":
-            tier._store._doubt()  # and gives its own epoch back
+            doubt(tier)  # and gives its own epoch back
         assert Status.OK not in get(tier, region)
         assert int((tier.folder / "epoch").read_text(), 16) >= epoch
 

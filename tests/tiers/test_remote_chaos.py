@@ -36,6 +36,7 @@ from kvoffload.tiers import (
 )
 from kvoffload.tiers.engine.breaker import LONGEST_PAUSE_S
 from kvoffload.tiers.remote.tier import RemoteTier
+from tests.tiers.inside import ask_anew, doubt, epoch_of, is_busy, medium_of, set_clock
 from tests.tiers.servers import (
     Server,
     free_port,
@@ -107,13 +108,13 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 def settle(tier: RemoteTier) -> None:
     until = time.monotonic() + PATIENCE_S
-    while (tier._records or tier._chores) and time.monotonic() < until:
+    while is_busy(tier) and time.monotonic() < until:
         tier.wait([], 0)
         time.sleep(0.001)
 
 
 def store(tier: RemoteTier, count: int) -> None:
-    if not tier._store.epoch:  # on a busy machine it is not learned yet, and puts would be dropped
+    if not epoch_of(tier):  # on a busy machine it is not learned yet, and puts would be dropped
         run(tier, tier.query([b"any"], PATIENCE_S))
     done = run(tier, tier.put(KEYS[:count], range(count), PATIENCE_S))
     assert not done.status.any(), done.status
@@ -134,8 +135,7 @@ def check(tier: Tier, region: Region, count: int, deadline_s: float = PATIENCE_S
 
 def let_probe(tier: RemoteTier) -> None:
     """Let the time pass that a breaker waits for."""
-    for breaker in (tier._reads, tier._writes):
-        breaker._clock = lambda: time.monotonic() + LONGEST_PAUSE_S
+    set_clock(tier, lambda: time.monotonic() + LONGEST_PAUSE_S)
 
 
 class TestDeath:
@@ -144,7 +144,7 @@ class TestDeath:
         store(tier, 16)
         assert set(check(tier, region, 16)) == {Status.OK}
         world.server.kill()
-        tier._verdicts.clear()
+        ask_anew(tier)
         ends = [run(tier, tier.query(KEYS[:8], 5.0)) for _ in range(8)]
         assert not {Status.OK, Status.MISS} & {s for end in ends for s in end.status.tolist()}
         assert tier.health().reads == "open"
@@ -168,13 +168,13 @@ class TestDeath:
         world.server.kill()
         world.start()
         let_probe(tier)
-        tier._store._doubt()  # as after its seconds
+        doubt(tier)  # as after its seconds
         statuses = check(tier, region, 16)
         assert Status.OK not in statuses
         assert Status.CORRUPT not in statuses
         let_probe(tier)
         assert set(check(tier, region, 16)) == {Status.MISS}
-        tier._verdicts.clear()
+        ask_anew(tier)
         store(tier, 16)
         assert set(check(tier, region, 16)) == {Status.OK}
         tier.close()
@@ -198,7 +198,7 @@ class TestHangs:
         world.server.hang()
         for op in ("get", "query"):
             settle(tier)  # while every thread waits for the server, calls are UNAVAILABLE at once
-            tier._verdicts.clear()
+            ask_anew(tier)
             tier.health(reset=True)
             started = time.monotonic()
             if op == "get":
@@ -243,7 +243,7 @@ class TestHangs:
         assert tier.health().writes == "open"
         world.server.resume()
         let_probe(tier)
-        tier._verdicts.clear()
+        ask_anew(tier)
         assert not {Status.CORRUPT} & set(check(tier, region, 33))
         assert tier.close(PATIENCE_S)
 
@@ -407,9 +407,9 @@ class TestRedisInTrouble:
         server, _ = proxied
         tier, region = World(server, open_redis).open(threads=2)
         store(tier, 8)
-        prefix = tier._store._prefix
+        prefix = medium_of(tier)._prefix
         with Redis(port=server.port) as client:
-            names = [tier._store._name(key, tier._store.epoch) for key in KEYS[:8]]
+            names = [medium_of(tier)._name(key, epoch_of(tier)) for key in KEYS[:8]]
             values = [client.get(name) for name in names]
             client.set(names[0], b"short")
             client.set(names[1], bytes(10 * BLOCK))
@@ -456,7 +456,7 @@ class TestRedisInTrouble:
                 run(tier, tier.put(keys, range(64), PATIENCE_S))
             for _ in range(10):  # the server may evict the epoch, too, and all blocks with it
                 run(tier, tier.put(KEYS, range(64), PATIENCE_S))
-                tier._verdicts.clear()
+                ask_anew(tier)
                 statuses = check(tier, region, 64)
                 assert set(statuses) <= {Status.OK, Status.MISS}
                 if Status.OK in statuses:
@@ -683,10 +683,10 @@ class TestDirectoryInTrouble:
     def test_the_sweeper_removes_what_is_old_forgotten_or_left_behind(self, tmp_path) -> None:
         tier, _ = World(None, _open_directory(tmp_path, 16 * BLOCK)).open()
         store(tier, 12)
-        old = tier.folder / f"{tier._files.epoch:016x}"
+        old = tier.folder / f"{epoch_of(tier):016x}"
         assert tier.forget() is True
         store(tier, 16)
-        folder = tier.folder / f"{tier._files.epoch:016x}"
+        folder = tier.folder / f"{epoch_of(tier):016x}"
         left = next(folder.iterdir()) / "x.0000000000000001.tmp"
         left.write_bytes(b"half")
         fresh = left.with_name("y.tmp")
@@ -715,7 +715,7 @@ class TestDirectoryInTrouble:
             os.utime(path, (1000.0, 1000.0))
         tier, _ = World(None, _open_directory(tmp_path / "kv", 4 * BLOCK)).open()
         store(tier, 8)
-        folder = tier.folder / f"{tier._files.epoch:016x}"
+        folder = tier.folder / f"{epoch_of(tier):016x}"
         free = next(name for n in range(256) if not (folder / (name := f"{n:02x}")).exists())
         (folder / free).symlink_to(elsewhere)
         (tier.folder / "0123456789abcdef").symlink_to(elsewhere)
@@ -745,7 +745,7 @@ class TestDirectoryInTrouble:
         with fuse_mounted(image, tmp_path / "mounted") as (folder, server):
             tier, region = World(None, _open_directory(folder / "kv")).open()
             store(tier, 8)
-            tier._store.epoch_s = np.inf
+            medium_of(tier).epoch_s = np.inf
             stop(server)
             started = time.monotonic()
             done = run(tier, tier.get(KEYS[:8], range(64, 72), 0.2))
@@ -771,7 +771,7 @@ def _open_directory(path: Path, capacity_bytes: int = 2**30) -> Callable[..., Di
 
 def path_of(tier: DirectoryTier, key: bytes) -> Path:
     """Return where a block lies."""
-    (path,) = tier.folder.glob(f"{tier._store.epoch:016x}/??/{key.hex()}.kv")
+    (path,) = tier.folder.glob(f"{epoch_of(tier):016x}/??/{key.hex()}.kv")
     return path
 
 

@@ -29,6 +29,7 @@ from kvoffload.tiers.engine.contract import FORGET
 from kvoffload.tiers.epoch import epoch_text, new_epoch, parse_epoch
 from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import report, rounds, start
+from tests.tiers.inside import ask_anew, doubt, epoch_of, is_busy, medium_of
 from tests.tiers.servers import Server, make_bucket, redis_server, s3_options, s3_server, stop
 
 pytest.importorskip("redis", reason="the tier needs the redis extra")
@@ -109,7 +110,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 def settle(tier: RemoteTier) -> None:
     until = time.monotonic() + PATIENCE_S
-    while (tier._records or tier._chores) and time.monotonic() < until:
+    while is_busy(tier) and time.monotonic() < until:
         tier.wait([], 0)
         time.sleep(0.001)
 
@@ -124,7 +125,7 @@ def store(tier: RemoteTier, count: int = len(KEYS)) -> None:
 
 def found(tier: RemoteTier, count: int = len(KEYS)) -> int:
     """Return how many blocks a tier gives, whatever it believes; the others are MISS."""
-    tier._verdicts.clear()
+    ask_anew(tier)
     tier.health(reset=True)
     ids = range(len(KEYS), len(KEYS) + count)
     done = run(tier, tier.get(KEYS[:count], ids, PATIENCE_S))
@@ -150,7 +151,7 @@ class TestPutsUnderWay:
 
         def paused(run, epoch):
             goes_on.wait(PATIENCE_S)
-            other._store._doubt()  # longer than any epoch is believed without a look
+            doubt(other)  # longer than any epoch is believed without a look
             write(run, epoch)
 
         other._store.write = paused
@@ -168,14 +169,14 @@ class TestPutsUnderWay:
 
     def test_they_are_dropped_when_they_are_acknowledged_once_stored(self, place: Place) -> None:
         one, other = place.tier(), place.tier(ack="stored")
-        other._store._doubt()
-        ask = other._store._ask_epoch
+        doubt(other)
+        ask = medium_of(other).ask_epoch
 
         def forget_first() -> int | None:
             assert one.forget() is True
             return ask()
 
-        other._store._ask_epoch = forget_first
+        medium_of(other).ask_epoch = forget_first
         done = run(other, other.put(KEYS[:4], range(4), PATIENCE_S))
         assert done.status.tolist() == [Status.OK] * 4
         settle(other)
@@ -201,32 +202,32 @@ class TestPutsUnderWay:
         one, other = place.tier(), place.tier()
         store(one, 4)
         assert found(other, 4) == 4
-        fetch = other._store._fetch
+        fetch = medium_of(other).fetch
 
         def slow(run, epoch):
             fetch(run, epoch)
             if epoch == before:
                 one.forget()
-                other._store._doubt()
+                doubt(other)
                 other._store.meet()  # as another thread of the tier does
 
-        before = other._store.epoch
-        other._store._fetch = slow
+        before = epoch_of(other)
+        medium_of(other).fetch = slow
         assert found(other, 1) == 0
 
 
 def test_a_socket_past_its_deadline_neither_reads_nor_writes(server: Server) -> None:
     """However much is there: a server that sends byte by byte has no more time than another."""
     place = redis_place(server)
-    store = place.tier(attach=False)._store
+    store = medium_of(place.tier(attach=False))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(bytes(100))
         bounded = _BoundedSocket(ours, store)
-        store.begin(time.monotonic() + PATIENCE_S)
+        store.deadline = time.monotonic() + PATIENCE_S
         bounded.sendall(b"ok")
         assert (bounded.recv(1), theirs.recv(2)) == (b"\0", b"ok")
-        store.begin(time.monotonic() - 1)
+        store.deadline = time.monotonic() - 1
         for call in (lambda: bounded.recv(1), lambda: bounded.sendall(b"no")):
             with pytest.raises(TimeoutError):
                 call()
@@ -308,7 +309,7 @@ def test_no_get_after_a_forget_finds_what_was_put_before_it(place: Place, tmp_pa
                 if what < 0.5:
                     run_job(tier, job)
                     continue
-                tier._store._doubt()  # a directory is believed for a second
+                doubt(tier)  # a directory is believed for a second
                 keys = list(set(keys))
                 done = run(tier, tier.get(keys, range(8, 8 + len(keys)), PATIENCE_S))
                 for block_id, status in enumerate(done.status.tolist(), 8):
@@ -343,7 +344,7 @@ def lose_epoch(tier: RemoteTier) -> None:
         (tier.folder / "epoch").unlink(missing_ok=True)
     else:
         with Redis(port=int(tier.place.rpartition(":")[2])) as client:
-            client.delete(tier._store._epoch_name)
+            client.delete(medium_of(tier)._epoch_name)
 
 
 def run_job(tier: RemoteTier, job: int) -> None:
@@ -370,7 +371,7 @@ def test_a_redis_epoch_that_is_lost_or_nonsense_forgets_for_all(server: Server, 
     one, other = place.tier(), place.tier()
     store(one, 4)
     assert found(other, 4) == 4
-    before, name = one._store.epoch, one._store._epoch_name
+    before, name = epoch_of(one), medium_of(one)._epoch_name
     with Redis(port=server.port) as client:
         client.delete(name)
         if isinstance(value, tuple):
@@ -378,7 +379,7 @@ def test_a_redis_epoch_that_is_lost_or_nonsense_forgets_for_all(server: Server, 
         elif value is not None:
             client.set(name, value)
         assert found(other, 4) == 0
-        assert parse_epoch(client.get(name)) == other._store.epoch > before
+        assert parse_epoch(client.get(name)) == epoch_of(other) > before
     assert found(one, 4) == 0
     store(other, 4)
     assert found(one, 4) == found(other, 4) == 4, "it heals"
@@ -418,12 +419,12 @@ def test_an_epoch_file_that_is_lost_or_nonsense_forgets_for_all(tmp_path: Path, 
     place = directory_place(tmp_path)
     one, other = place.tier(), place.tier()
     store(one, 4)
-    before, path = one._store.epoch, one.folder / "epoch"
+    before, path = epoch_of(one), one.folder / "epoch"
     damage(path)
-    one._store._doubt()
+    doubt(one)
     assert found(one, 4) == 0
-    assert parse_epoch(path.read_bytes()) == one._store.epoch > before
-    other._store._doubt()
+    assert parse_epoch(path.read_bytes()) == epoch_of(one) > before
+    doubt(other)
     assert found(other, 4) == 0
     store(other, 4)
     assert found(one, 4) == 4, "it heals"
@@ -445,7 +446,7 @@ def test_half_a_namespace_is_written_again(tmp_path: Path, text: bytes) -> None:
     store(tier, 4)
     path = tier.folder / "namespace.json"
     path.write_bytes(text)
-    tier._store._doubt()
+    doubt(tier)
     assert found(tier, 4) == 4
     assert path.read_text() == NAMESPACE.json
     place.close()
@@ -457,14 +458,14 @@ def test_an_epoch_ahead_of_the_clock_is_gone_by_and_forgotten(server: Server) ->
     one, other = place.tier(), place.tier()
     ahead = new_epoch() + (365 * 86_400_000 << 20)
     with Redis(port=server.port) as client:
-        client.set(one._store._epoch_name, epoch_text(ahead))
+        client.set(medium_of(one)._epoch_name, epoch_text(ahead))
     assert found(one, 4) == found(other, 4) == 0
-    assert one._store.epoch == ahead
+    assert epoch_of(one) == ahead
     store(one, 4)
     assert found(other, 4) == 4
     assert one.forget() is True
     assert found(other, 4) == 0
-    assert other._store.epoch == one._store.epoch > ahead
+    assert epoch_of(other) == epoch_of(one) > ahead
     place.close()
 
 
@@ -500,7 +501,7 @@ class TestSnapshots:
         assert one.forget() is True
         shutil.rmtree(one.folder)
         (tmp_path / "snapshot").rename(one.folder)
-        one._store._doubt()
+        doubt(one)
         assert found(one) == 0
         assert found(place.tier()) == 0, "the directory has been told"
         place.close()
@@ -536,12 +537,12 @@ class TestCutOff:
             thread.start()
             thread.join()
             tier._pool.chore(0, FORGET, b"", False)
-            epochs.append(tier._store.epoch)
+            epochs.append(epoch_of(tier))
         assert epochs[0] < epochs[1]
         own_server.resume()
         wait_until(lambda: tier.health().forgotten)
         with Redis(port=own_server.port) as client:
-            assert parse_epoch(client.get(tier._store._epoch_name)) == epochs[1]
+            assert parse_epoch(client.get(medium_of(tier)._epoch_name)) == epochs[1]
         assert found(place.tier()) == 0
         place.close()
 
@@ -567,7 +568,7 @@ def test_before_a_region_is_there_it_is_remembered(place: Place) -> None:
     assert other.health().forgotten is False
     attach_to(other)
     assert other.health().forgotten is True
-    one._store._doubt()
+    doubt(one)
     assert found(one, 4) == found(other, 4) == 0
 
 
@@ -587,14 +588,14 @@ def test_where_scripts_may_not_run_a_forget_works_too(server: Server) -> None:
 
 def raise_from_threads(tiers: list[RemoteTier]) -> None:
     """Give a medium epochs from several threads at once: the highest stays."""
-    first = new_epoch(max(tier._store.epoch for tier in tiers))
+    first = new_epoch(max(epoch_of(tier) for tier in tiers))
     epochs = (first + np.random.default_rng(7).permutation(24)).tolist()
     answers: list[tuple[int, int]] = []
 
     def give(tier: RemoteTier, epochs: list[int]) -> None:
         for epoch in epochs:
-            tier._store.begin(time.monotonic() + PATIENCE_S)
-            answers.append((epoch, tier._store._raise_epoch(epoch, epoch - 1)))
+            medium_of(tier).deadline = time.monotonic() + PATIENCE_S
+            answers.append((epoch, medium_of(tier).raise_epoch(epoch, epoch - 1)))
 
     threads = [
         threading.Thread(target=give, args=(tiers[part % len(tiers)], epochs[part::4]))
@@ -606,8 +607,8 @@ def raise_from_threads(tiers: list[RemoteTier]) -> None:
         thread.join()
     assert len(answers) == len(epochs)
     assert all(given <= found for given, found in answers)
-    tiers[0]._store.begin(time.monotonic() + PATIENCE_S)
-    assert tiers[0]._store._ask_epoch() == max(epochs)
+    medium_of(tiers[0]).deadline = time.monotonic() + PATIENCE_S
+    assert medium_of(tiers[0]).ask_epoch() == max(epochs)
 
 
 def test_the_highest_epoch_stays(place: Place) -> None:
@@ -619,7 +620,7 @@ def test_tiers_that_begin_at_once_have_one_epoch(place: Place) -> None:
     tiers = [place.tier(attach=False) for _ in range(4)]
     together = threading.Barrier(len(tiers))
     for tier in tiers:
-        ask = tier._store._ask_epoch
+        ask = medium_of(tier).ask_epoch
 
         def ask_together(ask: Callable[[], int | None] = ask) -> int | None:
             found = ask()
@@ -627,13 +628,13 @@ def test_tiers_that_begin_at_once_have_one_epoch(place: Place) -> None:
                 together.wait(PATIENCE_S)
             return found
 
-        tier._store._ask_epoch = ask_together
+        medium_of(tier).ask_epoch = ask_together
     threads = [threading.Thread(target=attach_to, args=(tier,)) for tier in tiers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    wait_until(lambda: all(tier._store.epoch for tier in tiers))
+    wait_until(lambda: all(epoch_of(tier) for tier in tiers))
     assert len({tier._store.meet() for tier in tiers}) == 1
 
 
@@ -661,6 +662,6 @@ def test_a_directory_whose_lock_is_kept_says_that_it_has_not_forgotten(tmp_path:
         assert found(other, 4) == 4
         os.utime(lock.fileno(), (1e9, 1e9))  # it is kept, and has not been renewed for long
         wait_until(lambda: one.health().forgotten)
-    other._store._doubt()
+    doubt(other)
     assert found(other, 4) == 0
     place.close()

@@ -20,6 +20,7 @@ from kvoffload.tiers import (
     open_tier,
 )
 from kvoffload.tiers.remote.tier import HIT_S, MISS_S, Verdicts
+from tests.tiers.inside import doubt
 
 from .test_tiered_store import KEYS, Engine
 
@@ -123,7 +124,7 @@ def test_the_namespace_of_another_is_refused(tmp_path: Path, caplog) -> None:
         tier.attach(region)
         run(tier, tier.query([b"k"], 60))
         (tier.folder / "namespace.json").write_text('{"model":"another"}')
-        tier._store._doubt()  # as after its second
+        doubt(tier)  # as after its second
         done = run(tier, tier.query([b"other"], 60))
         assert done.status.tolist() == [Status.FAILED]
         assert "belongs to another namespace" in caplog.text
@@ -167,10 +168,10 @@ def test_a_chain_is_probed_in_two_rounds() -> None:
     from kvoffload.tiers.remote.objects_client import ObjectsClient
 
     client = ObjectsClient({"url": "memory:///", "options": {}}, 1, 2**28)
-    store = ObjectStore("objects", NAMESPACE, client)
-    store.begin(time.monotonic() + 60)
+    store = ObjectStore(NAMESPACE, client)
+    store.deadline = time.monotonic() + 60
     keys = [b"%d" % number for number in range(4096)]
-    epoch = store._raise_epoch(5, 4)
+    epoch = store.raise_epoch(5, 4)
     stored = 0
     for there in (0, 1, 63, 2500, 4095, 4096):
         items = [worker.Item(store._path(key, epoch), data=b"x") for key in keys[stored:there]]
@@ -187,7 +188,7 @@ def test_a_chain_is_probed_in_two_rounds() -> None:
 
         client.ask = counting
         run_of_blocks = [Block(key, 0, 0, place) for place, key in enumerate(keys)]
-        store._find(run_of_blocks, epoch)
+        store.find(run_of_blocks, epoch)
         client.ask = ask
         assert [block.status for block in run_of_blocks] == (
             [Status.OK] * there + [Status.MISS] * (4096 - there)

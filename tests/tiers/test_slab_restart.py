@@ -11,6 +11,7 @@ from kvoffload.testing.tiers import run as run_job
 from kvoffload.tiers import FileTier, Namespace, Region, State, Status, TierInUseError
 from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.local.slab import find_slabs
+from tests.tiers.inside import is_busy
 
 from .attack import (
     NAMESPACE,
@@ -91,7 +92,7 @@ def test_discarded_after_a_put_that_timed_out_had_evicted_it(
         finally:
             _run("fsfreeze", "--unfreeze", disk)
         until = time.monotonic() + PATIENCE_S
-        while tier._records or tier._chores:
+        while is_busy(tier):
             assert time.monotonic() < until
             tier.wait([], 0)
             time.sleep(0.005)

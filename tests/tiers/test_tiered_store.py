@@ -18,6 +18,7 @@ from kvoffload.tiers import (
     TieredStore,
     TierEvent,
 )
+from tests.tiers.inside import is_busy
 
 from .attack import rounds
 
@@ -70,7 +71,7 @@ class Engine:
     def quiet(self) -> None:
         """Wait until no tier does anything."""
         until = time.monotonic() + PATIENCE_S
-        while self.store.busy or any(tier._records for tier in self.store.tiers):
+        while self.store.busy or any(is_busy(tier) for tier in self.store.tiers):
             self.store.wait(0.01)
             self.store.step()
             assert time.monotonic() < until

@@ -27,6 +27,7 @@ from kvoffload.tiers import (
 from kvoffload.tiers.engine import stores, threads
 from kvoffload.tiers.engine.contract import Entry
 from kvoffload.tiers.engine.native import Twin
+from tests.tiers.inside import is_busy, set_clock
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(64)]
@@ -48,7 +49,7 @@ def faulty(namespace: Namespace) -> Iterator[tuple[FaultyTier, Region]]:
 
 def settle(tier: MemoryTier) -> None:
     """Wait until no thread works on anything."""
-    while tier._records:
+    while is_busy(tier):
         tier._pool.wait(0.01)
         tier._collect(tier._pool)
 
@@ -140,7 +141,7 @@ class TestHangs:
     def test_the_breaker_opens_answers_at_once_and_closes(self, faulty) -> None:
         tier, _ = faulty
         now = [0.0]
-        tier._reads._clock = lambda: now[0]
+        set_clock(tier, lambda: now[0])
         store(tier, KEYS[:16])
         tier.fail("get", 5)
         for key in KEYS[:5]:

@@ -206,7 +206,9 @@ class _Job(Protocol):
 
 
 class Block:
-    """A block on its way.
+    """A block on its way between a region and a store.
+
+    A `RemoteStore` reads `key` and ``views[0]``, and sets `status`.
 
     Attributes
     ----------

@@ -34,13 +34,14 @@ import numpy.typing as npt
 from kvoffload.errors import describe
 from kvoffload.tiers.base import BlockIDs, Done, Health, Operation, Status, Tier, TierEvent
 from kvoffload.tiers.metrics import Sample, TierMetrics
+from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import stored_keys
 
 from .breaker import Breaker
 from .contract import CHORE, ENDED, LATE, READ, SETTLED, WRITE, Pool
 
-__all__ = ["MAX_QUEUED_BYTES", "PooledTier", "Record"]
+__all__ = ["PooledTier", "Record"]
 
 QUERY_DEADLINE_S = 0.1
 TRANSFER_DEADLINE_S = 1.0
@@ -48,8 +49,6 @@ TRANSFER_BYTES_PER_S = 50_000_000
 LONGEST_DEADLINE_S = 86_400.0
 EXIT_S = 1.0
 """Seconds that jobs under way have, of all tiers together, when the interpreter ends."""
-MAX_QUEUED_BYTES = 8 * 2**30
-"""Bytes of blocks of jobs that have not ended, beyond which blocks are `Status.FULL`."""
 
 _FAILING = (Status.TIMEOUT, Status.UNAVAILABLE, Status.FAILED)
 _ANSWERED = (Status.OK, Status.CORRUPT, Status.MISS)
@@ -103,34 +102,21 @@ class PooledTier(Tier):
 
     Parameters
     ----------
-    name : str
-        Label in metrics, events and logs.
+    options : TierOptions
+        Threads, buffers and the like.
     capacity_bytes : int or None
         Bytes of blocks that are kept at most.
     block_bytes : int
         Bytes per block.
-    enable_events : bool
-        Whether `take_events` has something to give.
-    max_queued_bytes : int
-        Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
     """
 
-    def __init__(
-        self,
-        name: str,
-        capacity_bytes: int | None,
-        block_bytes: int,
-        *,
-        enable_events: bool = False,
-        max_queued_bytes: int = MAX_QUEUED_BYTES,
-    ) -> None:
-        if not isinstance(name, str):
-            raise TypeError(f"name must be text, got {describe(name)}")
-        self.name = name
+    def __init__(self, options: TierOptions, capacity_bytes: int | None, block_bytes: int) -> None:
+        self._options = options
+        self.name = options.name
         self.capacity_bytes = capacity_bytes
         self.direct = False
         self.block_bytes = block_bytes
-        self.max_queued_bytes = max_queued_bytes
+        self.max_queued_bytes = options.max_queued_bytes
         self._region: Region | None = None
         self._pool: Pool | None = None
         self._pid = os.getpid()
@@ -148,7 +134,7 @@ class PooledTier(Tier):
         self._reads = Breaker()
         self._writes = Breaker()
         self._metrics = TierMetrics()
-        self._events: list[TierEvent] | None = [] if enable_events else None
+        self._events: list[TierEvent] | None = [] if options.enable_events else None
 
     def _open(self) -> None:
         """Start to answer; the last step of a constructor."""
@@ -487,7 +473,12 @@ class PooledTier(Tier):
         return self._metrics.samples(self._gauges(), breakers)
 
     def _gauges(self) -> dict[str, int]:
-        found = {"queued_bytes": self._queued_bytes, "staging_bytes": 0, "late_jobs": 0}
+        found = {
+            "queued_bytes": self._queued_bytes,
+            "staging_bytes": 0,
+            "late_jobs": 0,
+            "unsettled_jobs": len(self._records) + len(self._chores),
+        }
         if self.capacity_bytes is not None:
             found["capacity_bytes"] = self.capacity_bytes
         if self._pool is not None and not self._closed:

@@ -6,10 +6,8 @@ from collections.abc import Iterable
 
 from kvoffload.tiers.region import Region, round_up
 
-__all__ = ["STAGING_BYTES", "Staging", "staging_buffers"]
+__all__ = ["Staging", "staging_buffers"]
 
-STAGING_BYTES = 128 * 2**20
-"""Bytes of staging buffers that a tier has by default."""
 LEAST_BUFFERS = 2
 
 

@@ -27,8 +27,9 @@ import numpy.typing as npt
 
 from kvoffload import CachePolicy
 from kvoffload.tiers.base import State, Status
-from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES, PooledTier, Record
+from kvoffload.tiers.engine.jobs import PooledTier, Record
 from kvoffload.tiers.engine.native import Twin, chosen
+from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 
 __all__ = ["IndexedTier"]
@@ -61,40 +62,27 @@ class IndexedTier(PooledTier):
 
     Parameters
     ----------
-    name : str
-        Label in metrics, events and logs.
+    options : TierOptions
+        Threads, buffers and the like.
     num_slots : int
         Number of blocks.
     block_bytes : int
         Bytes per block.
     policy : str, type or CachePolicy
         As ``cache_policy`` of `CPUOffloadingManager`.
-    enable_events : bool
-        Whether `take_events` has something to give.
-    max_queued_bytes : int
-        Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
     twin : Twin, optional
         The implementation; by default that of this process.
     """
 
     def __init__(
         self,
-        name: str,
+        options: TierOptions,
         num_slots: int,
         block_bytes: int,
         policy: str | type[CachePolicy] | CachePolicy = "lru",
-        *,
-        enable_events: bool = False,
-        max_queued_bytes: int = MAX_QUEUED_BYTES,
         twin: Twin | None = None,
     ) -> None:
-        super().__init__(
-            name,
-            num_slots * block_bytes,
-            block_bytes,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
-        )
+        super().__init__(options, num_slots * block_bytes, block_bytes)
         self.num_slots = num_slots
         self._twin = chosen() if twin is None else twin
         self._index = self._twin.manager(1, num_slots, policy)

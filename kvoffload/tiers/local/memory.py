@@ -7,9 +7,10 @@ import os
 from kvoffload import CachePolicy
 from kvoffload._checks import check_int
 from kvoffload.tiers.engine.contract import Pool
-from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES, check_region
+from kvoffload.tiers.engine.jobs import check_region
 from kvoffload.tiers.engine.native import Twin
-from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.namespace import Namespace, check_namespace
+from kvoffload.tiers.options import MAX_QUEUED_BYTES, TierOptions
 from kvoffload.tiers.region import Region
 
 from .index import IndexedTier
@@ -66,21 +67,15 @@ class MemoryTier(IndexedTier):
         max_queued_bytes: int = MAX_QUEUED_BYTES,
         twin: Twin | None = None,
     ) -> None:
-        block_bytes = namespace.block_bytes
+        block_bytes = check_namespace(namespace).block_bytes
         num_slots = check_int("capacity_bytes", capacity_bytes, block_bytes) // block_bytes
-        self._num_threads = check_int("threads", threads, 1, 1024)
+        options = TierOptions(
+            threads, name, enable_events=enable_events, max_queued_bytes=max_queued_bytes
+        )
         if memory is not None:
             check_region("memory", memory, block_bytes)
             num_slots = min(num_slots, memory.num_blocks)
-        super().__init__(
-            name,
-            num_slots,
-            block_bytes,
-            policy,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
-            twin=twin,
-        )
+        super().__init__(options, num_slots, block_bytes, policy, twin)
         self.direct = True
         self.namespace = namespace
         self._memory = Region.allocate(num_slots, block_bytes) if memory is None else memory
@@ -90,4 +85,4 @@ class MemoryTier(IndexedTier):
 
     def _make_pool(self, region: Region) -> Pool:
         store = self._twin.memory_store(self._memory, self._fingerprint, self._sums)
-        return self._twin.pool(region, store, self._num_threads)
+        return self._twin.pool(region, store, self._options.threads)

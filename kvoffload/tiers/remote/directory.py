@@ -44,12 +44,11 @@ from kvoffload._checks import check_int
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block, Pool
-from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES
-from kvoffload.tiers.engine.staging import STAGING_BYTES
 from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from kvoffload.tiers.folder import Folder, temporary_name
 from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
@@ -78,8 +77,6 @@ class DirectoryStore(RemoteStore):
 
     Parameters
     ----------
-    name : str
-        The tier's label, for logs.
     namespace : Namespace
         What the bytes mean.
     path : Path
@@ -88,9 +85,11 @@ class DirectoryStore(RemoteStore):
 
     blocks_per_call = 1
     keys_per_query = 64
+    touch_s = RENEW_S
 
-    def __init__(self, name: str, namespace: Namespace, path: Path) -> None:
-        super().__init__(name, namespace)
+    def __init__(self, namespace: Namespace, path: Path) -> None:
+        super().__init__(namespace)
+        self.place = str(path)
         self.directory = path
         self.folder = path / self.fingerprint.hex()
         self.on_written: Callable[[], None] = lambda: None
@@ -138,7 +137,7 @@ class DirectoryStore(RemoteStore):
             self.say("is refused: a link or a file is in the place of its folder", logging.ERROR)
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
         self._check_owner(directory, folder)
-        if not self._compare(folder.read("namespace.json", self._json_bytes - 1)):
+        if not self.is_ours(folder.read("namespace.json", self.json_bytes - 1)):
             if not make:
                 return None
             folder.write("namespace.json", self.namespace.json.encode("ascii"))
@@ -171,11 +170,11 @@ class DirectoryStore(RemoteStore):
         """Return the epoch that the namespace's folder has; None where it has none, or nonsense."""
         return parse_epoch(folder.read("epoch", EPOCH_CHARACTERS))
 
-    def _ask_epoch(self) -> int | None:
+    def ask_epoch(self) -> int | None:
         self._opened = folder = self._make_namespace()
         return self.read_epoch(folder)
 
-    def _raise_epoch(self, epoch: int, above: int) -> int | None:
+    def raise_epoch(self, epoch: int, above: int) -> int | None:
         self._opened = folder = self._make_namespace()
         lease = self._take_lease(folder, "epoch.lock")
         try:
@@ -238,7 +237,7 @@ class DirectoryStore(RemoteStore):
         is_file = stat.S_ISREG(found.st_mode)
         return is_file and found.st_size == self.content_bytes + PAGE_BYTES
 
-    def _find(self, run: Sequence[Block], epoch: int) -> None:
+    def find(self, run: Sequence[Block], epoch: int) -> None:
         for block in run:
             try:
                 found = self._folder_of(block.key, epoch).stat(_name(block.key))
@@ -246,7 +245,7 @@ class DirectoryStore(RemoteStore):
             except OSError as error:
                 block.status = _status(error)
 
-    def _fetch(self, run: Sequence[Block], epoch: int) -> None:
+    def fetch(self, run: Sequence[Block], epoch: int) -> None:
         for block in run:
             try:
                 self._fetch_one(block, epoch)
@@ -268,14 +267,14 @@ class DirectoryStore(RemoteStore):
             if not self._is_block(found) or transfer(os.preadv, fd, [view], 0) < self.block_bytes:
                 block.status = Status.CORRUPT
                 return
-            self._check(block, view, epoch)
+            self.check(block, view, epoch)
             if block.status == Status.OK and time.time() - found.st_mtime > RENEW_S:
                 with contextlib.suppress(OSError):  # a file of another user
                     os.utime(fd)
         finally:
             os.close(fd)
 
-    def _store(self, run: Sequence[Block], epoch: int) -> None:
+    def store(self, run: Sequence[Block], epoch: int) -> None:
         for block in run:
             try:
                 self._store_one(block, epoch)
@@ -313,7 +312,7 @@ class DirectoryStore(RemoteStore):
             folder.link(temporary, name)
         self.on_written()
 
-    def _drop(self, keys: Sequence[bytes], epoch: int) -> None:
+    def drop(self, keys: Sequence[bytes], epoch: int) -> None:
         for key in keys:
             try:
                 self._folder_of(key, epoch).take_away(_name(key))
@@ -321,7 +320,7 @@ class DirectoryStore(RemoteStore):
                 if error.errno not in _GONE:
                     raise
 
-    def _touch(self, keys: Sequence[bytes], epoch: int) -> None:
+    def touch(self, keys: Sequence[bytes], epoch: int) -> None:
         for key in keys:
             name = _name(key)
             with contextlib.suppress(OSError):
@@ -329,7 +328,7 @@ class DirectoryStore(RemoteStore):
                 if time.time() - folder.stat(name).st_mtime > RENEW_S:
                     os.utime(name, dir_fd=folder.fd, follow_symlinks=False)
 
-    def _status_of(self, error: Exception) -> Status:
+    def status_of(self, error: Exception) -> Status:
         if isinstance(error, TimeoutError):
             return Status.TIMEOUT
         return _status(error) if isinstance(error, OSError) else Status.FAILED
@@ -368,8 +367,6 @@ class DirectoryTier(RemoteTier):
     namespace, for those of other processes within a second.
     """
 
-    touch_s = RENEW_S
-
     def __init__(
         self,
         path: str | Path,
@@ -388,37 +385,15 @@ class DirectoryTier(RemoteTier):
             raise TypeError(f"path must be the path of a directory, got {describe(path)}")
         if not isinstance(sweep_s, int | float) or not sweep_s > 0:  # type: ignore[redundant-expr]
             raise ValueError(f"sweep_s must be a number > 0, got {describe(sweep_s)}")
-        self._path = Path(path)
-        self._sweep_s = float(sweep_s)
-        super().__init__(
-            namespace,
-            check_int("capacity_bytes", capacity_bytes, getattr(namespace, "block_bytes", 1)),
-            threads=threads,
-            staging_bytes=staging_bytes,
-            ack=ack,
-            name=name,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
-        )
-        max_blocks = check_int("capacity_bytes", capacity_bytes) // namespace.block_bytes
-        files = self._files
+        options = TierOptions(threads, name, staging_bytes, ack, enable_events, max_queued_bytes)
+        self._files = files = DirectoryStore(namespace, Path(path))
+        capacity_bytes = check_int("capacity_bytes", capacity_bytes, namespace.block_bytes)
+        max_blocks = capacity_bytes // namespace.block_bytes
         self._sweeper = Sweeper(
-            files.open_namespace, files.read_epoch, max_blocks, self._sweep_s, files.say
+            files.open_namespace, files.read_epoch, max_blocks, float(sweep_s), files.say
         )
-        self._files.on_written = self._sweeper.count_written
-        self._open()
-
-    def _make_store(self) -> DirectoryStore:
-        return DirectoryStore(self.name, self.namespace, self._path)
-
-    @property
-    def _files(self) -> DirectoryStore:
-        return cast("DirectoryStore", self._store)
-
-    @property
-    def place(self) -> str:
-        """The directory."""
-        return str(self._path)
+        files.on_written = self._sweeper.count_written
+        super().__init__(files, options, capacity_bytes)
 
     @property
     def folder(self) -> Path:

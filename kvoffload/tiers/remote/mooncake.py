@@ -32,10 +32,9 @@ from urllib.request import urlopen
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
-from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES
-from kvoffload.tiers.engine.staging import STAGING_BYTES
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
 from kvoffload.tiers.region import Region
 
 from .store import RemoteStore
@@ -88,8 +87,6 @@ class MooncakeStore(RemoteStore):
 
     Parameters
     ----------
-    name : str
-        The tier's label, for logs.
     namespace : Namespace
         What the bytes mean.
     settings : mapping
@@ -100,10 +97,8 @@ class MooncakeStore(RemoteStore):
 
     epoch_s = EPOCH_S
 
-    def __init__(
-        self, name: str, namespace: Namespace, settings: Mapping[str, Any], prefix: str
-    ) -> None:
-        super().__init__(name, namespace)
+    def __init__(self, namespace: Namespace, settings: Mapping[str, Any], prefix: str) -> None:
+        super().__init__(namespace)
         self._package = _client_package()
         self._settings = dict(settings)
         self._folder = f"{prefix}/{self.fingerprint.hex()}"
@@ -166,13 +161,13 @@ class MooncakeStore(RemoteStore):
             raise StoreError(size)
         return bytes(client.get(name)) if 0 < size <= most else None
 
-    def _ask_epoch(self) -> int | None:
-        json = self._get(f"{self._folder}/namespace", self._json_bytes)
-        if not self._compare(json):
+    def ask_epoch(self) -> int | None:
+        json = self._get(f"{self._folder}/namespace", self.json_bytes)
+        if not self.is_ours(json):
             self._replace(f"{self._folder}/namespace", self.namespace.json.encode("ascii"))
         return parse_epoch(self._get(f"{self._folder}/epoch", EPOCH_CHARACTERS))
 
-    def _raise_epoch(self, epoch: int, above: int) -> int | None:
+    def raise_epoch(self, epoch: int, above: int) -> int | None:
         # The client knows no condition but "unless there is one". Between the look and the change
         # another process may have given a higher epoch: that one finds a lower one the next time
         # it looks, and gives its own again.
@@ -191,33 +186,33 @@ class MooncakeStore(RemoteStore):
 
     # -- blocks ------------------------------------------------------------------------------
 
-    def _find(self, run: Sequence[Block], epoch: int) -> None:
+    def find(self, run: Sequence[Block], epoch: int) -> None:
         codes = self._ready().batch_is_exist([self._name(block.key, epoch) for block in run])
         for block, code in zip(run, codes, strict=True):
             if code < 0:
-                block.status = self._meaning(StoreError(code))
+                block.status = self.meaning(StoreError(code))
             else:
                 block.status = Status.OK if code else Status.MISS
 
-    def _fetch(self, run: Sequence[Block], epoch: int) -> None:
+    def fetch(self, run: Sequence[Block], epoch: int) -> None:
         first = {block.key: block for block in run}
         again = [block for block in run if first[block.key] is not block]
         if again:  # of a key that is there twice, the client fills one buffer
-            self._fetch(again, epoch)
+            self.fetch(again, epoch)
             run = list(first.values())
         codes = self._ready().batch_get_into_multi_buffers(*self._arguments(run, epoch))
         for block, code in zip(run, codes, strict=True):
             if code < 0:
-                block.status = self._meaning(StoreError(code))
+                block.status = self.meaning(StoreError(code))
             elif code != self.block_bytes:
                 block.status = Status.CORRUPT
             else:
-                self._check(block, block.views[0], epoch)
+                self.check(block, block.views[0], epoch)
 
-    def _store(self, run: Sequence[Block], epoch: int) -> None:
+    def store(self, run: Sequence[Block], epoch: int) -> None:
         codes = self._ready().batch_put_from_multi_buffers(*self._arguments(run, epoch))
         for block, code in zip(run, codes, strict=True):
-            block.status = self._meaning(StoreError(code)) if code < 0 else Status.OK
+            block.status = self.meaning(StoreError(code)) if code < 0 else Status.OK
 
     def _arguments(
         self, run: Sequence[Block], epoch: int
@@ -228,23 +223,23 @@ class MooncakeStore(RemoteStore):
             [[self.block_bytes]] * len(run),
         )
 
-    def _drop(self, keys: Sequence[bytes], epoch: int) -> None:
+    def drop(self, keys: Sequence[bytes], epoch: int) -> None:
         client = self._ready()
         for key in keys:
             code = client.remove(self._name(key, epoch), True)  # whoever holds a lease on it
             if code < 0 and code != -704:
                 raise StoreError(code)
 
-    def _meaning(self, error: Exception) -> Status:
+    def meaning(self, error: Exception) -> Status:
         if isinstance(error, StoreError) and error.code in (-704, -600):
             return _STATUS_OF[error.code]  # nothing to log
-        return super()._meaning(error)
+        return super().meaning(error)
 
-    def _status_of(self, error: Exception) -> Status:
+    def status_of(self, error: Exception) -> Status:
         if isinstance(error, StoreError):
             return _STATUS_OF.get(error.code, Status.FAILED)
         if isinstance(error, OSError):
-            is_late = isinstance(error, TimeoutError) or time.monotonic() >= self._call.deadline
+            is_late = isinstance(error, TimeoutError) or time.monotonic() >= self.deadline
             return Status.TIMEOUT if is_late else Status.UNAVAILABLE
         return Status.FAILED
 
@@ -329,9 +324,7 @@ class MooncakeTier(RemoteTier):
             raise ValueError(f"master must be host:port, got {describe(master)}")
         if protocol not in ("tcp", "rdma"):
             raise ValueError(f"protocol must be 'tcp' or 'rdma', got {describe(protocol)}")
-        self._master = master
-        self._prefix = prefix
-        self._settings = {  # in the order of the client's arguments
+        settings = {  # in the order of the client's arguments
             "hostname": hostname,
             "metadata": metadata,
             "segment_bytes": segment_bytes,
@@ -340,25 +333,10 @@ class MooncakeTier(RemoteTier):
             "devices": devices,
             "master": master,
         }
-        super().__init__(
-            namespace,
-            None,
-            threads=threads,
-            staging_bytes=staging_bytes,
-            ack=ack,
-            name=name,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
-        )
-        self._open()
-
-    def _make_store(self) -> MooncakeStore:
-        return MooncakeStore(self.name, self.namespace, self._settings, self._prefix)
-
-    @property
-    def place(self) -> str:
-        """The master's address."""
-        return self._master
+        options = TierOptions(threads, name, staging_bytes, ack, enable_events, max_queued_bytes)
+        store = MooncakeStore(namespace, settings, prefix)
+        store.place = master
+        super().__init__(store, options)
 
 
 _CLIENTS: weakref.WeakSet[Any] = weakref.WeakSet()

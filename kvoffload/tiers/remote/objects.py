@@ -33,10 +33,10 @@ from urllib.parse import urlsplit
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import MOVING, Block
-from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES
-from kvoffload.tiers.engine.staging import STAGING_BYTES, staging_buffers
+from kvoffload.tiers.engine.staging import staging_buffers
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
-from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.namespace import Namespace, check_namespace
+from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
@@ -87,8 +87,6 @@ class ObjectStore(RemoteStore):
 
     Parameters
     ----------
-    name : str
-        The tier's label, for logs.
     namespace : Namespace
         What the bytes mean.
     client : ObjectsClient
@@ -99,8 +97,8 @@ class ObjectStore(RemoteStore):
     keys_per_query = PROBES * PROBES
     epoch_s = EPOCH_S
 
-    def __init__(self, name: str, namespace: Namespace, client: ObjectsClient) -> None:
-        super().__init__(name, namespace)
+    def __init__(self, namespace: Namespace, client: ObjectsClient) -> None:
+        super().__init__(namespace)
         self._client = client
         self._folder = self.fingerprint.hex()
 
@@ -132,17 +130,17 @@ class ObjectStore(RemoteStore):
 
     # -- epochs ------------------------------------------------------------------------------
 
-    def _ask_epoch(self) -> int | None:
+    def ask_epoch(self) -> int | None:
         path = f"{self._folder}/namespace.json"
         both = [Item(f"{self._folder}/epoch"), Item(path)]
-        answer, json = self._ask(worker.GET, both, self._json_bytes)
+        answer, json = self._ask(worker.GET, both, self.json_bytes)
         too_long = json.outcome == worker.OTHER_SIZE
-        if not self._compare(bytes(self._json_bytes) if too_long else bytes(json.data)):
+        if not self.is_ours(bytes(self.json_bytes) if too_long else bytes(json.data)):
             ours = self.namespace.json.encode("ascii")
             self._ask(worker.REPLACE, [Item(path, data=ours)])
         return parse_epoch(bytes(answer.data))
 
-    def _raise_epoch(self, epoch: int, above: int) -> int | None:
+    def raise_epoch(self, epoch: int, above: int) -> int | None:
         """Replace the object on the condition that it is still the one that was read."""
         path, data = f"{self._folder}/epoch", epoch_text(epoch)
         for _ in range(ROUNDS):
@@ -184,7 +182,7 @@ class ObjectStore(RemoteStore):
             if error is None:
                 sound.append(answer)
             else:
-                run[answer.place].status = self._meaning(error)
+                run[answer.place].status = self.meaning(error)
 
         paths = [self._path(block.key, epoch) for block in run]
         if verb == worker.CREATE:
@@ -197,14 +195,14 @@ class ObjectStore(RemoteStore):
         try:
             self._client.ask(verb, items, self.seconds_left(), told, size=size, into=into)
         except Exception as error:  # noqa: BLE001 # what was answered is sound
-            status = self._meaning(error)
+            status = self.meaning(error)
             answered = {answer.place for answer in sound}
             for place, block in enumerate(run):
                 if block.status == MOVING and place not in answered:
                     block.status = status
         return sound
 
-    def _find(self, run: Sequence[Block], epoch: int) -> None:
+    def find(self, run: Sequence[Block], epoch: int) -> None:
         def ask(part: Sequence[Block]) -> None:
             for start in range(0, len(part), PROBES):
                 some = part[start : start + PROBES]
@@ -229,33 +227,33 @@ class ObjectStore(RemoteStore):
         _fill(run, 0, there + 1, Status.OK)
         _fill(run, absent, count, Status.MISS)
 
-    def _fetch(self, run: Sequence[Block], epoch: int) -> None:
+    def fetch(self, run: Sequence[Block], epoch: int) -> None:
         size = (self.block_bytes, self.block_bytes)
         for place, outcome, _, data in self._each(worker.GET, run, epoch, size=size):
             if outcome == worker.DONE:
-                self._check(run[place], memoryview(data), epoch)
+                self.check(run[place], memoryview(data), epoch)
             else:
                 absent = outcome == worker.ABSENT
                 run[place].status = Status.MISS if absent else Status.CORRUPT
 
-    def _store(self, run: Sequence[Block], epoch: int) -> None:
+    def store(self, run: Sequence[Block], epoch: int) -> None:
         for answer in self._each(worker.CREATE, run, epoch):
             run[answer.place].status = Status.OK
 
-    def _drop(self, keys: Sequence[bytes], epoch: int) -> None:
+    def drop(self, keys: Sequence[bytes], epoch: int) -> None:
         for start in range(0, len(keys), PROBES):
             part = keys[start : start + PROBES]
             self._ask(worker.DELETE, [Item(self._path(key, epoch)) for key in part])
 
-    def _status_of(self, error: Exception) -> Status:
+    def status_of(self, error: Exception) -> Status:
         if isinstance(error, RequestError):
             return error.status
         if isinstance(error, TimeoutError):
             return Status.TIMEOUT
         return Status.UNAVAILABLE if isinstance(error, OSError) else Status.FAILED
 
-    def _name_of(self, error: Exception) -> str:
-        return error.kind if isinstance(error, RequestError) else super()._name_of(error)
+    def name_of(self, error: Exception) -> str:
+        return error.kind if isinstance(error, RequestError) else super().name_of(error)
 
     def close(self) -> None:
         """End the client."""
@@ -333,37 +331,21 @@ class ObjectTier(RemoteTier):
         enable_events: bool = False,
         max_queued_bytes: int = MAX_QUEUED_BYTES,
     ) -> None:
-        self._place = _public(url)
-        self._settings = _settings(url, config or {}, client_options or {})
-        super().__init__(
-            namespace,
-            None,
-            threads=threads,
-            staging_bytes=staging_bytes,
-            ack=ack,
-            name=name,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
-        )
-        del self._settings  # the client has them
-        self._open()
-
-    def _make_store(self) -> ObjectStore:
-        requests = self._num_threads * BLOCKS_PER_CALL
-        block_bytes = self.namespace.block_bytes + SEAL_BYTES
-        moving = min(requests, staging_buffers(self._staging_bytes, block_bytes)) * block_bytes
+        place = _public(url)
+        settings = _settings(url, config or {}, client_options or {})
+        options = TierOptions(threads, name, staging_bytes, ack, enable_events, max_queued_bytes)
+        requests = threads * BLOCKS_PER_CALL
+        block_bytes = check_namespace(namespace).block_bytes + SEAL_BYTES
+        moving = min(requests, staging_buffers(staging_bytes, block_bytes)) * block_bytes
         memory_bytes = MEMORY_BYTES + 2 * moving + requests * REQUEST_BYTES
-        self._client = ObjectsClient(self._settings, self._num_threads, memory_bytes)
-        return ObjectStore(self.name, self.namespace, self._client)
+        self._client = ObjectsClient(settings, threads, memory_bytes)
+        store = ObjectStore(namespace, self._client)
+        store.place = place
+        super().__init__(store, options)
 
     def _leave(self) -> None:
         self._client.abandon()
         super()._leave()
-
-    @property
-    def place(self) -> str:
-        """The bucket and the prefix."""
-        return self._place
 
 
 def _settings(

@@ -28,10 +28,9 @@ from urllib.parse import urlsplit
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
-from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES
-from kvoffload.tiers.engine.staging import STAGING_BYTES
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, last_epoch, parse_epoch
 from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
 
 from .store import OtherEpochError, RemoteStore
 from .tier import RemoteTier
@@ -144,8 +143,6 @@ class RedisStore(RemoteStore):
 
     Parameters
     ----------
-    name : str
-        The tier's label, for logs.
     namespace : Namespace
         What the bytes mean.
     settings : dict
@@ -159,10 +156,10 @@ class RedisStore(RemoteStore):
     """
 
     epoch_s = math.inf  # every call looks at it
+    touch_s = TOUCH_S
 
     def __init__(
         self,
-        name: str,
         namespace: Namespace,
         settings: dict[str, Any],
         *,
@@ -170,7 +167,7 @@ class RedisStore(RemoteStore):
         cluster: bool,
         connections: int,
     ) -> None:
-        super().__init__(name, namespace)
+        super().__init__(namespace)
         self._redis = _client_package()
         self._prefix = f"{prefix}:{self.fingerprint.hex()}:".encode()
         self._epoch_name = self._prefix + b"epoch"
@@ -252,13 +249,13 @@ class RedisStore(RemoteStore):
 
     # -- epochs ------------------------------------------------------------------------------
 
-    def _ask_epoch(self) -> int | None:
-        json_bytes = self._json_bytes
+    def ask_epoch(self) -> int | None:
+        json_bytes = self.json_bytes
         pipeline = self._pipeline(json_bytes)
         pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
         pipeline.getrange(self._namespace_name, 0, json_bytes - 1)
         epoch, json = pipeline.execute(raise_on_error=False)
-        if not self._compare(self._text(json)):
+        if not self.is_ours(self._text(json)):
             pipeline = self._pipeline(0)
             pipeline.set(self._namespace_name, self.namespace.json.encode("ascii"))
             pipeline.execute(raise_on_error=False)  # who may not write may read
@@ -266,7 +263,7 @@ class RedisStore(RemoteStore):
         self._look_at_limits()
         return found
 
-    def _raise_epoch(self, epoch: int, above: int) -> int | None:
+    def raise_epoch(self, epoch: int, above: int) -> int | None:
         try:
             client = self._ready(0)
             texts = map(epoch_text, (epoch, above, last_epoch()))
@@ -348,7 +345,7 @@ class RedisStore(RemoteStore):
 
     # -- blocks ------------------------------------------------------------------------------
 
-    def _find(self, run: Sequence[Block], epoch: int) -> None:
+    def find(self, run: Sequence[Block], epoch: int) -> None:
         names = [self._name(block.key, epoch) for block in run]
         found: Sequence[int]
         if self._cluster:
@@ -376,7 +373,7 @@ class RedisStore(RemoteStore):
         self._same_epoch(found, epoch)
         return list(replies)
 
-    def _fetch(self, run: Sequence[Block], epoch: int) -> None:
+    def fetch(self, run: Sequence[Block], epoch: int) -> None:
         pipeline = self._pipeline(len(run) * (self.block_bytes + 64))
         pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
         for block in run:  # a byte more than a block has shows that a value is longer
@@ -386,7 +383,7 @@ class RedisStore(RemoteStore):
         for block, reply in zip(run, replies, strict=True):
             if isinstance(reply, bytes):
                 if reply:
-                    self._check(block, memoryview(reply), epoch)
+                    self.check(block, memoryview(reply), epoch)
                 else:
                     block.status = Status.MISS
             elif isinstance(reply, self._redis.ResponseError) and _says(reply, "WRONGTYPE"):
@@ -394,7 +391,7 @@ class RedisStore(RemoteStore):
             else:
                 raise reply if isinstance(reply, Exception) else TypeError
 
-    def _store(self, run: Sequence[Block], epoch: int) -> None:
+    def store(self, run: Sequence[Block], epoch: int) -> None:
         pipeline = self._pipeline(64 * len(run))
         pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
         for block in run:
@@ -404,21 +401,21 @@ class RedisStore(RemoteStore):
         for block, reply in zip(run, replies, strict=True):
             # None: it is there
             is_error = isinstance(reply, Exception)
-            block.status = self._meaning(reply) if is_error else Status.OK
+            block.status = self.meaning(reply) if is_error else Status.OK
 
-    def _drop(self, keys: Sequence[bytes], epoch: int) -> None:
+    def drop(self, keys: Sequence[bytes], epoch: int) -> None:
         pipeline = self._pipeline(16 * len(keys))
         for key in keys:
             pipeline.unlink(self._name(key, epoch))
         pipeline.execute()
 
-    def _touch(self, keys: Sequence[bytes], epoch: int) -> None:
+    def touch(self, keys: Sequence[bytes], epoch: int) -> None:
         pipeline = self._pipeline(16 * len(keys))
         for key in keys:
             pipeline.touch(self._name(key, epoch))
         pipeline.execute()
 
-    def _status_of(self, error: Exception) -> Status:
+    def status_of(self, error: Exception) -> Status:
         errors = self._redis.exceptions
         if isinstance(error, errors.TimeoutError | TimeoutError):
             return Status.TIMEOUT
@@ -428,7 +425,7 @@ class RedisStore(RemoteStore):
             return Status.UNAVAILABLE
         if isinstance(error, errors.ConnectionError | errors.RedisClusterException | OSError):
             # A name that is not found, refused, reset, loading, wrong credentials, TLS.
-            is_late = time.monotonic() >= self._call.deadline
+            is_late = time.monotonic() >= self.deadline
             return Status.TIMEOUT if is_late else Status.UNAVAILABLE
         return Status.FAILED
 
@@ -483,8 +480,6 @@ class RedisTier(RemoteTier):
     at their next call; what was forgotten stays on the server until it evicts it.
     """
 
-    touch_s = TOUCH_S
-
     def __init__(
         self,
         url: str,
@@ -500,39 +495,15 @@ class RedisTier(RemoteTier):
         enable_events: bool = False,
         max_queued_bytes: int = MAX_QUEUED_BYTES,
     ) -> None:
-        self._settings = {**_parse(url), **(connection_options or {})}
+        settings = {**_parse(url), **(connection_options or {})}
         if not isinstance(prefix, str) or not prefix:  # type: ignore[redundant-expr]
             raise ValueError(f"prefix must be text, got {describe(prefix)}")
-        self._prefix = prefix
-        self._cluster = bool(cluster)
-        super().__init__(
-            namespace,
-            None,
-            threads=threads,
-            staging_bytes=staging_bytes,
-            ack=ack,
-            name=name,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
+        options = TierOptions(threads, name, staging_bytes, ack, enable_events, max_queued_bytes)
+        store = RedisStore(
+            namespace, settings, prefix=prefix, cluster=bool(cluster), connections=threads
         )
-        self._place = _public(url)
-        del self._settings  # the client has them
-        self._open()
-
-    def _make_store(self) -> RedisStore:
-        return RedisStore(
-            self.name,
-            self.namespace,
-            self._settings,
-            prefix=self._prefix,
-            cluster=self._cluster,
-            connections=self._num_threads,
-        )
-
-    @property
-    def place(self) -> str:
-        """The server's address, without user and password."""
-        return self._place
+        store.place = _public(url)
+        super().__init__(store, options)
 
 
 def _parse(url: Any) -> dict[str, Any]:

@@ -20,7 +20,6 @@ import logging
 import math
 import os
 import time
-from abc import abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -28,18 +27,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload._checks import check_int
 from kvoffload.errors import describe
 from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.engine.contract import DROP, FORGET, MEET, QUERY, TOUCH, Pool
-from kvoffload.tiers.engine.jobs import MAX_QUEUED_BYTES, QUERY_DEADLINE_S, PooledTier, Record
-from kvoffload.tiers.engine.staging import STAGING_BYTES
+from kvoffload.tiers.engine.jobs import QUERY_DEADLINE_S, PooledTier, Record
 from kvoffload.tiers.engine.threads import Pool as Threads
-from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 
-from .store import EPOCH_S, RemoteStore, pack_keys
+from .shared import EPOCH_S, SharedStore, pack_keys
+from .store import RemoteStore
 
 __all__ = ["RemoteTier", "Verdicts"]
 
@@ -132,54 +130,31 @@ class RemoteTier(PooledTier):
 
     Parameters
     ----------
-    namespace : Namespace
-        What the bytes mean; its ``block_bytes`` is the size of a block.
-    capacity_bytes : int or None
-        Bytes of blocks that are kept at most, where the tier decides it.
-    threads : int
-        Number of threads that call, >= 1. Two of them never write, if there are more than two.
-    staging_bytes : int
-        Bytes of the tier's own buffers.
-    ack : str
-        When a put ends: ``"copied"`` (to a buffer) or ``"stored"``.
-    name : str
-        Label in metrics, events and logs.
-    enable_events : bool
-        Whether `take_events` has something to give.
-    max_queued_bytes : int
-        Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
-    """
+    store : RemoteStore
+        The medium, not used by another tier; the tier closes it. Nothing is asked of it before a
+        region is attached.
+    options : TierOptions, optional
+        Threads, buffers and the like.
+    capacity_bytes : int, optional
+        Bytes of blocks that are kept at most, where that is known.
 
-    touch_s: float | None = None
-    """Seconds for which a block that was touched is not touched again; None: touches do nothing."""
+    Raises
+    ------
+    TypeError
+        If an argument is wrong.
+    """
 
     def __init__(
         self,
-        namespace: Namespace,
-        capacity_bytes: int | None,
-        *,
-        threads: int,
-        staging_bytes: int = STAGING_BYTES,
-        ack: str = "copied",
-        name: str,
-        enable_events: bool = False,
-        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        store: RemoteStore,
+        options: TierOptions = TierOptions(),  # noqa: B008 # it is frozen
+        capacity_bytes: int | None = None,
     ) -> None:
-        if not isinstance(namespace, Namespace):
-            raise TypeError(f"namespace must be a Namespace, got {describe(namespace)}")
-        self._num_threads = check_int("threads", threads, 1, 1024)
-        self._staging_bytes = check_int("staging_bytes", staging_bytes, 0)
-        if ack not in ("copied", "stored"):
-            raise ValueError(f"ack must be 'copied' or 'stored', got {describe(ack)}")
-        self._ack_copied = ack == "copied"
-        super().__init__(
-            name,
-            capacity_bytes,
-            namespace.block_bytes,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
-        )
-        self.namespace = namespace
+        if not isinstance(store, RemoteStore):
+            raise TypeError(f"store must be a RemoteStore, got {describe(store)}")
+        super().__init__(options, capacity_bytes, store.content_bytes)
+        self.namespace = store.namespace
+        store.name = options.name
         self._verdicts = Verdicts()
         self._touched = Verdicts()
         self._storing: dict[bytes, bool] = {}  # False: it was dropped meanwhile
@@ -189,23 +164,22 @@ class RemoteTier(PooledTier):
         self._touches = 0  # chores that touch and have not been done
         self._gone_by = 0  # the epoch that jobs are submitted under
         self._corrupt_logged = -CORRUPT_LOG_S
-        self._store = self._make_store()
-
-    @abstractmethod
-    def _make_store(self) -> RemoteStore:
-        """Return the medium; nothing is asked of it yet."""
+        self._medium = store
+        self._store = SharedStore(store)
+        self._open()
 
     @property
     def place(self) -> str:
         """Where the blocks are, without credentials."""
-        return ""
+        return self._medium.place
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.place!r}, name={self.name!r})"
 
     def _make_pool(self, region: Region) -> Pool:
+        options = self._options
         return Threads(
-            region, self._store, self._num_threads, self._staging_bytes, self._ack_copied
+            region, self._store, options.threads, options.staging_bytes, options.ack_copied
         )
 
     def attach(self, region: Region) -> None:
@@ -496,7 +470,7 @@ class RemoteTier(PooledTier):
         now = 0 if self._pool is None else max(0, MAX_VERDICTS - len(self._dropping))
         most = now + max(0, MAX_VERDICTS - len(self._undropped))
         if len(keys) > most:
-            self._store.say(f"has {MAX_VERDICTS} blocks to remove: others stay")
+            self._medium.say(f"has {MAX_VERDICTS} blocks to remove: others stay")
             keys = keys[:most]
         self._verdicts.absent(keys)
         if reason is not None:
@@ -514,7 +488,7 @@ class RemoteTier(PooledTier):
         self._change(self._touch, stored_keys(keys))
 
     def _touch(self, stored: list[bytes]) -> None:
-        if self.touch_s is None or self._pool is None or self._touches:
+        if self._medium.touch_s is None or self._pool is None or self._touches:
             return
         there = [
             key
@@ -522,7 +496,7 @@ class RemoteTier(PooledTier):
             if self._known(key) == HIT and self._touched.state(key) != HIT
         ][:KEYS_PER_CHORE]
         if there and self._writes.closed:
-            self._touched.there(there, self.touch_s)
+            self._touched.there(there, self._medium.touch_s)
             self._touches += 1
             self._chore(("touch", there), TOUCH, pack_keys(there))
 

@@ -30,15 +30,14 @@ import numpy.typing as npt
 
 from kvoffload import CachePolicy
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
-from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Pool
-from kvoffload.tiers.engine.jobs import LONGEST_DEADLINE_S, MAX_QUEUED_BYTES, Record
+from kvoffload.tiers.engine.jobs import LONGEST_DEADLINE_S, Record
 from kvoffload.tiers.engine.native import Twin
-from kvoffload.tiers.engine.staging import STAGING_BYTES
 from kvoffload.tiers.epoch import new_epoch
 from kvoffload.tiers.local.index import IndexedTier
-from kvoffload.tiers.namespace import Namespace
+from kvoffload.tiers.namespace import Namespace, check_namespace
+from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
 from kvoffload.tiers.region import Region, round_up
 from kvoffload.tiers.seal import SEAL_BYTES
 
@@ -135,30 +134,17 @@ class FileTier(IndexedTier):
         max_queued_bytes: int = MAX_QUEUED_BYTES,
         twin: Twin | None = None,
     ) -> None:
-        if not isinstance(namespace, Namespace):
-            raise TypeError(f"namespace must be a Namespace, got {describe(namespace)}")
+        check_namespace(namespace)
         slot_bytes = round_up(namespace.block_bytes)
         capacity_bytes = check_int("capacity_bytes", capacity_bytes, slot_bytes)
         num_slots = check_int(
             "capacity_bytes / block bytes", capacity_bytes // slot_bytes, 1, MAX_NUM_BLOCKS
         )
-        self._num_threads = check_int("threads", threads, 1, 1024)
-        self._staging_bytes = check_int("staging_bytes", staging_bytes, 0)
-        if ack not in ("copied", "stored"):
-            raise ValueError(f"ack must be 'copied' or 'stored', got {describe(ack)}")
-        self._ack_copied = ack == "copied"
+        options = TierOptions(threads, name, staging_bytes, ack, enable_events, max_queued_bytes)
         self._staged = bool(staged)
         self.namespace = namespace
         check_space(Path(path), namespace, num_slots)
-        super().__init__(
-            name,
-            num_slots,
-            namespace.block_bytes,
-            policy,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
-            twin=twin,
-        )
+        super().__init__(options, num_slots, namespace.block_bytes, policy, twin)
         self._files = SlabFiles(Path(path), namespace, num_slots)
         self.folder = self._files.folder
         self._place = str(self.folder)
@@ -236,8 +222,9 @@ class FileTier(IndexedTier):
             sums=self._sums,
             written=self._written,
         )
+        options = self._options
         return self._twin.pool(
-            region, store, self._num_threads, self._staging_bytes, self._ack_copied
+            region, store, options.threads, options.staging_bytes, options.ack_copied
         )
 
     @property

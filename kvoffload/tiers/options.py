@@ -1,0 +1,139 @@
+"""The options that every tier takes, as arguments and as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from kvoffload._checks import check_int
+from kvoffload._sizes import parse_size
+from kvoffload.errors import describe
+
+__all__ = ["MAX_QUEUED_BYTES", "STAGING_BYTES", "Readers", "TierOptions", "read_options"]
+
+STAGING_BYTES = 128 * 2**20
+"""Bytes of staging buffers that a tier has by default."""
+MAX_QUEUED_BYTES = 8 * 2**30
+"""Bytes of blocks of jobs that have not ended, beyond which blocks are `Status.FULL`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """What a tier takes beside its medium and its namespace.
+
+    Attributes
+    ----------
+    threads : int
+        Number of threads that read and write, 1 to 1024. Two of them never write, if there are more
+        than two.
+    name : str
+        Label in metrics, events and logs.
+    staging_bytes : int
+        Bytes of the tier's own buffers, >= 0; two are made at least.
+    ack : str
+        When a staged put ends: ``"copied"`` (to a buffer) or ``"stored"``.
+    enable_events : bool
+        Whether `Tier.take_events` has something to give.
+    max_queued_bytes : int
+        Bytes of blocks of jobs that have not ended; what is beyond it is `Status.FULL`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is wrong.
+    """
+
+    threads: int = 4
+    name: str = "remote"
+    staging_bytes: int = STAGING_BYTES
+    ack: str = "copied"
+    enable_events: bool = False
+    max_queued_bytes: int = MAX_QUEUED_BYTES
+
+    def __post_init__(self) -> None:
+        check_int("threads", self.threads, 1, 1024)
+        check_int("staging_bytes", self.staging_bytes, 0)
+        if self.ack not in ("copied", "stored"):
+            raise ValueError(f"ack must be 'copied' or 'stored', got {describe(self.ack)}")
+        if not isinstance(self.name, str):
+            raise TypeError(f"name must be text, got {describe(self.name)}")
+
+    @property
+    def ack_copied(self) -> bool:
+        """Whether a staged put ends when it is copied."""
+        return self.ack == "copied"
+
+
+# -- as text -------------------------------------------------------------------------------------
+
+Readers: TypeAlias = dict[str, tuple[str, Callable[[str], Any]]]
+"""By option: the keyword of a tier's class, and what reads the text."""
+
+
+def flag(text: str) -> bool:
+    """Return a truth value.
+
+    Raises
+    ------
+    ValueError
+        If the text is none.
+    """
+    known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if text.lower() not in known:
+        raise ValueError(f"must be true or false, got {describe(text)}")
+    return known[text.lower()]
+
+
+def number(text: str) -> int:
+    """Return a whole number.
+
+    Raises
+    ------
+    ValueError
+        If the text is none, or of more than 9 digits.
+    """
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ValueError(f"must be a whole number, got {describe(text)}")
+    return int(text)
+
+
+LOCAL: Readers = {
+    "threads": ("threads", number),
+    "queue": ("max_queued_bytes", parse_size),
+    "name": ("name", str),
+    "events": ("enable_events", flag),
+}
+STAGED: Readers = {**LOCAL, "staging": ("staging_bytes", parse_size), "ack": ("ack", str)}
+
+
+def read_options(options: Mapping[str, str], known: Readers = STAGED) -> dict[str, Any]:
+    """Return the keyword arguments that options in text stand for.
+
+    Parameters
+    ----------
+    options : mapping of str to str
+        As `open_tier` gives them to the entry points of other packages.
+    known : dict, optional
+        By option, the keyword and a callable that reads the text, or raises ValueError with what
+        the text must be. By default the options of `RemoteTier`: ``threads``, ``queue``, ``name``,
+        ``events``, ``staging`` and ``ack``.
+
+    Raises
+    ------
+    ValueError
+        If an option is not known, or its text is wrong; the message names it.
+    """
+    arguments = {}
+    for option, text in options.items():
+        if option not in known:
+            raise ValueError(f"option {option!r} must be one of {', '.join(known)}")
+        keyword, read = known[option]
+        try:
+            arguments[keyword] = read(text)
+        except ValueError as error:
+            raise ValueError(f"option {option} {error}") from None
+    if "capacity" in known and "capacity_bytes" not in arguments:
+        raise ValueError("option capacity must be given, as capacity=2TB")
+    return arguments
