@@ -1,4 +1,4 @@
-"""The tests on every Python, and on the oldest numpy: ``nox``, or ``nox -s tests-3.10``.
+"""All tests on every Python, and on the oldest numpy: ``nox``, or ``nox -s tests-3.10``.
 
 ``KVOFFLOAD_PURE_PYTHON`` acts as everywhere: ``0`` requires the extensions, ``1`` leaves them out.
 """
@@ -25,7 +25,7 @@ GENERATED += [
 def install_and_test(session: nox.Session, *packages: str) -> None:
     """Build in place, as a contributor does; extensions of several Pythons stand side by side."""
     session.install("-e", ".[test,servers]", *packages)
-    session.run("python", "-m", "pytest", "-q", *session.posargs)
+    session.run("python", "-m", "pytest", "-q", *(session.posargs or ["tests"]))
 
 
 @nox.session(python=PYTHONS)
@@ -44,13 +44,13 @@ def oldest_numpy(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Repeat the generated tests, each round under a new seed: ``nox -s soak -- MINUTES`` (60).
 
-    ``KVOFFLOAD_TEST_BUDGET`` is the budget of a round, by default 5 times that of a plain run.
+    ``KVOFFLOAD_TEST_BUDGET`` is the budget of a round, by default 12 times that of a plain run.
     """
     session.install("-e", ".[test]")
     minutes = float(session.posargs[0]) if session.posargs else 60.0
     effort = Path(session.create_tmp(), f"effort-{time.time_ns()}.jsonl")
     options = {
-        "KVOFFLOAD_TEST_BUDGET": os.environ.get("KVOFFLOAD_TEST_BUDGET", "5"),
+        "KVOFFLOAD_TEST_BUDGET": os.environ.get("KVOFFLOAD_TEST_BUDGET", "12"),
         "KVOFFLOAD_TEST_EFFORT": str(effort.resolve()),
     }
     deadline = time.monotonic() + 60 * minutes
@@ -97,7 +97,7 @@ def coverage(session: nox.Session) -> None:
     settings = "--rcfile=.ci/coverage.toml"
     # whole traces take too long line by line
     options = {"KVOFFLOAD_TRACES": ""}
-    options["KVOFFLOAD_TEST_BUDGET"] = os.environ.get("KVOFFLOAD_TEST_BUDGET", "0.1")
+    options["KVOFFLOAD_TEST_BUDGET"] = os.environ.get("KVOFFLOAD_TEST_BUDGET", "0.25")
     tests = ["tests/contract", "tests/differential", "tests/policies", "tests/fuzz"]
     tests += ["tests/watch/test_twins.py", "tests/watch/test_watch.py"]
     tests += ["tests/traces/test_recorder.py", "tests/traces/test_request_lines.py"]

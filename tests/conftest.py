@@ -1,7 +1,7 @@
 """What every group of tests shares: the twins, the budget of generated tests, printed seeds.
 
-``KVOFFLOAD_TEST_BUDGET`` multiplies the number of generated examples (``0.2`` for sanitizer
-builds, ``20`` for a soak). ``--hypothesis-profile`` picks ``default``, ``ci`` or ``soak``. Every
+``KVOFFLOAD_TEST_BUDGET`` multiplies the number of generated examples (``0.25`` for sanitizer
+builds, ``12`` for a soak). ``--hypothesis-profile`` picks ``default``, ``ci`` or ``soak``. Every
 run draws one seed, prints it in the header and repeats exactly with ``--hypothesis-seed``.
 """
 
@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import random
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,13 +19,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.allocations import REFUSABLE
+from tests.selection import choice_of, is_left_out, select
 
 TWINS = ("python", "compiled")
 BUDGET_VARIABLE = "KVOFFLOAD_TEST_BUDGET"
-PROFILES = {"default": (15, 40), "ci": (120, 60), "soak": (2000, 100)}
+PROFILES = {"default": (6, 40), "ci": (120, 60), "soak": (2000, 100)}
 """Profile -> examples a test, steps a state machine, before the budget is applied."""
 
 SEED_KEY = pytest.StashKey[int]()
+CHOICE_KEY = pytest.StashKey[str]()
 
 
 def read_budget() -> float:
@@ -68,6 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         seed = random.randrange(2**32) if given == "random" else int(given)
     config.stash[SEED_KEY] = seed
+    # a worker is given paths where the run was given none
+    worker = getattr(config, "workerinput", None)
+    config.stash[CHOICE_KEY] = worker["choice"] if worker else choice_of(config)
     if config.getoption("dist", "no") == "load":  # no process is idle while another has tests left
         config.option.dist = "worksteal"
 
@@ -86,8 +92,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of pytest-xdist the seed of the run, which it would draw for itself."""
+    """Give a worker of pytest-xdist the seed and the choice of the run."""
     node.workerinput["seed"] = node.config.stash[SEED_KEY]
+    node.workerinput["choice"] = node.config.stash[CHOICE_KEY]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out whole files that this run has no test of."""
+    return is_left_out(collection_path, config.stash[CHOICE_KEY]) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by the lists of ``tests.selection``; a plain run leaves out what is long."""
+    left_out = select(items, config.stash[CHOICE_KEY])
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(map(id, left_out))
+        items[:] = [item for item in items if id(item) not in gone]
 
 
 def how_to_repeat(config: pytest.Config) -> str:

@@ -1,4 +1,4 @@
-"""The steps of ``.ci/run``: one for each number, and those that the documents name."""
+"""The steps of ``.ci/run`` and ``.ci/release``, and the lists of tests that they run."""
 
 import os
 import re
@@ -6,21 +6,27 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-STEPS = sorted((ROOT / ".ci" / "steps").glob("*"))
+from tests import selection
 
-if not STEPS:
+ROOT = Path(__file__).parents[2]
+STEPS = {
+    "run": sorted((ROOT / ".ci" / "steps").glob("*")),
+    "release": sorted((ROOT / ".ci" / "release-steps").glob("*")),
+}
+
+if not STEPS["run"]:
     pytest.skip("the source tree is not beside the tests", allow_module_level=True)
 
 
-def test_each_number_is_one_step() -> None:
-    numbers = [path.name.partition("-")[0] for path in STEPS]
+@pytest.mark.parametrize("command", STEPS)
+def test_each_number_is_one_step(command: str) -> None:
+    numbers = [path.name.partition("-")[0] for path in STEPS[command]]
     assert all(re.fullmatch(r"\d\d", number) for number in numbers), numbers
     assert len(set(numbers)) == len(numbers), numbers
 
 
 def test_a_step_can_be_run_and_says_in_one_line_what_it_checks() -> None:
-    for path in STEPS:
+    for path in [*STEPS["run"], *STEPS["release"]]:
         assert os.access(path, os.X_OK), path
         shebang, comment, *rest = path.read_text(encoding="utf-8").splitlines()
         assert shebang == "#!/usr/bin/env bash", path
@@ -28,8 +34,24 @@ def test_a_step_can_be_run_and_says_in_one_line_what_it_checks() -> None:
         assert ". .ci/lib.sh" in rest, path
 
 
-def test_the_steps_that_documents_name_exist() -> None:
-    numbers = {path.name.partition("-")[0] for path in STEPS}
+@pytest.mark.parametrize("command", STEPS)
+def test_the_steps_that_documents_name_exist(command: str) -> None:
+    numbers = {path.name.partition("-")[0] for path in STEPS[command]}
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        for named in re.findall(r"\.ci/run((?: \d\d)+)", path.read_text(encoding="utf-8")):
-            assert numbers.issuperset(named.split()), f"{path.name}: .ci/run{named}"
+        text = path.read_text(encoding="utf-8")
+        for named in re.findall(rf"\.ci/{command}((?: \d\d)+)", text):
+            assert numbers.issuperset(named.split()), f"{path.name}: .ci/{command}{named}"
+
+
+def test_the_steps_that_the_workflow_names_are_those_of_the_release() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    (named,) = re.findall(r"^ +steps: \[(.*)\]$", workflow, re.MULTILINE)
+    numbers = {path.name.partition("-")[0] for path in STEPS["release"]}
+    assert set(re.findall(r"\d\d", named)) | {"00"} == numbers
+
+
+def test_the_lists_of_tests_name_files_and_no_file_twice() -> None:
+    listed = [name for names in selection.MARKED.values() for name in names]
+    missing = [name for name in listed if not (ROOT / "tests" / name).is_file()]
+    assert not missing, f"tests/selection.py: {missing}"
+    assert len(set(listed)) == len(listed)
