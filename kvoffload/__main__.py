@@ -1,8 +1,8 @@
-"""``python -m kvoffload``, and what the console script calls.
+"""``python -m kvoffload``, and the entry point of the console script.
 
-Before a command that drives managers, one line on standard error says that they are the Python
-ones, where nobody asked for those: on a terminal and in the log of a job alike. ``--quiet`` leaves
-it out, as it does every note.
+Before a command that drives managers, one line on standard error warns if they are the Python ones
+and those were not asked for, on a terminal and in the log of a job alike. ``--quiet`` suppresses
+it, as it does every note.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _warn_of_python() -> None:
 
 
 def _why_not_compiled() -> str:
-    """Return why the compiled modules were not chosen, by importing them once more."""
+    """Import the compiled modules once more, and return why that failed."""
     try:
         import_compiled()
     except ImportError as error:
@@ -51,17 +51,17 @@ def _why_not_compiled() -> str:
 
 
 def _build_command() -> str:
-    """Return what builds the extensions for this interpreter, or fails and says why."""
+    """Return the command that builds the extensions for this interpreter."""
     import shlex
 
-    # pip keeps what it once built, and leaves alone what is installed.
+    # Otherwise pip would use its cache, or leave the installed package as it is.
     options = ["--force-reinstall", "--no-deps", "--no-cache-dir"]
     command = [sys.executable, "-m", "pip", "install", *options, *_requirement()]
     return f"{VARIABLE}=0 {shlex.join(command)}"
 
 
 def _requirement() -> list[str]:
-    """Return what pip builds this package from: where it was installed from, or an index."""
+    """Return pip's requirement for this package: its origin, or its name in an index."""
     import json
     from urllib.parse import urlsplit
     from urllib.request import url2pathname

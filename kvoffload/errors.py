@@ -21,7 +21,7 @@ _SHOWN_CHARACTERS = 120
 
 
 class OffloadError(Exception):
-    """Be the root of the package's own exceptions; ``str()`` is the bare message."""
+    """The root of the package's own exceptions; ``str()`` is the bare message."""
 
     def __str__(self) -> str:
         # KeyError would show the repr of its argument.
@@ -29,31 +29,31 @@ class OffloadError(Exception):
 
 
 class BlockNotFoundError(OffloadError, KeyError):
-    """Say that a block is not resident."""
+    """A block that is not resident was asked for."""
 
 
 class BlockNotReadyError(OffloadError, RuntimeError):
-    """Say that a block is still being stored and cannot be read."""
+    """A block that is still being stored cannot be read."""
 
 
 class BlockNotPinnedError(OffloadError, RuntimeError):
-    """Say that a load is completed that was never prepared."""
+    """A load that was never prepared was completed."""
 
 
 class RefCountOverflowError(OffloadError, OverflowError):
-    """Say that a block cannot be pinned once more: its ``ref_cnt`` is an int32."""
+    """A block cannot be pinned once more: its ``ref_cnt`` is an int32."""
 
 
 class BackendError(OffloadError, RuntimeError):
-    """Say that a user's ``Backend`` broke its contract."""
+    """A user's ``Backend`` broke its contract."""
 
 
 class PolicyError(OffloadError, RuntimeError):
-    """Say that a user's policy broke its contract, or that a manager's policy was to be changed."""
+    """A user's policy broke its contract, or a manager's own policy was to be changed."""
 
 
 def describe(value: object) -> str:
-    """Return `value`, whatever it is, in a few words of one line."""
+    """Return any value as a short text of one line."""
     if isinstance(value, int) and value.bit_length() > _SHOWN_INT_BITS:
         return f"an integer of {value.bit_length()} bits"
     text = reprlib.repr(value)
@@ -113,7 +113,7 @@ def backend_not_initialised() -> RuntimeError:
 
 
 def backend_in_use(num_given: int) -> RuntimeError:
-    """Build the error of initialising a backend again while slots of it are given out."""
+    """Build the error of initialising a backend again while its slots are in use."""
     return RuntimeError(
         f"the backend cannot be initialised again: {num_given} of its slots are given out"
     )

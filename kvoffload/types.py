@@ -1,7 +1,7 @@
-"""What passes between the policies, the managers, the backends and the engine.
+"""The types that policies, managers, backends and the engine exchange.
 
 This module imports nothing else of the package, and its types have no twins: the Python and the
-compiled implementation hand out the same classes.
+compiled implementation use the same classes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ equal prefix.
 
 
 class BlockStatus(ctypes.Structure):
-    """Hold the state of one resident block: 16 bytes, ``ref_cnt`` at offset 0, ``block_id`` at 8.
+    """The state of one resident block: 16 bytes, ``ref_cnt`` at offset 0, ``block_id`` at 8.
 
     A new status is *pending*: a store is writing the block and it cannot be read yet.
 
@@ -62,7 +62,7 @@ class BlockStatus(ctypes.Structure):
 
     @property
     def is_ready(self) -> bool:
-        """Tell whether the block can be read: idle or pinned, not pending."""
+        """Return whether the block can be read: idle or pinned, not pending."""
         return self.ref_cnt >= 0
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ BLOCK_DTYPE = np.dtype(BlockStatus)
 
 
 class LoadStoreSpec(ABC):
-    """Say where the blocks of one transfer lie, in the words of their medium."""
+    """The location of the blocks of one transfer, in the terms of their medium."""
 
     __slots__ = ()
 
@@ -85,7 +85,7 @@ class LoadStoreSpec(ABC):
 
 
 class BlockIDsLoadStoreSpec(LoadStoreSpec):
-    """Say where blocks lie by their slot indices.
+    """The location of blocks as slot indices.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class BlockIDsLoadStoreSpec(LoadStoreSpec):
 
 
 class CPULoadStoreSpec(BlockIDsLoadStoreSpec):
-    """Say where blocks lie in host memory."""
+    """The location of blocks in host memory."""
 
     __slots__ = ()
 
@@ -135,7 +135,7 @@ class CPULoadStoreSpec(BlockIDsLoadStoreSpec):
 
 
 class GPULoadStoreSpec(BlockIDsLoadStoreSpec):
-    """Say where blocks lie in accelerator memory."""
+    """The location of blocks in accelerator memory."""
 
     __slots__ = ()
 
@@ -145,7 +145,7 @@ class GPULoadStoreSpec(BlockIDsLoadStoreSpec):
         return "GPU"
 
 
-#: The type of the specs that a backend makes and a manager over it hands out. Type checkers know a
+#: The type of the specs that a backend makes and a manager over it returns. Type checkers know a
 #: default, so that the bare names of generic classes stay complete; ``typing`` has defaults from
 #: Python 3.13 on.
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ else:
 
 @dataclass(slots=True)
 class PrepareStoreOutput(Generic[Spec_co]):
-    """Carry what a store has to do.
+    """The work of a store.
 
     To a type checker ``PrepareStoreOutput[CPULoadStoreSpec]`` is one whose `store_spec` is a
     ``CPULoadStoreSpec``.
@@ -182,7 +182,7 @@ class PrepareStoreOutput(Generic[Spec_co]):
 
 @dataclass(slots=True)
 class OffloadingEvent:
-    """Report blocks that became readable in the medium, or that left it.
+    """A report of blocks that became readable in the medium, or that left it.
 
     Attributes
     ----------

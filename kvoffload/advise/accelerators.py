@@ -1,16 +1,16 @@
-"""What accelerators can do, from their makers' data sheets.
+"""Rates of accelerators, from their makers' data sheets.
 
 Prefill is bound by arithmetic: a token takes 2 operations per active parameter (Kaplan et al.,
 "Scaling Laws for Neural Language Models", 2020, section 2.1; attention itself left out), and of the
 peak of a data sheet prefill reaches about `SHARE_OF_PEAK`. A link moves about `SHARE_OF_LINK` of
-what its standard says. Both are assumptions to start from, below what can be measured; figures of
-one's own engine can be given instead.
+its nominal rate. Both are assumptions to start from, below the best measurements; figures of the
+user's own engine can be given instead.
 
-Where the figures were found, besides the data sheets that each accelerator names:
+Sources of the figures, besides the data sheet that each accelerator names:
 
 - of NVIDIA's, all but the link of the B200: NVIDIA's own table for sizing engines,
   https://github.com/ai-dynamo/aiconfigurator/tree/095f58a51c4ca8e61b66ec108d86f223f8d559ce/aic-core/src/aiconfigurator_core/systems
-- memory and links of H100, H200, B200 and MI300X: what the makers say of the systems that they
+- memory and links of H100, H200, B200 and MI300X: what the makers state of the systems that they
   measured, https://github.com/mlcommons/inference_results_v4.1/tree/a2f5d66d17e8f75c02fd74dfe810ecca6a046696/closed
 - arithmetic of the MI300X, and the most that is measured:
   https://github.com/stas00/ml-engineering/blob/744d01e18b79512572f64a6bbd8b5f4a725203a7/compute/accelerator/README.md
@@ -46,7 +46,7 @@ The default of ``CacheConfig.gpu_memory_utilization`` in ``vllm/config/cache.py`
 """
 
 # 16 lanes of 16 or 32 gigatransfers per second, one direction, nominal: the two bits of 130 that
-# encoding takes are not taken off
+# encoding takes are not subtracted
 _PCIE_4, _PCIE_5 = 32e9, 64e9
 
 
@@ -57,7 +57,7 @@ class Accelerator:
     Attributes
     ----------
     name : str
-        What users write.
+        The name that users type.
     memory : int
         Its memory, bytes.
     flops : float

@@ -1,4 +1,4 @@
-"""What a trace says about policy and memory: the figures, and whether they suffice to choose."""
+"""Advice on policy and memory from a trace: the figures, and whether they suffice to choose."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ SIZES = (Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 """The memories that are compared, as multiples of the one asked for."""
 
 VLLM_DEFAULT = "lru"
-"""The policy that vLLM takes where none is named."""
+"""The policy of vLLM where none is named."""
 
 LEAST_REQUESTS = 200
-"""Requests that a trace must have for a recommendation: twenty a part."""
+"""Fewest requests of a trace for a recommendation: twenty per part."""
 
 LEAST_SECONDS = 1e-6
-"""A trace, or a part of one, that is shorter has no rates: they would tell of rounding."""
+"""Shortest trace, or part of one, with rates: below, they would show rounding errors."""
 
 LEAST_REUSE = 0.01
-"""Share of the blocks that a cache without bounds must hit for a recommendation."""
+"""Least hit ratio of an unbounded cache for a recommendation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is to be advised on.
+    """The question: which policy, in which memory, for which blocks.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Setup:
     others : tuple of int
         Memories to compare it with, bytes; by default those of `SIZES`.
     engine : Engine or None
-        What computes and what moves; without its two rates, whether a policy pays is not known.
+        The engine; without both of its rates, whether a policy pays is not known.
     device_is_assumed : bool
         Whether `device_memory` is a typical size, which the user did not give.
     """
@@ -95,7 +95,7 @@ class Setup:
         return self.block_tokens * self.token_bytes
 
     def memories(self) -> list[int]:
-        """Return the memories that are compared, bytes, rising."""
+        """Return the memories that are compared, bytes, ascending."""
         if self.others:
             return sorted({self.memory, *self.others})
         return [int(self.memory * size) for size in SIZES]
@@ -107,12 +107,12 @@ class Setup:
 
     @property
     def replays(self) -> int:
-        """How many replays it takes, the ceilings counted as one each."""
+        """Number of replays needed, the ceilings counted as one per memory."""
         return (len(self.replayed) + 1) * len(self.memories())
 
     @property
     def replayed(self) -> tuple[str, ...]:
-        """The policies to compare, and vLLM's default to compare them with."""
+        """The policies to compare, and vLLM's default."""
         return tuple(dict.fromkeys((*self.policies, VLLM_DEFAULT)))
 
     def capacity(self, memory: int) -> int:
@@ -122,7 +122,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a policy does in one memory.
+    """Results of a policy in one memory.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class Cell:
     stored : int
         Blocks stored.
     stored_per_hit : float or None
-        Blocks stored for each that is hit; None without a hit.
+        Blocks stored per block hit; None without a hit.
     store_rate, load_rate : float or None
         Bytes per second to host memory and back, at the trace's rate; None if it has no times.
     busiest_store_rate, busiest_load_rate : float or None
@@ -152,20 +152,20 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a trace holds.
+    """Counts of a trace.
 
     Attributes
     ----------
     requests : int
-        Its requests.
+        Number of requests.
     seconds : float
         From the first arrival to the last; 0 if it has no times.
     input_tokens : int
         Prompt tokens of all requests; 0 if the lengths are not known.
     blocks, unique_blocks : int
-        Blocks of all requests, and how many of them differ.
+        Blocks of all requests, and the distinct ones among them.
     asked : int
-        Blocks that the manager is asked for: those that the accelerator's own cache has not.
+        Blocks that the manager is asked for: those that the accelerator's own cache does not have.
     """
 
     requests: int
@@ -178,30 +178,30 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a trace says.
+    """The advice that a trace gives.
 
     Attributes
     ----------
     setup : Setup
-        What was asked.
+        The question.
     facts : Facts
-        What the trace holds.
+        Counts of the trace.
     memories, capacities : list of int
         The memories that were compared, bytes and blocks.
     cells : dict of (str, int) to Cell
         By policy and place in `memories`.
     choices : list of Choice
-        The policy to take in each memory, whether or not the trace suffices: one that pays, where
-        that is known and one does.
+        The choice in each memory, whether or not the trace suffices: among the policies that pay,
+        where that is known and there are any.
     paying : list of tuple of str, or None
         In each memory, the policies that save more prefill than moving blocks takes; None where the
         rates of the engine are not known.
     reuse : float
-        The hit ratio of a cache without bounds and with none on the accelerator in front.
+        The hit ratio of an unbounded cache without an accelerator's cache in front.
     ceilings : list of float
         In each memory, the hit ratio that no policy can exceed.
     unbounded : float
-        The hit ratio of a cache without bounds.
+        The hit ratio of an unbounded cache.
     objections : list of str
         Why the trace does not suffice for a recommendation; empty if it does.
     """
@@ -253,12 +253,12 @@ class Advice:
         return 1 - self.facts.asked / self.facts.blocks if self.facts.blocks else 0.0
 
     def cell(self, policy: str, place: int | None = None) -> Cell:
-        """Return what a policy does in the memory that was asked for, or at another place."""
+        """Return the results of a policy in the memory that was asked for, or at another place."""
         return self.cells[policy, self.place if place is None else place]
 
     @property
     def vllm_default(self) -> Cell:
-        """What vLLM's default does in the memory that was asked for."""
+        """Results of vLLM's default in the memory that was asked for."""
         return self.cell(VLLM_DEFAULT)
 
     def ceiling_tokens(self) -> tuple[int, int]:
@@ -281,18 +281,18 @@ def advise(
     jobs: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> Advice:
-    """Replay a trace through the policies in several memories and say what follows.
+    """Replay a trace through the policies in several memories and return the advice.
 
     Parameters
     ----------
     requests : iterable of Request or RecordedTrace
-        The trace; it is passed over once.
+        The trace; it is iterated over once.
     setup : Setup
         What is to be advised on; the smallest memory must hold a block.
     jobs : int
         Number of processes that share the replays.
     progress : callable, optional
-        Called with the number of replays done, of the `setup.replays` that it takes.
+        Called with the number of replays done, out of `setup.replays`.
 
     Raises
     ------
@@ -360,14 +360,14 @@ def advise(
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrace:
-    """A trace decoded once, with what advice needs beside its blocks.
+    """A trace decoded once, with the times and lengths that advice needs.
 
     Attributes
     ----------
     trace : DecodedTrace
         The blocks of its requests.
     times : (requests,) float64
-        When each came, milliseconds.
+        Arrival of each request, milliseconds.
     tokens : int
         Prompt tokens of all requests; 0 if the lengths are not known.
     """
@@ -378,7 +378,7 @@ class RecordedTrace:
 
     @classmethod
     def of(cls, requests: Iterable[Request]) -> RecordedTrace:
-        """Pass over a trace once."""
+        """Record a trace in one pass."""
         times = array("d")
         tokens = 0
 
@@ -428,7 +428,7 @@ def _paying(
 
 
 def _objections(facts: Facts, ideal: float, grid: Grid, capacity: int, setup: Setup) -> list[str]:
-    """Say why a trace does not suffice: too few requests, no reuse, or a memory it never fills."""
+    """Return why a trace does not suffice: few requests, no reuse, or a memory it never fills."""
     on_device = 1 - facts.asked / facts.blocks if facts.blocks else 0.0
     if ideal < LEAST_REUSE <= on_device:
         size = bytes_text(setup.device_memory)

@@ -38,7 +38,7 @@ def apart(
     """Move rising places as little as it takes for all to be `distance` apart.
 
     Labels that would touch form a group, which is centred on the mean of what its members want.
-    None comes to lie above `most`; none below `least`, as long as there is space for all.
+    None lies above `most`, and none below `least` as long as there is space for all.
     """
     groups: list[tuple[float, int]] = []  # centre and number of members
     for place in places:

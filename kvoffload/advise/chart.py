@@ -1,4 +1,4 @@
-"""Where the lines, marks and labels of the chart lie: hit ratio over memory, a line per policy."""
+"""Layout of the charts of a report: hit ratio over memory, over time and per request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME_PLACE = 17
 """User units between the plot and the names beside it."""
 
 NAME_UNITS = 8.8
-"""Most that a character of a name is wide on average, bold, user units."""
+"""Greatest average width of a character of a name in bold, user units."""
 
 NAME_MARGIN = 122
 """User units behind the plot, for the names of the built-in policies."""
@@ -36,7 +36,7 @@ NAME_MARGIN = 122
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A mark on a line: where, in which column of marks, and what it says."""
+    """A mark on a line: its position, its column of marks, and its text."""
 
     x: float
     y: float
@@ -51,7 +51,7 @@ class Line:
     Attributes
     ----------
     name : str
-        What stands at its end.
+        The label at its end.
     kind : str
         ``"chosen"``, ``"policy"`` or ``"ceiling"``.
     color : int
@@ -59,7 +59,7 @@ class Line:
     points : list of Point
         Its marks, least memory first.
     label_y : float
-        Where its name stands, so that no two names overlap.
+        Position of the label, such that no two overlap.
     """
 
     name: str
@@ -104,7 +104,7 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
     Parameters
     ----------
     advice : Advice
-        What is drawn.
+        The advice to draw.
     width, height : int
         Size, user units; wider where a name takes more than the built-in policies' do.
     label_height : int
@@ -169,7 +169,7 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
         [Tick(x(place), text) for place, text in enumerate(memories)],
         [Tick(y(ratio), ratio_text(ratio)) for ratio in ticks],
         x(advice.place),
-        # what is drawn last lies on top
+        # the last drawn is on top
         sorted(_with_labels(lines, top, bottom, label_height), key=_layer),
     )
 
@@ -190,7 +190,7 @@ def _cell_text(advice: Advice, policy: str, place: int) -> str:
 
 
 def _with_labels(lines: list[Line], top: int, bottom: int, height: int) -> list[Line]:
-    """Give each line's name a place as near its end as the names above and below allow."""
+    """Return the lines with labels placed near their ends, without overlap."""
     order = sorted(range(len(lines)), key=lambda n: (lines[n].points[-1].y, lines[n].kind))
     places = apart([lines[number].points[-1].y for number in order], height, top, bottom)
     at = dict(zip(order, places, strict=True))
@@ -236,7 +236,7 @@ def strip(advice: Advice, found: Details, *, width: int, height: int) -> Strip:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar: what it counts, where it lies, how long it is and what it says."""
+    """A bar: its label, position, length, text and colour."""
 
     label: str
     y: float
@@ -247,7 +247,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A small drawing of how many requests hit which share of their blocks."""
+    """A small drawing of the requests by the share of their blocks that is hit."""
 
     width: int
     height: int

@@ -44,9 +44,9 @@ class Choice:
         By policy, how much lower its hit ratio is than the best one's; below 0 for one that hits
         more and is no candidate.
     noise : dict of str to float
-        By policy, up to what difference that is noise.
+        By policy, the greatest difference that is noise.
     candidates : tuple of str
-        The policies among which was chosen.
+        The policies that were chosen from.
     """
 
     policy: str
@@ -61,7 +61,7 @@ class Choice:
 
 
 def by_simplicity(policies: Sequence[str]) -> list[str]:
-    """Return policies from the simplest on; those of the user's own come last."""
+    """Return policies, the simplest first; the user's own come last."""
 
     def rank(policy: str) -> float:
         name = policy.partition("?")[0]
@@ -71,7 +71,7 @@ def by_simplicity(policies: Sequence[str]) -> list[str]:
 
 
 def noise(best: Sequence[Counts], other: Sequence[Counts]) -> float:
-    """Return up to what difference of two hit ratios, part by part, is noise.
+    """Return the greatest difference of two hit ratios that is noise, from their parts.
 
     Twice the standard error of the ratio of summed differences to summed blocks asked for, at least
     `LEAST_NOISE` and at most `MOST_NOISE`.
@@ -91,7 +91,7 @@ def noise(best: Sequence[Counts], other: Sequence[Counts]) -> float:
 
 
 def choose(outcomes: Sequence[Outcome], among: Sequence[str] = ()) -> Choice:
-    """Choose among policies replayed at one capacity, or those of them that are named.
+    """Choose a policy at one capacity, from all that were replayed or from `among`.
 
     Of two that hit equally often the simpler one is the best.
     """

@@ -12,7 +12,7 @@ VLLM_BLOCK_TOKENS = 16  # a chunk of vLLM's connector is a multiple of its block
 
 
 def python_text(policy: str, capacity: int, block_tokens: int) -> str:
-    """Return the Python that makes the manager."""
+    """Return Python code that builds the manager."""
     imported, argument = "", json.dumps(policy)
     if is_own(policy):
         path, _, options = policy.partition("?")
@@ -32,7 +32,7 @@ def python_text(policy: str, capacity: int, block_tokens: int) -> str:
 def vllm_arguments(policy: str, memory: int, block_tokens: int) -> dict[str, object] | None:
     """Return the value of vLLM's ``--kv-transfer-config``; None for a class of the user's.
 
-    ``block_size``, the tokens per chunk, is given where vLLM's blocks can make it up.
+    ``block_size``, the tokens per chunk, is given where it is a multiple of vLLM's blocks.
     """
     if is_own(policy):
         return None

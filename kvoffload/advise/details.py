@@ -1,4 +1,4 @@
-"""What more there is to see: hits over time and per request, reuse distance, a disk behind."""
+"""Details of an advice: hits over time and per request, reuse distances, a disk."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, RecordedTrace
 __all__ = ["Details", "Disk", "DiskCell", "PolicyDetails", "Reuse", "details"]
 
 POINTS = 50
-"""Parts of a trace, of equally many requests, of which hits over time are shown."""
+"""Parts of a trace, of equally many requests, for hits over time."""
 
 SHARES = tuple(n / 10 for n in range(1, 10))
-"""Where the classes of requests end, by the share of their blocks that is hit."""
+"""Upper ends of the classes of requests by the share of their blocks that is hit."""
 
 SECONDS_PER_DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyDetails:
-    """How a policy's hits are spread over the trace.
+    """Distribution of a policy's hits over the trace.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class PolicyDetails:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """How far apart the uses of a block lie.
+    """Reuse distances: the data between two uses of a block.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Reuse:
         By percent of those uses, the bytes of distinct blocks between a use and the one before
         that they do not exceed.
     sampled : float
-        Share of the blocks that was looked at.
+        Share of the blocks that was examined.
     """
 
     reused: float
@@ -87,7 +87,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class DiskCell:
-    """What a disk with a policy does behind a host memory.
+    """Results of a disk with a policy behind a host memory.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class DiskCell:
     bytes_per_day : float or None
         Bytes written to the disk per day, at the trace's rate; None if it has no times.
     writes_per_day : float or None
-        The same as a multiple of the disk's size, as makers of drives state their endurance.
+        The same as a multiple of the disk's size, in which makers of drives state endurance.
     """
 
     policy: str
@@ -113,7 +113,7 @@ class DiskCell:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What more there is to see.
+    """Details of an advice.
 
     Attributes
     ----------
@@ -135,14 +135,14 @@ class Details:
 
 
 def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -> Details:
-    """Replay once more, in the memory that was asked for, and look closely.
+    """Replay once more, in the memory that was asked for, and return the details.
 
     Parameters
     ----------
     recorded : RecordedTrace
-        What the advice was made from.
+        The trace that the advice was made from.
     advice : Advice
-        What it says.
+        The advice.
     disk : Disk, optional
         A disk to put behind each of the memories.
     """

@@ -1,4 +1,4 @@
-"""Does it pay: the prefill that hits save, against the time that blocks spend on the link."""
+"""The balance of offloading: prefill saved by hits, against time that blocks take on the link."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["Balance", "Engine", "balance", "engine_of", "workers_for"]
 
 ROOM_BESIDE_WEIGHTS = 1.2
-"""How many times its weights a model must find as memory where nobody says how many workers."""
+"""Memory that a model needs, as a multiple of its weights, where no workers are given."""
 
 MOST_WORKERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What computes and what moves.
+    """The rates of an engine: of prefill, and of its links to host memory.
 
     Attributes
     ----------
@@ -30,13 +30,13 @@ class Engine:
     link_bandwidth : float
         Bytes per second to or from host memory, all links together; 0 if not known.
     accelerator : Accelerator or None
-        What it runs on; None where both rates were given.
+        The accelerator; None where both rates were given.
     workers : int
-        How many of them.
+        Number of accelerators.
     device_memory : int
-        What they have for KV blocks beside the weights, bytes; 0 if not known.
+        Memory that they have for KV blocks beside the weights, bytes; 0 if not known.
     prefill_given, link_given : bool
-        Whether the rate was given, not estimated.
+        Whether the rate was given; otherwise it is estimated.
     """
 
     prefill_rate: float
@@ -49,7 +49,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """What it is called in a sentence."""
+        """Name in a sentence."""
         if self.accelerator is None:
             return "the engine described"
         return f"{self.workers} × {self.accelerator.name}"
@@ -81,7 +81,7 @@ def engine_of(
     prefill_rate: float | None = None,
     link_bandwidth: float | None = None,
 ) -> Engine:
-    """Describe an engine by what is known of it; rates that are given replace estimates."""
+    """Return an engine with estimated rates; given rates replace the estimates."""
     count = workers or 1
     estimated_prefill = estimated_link = 0.0
     device_memory = 0
@@ -106,15 +106,14 @@ def engine_of(
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What a policy saves and what it costs, over the trace.
+    """Savings and costs of a policy over the trace.
 
     Attributes
     ----------
     prefill_seconds : float
         Prefill that its hits save.
     load_seconds, store_seconds : float
-        Time that the blocks hit spend on the way from host memory, and the blocks stored on the
-        way to it.
+        Time that hit blocks take from host memory, and stored blocks to it.
     """
 
     prefill_seconds: float
@@ -128,22 +127,22 @@ class Balance:
 
     @property
     def net_seconds(self) -> float:
-        """What is saved less what it costs."""
+        """Savings less costs."""
         return self.prefill_seconds - self.moving_seconds
 
     @property
     def pays(self) -> bool:
-        """Whether more is saved than it costs."""
+        """Whether the savings exceed the costs."""
         return self.net_seconds > 0
 
 
 def balance(advice: Advice, cell: Cell, engine: Engine) -> Balance:
-    """Return what a policy saves and costs; both rates of the engine must be known."""
+    """Return the balance of a policy; both rates of the engine must be known."""
     return balance_of(advice.setup, cell, engine)
 
 
 def balance_of(setup: Setup, cell: Cell, engine: Engine) -> Balance:
-    """Return what a cell saves and costs; both rates of the engine must be known."""
+    """Return the balance of a cell; both rates of the engine must be known."""
     block_bytes = setup.block_bytes
     loaded = cell.saved_tokens // setup.block_tokens
     return Balance(

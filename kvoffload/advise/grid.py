@@ -25,7 +25,7 @@ class Outcome:
     policy : str
         Policy string.
     parts : tuple of Counts
-        What came of each part of the trace; the cache is not emptied between them.
+        Counts of each part of the trace; the cache is kept between parts.
     """
 
     policy: str
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def hits(self) -> int:
-        """Blocks of those that it had."""
+        """Blocks among those that it had."""
         return sum(part.hits for part in self.parts)
 
     @property
@@ -61,7 +61,7 @@ class Grid:
     outcomes : dict of (str, int) to Outcome
         By policy and capacity.
     belady : dict of int to int
-        By capacity, the blocks that no policy can hit more of.
+        By capacity, the most blocks that a policy can hit.
     """
 
     outcomes: dict[tuple[str, int], Outcome]

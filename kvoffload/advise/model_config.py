@@ -1,7 +1,7 @@
-"""The shape of a model's KV cache from its ``config.json``, or why it cannot be told.
+"""The shape of a model's KV cache from its ``config.json``, or why it is not counted.
 
-The file is that of Hugging Face's transformers. What keeps something else than keys and values of
-every token, such as a state that does not grow, is refused by name rather than counted wrongly.
+The file is that of Hugging Face's transformers. A model that keeps anything but keys and
+values of every token, such as a state that does not grow, is refused rather than counted wrongly.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ def shape_of_config(path: str | os.PathLike[str]) -> ModelShape:
     OSError
         If the file cannot be read; it names the file.
     ValueError
-        If it is no such configuration, or of a model that is not counted right; the message says
-        why.
+        If it is no such configuration, or of a model that cannot be counted; the message says why.
     """
     file = Path(path)
     if file.is_dir():
@@ -92,7 +91,7 @@ def shape_of_config(path: str | os.PathLike[str]) -> ModelShape:
 
 
 class _Config:
-    """One configuration, of which a multimodal model's text part counts."""
+    """A configuration; of a multimodal model, its text part."""
 
     def __init__(self, path: str, config: Mapping[str, Any]) -> None:
         self.path = printable(path)
@@ -130,7 +129,7 @@ class _Config:
                 self._refuse(f"it has {name}")
 
     def _windows(self) -> str:
-        """Return what is to be said of layers that see a window only; empty if there are none."""
+        """Return a remark on layers that attend to a window; empty if there are none."""
         types = self.config.get("layer_types")
         if types is None:
             if (
@@ -157,7 +156,7 @@ class _Config:
         )
 
     def _given(self, *names: str) -> str | None:
-        """Return the first of these fields that says something."""
+        """Return the first of these fields that is set."""
         return next((n for n in names if self.config.get(n) not in (None, 0, False, [])), None)
 
     def _integer(self, *names: str, most: int = MOST) -> int:

@@ -1,4 +1,4 @@
-"""The shape of a model's KV cache, and how many bytes a token takes in it.
+"""The shape of a model's KV cache, and its bytes per token.
 
 Attention with KV heads keeps a key and a value per head and layer: ``2 x layers x KV heads x head
 size`` elements per token (Ainslie et al., "GQA", 2023). Multi-head latent attention keeps one
@@ -25,14 +25,14 @@ _HUB = "https://huggingface.co"
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What of a model's configuration decides the size of its KV cache.
+    """The part of a model's configuration that determines the size of its KV cache.
 
     Attributes
     ----------
     name : str
-        What users write.
+        The name that users type.
     repository : str
-        Where the configuration is published, on the Hugging Face Hub.
+        Repository on the Hugging Face Hub that publishes the configuration.
     layers : int
         Layers with attention.
     kv_heads : int
@@ -44,13 +44,13 @@ class ModelShape:
     rotary : int
         Elements of the rotary key per layer; 0 without latent attention.
     remark : str
-        What the formula leaves out for this model; empty if nothing.
+        Remark on what the formula leaves out for this model; may be empty.
     parameters : float
-        Its parameters; 0 if not known.
+        Number of parameters; 0 if not known.
     active : float
-        Parameters that take part in the computation of a token; 0: all.
+        Parameters active per token; 0: all.
     weights : float
-        Bytes of its weights as published; 0: 2 per parameter.
+        Bytes of the weights as published; 0: 2 per parameter.
     """
 
     name: str
@@ -74,7 +74,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> float:
-        """Parameters that take part in the computation of a token; 0 if not known."""
+        """Parameters active per token; 0 if not known."""
         return self.active or self.parameters
 
     @property

@@ -16,8 +16,8 @@ __all__ = ["model_names", "model_shape"]
 _WINDOWS = WINDOWED.format("every second layer attends to 128 tokens")
 
 # As in config.json of each repository: layers, KV heads and head size (or latent and rotary size).
-# Parameters, all of them, are counted from the same files, and agree with the model cards; those of
-# GLM-4.5, and those active for a token, are of the cards. Weights take one byte per parameter where
+# Parameters are counted from the same files and agree with the model cards; those of GLM-4.5, and
+# those active per token, are from the cards. Weights take one byte per parameter where
 # they are published in FP8; in MXFP4 17 bytes per 32 of the experts' parameters, 2 per other one.
 _SHAPES = (
     ModelShape("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 32, 8, 128, parameters=8.03e9),
@@ -101,7 +101,7 @@ _SHAPES = (
 )
 _BY_NAME = {shape.name: shape for shape in _SHAPES}
 
-# What repositories add to the name of a model without changing the shape of its cache.
+# Suffixes that repositories add to the name of a model with the same shape of cache.
 _VARIANTS = re.compile(
     r"-(instruct|chat|base|it|hf|bf16|fp8|fp8-dynamic|awq|awq-int4|gptq|gptq-int4|int4|int8|w8a8"
     r"|w4a16|thinking|unsloth|bnb-4bit|v0\.[23]|0324|0528|0905|2501|2507)$"
@@ -118,16 +118,16 @@ def model_names() -> tuple[str, ...]:
 
 
 def model_shape(name: str) -> ModelShape:
-    """Return the shape of a model by its name, as it is typed at ``vllm serve``, or by its file.
+    """Return the shape of a model by its name, as for ``vllm serve``, or by its configuration.
 
-    Case does not matter, nor does the organisation before a slash, nor what a repository's name
-    adds for a variant with the same cache, such as ``-Instruct`` or ``-FP8``. A path to a
-    ``config.json``, or to the folder that it lies in, is read instead (see ``model_config``).
+    Case does not matter, nor do the organisation before a slash and suffixes for variants with the
+    same cache, such as ``-Instruct`` or ``-FP8``. A path to a ``config.json``, or to its folder, is
+    read instead (see ``model_config``).
 
     Raises
     ------
     ValueError
-        If it is not known or not counted right; the message lists the known ones and the nearest.
+        If it is not known or cannot be counted; the message lists the known ones and the nearest.
     OSError
         If it is a file that cannot be read.
     """
@@ -146,7 +146,7 @@ def model_shape(name: str) -> ModelShape:
 
 
 def _plain(name: str) -> str:
-    """Return what the table calls a repository's model."""
+    """Return the name in the table of a repository's model."""
     plain = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
     plain = _WITHOUT_WINDOWS.get(plain, plain)
     while plain not in _BY_NAME:

@@ -1,7 +1,7 @@
 """The advice as one HTML page: nothing to install, nothing to fetch.
 
 Style and script stand in the page, and its content security policy admits them by their hash and
-nothing else; so even a name that escaped the escaping could run nothing and load nothing.
+nothing else; so even a name that evaded the escaping could run and load nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NARROW = {"width": 340, "height": 360, "label_height": 16}
 
 
 def require_report() -> None:
-    """Check that what the report needs is installed.
+    """Check that the requirements of a report are installed.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def write_report(subject: Subject, path: str | os.PathLike[str]) -> None:
 
 
 _FIRST = ("Time", "Accelerator", "More memory")
-"""Findings that stand at the top of the page, under the recommendation."""
+"""Findings shown at the top of the page, under the recommendation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def report_html(subject: Subject) -> str:
 
 
 def _columns(subject: Subject) -> list[_Column]:
-    """Return the columns of the table: title, text of each policy's cell, which ones are best."""
+    """Return the columns of the table, with the best cells of each."""
     advice, alone, engine = subject.advice, subject.alone, subject.engine
     ranking = advice.ranking()
     blank = ["", ""]
@@ -201,7 +201,7 @@ def _disk(subject: Subject) -> list[tuple[str, ...]]:
 
 
 def _meanings(advice: Advice) -> list[tuple[str, str]]:
-    """Return what each row of the table is, for a reader who does not know the names."""
+    """Return an explanation of each row of the table."""
     found = [(p, summary(p)) for p in advice.ranking()]
     found.append(("belady", "Belady's choice with bypass, which knows the future"))
     found.append(("infinite", "a cache that keeps everything"))

@@ -1,4 +1,4 @@
-"""An advice together with what it is about, as the command and the report present it."""
+"""An advice with its context, as the command and the report present it."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ __all__ = ["Subject"]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was asked, and what came of it.
+    """An advice and its context.
 
     Attributes
     ----------
     trace : str
-        What the user calls the trace.
+        Name of the trace as given by the user.
     advice : Advice
-        What it says.
+        The advice.
     model : ModelShape or None
         The model; None where bytes per token were given.
     dtype : str
         Element type of the model's KV cache.
     command : str
-        The command that makes the same advice.
+        Command that gives the same advice.
     block_tokens_from : str
-        Who says how many tokens a block holds: ``"trace"``, ``"lengths"`` of its requests, or
-        ``"option"``, where it was given because they are not known.
+        Origin of the tokens per block: ``"trace"``, ``"lengths"`` of its requests, or ``"option"``
+        where those are not known.
     alone : Advice or None
         The same without a cache on the accelerator, where `advice` has a typical one in front.
     details : Details or None
-        A closer look at what is advised.
+        Details of the advice.
     files : int or None
         Files that the trace was read from, None if it is generated.
     id_spaces : int
         Sets of these that share their block ids.
     ids_text : str or None
-        What was done with the block ids of several files, in words.
+        How the block ids of several files were treated, in words.
     """
 
     trace: str
@@ -64,12 +64,12 @@ class Subject:
         return headline(self.advice)
 
     def findings(self) -> list[Finding]:
-        """Return what follows from the figures."""
+        """Return the findings."""
         return findings(self.advice, self.alone, self.details)
 
     @property
     def engine(self) -> Engine | None:
-        """The engine that computes and moves, where both rates are known."""
+        """The engine, where both of its rates are known."""
         return self.advice.setup.rates
 
     @property
@@ -78,7 +78,7 @@ class Subject:
         return printable(self.trace)
 
     def trace_text(self) -> str:
-        """Return what was replayed."""
+        """Return a description of what was replayed."""
         facts, setup = self.advice.facts, self.advice.setup
         full = "full " if setup.full_blocks else ""
         believed = (
@@ -92,7 +92,7 @@ class Subject:
         )
 
     def memory_text(self) -> str:
-        """Return what a block takes, and how much of the trace the memory holds."""
+        """Return the bytes per block, and how much of the trace the memory holds."""
         setup = self.advice.setup
         model = "" if self.model is None else f"{self.model.name}, {self.dtype}: "
         capacity = self.advice.capacities[self.advice.place]
@@ -106,7 +106,7 @@ class Subject:
         )
 
     def remarks(self) -> list[str]:
-        """Return what a reader must know to judge the figures."""
+        """Return the assumptions behind the figures."""
         setup, facts = self.advice.setup, self.advice.facts
         if setup.device_memory:
             device = (
@@ -136,7 +136,7 @@ class Subject:
         return found
 
     def _keeps_heads_several_times(self, model: ModelShape) -> bool:
-        """Tell whether there are more workers than the bytes of a token are counted for."""
+        """Return whether heads are kept several times, beyond the bytes counted per token."""
         if self.engine is None or model.latent or self.engine.workers <= model.kv_heads:
             return False
         return self.advice.setup.token_bytes == model.bytes_per_token(self.dtype)

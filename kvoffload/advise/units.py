@@ -1,4 +1,4 @@
-"""Sizes, rates, shares and counts as a reader wants them."""
+"""Sizes, rates, shares, counts and durations as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures mean, in sentences that the command and the report share."""
+"""The findings in sentences, which the command and the report share."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = [
 ]
 
 FEW_STORES = 0.5
-"""A policy within noise is worth a word if it stores at most this share of the chosen one's."""
+"""Share of the chosen policy's stores up to which one within noise is mentioned."""
 
 MUCH_MORE = 1.1
-"""A policy is worth a word if it gains this many times the time that the chosen one does."""
+"""Multiple of the chosen policy's gain in time from which another is mentioned."""
 
 LITTLE = 0.005
-"""A gain in hit ratio below this is called hardly any."""
+"""Gain in hit ratio below which it is called hardly any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A title of a word or two, and what is to be said under it."""
+    """A finding: a title of a word or two, and a text."""
 
     title: str
     text: str
@@ -84,7 +84,7 @@ def _saved_tokens(advice: Advice, cell: Cell) -> str:
 
 
 def _best_balance(advice: Advice, engine: Engine) -> tuple[str, Balance]:
-    """Return the policy that saves most time, and what it saves and costs."""
+    """Return the policy that saves most time, and its balance."""
     balances = {p: balance(advice, advice.cell(p), engine) for p in advice.setup.policies}
     best = max(by_simplicity(list(balances)), key=lambda policy: balances[policy].net_seconds)
     return best, balances[best]
@@ -124,7 +124,7 @@ def _time(advice: Advice, policy: str, engine: Engine) -> str:
 
 
 def rates_text(engine: Engine) -> str:
-    """Return the rates that times rest on, and where they are from."""
+    """Return the rates that the times are based on, and their origin."""
     prefill = f"prefill {count_text(round(engine.prefill_rate))} tokens/s"
     link = f"link {rate_text(engine.link_bandwidth)} each way"
     if engine.accelerator is None or (engine.prefill_given and engine.link_given):
@@ -142,7 +142,7 @@ def rates_text(engine: Engine) -> str:
 
 
 def side_by_side(advice: Advice, alone: Advice) -> str:
-    """Return what the cache on the accelerator changes: the answer without one beside that with."""
+    """Return the answers with and without a cache on the accelerator."""
     engine = advice.setup.rates
     device = bytes_text(advice.setup.device_memory)
     if advice.setup.device_is_assumed:
@@ -181,9 +181,9 @@ def findings(
     alone: Advice | None = None,
     found: Details | None = None,
 ) -> list[Finding]:
-    """Return what follows from the figures, the most important first.
+    """Return the findings, the most important first.
 
-    Where there is no recommendation, only what holds of every policy.
+    Without a recommendation, only those that hold for every policy.
     """
     policy, engine = advice.policy, advice.setup.rates
     accelerator = [Finding("Accelerator", side_by_side(advice, alone))] if alone else []
@@ -206,7 +206,7 @@ def findings(
 
 
 def noise_text() -> str:
-    """Return what is meant by noise."""
+    """Return the definition of noise."""
     return (
         f"Noise: twice the standard error of the difference to the best policy over {PARTS} "
         f"consecutive parts of the trace, at least {points(LEAST_NOISE)} and at most "
@@ -215,7 +215,7 @@ def noise_text() -> str:
 
 
 def _memory_that_pays(advice: Advice) -> str:
-    """Return in which of the other memories a policy pays."""
+    """Return the other memories in which a policy pays."""
     texts = [
         f"{choice.policy} with {bytes_text(memory)}"
         for memory, choice, paying in zip(
@@ -229,7 +229,7 @@ def _memory_that_pays(advice: Advice) -> str:
 
 
 def _ceiling_of_all(advice: Advice) -> str:
-    """Return what no cache at all could exceed."""
+    """Return the ceiling of all caches."""
     ideal = percent_text(advice.unbounded)
     if not advice.setup.device_memory:
         return f"A cache without bounds would hit {ideal} of the trace's blocks."
@@ -259,7 +259,7 @@ def _reason(advice: Advice, policy: str) -> str:
 
 
 def _reason_among(advice: Advice, choice: Choice, policy: str) -> str:
-    """Return why the policy was chosen of the candidates."""
+    """Return why the policy was chosen from the candidates."""
     within = choice.within_noise()
     if policy != choice.best:
         return (
@@ -281,7 +281,7 @@ def _reason_among(advice: Advice, choice: Choice, policy: str) -> str:
 
 
 def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
-    """Name the policy within noise that stores least, if that is much less than the chosen one."""
+    """Return a sentence on the policy within noise that stores much less, if there is one."""
 
     def stored(name: str) -> float:
         cell = advice.cell(name)
@@ -356,7 +356,7 @@ def _ceiling(advice: Advice, policy: str) -> str:
 
 
 def detail_findings(advice: Advice, found: Details) -> list[Finding]:
-    """Return what a closer look shows: warm-up, requests, reuse, a disk."""
+    """Return the findings on warm-up, requests, reuse and a disk."""
     return [
         Finding("Warm-up", _warm_up(found)),
         Finding("Requests", _requests(found)),

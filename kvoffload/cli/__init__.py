@@ -1,4 +1,4 @@
-"""The ``kvoffload`` command: one file a command, `main` is what the console script calls."""
+"""The ``kvoffload`` command: one file per command; the console script calls `main`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command's root: its subcommands, and what becomes of errors."""
+"""The command's root: its subcommands, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from .workload import workload
 
 DATA_ERROR = 1
 USAGE_ERROR = 2
-BY_SIGNAL = 128  # and its number, as shells say it
+BY_SIGNAL = 128  # plus its number, as in shells
 INTERRUPTED = BY_SIGNAL + 2  # SIGINT
 NO_READER = BY_SIGNAL + 13  # SIGPIPE, which ends other commands
-COMPLETION = "_KVOFFLOAD_COMPLETE"  # by which a shell asks click for completions
+COMPLETION = "_KVOFFLOAD_COMPLETE"  # set by a shell that asks click for completions
 
 
 @click.group(
@@ -97,9 +97,10 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Raise `SystemExit` for SIGTERM and SIGHUP too, which click leaves to end the process at once.
+    """Raise `SystemExit` on SIGTERM and SIGHUP, which otherwise would end the process at once.
 
-    So no file and no process is left behind. A signal that is ignored or handled stays so.
+    So no temporary file and no process is left behind; click handles SIGINT alone. A signal that is
+    ignored, or handled by the caller, stays so.
     """
     handlers = {}
     if threading.current_thread() is threading.main_thread():
@@ -119,7 +120,7 @@ def _exit(number: int, _frame: FrameType | None) -> None:
 
 
 def _invoke(arguments: Sequence[str]) -> int:
-    """Do what `click.Command.main` does, but leave all faults to the caller."""
+    """Invoke the command as `click.Command.main` does, but leave all errors to the caller."""
     if COMPLETION in os.environ:
         root.main(list(arguments), prog_name="kvoffload")
     try:

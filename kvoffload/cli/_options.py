@@ -1,4 +1,4 @@
-"""What several commands take, under one name each: traces, policies, capacities, sizes."""
+"""Arguments and options that several commands share: traces, policies, capacities, sizes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
 
 def check_number(text: str) -> None:
-    """Refuse a number that says what it means but for one thing, and ask for that.
+    """Refuse a number that is too large, or whose unit is ambiguous.
 
     Raises
     ------
     ValueError
-        If it is too large to be read, or its unit is half a unit.
+        If it is; the message asks for the missing part of the unit.
     """
     if _TOO_LARGE.fullmatch(text):
         raise ValueError(f"must have at most 18 digits, got {describe(text)}, which is too large")
@@ -48,12 +48,12 @@ def check_number(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A capacity as it was asked for; one of the three is set.
+    """A requested capacity; exactly one of `blocks`, `size` and `percent` is set.
 
     Attributes
     ----------
     text : str
-        What was written.
+        The text that was given.
     blocks : int or None
         Number of blocks.
     size : int or None
@@ -74,7 +74,7 @@ class Capacity:
         option: str = "--capacity",
         least: int = 1,
     ) -> int:
-        """Return the number of blocks, at least `least`; `option` is what messages call it.
+        """Return the number of blocks, at least `least`; `option` names it in messages.
 
         Raises
         ------
@@ -161,7 +161,7 @@ def read_size(text: str) -> int:
 
 
 def examples(*commands: str) -> str:
-    """Return the end of a help text: commands that a reader can type, as they stand."""
+    """Return the end of a help text: example commands, unwrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
 
 
@@ -240,7 +240,7 @@ def device_memory_blocks(
 
 
 def read_policy(text: str) -> str:
-    """Read a policy; a class of the user's may lie in the present folder, after all else."""
+    """Read a policy; a class of the user's may be in the current folder, searched last."""
     if is_own(text) and "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     return parse_policy(text)
@@ -321,7 +321,7 @@ _EARLIER_NAMES = {
 
 
 def present_name(name: str) -> str:
-    """Return what an option is called now, and say so once where it has been renamed."""
+    """Return the current name of an option; print a note, once, where it has been renamed."""
     present = _EARLIER_NAMES.get(name)
     context = click.get_current_context(silent=True)
     if present is None:

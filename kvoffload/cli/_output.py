@@ -1,4 +1,4 @@
-"""Where the commands write, found out before they begin to work."""
+"""Outputs of the commands, checked before the work begins."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def check_outputs(
     append: Collection[str] = (),
     prints: bool = True,
 ) -> None:
-    """Find out before the work whether a command can write its outputs.
+    """Check that a command can write its outputs.
 
     Parameters
     ----------
     traces : sequence of str
-        What it reads, as given: files, folders and patterns, ``-`` for standard input.
+        Inputs as given: files, folders and patterns, ``-`` for standard input.
     files : mapping of str to str or None
         The files that it writes, by option.
     append : collection of str
-        The options whose file is written at its end.
+        Options whose file is appended to.
     prints : bool
         Whether it writes to standard output.
 
@@ -65,7 +65,7 @@ def check_outputs(
 
 
 def check_output_option(traces: Sequence[str], output: str) -> None:
-    """Do the same for a command that writes to `output_option` and nowhere else."""
+    """Check the output of a command that writes to `output_option` alone."""
     if output == STDOUT:
         check_outputs(traces)
     else:
@@ -88,7 +88,7 @@ def write_output(requests: Iterable[Request], output: str) -> None:
 
 
 def _check_apart(traces: Sequence[str], files: Mapping[str, str], *, prints: bool) -> None:
-    """Find out whether what is read and what is written are all different files."""
+    """Check that no input or output is the same file as another."""
     taken: dict[object, str] = {}  # a file may be read twice, and None is no file
 
     def take(identity: object, what: str, shown: str | None) -> None:
@@ -109,12 +109,12 @@ def _check_apart(traces: Sequence[str], files: Mapping[str, str], *, prints: boo
 
 
 def _identity(file: str | int | None) -> object:
-    """Return what all names of one file have in common; None where it can be used twice."""
+    """Return the same value for all names of one file; None where sharing it does no harm."""
     if file is None:
         return None
     try:
         status = os.fstat(file) if isinstance(file, int) else Path(file).stat()
-    except (OSError, ValueError):  # not there yet, or whoever opens it says why not
+    except (OSError, ValueError):  # not there yet, or opening it reports why not
         return None if isinstance(file, int) else os.path.realpath(file)
     exclusive = stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFBLK)
     return (status.st_dev, status.st_ino) if exclusive else None

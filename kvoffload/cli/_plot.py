@@ -28,7 +28,7 @@ CEILING_COLOUR = "#888888"
 LABEL_COLOUR = "#222222"  # the lines' lighter colours could not be read as text
 FIGURE_INCHES = (6.6, 4.6)  # of which the axes have AXES; what lies around them comes on top
 AXES = (0.1, 0.1, 0.7, 0.8)
-FONT_POINTS = 10  # some 7 pixels where the picture is as wide as a phone
+FONT_POINTS = 10  # about 7 pixels where the picture is as wide as a phone
 LABEL_STEP = 1.25 * FONT_POINTS / (72 * FIGURE_INCHES[1] * AXES[3])  # of labels, share of height
 LABEL_PLACE = 1.035  # where labels begin, share of the width
 MARGIN_INCHES = 0.12  # around all that is drawn
@@ -36,7 +36,7 @@ TITLE_CHARACTERS = 76  # of a line of the title
 
 
 def draw(grid: Grid, path: str) -> None:
-    """Draw a sweep into a file, in the form that its name ends in.
+    """Draw a sweep into a file, in the format that its name ends in.
 
     Raises
     ------
@@ -45,14 +45,14 @@ def draw(grid: Grid, path: str) -> None:
     """
     form = path.rpartition(".")[2].lower()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a character of a name is in no font
+        warnings.simplefilter("ignore")  # a character of a name may be in no font
         picture = _picture(grid, form)
     with open_output(path) as file:
         file.write(picture)
 
 
 def _picture(grid: Grid, form: str) -> bytes:
-    """Return the picture, as large as what is drawn: the axes have one size, and nothing is cut."""
+    """Return the picture; it grows around axes of fixed size, so that no label is cut off."""
     with mpl.rc_context({"font.size": FONT_POINTS, "svg.hashsalt": "kvoffload"}):
         figure = Figure(figsize=FIGURE_INCHES)
         axes = figure.add_axes(AXES)

@@ -26,7 +26,7 @@ class Cell:
     capacity : int
         Capacity, blocks.
     result : ReplayResult
-        What came of it.
+        Its counts and times.
     """
 
     policy: str
@@ -37,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a column of the table shows of a cell, under which title."""
+    """A column of the table: its title, and the text for a cell."""
 
     title: str
     text: Callable[[Cell], str]
@@ -49,7 +49,7 @@ class Field:
 
 
 def milliseconds(nanoseconds: int) -> str:
-    """Return a duration in milliseconds with three digits that count."""
+    """Return a duration in milliseconds with three significant digits."""
     value = nanoseconds / 1e6
     for digits, limit in ((4, 0.1), (3, 1), (2, 10), (1, 100)):
         if value < limit:
@@ -58,7 +58,7 @@ def milliseconds(nanoseconds: int) -> str:
 
 
 def known(text: Callable[[ReplayResult], str]) -> Callable[[Cell], str]:
-    """Return a text of a policy's cell; of a ceiling it is not known."""
+    """Return a text for the cell of a policy, and a dash for that of a ceiling."""
     return lambda cell: "-" if cell.policy in CEILINGS else text(cell.result)
 
 

@@ -1,4 +1,4 @@
-"""The trace that a command was given, so that it can be read more than once."""
+"""The trace given to a command, readable more than once."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ._terminal import note
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Requests that can be iterated over again and again, and where they came from.
+    """Requests that can be iterated over repeatedly, and their origin.
 
     Attributes
     ----------
     name : str
-        What the user calls the trace.
+        The name given by the user.
     requests : iterable of Request
         The requests.
     trace : MergedTrace or None
-        The files that they were read from first, None if they are generated.
+        The files that they are read from; None if they are generated.
     same_ids : bool
         Whether the user said that equal ids mean equal blocks in all files.
     """
@@ -64,27 +64,27 @@ class Source:
 
     @property
     def format(self) -> str | None:
-        """Form of the trace, None if it is generated."""
+        """Format of the trace, None if it is generated."""
         return None if self.trace is None else self.trace.format
 
     @property
     def block_tokens(self) -> int | None:
-        """Tokens per block, where the trace itself says so."""
+        """Tokens per block, where the trace states them."""
         return None if self.trace is None else self.trace.block_tokens
 
     @property
     def block_bytes(self) -> int | None:
-        """Bytes per block, where the trace itself says so."""
+        """Bytes per block, where the trace states them."""
         return None if self.trace is None else self.trace.block_bytes
 
     @property
     def bad_lines(self) -> int:
-        """Bad lines that the last reading of the file passed over."""
+        """Bad lines that the last pass over the file skipped."""
         return 0 if self.trace is None else self.trace.bad_lines
 
 
 def named_files(paths: Sequence[str]) -> list[str]:
-    """Return the files of what was given as TRACE, of which standard input can only be all.
+    """Return the files given as TRACE; standard input must be the only one.
 
     Raises
     ------
@@ -108,9 +108,10 @@ def open_source(
     limit: int | None,
     same_ids: bool,
 ) -> Iterator[Source]:
-    """Give the first requests of a trace, for as many iterations as one likes.
+    """Open a trace for any number of iterations over its first requests.
 
-    What can be read but once, standard input or a named pipe, is kept in a temporary file.
+    Input that can be read only once, standard input or a named pipe, is copied to a temporary
+    file.
     """
     files = named_files(paths)
     trace = MergedTrace(
@@ -129,15 +130,15 @@ def open_source(
 
 @dataclass(frozen=True, slots=True)
 class BlockSize:
-    """The number of tokens per block, and who says so.
+    """The number of tokens per block, and its origin.
 
     Attributes
     ----------
     tokens : int or None
         Tokens per block; None where no one size fits all requests.
     origin : str or None
-        ``"trace"`` if the trace names it, ``"lengths"`` if the requests' lengths tell, ``"option"``
-        if they are not known and it was given.
+        ``"trace"`` if the trace states it, ``"lengths"`` if it was inferred from the requests'
+        lengths, ``"option"`` if those are not known and it was given.
     """
 
     tokens: int | None
@@ -145,7 +146,7 @@ class BlockSize:
 
     @classmethod
     def of(cls, source: Source, survey: Survey, given: int | None) -> BlockSize:
-        """Find out the block size of a trace that has been read, with what the user gave.
+        """Determine the block size of a trace that has been read, given the user's option.
 
         Raises
         ------
@@ -193,5 +194,5 @@ def _is_pipe(path: str) -> bool:
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError):
-        return False  # the reader says what is wrong with it
+        return False  # the reader reports what is wrong with it
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode)

@@ -1,6 +1,6 @@
-"""The standard streams of the process, so that the command ends well whatever they are.
+"""The standard streams of the process, made safe for the command.
 
-They may be closed, full, or pipes whose other end is gone; buffered or not.
+They may be closed, full, or pipes whose reader is gone; buffered or not.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = [
 ]
 
 STDOUT = "<stdout>"
-"""What messages call standard output."""
+"""Name of standard output in messages."""
 
 
 class _StandardError(OutputFile):
-    """Standard error; where it cannot be written, the work goes on without."""
+    """Standard error; output that it does not take is dropped."""
 
     def write(self, data: Buffer, /) -> int:
-        """Write what can be written; return how many bytes, or that it was all."""
+        """Write as much as possible; on an error, drop all of it."""
         try:
             return super().write(data)
         except OSError:
@@ -42,11 +42,11 @@ class _StandardError(OutputFile):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Have faults of standard output name it, and pass over those of standard error.
+    """Make errors of standard output name it, and ignore those of standard error.
 
-    The number of a stream that is closed is given to a file that cannot be used: the next file that
-    is opened would have it, and would be taken for the stream. A library may have opened one before
-    (libffi keeps one), which then is not written to.
+    The descriptor of a closed stream is given to a file that cannot be used: otherwise the next
+    file opened would get it and be taken for the stream. A library may have opened one already
+    (libffi keeps one), which is then not written to. click has nothing for any of this.
     """
     _fill_closed()
     before = sys.stdout, sys.stderr
@@ -70,12 +70,12 @@ def standard_output() -> int | None:
 
 
 def check_standard_output() -> None:
-    """Find out whether standard output is open for writing.
+    """Check that standard output is open for writing.
 
     Raises
     ------
     OSError
-        If it is not; it names standard output.
+        If it is not; the error names standard output.
     """
     descriptor = standard_output()
     if descriptor is not None:
@@ -87,8 +87,8 @@ def check_standard_output() -> None:
 
 
 def standard_input_waits() -> bool:
-    """Return whether standard input is a file or a pipe in which there is something to read."""
-    if sys.__stdin__ is None:  # closed at the start; a library may have opened a file of its number
+    """Return whether standard input is a file or a pipe with data to read."""
+    if sys.__stdin__ is None:  # closed at the start; a library may have taken its descriptor
         return False
     try:
         status = os.fstat(0)
@@ -106,10 +106,10 @@ def standard_input_waits() -> bool:
 
 
 def _fill_closed() -> None:
-    """Open what is closed of the standard descriptors, the wrong way round."""
+    """Open closed standard descriptors in the wrong direction, so that using them fails."""
     for number, direction in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
         if not _is_open(number):
-            os.set_inheritable(os.open(os.devnull, direction), True)  # the lowest number is free
+            os.set_inheritable(os.open(os.devnull, direction), True)  # takes the lowest free number
 
 
 def _is_open(descriptor: int) -> bool:
@@ -121,7 +121,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _over(stream: TextIO | None, number: int, kind: type[OutputFile]) -> TextIO:
-    """Return a stream over a standard descriptor, if that is where the present one writes."""
+    """Return a new stream over a standard descriptor, if the current one writes to it."""
     encoding = None
     if stream is not None:
         try:

@@ -27,17 +27,17 @@ class Grid:
     source : Source
         The trace.
     version : str
-        Of the package.
+        Version of the package.
     unique_blocks : int
         Distinct blocks of the trace.
     block_bytes : int or None
         Size of a block, where it is known.
     sizes : dict of str to int
-        Capacities as they were given, and in blocks.
+        By capacity as given, its number of blocks.
     cells : list of Cell
-        Every policy at every capacity, in the order asked for.
+        Every policy at every capacity, in the order given.
     counts : dict of Cell to Counts
-        What came of each.
+        The counts of each.
     """
 
     source: Source
@@ -50,11 +50,11 @@ class Grid:
 
     @property
     def policies(self) -> list[str]:
-        """The policies, in the order asked for."""
+        """The policies, in the order given."""
         return list(dict.fromkeys(cell.policy for cell in self.cells))
 
     def row(self, policy: str) -> list[tuple[Cell, Counts]]:
-        """Return a policy's cells with what came of them, in the order of the capacities."""
+        """Return a policy's cells and their counts, in the order of the capacities."""
         return [(cell, self.counts[cell]) for cell in self.cells if cell.policy == policy]
 
 
@@ -84,7 +84,7 @@ def _print_matrix(title: list[str], grid: Grid, text: Callable[[Counts], str]) -
 
 
 def _object(given: str, cell: Cell, counts: Counts, block_bytes: int | None) -> dict[str, object]:
-    """Return a cell as one flat object; of a ceiling only what is known of it."""
+    """Return a cell as one flat object; a ceiling has fewer fields."""
     values: dict[str, object] = {
         "policy": cell.policy,
         "capacity": cell.capacity,
@@ -126,7 +126,7 @@ def print_grid_json(grid: Grid) -> None:
 
 
 def print_csv(grid: Grid) -> None:
-    """Print a heading and one line per cell; what is not known is empty."""
+    """Print a heading and one line per cell; unknown values are empty."""
     objects = _objects(grid)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(objects[0]), lineterminator="\n")

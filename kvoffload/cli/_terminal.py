@@ -1,4 +1,4 @@
-"""What the commands print: progress and notes on standard error, tables and JSON on output."""
+"""Output of the commands: notes and progress on standard error, tables and JSON on output."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from kvoffload.advise.units import NO_BREAK_SPACE, unbroken
 
 REFRESH_SECONDS = 0.1
 WIDEST_PROSE = 100
-"""Columns beyond which lines of text are not filled, however wide the terminal is."""
+"""Widest line of text, columns, however wide the terminal is."""
 
 
 def print_json(value: object) -> None:
-    """Print one JSON object; a number that JSON does not know, such as infinity, is null."""
+    """Print one JSON object; numbers that JSON lacks, such as infinity, become null."""
     click.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 
@@ -58,7 +58,7 @@ class Column:
 
 
 def print_prose(text: str, indent: str = "") -> None:
-    """Print a text in lines that fit the width; all but the first are indented.
+    """Print a text filled to the width, with all lines but the first indented.
 
     A terminal, or ``COLUMNS``, sets the width, up to `WIDEST_PROSE`; without, it is 80.
     """
@@ -73,17 +73,17 @@ def print_prose(text: str, indent: str = "") -> None:
 
 
 def print_tables(title: Sequence[str], leading: list[Column], groups: list[list[Column]]) -> None:
-    """Print a title and a table, cut into several below each other where it is too wide for one.
+    """Print a title and a table, split into several, one below the other, if it is too wide.
 
-    A terminal, or ``COLUMNS``, sets the width; a file or a pipe is as wide as the table. What
-    could move the cursor of a terminal, as in the name of a file, is escaped.
+    A terminal, or ``COLUMNS``, sets the width; a file or a pipe is as wide as the table. Control
+    characters, as in a file name, are escaped.
 
     Parameters
     ----------
     title : sequence of str
         Lines that are printed above, never wrapped.
     leading : list of Column
-        The columns that every table starts with.
+        The columns repeated at the start of every table.
     groups : list of list of Column
         The others; the table is cut between groups, within one only where it alone is too wide.
     """
@@ -105,14 +105,14 @@ def print_tables(title: Sequence[str], leading: list[Column], groups: list[list[
     for line in title:
         click.echo(printable(line))
     for table in tables:
-        with console.capture() as captured:  # of its own, it ends the process at a closed pipe
+        with console.capture() as captured:  # rich itself exits at a closed pipe
             console.print(_table(table))
         click.echo(f"\n{captured.get()}", nl=False)
 
 
 def _console(*, stderr: bool = False) -> Console:
     console = Console(highlight=False, stderr=stderr)
-    if not console.width:  # by COLUMNS=0
+    if not console.width:  # COLUMNS=0
         console.width = 80
     return console
 
@@ -138,9 +138,9 @@ def _table(columns: list[Column]) -> Table:
 def progress_bar(
     description: str, total: int | None, *, quiet: bool, unit: str = "requests"
 ) -> Iterator[Callable[[int], None] | None]:
-    """Give a function that shows how many units are done; None where no bar is wanted.
+    """Provide a function that shows how many units are done; None where no bar is wanted.
 
-    The bar is drawn by that function, not by a thread that would run into what is being timed.
+    That function draws the bar; a thread of its own would disturb what is being timed.
     """
     console = _console(stderr=True)
     if quiet or not console.is_terminal or console.is_dumb_terminal:

@@ -57,7 +57,7 @@ from ._sources import BlockSize, Source, open_source
 from ._terminal import note, print_json, progress_bar
 
 DEFAULT_ACCELERATOR = "h100"
-"""Taken for the cache on the accelerator where a model is named and no accelerator is."""
+"""Accelerator whose cache is assumed where a model is named and no accelerator is."""
 
 
 def read_model(text: str) -> ModelShape:
@@ -197,7 +197,7 @@ def advise(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Say whether offloading pays, which policy to take, and what more memory would buy.
+    """Recommend a policy: whether offloading pays, and what more memory would gain.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
     them or a pattern; several are merged by time. - is standard input.
@@ -301,9 +301,9 @@ def advise(
 def _both(
     recorded: RecordedTrace, setup: Setup, typical: int, *, jobs: int, quiet: bool
 ) -> tuple[Advice, Advice | None]:
-    """Return the advice, and beside it that without a cache on the accelerator, where one is taken.
+    """Return the advice, and that without a cache on the accelerator where one is assumed.
 
-    `typical` is the size of the cache that is taken where none was given, bytes; 0 for none.
+    `typical` is the size of the assumed cache where none was given, bytes; 0 for none.
     """
     setups = [setup]
     if setup.capacity(typical):
@@ -323,7 +323,7 @@ def _both(
 
 
 def _write(subject: Subject, report: str) -> OSError | None:
-    """Write the page; return what went wrong, which must not keep the advice from the user."""
+    """Write the page; return the error, if any, so that the advice is still printed."""
     try:
         write_report(subject, report)
     except OSError as error:
@@ -340,7 +340,7 @@ def _why_no_block_size(survey: Survey) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _TokenSize:
-    """What says how many bytes of KV cache a token takes."""
+    """The options that give the bytes of KV cache per token."""
 
     model: ModelShape | None
     given: int | None
@@ -352,7 +352,7 @@ class _TokenSize:
         return self.given_dtype or "bfloat16"
 
     def check(self) -> None:
-        """Refuse what contradicts itself, or would have no effect."""
+        """Refuse options that contradict each other or would have no effect."""
         if self.model is not None and self.given is not None:
             raise click.UsageError("at most one of --model and --kv-bytes-per-token must be given")
         if self.model is not None:
@@ -369,7 +369,7 @@ class _TokenSize:
         Raises
         ------
         click.UsageError
-            If neither an option nor the trace says them.
+            If neither an option nor the trace gives them.
         """
         if self.model is not None:
             return self._model_bytes(self.model)
@@ -391,7 +391,7 @@ class _TokenSize:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """The command that writes the same page, every choice that it rests on written out."""
+    """The command that writes the same page, with every default written out."""
 
     traces: Sequence[str]
     setup: Setup
@@ -406,7 +406,7 @@ class _Command:
     same_ids: bool
 
     def text(self) -> str:
-        """Return it as a shell reads it."""
+        """Return it quoted for a shell."""
         are_like_options = any(name.startswith("-") and name != STDIN for name in self.traces)
         words = ["kvoffload", "advise", *([] if are_like_options else self.traces)]
         words += self._sizes()
@@ -453,7 +453,7 @@ class _Command:
 
 
 def _shell_word(word: str) -> str:
-    """Return a word as a shell reads it; bytes that cannot be shown are escaped."""
+    """Return a word quoted for a shell; bytes that cannot be shown are escaped."""
     if printable(word) == word:
         return shlex.quote(word)
     return "$'" + "".join(map(_escaped, os.fsencode(word))) + "'"
@@ -483,7 +483,7 @@ def _setup(
     full_blocks: bool,
     policies: tuple[str, ...],
 ) -> Setup:
-    """Turn what was asked into bytes.
+    """Return the setup, with all sizes in bytes.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""``kvoffload info``: what a trace holds."""
+"""``kvoffload info``: the contents of a trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def info(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Say what a trace holds: requests, blocks, how often they come again.
+    """Describe a trace: its requests, its blocks, and how often these are reused.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
     them or a pattern; several are merged by time. - is standard input.
@@ -60,7 +60,7 @@ def info(
 
 
 def as_object(source: Source, survey: Survey) -> dict[str, object]:
-    """Return what a trace holds as the object that ``--json`` prints."""
+    """Return the survey as the object that ``--json`` prints."""
     return {
         "trace": source.name,
         "files": source.files,
@@ -81,7 +81,7 @@ def as_object(source: Source, survey: Survey) -> dict[str, object]:
 
 
 def as_rows(source: Source, survey: Survey) -> list[tuple[str, str]]:
-    """Return what a trace holds in words."""
+    """Return the survey as rows of a table."""
     unique = survey.unique_blocks or 0
     size = source.block_tokens or survey.block_tokens
     return [

@@ -1,4 +1,4 @@
-"""``kvoffload policies``: which policies there are."""
+"""``kvoffload policies``: the available policies."""
 
 from __future__ import annotations
 

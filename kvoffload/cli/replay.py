@@ -237,7 +237,7 @@ def _manager(policy: str, num_blocks: int, block_tokens: int | None) -> CPUOfflo
 
 
 class _Ceilings:
-    """What no policy can reach, of a trace that is decoded once it is asked for."""
+    """The ceilings of a trace, which is decoded when the first is asked for."""
 
     def __init__(self, requests: Iterable[Request], device_blocks: int) -> None:
         self._requests = requests
@@ -257,7 +257,7 @@ class _Ceilings:
         return trace, device_hits(trace, self._device_blocks), tokens
 
     def at(self, ceiling: str, num_blocks: int) -> ReplayResult:
-        """Return what is known of a ceiling: no times, and neither evictions nor refusals."""
+        """Return the counts of a ceiling, which has no times, evictions or refusals."""
         trace, front, tokens = self._decoded
         counts = simulate(trace, [], ceiling, num_blocks, device_hits=front)
         return ReplayResult(

@@ -156,7 +156,7 @@ def sweep(
     ]
     _check_buildable(cells)
     file = None if results is None else ResultsFile(results, decoded)
-    faults: list[OSError] = []  # of files, which must not keep the result from the user
+    faults: list[OSError] = []  # of files; the result is printed all the same
     counts = _counts(decoded, cells, file, jobs or usable_cores(), faults, quiet=quiet)
     grid = Grid(source, __version__, decoded.unique_blocks, block_bytes, sizes, cells, counts)
     if plot is not None:
@@ -172,7 +172,7 @@ def sweep(
 
 
 def _check_results(results: str) -> None:
-    """Refuse a file that holds something else than results, which they would be added to."""
+    """Refuse a file that holds anything but results, since results would be appended."""
     try:
         ResultsFile.check(results)
     except ValueError as error:
@@ -189,7 +189,7 @@ def _draw(grid: Grid, plot: str, faults: list[OSError]) -> None:
 
 
 def _full(source: Source, block_tokens: int | None, *, quiet: bool) -> Iterable[Request]:
-    """Return the requests without the blocks that prompts fill in part."""
+    """Return the requests without partly filled blocks."""
     with progress_bar("finding the block size", None, quiet=quiet) as progress:
         survey = Survey.of(
             source.requests, unique=False, block_tokens=block_tokens, progress=progress
@@ -199,7 +199,7 @@ def _full(source: Source, block_tokens: int | None, *, quiet: bool) -> Iterable[
 
 
 def _check_buildable(cells: list[Cell]) -> None:
-    """Find out before the work whether options go with every capacity."""
+    """Check that the options are valid at every capacity."""
     for cell in cells:
         if cell.policy not in CEILINGS:
             try:
@@ -219,9 +219,9 @@ def _counts(
     *,
     quiet: bool,
 ) -> dict[Cell, Counts]:
-    """Return the result of every cell; compute those that the file does not have, and add them.
+    """Return the result of every cell; compute and append those that the file lacks.
 
-    What a class of the user's gave is not kept: the class may be another one the next time.
+    Results of a class of the user's are not kept: the class may have changed by the next time.
     """
     counts = {} if file is None else file.read([c for c in cells if not is_own(c.policy)])
     wanted = [cell for cell in dict.fromkeys(cells) if cell not in counts]

@@ -1,4 +1,4 @@
-"""``kvoffload tier``: what is on a disk, whether it is sound, and how to be rid of it."""
+"""``kvoffload tier``: inspect, verify and delete what tiers keep on disks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvoffload.tiers.local.slab import SlabFolder, Verdict
 
 LONGEST_MODEL = 80
-"""Characters of a model's name that are shown; anyone may have written it."""
+"""Most characters shown of a model's name, which is not trusted."""
 
 quiet_option = click.option(
     "--quiet", is_flag=True, help="Print the result only: no progress, no notes."
@@ -29,14 +29,14 @@ quiet_option = click.option(
 
 @click.group(epilog=examples("kvoffload tier info /nvme/kv", "kvoffload tier verify /nvme/kv"))
 def tier() -> None:
-    """Look after the blocks that tiers keep on disks."""
+    """Inspect, verify and delete the blocks that tiers keep on disks."""
 
 
 @tier.command(epilog=examples("kvoffload tier info /nvme/kv --json"))
 @click.argument("path")
 @json_option
 def info(path: str, *, as_json: bool) -> None:
-    """Say what the slabs in PATH hold.
+    """List the slabs in PATH and what they hold.
 
     PATH is the folder that a tier was opened with, or the folder of one slab in it. A slab may be
     in use.
@@ -107,7 +107,7 @@ def _verdicts(slab: ModuleType, found: list[SlabFolder], *, quiet: bool) -> Iter
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @quiet_option
 def forget(path: str, *, yes: bool, quiet: bool) -> None:
-    """Delete the slabs in PATH, which nobody may have open."""
+    """Delete the slabs in PATH, none of which may be in use."""
     with _slabs() as slab:
         found = slab.find_slabs(path)
     if not yes:
@@ -122,7 +122,7 @@ def forget(path: str, *, yes: bool, quiet: bool) -> None:
 
 @contextlib.contextmanager
 def _slabs() -> Iterator[ModuleType]:
-    """Give the module for slabs; its errors become a line on standard error, and exit code 1."""
+    """Provide the module for slabs; print its errors as one line and end with exit code 1."""
     try:
         from kvoffload.tiers import TierError
         from kvoffload.tiers.local import slab
@@ -159,7 +159,7 @@ def _as_row(slab: SlabFolder) -> tuple[str, ...]:
 
 
 def _as_object(slab: SlabFolder) -> dict[str, object]:
-    """Return what a slab holds as the object that ``--json`` prints."""
+    """Return a slab as the object that ``--json`` prints."""
     header = slab.header
     return {
         "folder": str(slab.folder),

@@ -1,4 +1,4 @@
-"""Requests through a manager, and what came of it."""
+"""Replay of request traces through a manager, with its results."""
 
 from .counts import Counts
 from .decoded import DecodedTrace

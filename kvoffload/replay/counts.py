@@ -1,4 +1,4 @@
-"""What came of a policy at a capacity, counted: hits, stores, evictions, refusals."""
+"""Counts of a policy at a capacity: hits, stores, evictions, refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Counts"]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What came of one policy at one capacity.
+    """Counts of one policy at one capacity.
 
     Attributes
     ----------
@@ -21,7 +21,7 @@ class Counts:
     hits : int
         Blocks of those that the manager had.
     stored, evicted, refused, not_admitted : int
-        As `ReplayResult` has them. Of a ceiling only `stored` is known; the others are 0.
+        As in `ReplayResult`. For a ceiling only `stored` is known; the others are 0.
     """
 
     requests: int

@@ -21,16 +21,16 @@ PROGRESS_REQUESTS = 256  # between two calls of the progress function
 
 @dataclass(frozen=True, slots=True)
 class DecodedTrace:
-    """The blocks of all requests, one after the other; 4 bytes per block and 8 per distinct one.
+    """The blocks of all requests in order; 4 bytes per block and 8 per distinct one.
 
     Attributes
     ----------
     starts : (requests + 1,) int64
-        Where each request begins in `blocks`, and where the last one ends.
+        Index in `blocks` of each request's first block, then the length of `blocks`.
     blocks : (n,) uint32
-        Each block's place in `ids`.
+        Index of each block in `ids`.
     ids : (unique,) uint64
-        The distinct block ids, rising.
+        The distinct block ids, ascending.
     """
 
     starts: npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ class DecodedTrace:
     def of(
         cls, requests: Iterable[Request], progress: Callable[[int], object] | None = None
     ) -> DecodedTrace:
-        """Decode a trace; `progress` is called now and then with the number of requests so far."""
+        """Decode a trace; `progress` is called regularly with the number of requests so far."""
         lengths, flat = array("q", [0]), array("Q")
         for request in requests:
             flat.extend(request.hash_ids)
@@ -68,7 +68,7 @@ class DecodedTrace:
         return len(self.ids)
 
     def fingerprint(self) -> str:
-        """Return a digest of the requests' blocks, however the file was written; hex."""
+        """Return a digest of the requests' blocks in hex, whatever the file's format."""
         digest = hashlib.sha256()
         for part in (self.starts, self.blocks, self.ids):
             digest.update(len(part).to_bytes(8, "little"))
@@ -80,10 +80,10 @@ class DecodedTrace:
         return [BlockHash(sha256(b"%d" % hash_id).digest()) for hash_id in self.ids.tolist()]
 
     def rows(self) -> Iterator[list[int]]:
-        """Yield each request's blocks as places in `ids`."""
+        """Yield each request's blocks as indices into `ids`."""
         for start, end in itertools.pairwise(self.starts.tolist()):
             yield self.blocks[start:end].tolist()
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays by name: ``DecodedTrace(**trace.arrays())`` is the trace again."""
+        """Return the arrays by name: ``DecodedTrace(**trace.arrays())`` equals the trace."""
         return {name: getattr(self, name) for name in self.__slots__}

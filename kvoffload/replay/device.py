@@ -30,7 +30,7 @@ class DeviceCache:
         self._cached: OrderedDict[Hashable, None] = OrderedDict()
 
     def ask(self, blocks: Sequence[Hashable]) -> int:
-        """Return how many leading blocks of a request the cache has, and let it in.
+        """Return how many leading blocks of a request the cache has, and insert all of them.
 
         Complexity: O(len(blocks)).
         """

@@ -1,7 +1,7 @@
 """Many replays of one trace, divided among processes.
 
-The trace is decoded once and its arrays lie in files that all processes map; each process computes
-the keys once, and what the accelerator's own cache has once for each size of it.
+The trace is decoded once into files that all processes map. Each process computes the keys once,
+and the hits of the accelerator's own cache once per size of that cache.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class GridWork:
-    """What a grid computes.
+    """The work of a grid.
 
     Attributes
     ----------
     trace : DecodedTrace
         The requests.
     cells : sequence of Cell
-        The points; the long ones are begun first, whatever their order, and each once.
+        The points; each is computed once, and the longest start first, whatever their order.
     parts : int
-        Into how many parts of equally many requests, give or take one, a policy's counts are
-        divided. Those of a ceiling are never divided.
+        Number of parts, of equally many requests give or take one, that a policy's counts are
+        divided into. Those of a ceiling are never divided.
     """
 
     trace: DecodedTrace
@@ -67,21 +67,21 @@ class GridWork:
 
 
 def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[Counts]]]:
-    """Compute the cells of a grid; yield each with its counts, part by part, once it is done.
+    """Compute the cells of a grid; yield each with its counts, one per part, when it is done.
 
     Parameters
     ----------
     jobs : int
         Number of processes, >= 1; 1 computes in this one.
     work : GridWork
-        What to compute.
+        The cells to compute.
 
     Raises
     ------
     ChildProcessError
         If a process is killed.
     """
-    # Knowing the future takes longest; what is begun last should be short.
+    # Belady takes longest; the cells that start last should be short.
     ordered = sorted(set(work.cells), key=lambda cell: (cell.policy != BELADY, cell))
     if jobs == 1 or len(ordered) < 2:
         bench = _Bench.of(work.trace, work.parts)
@@ -94,7 +94,7 @@ def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[Counts]]]:
 
 @dataclass(slots=True)
 class _Bench:
-    """What a process holds to compute any cell of a trace."""
+    """The state of a process that computes cells of a trace."""
 
     trace: DecodedTrace
     keys: list[BlockHash]

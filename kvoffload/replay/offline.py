@@ -1,7 +1,7 @@
-"""What no policy can reach: the best choice for those who know the future, and a cache without end.
+"""Upper bounds of every policy: Belady's choice, which knows the future, and an unbounded cache.
 
-Both count as a manager behind the accelerator's cache is asked: from the first block that the
-accelerator does not have. Stores end at once.
+Both count as a manager behind the accelerator's cache does: from the first block that the
+accelerator does not have. Stores complete at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .decoded import DecodedTrace
 BELADY = "belady"
 INFINITE = "infinite"
 CEILINGS = (BELADY, INFINITE)
-"""Names of what is simulated with knowledge of the future, or without a bound."""
+"""Names of the simulations that know the future, or have no bound."""
 
 
 def infinite_hits(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> int:
@@ -52,10 +52,10 @@ def belady(
 ) -> tuple[int, int]:
     """Replay with knowledge of the future: an upper bound of every policy's hits.
 
-    A block that is not in the cache is stored if it is asked for again, and sooner than the block
-    of the cache that is asked for last, which leaves for it; otherwise it passes by. What is not
-    asked for again leaves at once. A chain's blocks are asked for in order, so its tail leaves
-    first and what is in the cache are prefixes.
+    A block that is not in the cache is stored if it is asked for again sooner than some block of
+    the cache: the one asked for last is evicted. Otherwise it bypasses the cache. A block that is
+    not asked for again leaves at once. A chain's blocks are asked for in order, so its tail leaves
+    first, and the cache holds prefixes.
 
     Parameters
     ----------
@@ -120,9 +120,9 @@ def belady(
 def _demands(
     trace: DecodedTrace, device_hits: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Return for each place whether the manager is asked for it, and where it is asked for next.
+    """Return for each place whether the manager is asked for it, and the place of the next demand.
 
-    The second holds the number of places where it is not asked for again.
+    Without a next demand, that is the number of places.
     """
     end = trace.num_blocks
     starts = trace.starts[:-1]

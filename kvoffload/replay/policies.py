@@ -1,7 +1,7 @@
-"""The policies that a replay can be asked for: built-in ones, one's own, and the ceilings.
+"""The policies that a replay takes: built-in ones, the user's own, and the ceilings.
 
 A policy string is ``name`` or ``name?option=value``, as everywhere, or ``module:Class`` for a
-`CachePolicy` of one's own, with the same options after it, which its constructor is given.
+`CachePolicy` of the user's, with the same options after it, which are passed to its constructor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CEILING_SUMMARIES = {
 
 
 def is_own(policy: str) -> bool:
-    """Tell whether a policy string names a class of the user's."""
+    """Return whether a policy string names a class of the user's."""
     return ":" in policy.partition("?")[0]
 
 
@@ -36,7 +36,7 @@ def implementation_of(policy: str) -> str:
 
 
 def read_policy(text: str) -> str:
-    """Return a policy string as it is shown, once it is found to name a policy.
+    """Check that a string names a policy, and return it as it is shown.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def _own_class(policy: str) -> Any:
 
 
 def _own_options(policy: str) -> dict[str, int | float]:
-    """Return the options of one's own class; whether it has them its constructor says."""
+    """Return the options for a class of the user's; its constructor checks them."""
     _, question, rest = policy.partition("?")
     options: dict[str, int | float] = {}
     for part in rest.split("&") if question else ():

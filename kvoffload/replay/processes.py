@@ -1,4 +1,4 @@
-"""Jobs divided among processes, which end with the one that started them, whatever ends it."""
+"""Jobs divided among processes, which end with the process that started them, however it ends."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def shared_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[dict[str, str]]:
-    """Write arrays into files for `mapped_arrays`; give the path of each, until the block ends.
+    """Write arrays into temporary files for `mapped_arrays`; provide the path of each.
 
     Raises
     ------
     OSError
-        If there is no room for them.
+        If there is not enough space for them.
     """
     with contextlib.ExitStack() as opened:
         paths = {}
         for name, array in arrays.items():
             stream, paths[name] = opened.enter_context(scratch_file())
-            # not the stream itself: to a file numpy writes in C, and does not say what went wrong
+            # not the stream itself: numpy writes to a file in C, and loses the reason of an error
             np.save(SimpleNamespace(write=stream.write), array, allow_pickle=False)
             stream.flush()
         yield paths
 
 
 def mapped_arrays(paths: Mapping[str, str]) -> dict[str, npt.NDArray[Any]]:
-    """Map arrays that `shared_arrays` wrote; processes that map the same share their memory."""
+    """Map arrays that `shared_arrays` wrote; processes that map the same share memory."""
     return {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in paths.items()}
 
 
@@ -60,21 +60,21 @@ def spread(
     begin: Callable[..., object],
     arguments: tuple[Any, ...],
 ) -> Iterator[tuple[Job, Result]]:
-    """Do jobs in other processes; yield each with its result as soon as it is there.
+    """Run jobs in other processes; yield each job with its result as soon as that is there.
 
     Parameters
     ----------
     jobs : sequence
-        What to do, begun in this order.
+        The jobs, started in this order.
     do : callable
-        Does one; a function of a module.
+        Runs one job; a function of a module.
     processes : int
-        How many to start at most.
+        Most processes to start.
     begin : callable
-        Called with `arguments` once in each, before its first job; likewise.
+        Called with `arguments` once per process, before its first job; a function of a module.
     arguments : tuple
-        What can be pickled, some kilobytes at most: a process that is killed before it has read
-        more than a pipe holds would leave this one waiting.
+        Picklable, at most a few kilobytes: if a process were killed before it had read more than
+        a pipe holds, this one would wait for ever.
 
     Raises
     ------
@@ -83,10 +83,10 @@ def spread(
 
     Notes
     -----
-    Whatever else ends the iteration early ends the processes too: no job goes on.
+    If the iteration ends early for any other reason, the processes end too.
     """
     with _signals_held():
-        # A process that is started anew, not forked, is safe whatever threads there are.
+        # A spawned process is safe whatever threads there are; a forked one is not.
         pool = ProcessPoolExecutor(
             min(processes, len(jobs)),
             mp_context=multiprocessing.get_context("spawn"),
@@ -112,13 +112,13 @@ def spread(
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let Ctrl-C wait while processes are started, and in them until they are ready for it.
+    """Defer Ctrl-C while processes start, and within them until they are ready for it.
 
-    A pool that is interrupted while it starts a process loses count of them and may wait for one
-    for ever; so the signal, or another that raises here, is noted, whichever thread the system
-    gives it to, and sent again at the end. The processes inherit that it is blocked: one that it
-    reached while it still imports modules would print where it was, and the one that looks after
-    what they share must outlive them, though a terminal that closes signals to all.
+    A pool that is interrupted while it starts a process loses count of its processes and may wait
+    for one for ever. So the signal, or another that raises here, is noted, whichever thread the
+    system delivers it to, and sent again at the end. The processes inherit a blocked signal: one
+    interrupted during its imports would print a traceback, and the resource tracker must outlive
+    them all, although a closing terminal signals every process.
     """
     came: list[int] = []
     handlers = {}
@@ -141,14 +141,14 @@ def _signals_held() -> Iterator[None]:
 
 
 def _begin(begin: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    """Make a new process ready: Ctrl-C ends it without a word, and so does its parent's end."""
+    """Set up a new process: it ends silently on Ctrl-C, and when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         begin(*arguments)
-    except OSError:  # its files have gone with it
+    except OSError:  # its files are gone with it
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
             os._exit(1)
@@ -159,4 +159,4 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)  # where the parent was killed nobody else would end this process
+        os._exit(1)  # nothing else ends this process where the parent was killed

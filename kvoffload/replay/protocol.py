@@ -2,8 +2,8 @@
 
 With the block hashes ``h`` of the request, of which the accelerator's own cache has the first ``d``
 (and ``m = h[d:]``): ``touch(h)``; ``n = lookup(m)``; if n, ``prepare_load(m[:n])`` and
-``complete_load(m[:n])``; ``prepare_store(h)``; ``touch(h)``. Who calls `serve` completes the store,
-at once or some requests later.
+``complete_load(m[:n])``; ``prepare_store(h)``; ``touch(h)``. The caller of `serve` completes the
+store, at once or some requests later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Served", "serve"]
 
 
 class Served(NamedTuple):
-    """What a manager answered to a request.
+    """A manager's answers to a request.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Served(NamedTuple):
 
 
 def serve(manager: OffloadingManager, request: list[BlockHash], on_device: int = 0) -> Served:
-    """Pass a request through a manager, all but the completion of its store.
+    """Pass a request through a manager, except for the completion of its store.
 
     Parameters
     ----------

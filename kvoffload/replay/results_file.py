@@ -1,7 +1,7 @@
-"""What is known of a grid of policies and capacities over one trace, in a file.
+"""A file of results of a grid of policies and capacities over one trace.
 
-A result is a line of a JSON Lines file as soon as it is there, under everything that it depends on,
-so that an interrupted sweep goes on where it stopped.
+Each result is appended as a line of JSON as soon as it is known, with everything that it depends
+on, so that an interrupted sweep continues where it stopped.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ __all__ = ["ResultsFile"]
 
 
 class ResultsFile:
-    """Results of finished cells, one JSON object a line, kept for the next sweep.
+    """Results of finished cells, one JSON object per line, kept for the next sweep.
 
-    Lines of other traces or other versions stay in the file and are not used. What cannot be a
-    result of this trace is passed over, whether it was cut off, as by a crash, or made up. What is
-    no regular file is not read; it is written through. A file that is not empty and has no line of
-    results is something else, and is refused: results would be added at its end.
+    Lines of other traces or other versions stay in the file and are not used. Lines that cannot be
+    results of this trace, truncated by a crash or made up, are ignored. Anything but a regular file
+    is written to and never read. A file that is not empty and has no line of results is refused,
+    because results would be appended to it.
 
     Parameters
     ----------
     path : str or os.PathLike
-        The file; it is made if it is not there.
+        The file; it is created if it does not exist.
     trace : DecodedTrace
         The trace.
 
     Raises
     ------
     ValueError
-        From the constructor, if the file is something else.
+        From the constructor, if the file is refused.
     OSError
         If the file can be neither read nor written; it names the file.
     """
@@ -59,12 +59,12 @@ class ResultsFile:
 
     @classmethod
     def check(cls, path: str | os.PathLike[str]) -> None:
-        """Refuse a file that is not empty and has no line of results, and leave it as it is.
+        """Refuse a file that is not empty and has no line of results, without changing it.
 
         Raises
         ------
         ValueError
-            If it is one.
+            If the file is such a one.
         OSError
             If it cannot be read; it names the file.
         """
@@ -83,7 +83,7 @@ class ResultsFile:
             )
 
     def read(self, wanted: Iterable[Cell]) -> dict[Cell, Counts]:
-        """Return what is known of the cells that are wanted; memory does not grow with the file."""
+        """Return the known results of the wanted cells; memory does not grow with the file."""
         known: dict[Cell, Counts] = {}
         if self._path.is_file():
             cells = set(wanted)
@@ -107,7 +107,7 @@ class ResultsFile:
 
     @classmethod
     def _lines(cls, file: BinaryIO) -> Iterator[bytes]:
-        """Yield the lines; of each piece of one that is too long only the last byte, no result."""
+        """Yield the lines; of each piece of an overlong line only its last byte."""
         is_start = True
         while piece := file.readline(cls.MAX_LINE_BYTES):
             ends = piece.endswith(b"\n")
@@ -116,7 +116,7 @@ class ResultsFile:
             is_start = ends
 
     def _is_possible(self, cell: Cell, counts: Counts) -> bool:
-        """Tell whether the counts can be those of a replay of the trace."""
+        """Return whether the counts can be those of a replay of the trace."""
         requests, blocks = self._trace.num_requests, self._trace.num_blocks
         return (
             (counts.requests, counts.blocks) == (requests, blocks)
@@ -129,7 +129,7 @@ class ResultsFile:
 
 
 def _is_result(line: bytes) -> bool:
-    """Tell whether a line is a result, of whatever trace and version."""
+    """Return whether a line is a result, of any trace and version."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -138,7 +138,7 @@ def _is_result(line: bytes) -> bool:
 
 
 def _of(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Build a dataclass from what a file says, which must be its fields and of their types."""
+    """Build a dataclass from a file's values, which must be its fields, of their types."""
     for field in fields(kind):
         wanted = str if field.type == "str" else int
         if type(values[field.name]) is not wanted:

@@ -1,4 +1,4 @@
-"""How far apart the uses of a block lie: the distinct blocks between one and the next.
+"""Reuse distances: the distinct blocks between one use of a block and the next.
 
 An LRU cache hits a block if and only if it holds more blocks than that (Mattson et al., "Evaluation
 Techniques for Storage Hierarchies", IBM Systems Journal 9(2), 1970).
@@ -14,9 +14,9 @@ from .decoded import DecodedTrace
 __all__ = ["stack_distances"]
 
 MOST_PLACES = 1_000_000
-"""Places that are looked at; of a longer trace a sample of its blocks."""
+"""Most places to examine; a longer trace is sampled by its blocks."""
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: scatters close numbers
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: scatters close numbers
 
 
 def stack_distances(
@@ -29,14 +29,14 @@ def stack_distances(
     trace : DecodedTrace
         The requests; the blocks of each are used in order.
     most : int
-        Places to look at. Of a longer trace a share of its blocks is taken, with all of their uses,
-        and the distances are scaled by that share (Waldspurger et al., "Efficient MRC Construction
-        with SHARDS", FAST 2015).
+        Most places to examine. Of a longer trace a share of the blocks is taken, with all of their
+        uses, and the distances are scaled by that share (Waldspurger et al., "Efficient MRC
+        Construction with SHARDS", FAST 2015).
 
     Returns
     -------
     (n,) float64
-        The distances, rising, one for each use that is not the first of its block; blocks.
+        The distances, ascending, one for each use that is not the first of its block; blocks.
     float
         The share of the blocks that was taken.
 

@@ -1,4 +1,4 @@
-"""Which part of a trace is replayed."""
+"""A part of a trace to be replayed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from kvoffload.traces import Request
 
 
 class Selection:
-    """Iterate over the first requests of a trace, with all of their blocks or the full ones only.
+    """The first requests of a trace, with all of their blocks or the full ones only.
 
     Parameters
     ----------
     requests : iterable of Request
         The trace.
     limit : int or None
-        How many requests at most; None for all.
+        Most requests; None for all.
     full_block_tokens : int or None
         Where given, the block size, tokens: a prompt keeps its first ``input_length //
-        full_block_tokens`` blocks, because an engine stores no block that is filled in part. A
+        full_block_tokens`` blocks, because an engine stores no partly filled block. A
         prompt of unknown length keeps all.
     cut_length : bool
         Whether a prompt that loses a block becomes as long as those that it keeps.

@@ -1,7 +1,7 @@
-"""One policy at one capacity over a decoded trace, counted, not timed call by call.
+"""A replay of a decoded trace by one policy at one capacity, counted and not timed.
 
-The protocol is that of `serve`, with two things between the trace and the manager that an engine
-has: a cache of its own in front (see ``device``), and stores that take a while.
+The protocol is that of `serve`, with two additions that an engine has: a cache of its own in front
+(see ``device``), and stores that take some time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .offline import CEILINGS, INFINITE, belady, infinite_hits
 from .policies import new_manager
 from .protocol import serve
 
-# what a manager counts, in the order of the fields of Counts from `hits` on
+# counters of a manager, in the order of the fields of Counts from `hits` on
 _COUNTED = ("hit_blocks", "stored_blocks", "evicted_blocks", "refused_stores", "not_admitted")
 
 
@@ -48,11 +48,11 @@ def simulate(
     policy : str
         A policy string, or ``"belady"`` or ``"infinite"``.
     capacity : int
-        Number of blocks; ``"infinite"`` has no use for it.
+        Number of blocks; ``"infinite"`` ignores it.
     device_hits : (requests,) int64
         Leading blocks of each request that the device's own cache has.
     pending : int
-        Number of further requests during which a store is in flight; 0: it ends at once.
+        Number of further requests during which a store is in flight; 0: it completes at once.
 
     Returns
     -------
@@ -74,19 +74,19 @@ def simulate_in_parts(
     pending: int = 0,
     parts: int,
 ) -> list[Counts]:
-    """Replay a decoded trace and count each part of it alone; the cache goes on between them.
+    """Replay a decoded trace and count each part separately; the cache is kept between parts.
 
     Parameters
     ----------
     trace, keys, policy, capacity, device_hits, pending
-        As `simulate` has them.
+        As in `simulate`.
     parts : int
-        Into how many parts of equally many requests, give or take one, the trace is divided.
+        Number of parts, of equally many requests give or take one.
 
     Returns
     -------
     list of Counts
-        One for each part; of a ceiling one alone, for the whole trace.
+        One per part; for a ceiling a single one, of the whole trace.
     """
     if policy in CEILINGS:
         return [_ceiling(trace, policy, capacity, device_hits)]
@@ -121,12 +121,12 @@ def simulate_requests(
     *,
     device_hits: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
-    """Replay a decoded trace and return the blocks hit of each request; stores end at once.
+    """Replay a decoded trace and return the hits of each request; stores complete at once.
 
     Parameters
     ----------
     trace, keys, policy, capacity, device_hits
-        As `simulate` has them; `policy` is no ceiling.
+        As in `simulate`; `policy` is no ceiling.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What a replay counts, in constant memory."""
+"""Statistics of a replay, in constant memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ _STEPS = 1 << _STEPS_BITS
 
 
 class DurationHistogram:
-    """Count durations in steps of at most 1/64 of the duration, so that percentiles need no list.
+    """A histogram of durations in steps of at most 1/64 of the duration.
 
-    Below 64 ns each nanosecond has a step of its own; from there each power of two is divided into
-    64 steps. `max` and `total` are exact.
+    Percentiles need no list of the durations.
+
+    Below 64 ns each nanosecond has a step of its own; above, each power of two is divided into 64
+    steps. `max` and `total` are exact.
 
     Attributes
     ----------
@@ -36,7 +38,7 @@ class DurationHistogram:
         self._counts: dict[int, int] = {}
 
     def add(self, nanoseconds: int) -> None:
-        """Take in one duration, nanoseconds. Complexity: O(1)."""
+        """Add one duration, nanoseconds. Complexity: O(1)."""
         shift = max(0, nanoseconds.bit_length() - _STEPS_BITS - 1)
         step = (shift << _STEPS_BITS) + (nanoseconds >> shift)
         self._counts[step] = self._counts.get(step, 0) + 1
@@ -66,7 +68,7 @@ def _upper_end(step: int) -> int:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What came of a replay.
+    """The result of a replay.
 
     Attributes
     ----------
@@ -84,10 +86,10 @@ class ReplayResult:
     refused : int
         Calls of `prepare_store` that returned None.
     not_admitted : int
-        Blocks that the policy did not want stored, as the manager's `stats()` counts them; 0 for a
-        manager without.
+        Blocks that the policy did not admit, as counted by the manager's `stats()`; 0 for a manager
+        without that counter.
     times : DurationHistogram
-        Time spent in the manager, one duration a request.
+        Time spent in the manager, one duration per request.
     """
 
     requests: int = 0

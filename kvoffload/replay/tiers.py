@@ -1,8 +1,8 @@
-"""A disk behind host memory: what it hits more, and what is written to it.
+"""A disk behind host memory: its additional hits, and what is written to it.
 
 Every block that is stored in host memory is offered to the disk too, whose own policy decides, as
-vLLM cascades stores to its secondary tiers. A request is served as far as each of its blocks is in
-one of the two; what came from the disk is offered to host memory as every block is.
+vLLM cascades stores to its secondary tiers. A request is served up to the first
+block that neither has; blocks that came from the disk are offered to host memory as all blocks are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["TierCounts", "simulate_tiers"]
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """What came of host memory with a disk behind it.
+    """Counts of host memory with a disk behind it.
 
     Attributes
     ----------
@@ -56,12 +56,12 @@ def simulate_tiers(
     disk_capacity: int,
     device_hits: npt.NDArray[np.int64],
 ) -> TierCounts:
-    """Replay a decoded trace through host memory and a disk; loads and stores end at once.
+    """Replay a decoded trace through host memory and a disk; loads and stores complete at once.
 
     Parameters
     ----------
     trace, keys, device_hits
-        As `simulate` has them.
+        As in `simulate`.
     policy, disk_policy : str
         Policy strings, no ceilings.
     capacity, disk_capacity : int
@@ -100,7 +100,7 @@ def simulate_tiers(
 
 
 def _load(manager: OffloadingManager, blocks: list[BlockHash]) -> int:
-    """Load the leading blocks that a tier has; return how many."""
+    """Load the leading blocks that a tier has; return their number."""
     found = manager.lookup(blocks)
     if found:
         manager.prepare_load(blocks[:found])

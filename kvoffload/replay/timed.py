@@ -1,4 +1,4 @@
-"""A replay whose requests are timed, by the protocol of `serve`; each store ends at once."""
+"""A timed replay by the protocol of `serve`; each store completes at once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PROGRESS_REQUESTS = 64  # between two calls of the progress function
 
 
 class BlockKeys(dict[int, BlockHash]):
-    """Map block ids to block hashes: id ``i`` to the 32 bytes ``sha256(str(i))``.
+    """A map from block ids to block hashes: id ``i`` to the 32 bytes ``sha256(str(i))``.
 
-    What was computed is remembered, for `REMEMBERED` ids at most, so that a trace larger than
-    memory does not fill it with keys.
+    Hashes are cached for at most `REMEMBERED` ids, so that a trace larger than memory does not
+    fill it with keys.
     """
 
     REMEMBERED = 2**18
@@ -44,16 +44,16 @@ def replay(
     device: DeviceCache | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> ReplayResult:
-    """Drive a manager with the requests of a trace, by the protocol of `serve`.
+    """Drive a manager with the requests of a trace by the protocol of `serve`.
 
     Only the manager's calls are timed, all calls of a request together.
 
     Parameters
     ----------
     requests : iterable of Request
-        The trace; it is passed over once, and memory does not grow with its length.
+        The trace; it is iterated over once, and memory does not grow with its length.
     manager : OffloadingManager
-        Any manager, as a rule one that is empty.
+        Any manager, usually an empty one.
     block_tokens : int, optional
         Tokens per block, for the share of tokens that were hit.
     device : DeviceCache, optional
@@ -72,8 +72,8 @@ def replay(
 
     Notes
     -----
-    The hash of a block is the same object each time as long as it is remembered, where an engine
-    would make a new one per request; this spares a manager in Python the hashing of the key.
+    While it is cached, the hash of a block is the same object each time, where an engine would make
+    a new one per request; this spares a manager in Python the hashing of the key.
     """
     keys = BlockKeys()
     result = ReplayResult(hit_tokens=None if block_tokens is None else 0)
@@ -105,7 +105,7 @@ def replay(
 
 
 def _tokens(on_device: int, found: int, block_tokens: int, length: int) -> int:
-    """Return the tokens of the prompt in `found` blocks behind those that the device has."""
+    """Return the prompt tokens of the `found` blocks after those that the device has."""
     return min((on_device + found) * block_tokens, length) - min(on_device * block_tokens, length)
 
 

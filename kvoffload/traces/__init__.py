@@ -1,4 +1,4 @@
-"""Request traces: read, made up, recorded, written, looked over."""
+"""Request traces: readers, recorder, generator, writers and survey."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a trace."""
+"""The errors of traces."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from kvoffload.errors import OffloadError
 
 
 class BadLineError(ValueError):
-    """Say that a line breaks the format's rules; the message is the rule and the value."""
+    """A line breaks a rule of its format; the message is the rule and the value."""
 
 
 class TraceError(OffloadError, ValueError):
-    """Say why a trace cannot be read: ``FILE:LINE: rule, value``.
+    """A trace cannot be read; the message is ``FILE:LINE: rule, value``.
 
     Parameters
     ----------
     file : str
         Name of the trace, ``<stdin>`` for standard input.
     line : int or None
-        Number of the line, from 1; None where the fault is the file's as a whole.
+        Number of the line, from 1; None for an error of the whole file.
     rule : str
         The rule that is broken and the value that breaks it.
 

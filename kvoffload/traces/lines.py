@@ -1,8 +1,8 @@
-"""The lines of a trace file: opened, decompressed and cut, in bounded memory.
+"""The lines of a trace file, decompressed in bounded memory.
 
 Compression is recognised by the first bytes, not by the name, so that it works on standard input.
-What a stranger's file can make this module hold is one line of `MAX_LINE_BYTES` and what the
-decompressor needs (at most 128 MiB, the window that zstandard allows without being asked for more).
+For an untrusted file this module holds at most one line of `MAX_LINE_BYTES` and the state of the
+decompressor (at most 128 MiB, the default limit of zstandard's window).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RECORDING = {
 _READ_BYTES = 2**17
 _STARTS = (_GZIP, _ZSTD, *RECORDING.values())
 START_BYTES = max(map(len, RECORDING.values()))
-_MANY_BLANK_LINES = 16  # one after the other; from then on they are passed over many at a time
+_MANY_BLANK_LINES = 16  # in a row; from then on many are skipped at a time
 
 
 def zstd_module() -> str:
@@ -52,10 +52,10 @@ def zstd_module() -> str:
 
 
 class Lines:
-    """Iterate over the lines of a file that are not blank, without their line ends.
+    """An iterator over the non-blank lines of a file, without their line ends.
 
-    A context manager; it opens the file at once. After an overlong line was reported, iteration
-    goes on with the line after it; after a fault of the stream it ends.
+    A context manager; the constructor opens the file. After an overlong line is reported, iteration
+    continues with the next line; after an error of the stream it ends.
 
     Parameters
     ----------
@@ -68,16 +68,16 @@ class Lines:
     ------
     TraceError
         From the constructor if the file cannot be opened; from iteration if a line is too long or
-        the file cannot be read further.
+        reading fails.
 
     Attributes
     ----------
     name : str
-        What messages call the file.
+        Name of the file in messages.
     number : int
         Number of the line read last, from 1; 0 before the first.
     is_recording : bool
-        Whether the file was written by a `TraceRecorder`, by its first bytes.
+        Whether the first bytes are those of a file of a `TraceRecorder`.
     """
 
     def __init__(self, path: str, max_line_bytes: int = MAX_LINE_BYTES) -> None:
@@ -98,7 +98,7 @@ class Lines:
             self._closing = opened.pop_all()
 
     def _open(self, path: str, opened: contextlib.ExitStack) -> BinaryIO:
-        # Where it was closed at the start, a library may have opened a file of its number.
+        # Where it was closed at the start, a library may have taken its descriptor.
         if path == STDIN and sys.__stdin__ is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         file = opened.enter_context(io.FileIO(0 if path == STDIN else path, closefd=path != STDIN))
@@ -143,7 +143,7 @@ class Lines:
         while line := self._read():
             self.number += 1
             if len(line) > self._max_line_bytes and not line.endswith(b"\n"):
-                self._is_within_line = True  # told at once: the line may have no end
+                self._is_within_line = True  # reported at once: the line may have no end
                 rule = f"a line must be at most {self._max_line_bytes} bytes long, got a longer one"
                 raise TraceError(self.name, self.number, rule)
             line = line.strip()
@@ -167,7 +167,7 @@ class Lines:
             return self._end_by(error)
 
     def _end_by(self, error: Exception) -> bytes:
-        """End where the stream cannot be read further: as at its end, or with an error."""
+        """End where reading fails: silently for a truncated recording, else with an error."""
         self._stream = None
         if self.is_recording and _is_cut_off(error):
             return b""
@@ -175,7 +175,7 @@ class Lines:
         raise TraceError(self.name, self.number + 1, rule) from None
 
     def _pass_over(self) -> None:
-        """Read on to the end of the line."""
+        """Skip to the end of the line."""
         self._is_within_line = False
         while True:
             piece = self._read()
@@ -183,7 +183,7 @@ class Lines:
                 return
 
     def _pass_over_blank_lines(self) -> None:
-        """Read on to the end of the blank lines that are in the buffer, all of them at once."""
+        """Skip all blank lines that are in the buffer at once."""
         if self._stream is None:
             return
         try:
@@ -198,14 +198,14 @@ class Lines:
 
 
 class _Resumed(io.RawIOBase):
-    """A file of which the start has been read already, from its start."""
+    """A file whose start has been read already, read again from the start."""
 
     def __init__(self, start: bytes, file: io.FileIO) -> None:
         self._start = start
         self._file = file
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Buffer, /) -> int | None:
@@ -219,7 +219,7 @@ class _Resumed(io.RawIOBase):
 
 
 def _start(file: io.FileIO) -> bytes:
-    """Read as much of a file as it takes to tell what it is, however little a read gives."""
+    """Read enough of a file to recognise its compression, however short the reads are."""
     start = b""
     while any(len(start) < len(known) and known.startswith(start) for known in _STARTS):
         piece = file.read(START_BYTES - len(start))
@@ -230,13 +230,13 @@ def _start(file: io.FileIO) -> bytes:
 
 
 def _is_cut_off(error: Exception) -> bool:
-    """Tell whether compressed data ends too early, be it after one byte of a gzip member."""
+    """Return whether an error says that compressed data is truncated."""
     one_byte = isinstance(error, gzip.BadGzipFile) and "(b'\\x1f')" in str(error)
     return one_byte or isinstance(error, EOFError)
 
 
 def _why(error: Exception) -> str:
-    """Return what the system says of a fault, without the file's name."""
+    """Return the system's message for an error, without the file's name."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     if _is_cut_off(error):

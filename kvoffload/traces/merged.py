@@ -18,19 +18,19 @@ from .request import MAX_HASH_ID, Request
 __all__ = ["MergedTrace", "trace_files"]
 
 SUFFIXES = (".jsonl", ".json", ".log", ".txt", ".gz", ".zst")
-"""Endings of the files that are taken from a folder."""
+"""Endings of the files read from a folder."""
 
 _STRIDE = 0x9E3779B97F4A7C15  # odd, as far from a simple share of 2**64 as can be
 
 MOST_FILES = 500
-"""Files that are read side by side; systems allow a process about a thousand."""
+"""Most files read side by side; systems allow a process about a thousand."""
 
 
 def trace_files(paths: Sequence[str]) -> list[str]:
     """Return the files that paths, folders and patterns stand for, in the order given.
 
-    Of a folder all files whose names end as a trace's, by name; of a pattern, such as
-    ``"log/*.jsonl"``, what matches, by name. What is a file is taken as it is.
+    A folder stands for its files with the ending of a trace, a pattern such as ``"log/*.jsonl"``
+    for its matches, both sorted by name. A path that is a file stands for itself.
 
     Raises
     ------
@@ -62,26 +62,26 @@ def trace_files(paths: Sequence[str]) -> list[str]:
 
 
 class MergedTrace:
-    """Trace files as one trace; iterating over it reads them side by side, merged by time.
+    """Several trace files as one trace, read side by side and merged by time.
 
-    Requests that came at the same time keep the order of the files, and those of one file theirs,
-    even where its times go back: what comes late in a file never comes before what precedes it.
-    Files whose times are of a clock, as in LMCache's log, are placed by it, and time 0 is that of
-    the first of all; files whose times count from their own start begin together.
+    Requests with equal times keep the order of the files. Requests of one file always keep their
+    order, even where its times go back. Files with times of a clock, as in LMCache's log, are
+    placed by it, and time 0 is that of the earliest; files whose times count from their own start
+    begin together.
 
-    An id means the same block in several files only where it is a hash of what the block holds (see
-    `Trace.has_hashes`). Other formats number the blocks of each file, mostly from 0; the ids of
-    each such file are kept apart from those of all others, and so are its sessions, unless
-    `same_ids` says that one numbering went through all files. Of n files kept apart, id i of the
-    k-th, from 0, becomes ``i * n + k``; ids of 2**64 / n and more are moved by a multiple of a
-    constant instead, and two of n ids so far up may meet with a chance of about n² / 2⁶⁴.
+    An id means the same block in several files only where it is a hash of the block's content (see
+    `Trace.has_hashes`). Other formats number the blocks of each file, mostly from 0; the ids and
+    sessions of each such file are kept apart from those of all others, unless `same_ids` says that
+    one numbering covers all files. Of n files kept apart, id i of the
+    k-th, from 0, becomes ``i * n + k``; ids of 2**64 / n and more are shifted by a multiple of
+    a constant instead, and among n ids that large two may collide with a chance of about n² / 2⁶⁴.
 
     Parameters
     ----------
     paths : sequence of str
-        One file or more, as `trace_files` gives them.
+        One file or more, as returned by `trace_files`.
     format, skip_bad, model_name, max_line_bytes
-        As `Trace` has them.
+        As in `Trace`.
     same_ids : bool
         Whether equal ids mean equal blocks in all files, whatever their format: the parts of one
         trace that was divided.
@@ -89,15 +89,15 @@ class MergedTrace:
     Attributes
     ----------
     name : str
-        What messages call the trace: the file, or the first and how many more there are.
+        Name in messages: the file, or the first and the number of others.
     bad_lines : int
-        Bad lines passed over by the iteration begun last, in all files.
+        Bad lines skipped by the latest iteration, in all files.
     format : str or None
         The format of the first file.
     block_tokens, block_bytes : int or None
         Tokens and bytes per block, where all files say so and agree.
     id_spaces : int
-        Sets of files that share their ids, as the iteration begun last knows it: as many as files
+        Sets of files that share their ids, as known to the latest iteration: the number of files
         where all are kept apart, 1 where all share them.
 
     Raises
@@ -142,7 +142,7 @@ class MergedTrace:
 
     @property
     def bad_lines(self) -> int:
-        """Bad lines passed over by the iteration begun last."""
+        """Bad lines skipped by the latest iteration."""
         return sum(trace.bad_lines for trace in self._traces)
 
     @property
@@ -193,7 +193,7 @@ class MergedTrace:
 
 
 def _moved(requests: Iterator[Request], milliseconds: float) -> Iterator[Request]:
-    """Return requests that come so much later."""
+    """Yield requests with their times shifted."""
     later = round(milliseconds)
     if not later:
         return requests
@@ -201,7 +201,7 @@ def _moved(requests: Iterator[Request], milliseconds: float) -> Iterator[Request
 
 
 def _apart(requests: Iterator[Request], number: int, files: int) -> Iterator[Request]:
-    """Return requests whose ids and sessions are no other file's: those of one file of several."""
+    """Yield the requests of one file with ids and sessions distinct from the others'."""
     limit = (MAX_HASH_ID + 1) // files
     moved_by = (number + 1) * _STRIDE
     for request in requests:

@@ -1,9 +1,8 @@
-"""Files that are written: replaced whole or not at all, and nothing but a regular file replaced.
+"""Output files, replaced whole or not at all.
 
-A regular file is written under another name in its folder and takes its place when it is complete,
-with the mode that it had. Where a link leads to it, the link stays. Anything else is written
-through and never removed: a device, a named pipe, a descriptor of the process such as
-``/dev/stdout``.
+A regular file is written under another name in its folder and replaces the old one when it is
+complete, with the same mode. A symbolic link to it stays. Anything else is written to directly and
+never replaced: a device, a named pipe, a descriptor of the process such as ``/dev/stdout``.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["OutputFile", "check_output", "open_output", "own_descriptor"]
 
-# Not click's `open_file(atomic=True)`, which the library does without: it exchanges the file when
-# the block raises, too, exchanges devices, pipes and files that may not be written, makes its
-# temporary file beside a link instead of beside what the link names, leaves it on a full disk, and
-# no fault names the file.
+# click's `open_file(atomic=True)` would not do, even if the library depended on click: it replaces
+# the file also when the block raises, replaces devices, pipes and read-only files, creates its
+# temporary file beside a link and not beside the target, leaves it behind on a full disk, and its
+# errors do not name the file.
 
 _MOST_LINKS = 40  # followed, as on Linux
 _DESCRIPTOR = re.compile(
@@ -40,17 +39,17 @@ _THROUGH = os.O_WRONLY | getattr(os, "O_NOCTTY", 0) | _CLOSED_IN_CHILDREN
 
 
 class OutputFile(io.FileIO):
-    """An open file whose faults name it.
+    """An open file whose errors name it.
 
-    After a fault, or when `dropping` is set, what it is given is dropped, so that a buffer that
-    still holds data can be closed without another fault.
+    After an error, or when `dropping` is set, further data is dropped, so that a buffer that still
+    holds data can be closed without another error.
 
     Parameters
     ----------
     descriptor : int
         The file, open for writing.
     shown : str
-        What faults call it.
+        Its name in errors.
     closefd : bool
         Whether closing this closes the descriptor.
     """
@@ -61,7 +60,7 @@ class OutputFile(io.FileIO):
         self.dropping = False
 
     def write(self, data: Buffer, /) -> int:
-        """Write as much as the system takes at once; return how many bytes."""
+        """Write as much as the system takes at once; return the number of bytes."""
         if self.dropping:
             return memoryview(data).nbytes
         try:
@@ -74,17 +73,16 @@ class OutputFile(io.FileIO):
 
 @contextlib.contextmanager
 def open_output(path: str | os.PathLike[str], *, append: bool = False) -> Iterator[BinaryIO]:
-    """Give a binary stream; when the block ends, what was written to it is the file.
+    """Provide a binary stream whose content becomes the file when the block ends.
 
-    If the block raises, a regular file is what it was before, and none is left where there was
-    none.
+    If the block raises, a regular file stays as it was, and none is created.
 
     Parameters
     ----------
     path : str or os.PathLike
         The file.
     append : bool
-        Write behind what is there instead; this is not all or nothing.
+        Append to the file instead; this is not all or nothing.
 
     Raises
     ------
@@ -117,7 +115,7 @@ def open_output(path: str | os.PathLike[str], *, append: bool = False) -> Iterat
 
 
 def check_output(path: str | os.PathLike[str], *, append: bool = False) -> None:
-    """Find out whether `open_output` could open a file, and leave everything as it is.
+    """Check that `open_output` can open a file, and change nothing.
 
     Raises
     ------
@@ -142,13 +140,13 @@ def check_output(path: str | os.PathLike[str], *, append: bool = False) -> None:
 
 
 def own_descriptor(name: str) -> int | None:
-    """Return the number of the process's own descriptor that a path leads to, None if to none."""
+    """Return the number of the process's own descriptor that a path leads to, or None."""
     found = _descriptor(name)
     return int(found["number"]) if found is not None and _is_own(found) else None
 
 
 def _descriptor(name: str) -> re.Match[str] | None:
-    """Follow links, but not the last one of a path such as /dev/stdout, which is a descriptor."""
+    """Follow links up to a descriptor, such as that of /dev/stdout."""
     path = Path(name)
     for _ in range(_MOST_LINKS):
         folder = Path(os.path.realpath(path.parent))
@@ -167,10 +165,10 @@ def _is_own(descriptor: re.Match[str]) -> bool:
 
 
 def _open_through(name: str) -> int | None:
-    """Open what must be written through; None for a regular file, and where nothing is there."""
+    """Open a file that must not be replaced; return None for a regular or missing one."""
     found = _descriptor(name)
     if found is not None and _is_own(found):
-        return os.dup(int(found["number"]))  # opened anew, a file would be written over
+        return os.dup(int(found["number"]))  # opening it again would overwrite a file
     if found is not None:
         return os.open(name, _THROUGH | os.O_APPEND)
     mode = _mode(name)
@@ -180,7 +178,7 @@ def _open_through(name: str) -> int | None:
 
 
 def _mode(name: str) -> int | None:
-    """Return the mode of the file that a name leads to, None if there is none."""
+    """Return the mode of the file that a name leads to, or None if there is none."""
     try:
         return Path(name).stat().st_mode
     except FileNotFoundError:
@@ -188,11 +186,11 @@ def _mode(name: str) -> int | None:
 
 
 def _target(name: str) -> Path:
-    """Return where the regular file is that a name leads to; it need not be there yet."""
+    """Return the path of the regular file that a name leads to; it need not exist."""
     if name.endswith((os.sep, os.altsep or os.sep)):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if _mode(name) is not None:
-        _check_writable(name)  # the folder alone would decide otherwise
+        _check_writable(name)  # replacing needs a writable folder alone
     return Path(os.path.realpath(name))
 
 
@@ -203,7 +201,7 @@ def _check_writable(name: str) -> None:
 
 
 def _create_beside(target: Path) -> tuple[Path, int]:
-    """Create a file in the folder of another; return where it is, and its descriptor."""
+    """Create a file in the folder of another; return its path and descriptor."""
     temporary = target.with_name(f".kvoffload-{secrets.token_hex(8)}")
     try:
         return temporary, os.open(temporary, _NEW, 0o666)
@@ -213,7 +211,7 @@ def _create_beside(target: Path) -> tuple[Path, int]:
 
 
 def _take_after(target: Path, descriptor: int) -> bool:
-    """Give a new file the mode of the one that it replaces, and its owner as far as is allowed.
+    """Give a new file the mode of the one that it replaces, and its owner if allowed.
 
     Returns whether there is one to replace.
     """
@@ -231,13 +229,13 @@ def _take_after(target: Path, descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def _stream(descriptor: int, name: str, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """Give a stream over a descriptor, which is closed in the end."""
+    """Provide a stream over a descriptor, which is closed when the block ends."""
     file = OutputFile(descriptor, name)
     stream = io.BufferedWriter(file)
     try:
         yield cast("BinaryIO", stream)
         stream.flush()
-        if durable:  # or a power cut could lose the old content as well as the new
+        if durable:  # or a power failure could lose both the old content and the new
             with _naming(name):
                 os.fsync(descriptor)
     except BaseException:
@@ -251,7 +249,7 @@ def _stream(descriptor: int, name: str, *, durable: bool = False) -> Iterator[Bi
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Have faults of the system name the file that the caller knows."""
+    """Make errors of the system name the file as the caller does."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """Prompts for an engine from a trace: made-up words, equal exactly where the trace's blocks are.
 
-Each block becomes as many words as it has tokens, drawn by its id; the id stands for the block and
-all before it, so prompts share words exactly as far as the requests share blocks.
+Each block becomes as many words as it has tokens, derived from its id. An id identifies the block
+and all before it, so prompts share words exactly as far as the requests share blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ example begin life always those both paper together got group often run
 """
 
 WORDS = tuple(_WORDS_TEXT.split())
-"""Words that tokenizers of English have as one token each."""
+"""Words that tokenizers of English encode as one token each."""
 
 
 def prompt_of(request: Request, block_tokens: int) -> str:
@@ -42,8 +42,8 @@ def prompt_of(request: Request, block_tokens: int) -> str:
     Parameters
     ----------
     request : Request
-        Its length decides how many words the last block has; where the length is not known, all
-        blocks are full.
+        Its length determines the number of words in the last block; without a length, all blocks
+        are full.
     block_tokens : int
         Tokens per block.
     """
@@ -55,7 +55,7 @@ def prompt_of(request: Request, block_tokens: int) -> str:
             break
         drawn = shake_128(b"%d" % hash_id).digest(wanted)
         words += [WORDS[byte % len(WORDS)] for byte in drawn]
-    # what has no block of its own: unlike any other request's
+    # tokens without a block: unlike those of any other request
     if length > len(words):
         rest = f"{request.timestamp} {request.hash_ids[-1:]} {length}".encode()
         drawn = shake_128(rest).digest(length - len(words))

@@ -1,4 +1,4 @@
-"""A trace file as something to iterate over, as often as one likes."""
+"""A trace file that can be iterated over repeatedly."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .request import Request
 
 
 class Trace:
-    """A trace file; iterating over it reads its requests one by one, in the order of the file.
+    """A trace file, an iterable of its requests in the order of the file.
 
     Nothing is read before iteration and nothing is kept, so a trace may be larger than memory. Each
-    iteration opens the file anew; standard input can be iterated over once. Blank lines are passed
-    over. A file may be plain or compressed with gzip or zstandard, which is recognised by its first
-    bytes.
+    iteration opens the file again; standard input can be iterated over once. Blank lines are
+    skipped. A file may be plain or compressed with gzip or zstandard, which is recognised by its
+    first bytes.
 
     Parameters
     ----------
     path : str or os.PathLike
         The file; ``-`` is standard input.
     format : str, optional
-        ``"mooncake"``, ``"lmcache"``, ``"bailian"`` or ``"hex"``; by default the one that its
-        first good line is in.
+        ``"mooncake"``, ``"lmcache"``, ``"bailian"`` or ``"hex"``; by default the one of its
+        first good line.
     skip_bad : bool
-        Pass over the lines that break the format's rules, and count them in `bad_lines`. Where a
-        compressed file is cut off, what was readable counts, and the cut as one bad line.
+        Skip lines that break the format's rules, and count them in `bad_lines`. Of a truncated
+        compressed file the readable part counts, and the end as one bad line.
     model_name : str, optional
         Only the requests to this model, of a format that names it: LMCache's log.
     max_line_bytes : int
@@ -37,21 +37,21 @@ class Trace:
     Attributes
     ----------
     name : str
-        What messages call the trace.
+        Name of the trace in messages.
     bad_lines : int
-        Bad lines passed over by the iteration begun last.
+        Bad lines skipped by the latest iteration.
     format : str or None
-        The format that was given, or that the iteration begun last recognised.
+        The format that was given, or that the latest iteration recognised.
     block_tokens : int or None
-        Tokens per block, where the trace itself says so, as the iteration begun last knows it.
+        Tokens per block, where the trace states them, as known to the latest iteration.
     block_bytes : int or None
         Bytes per block, likewise.
     start : float or None
-        When time 0 was, seconds since 1970, where the trace says so, likewise.
+        Unix time of time 0, seconds, where the trace states it, likewise.
     has_hashes : bool
-        Whether equal ids mean equal blocks in other files too, likewise: they are hashes of what
-        the blocks hold in LMCache's log, in hexadecimal text and in what a `TraceRecorder` wrote,
-        and they number the blocks of this file in all else.
+        Whether equal ids mean equal blocks in other files too, likewise: ids are hashes of the
+        blocks' content in LMCache's log, in hexadecimal text and in files of a `TraceRecorder`;
+        elsewhere they number the blocks of this file.
 
     Raises
     ------
@@ -98,7 +98,7 @@ class Trace:
         found_format = FORMATS[self.format or next(iter(FORMATS))]
         parse: Parser = found_format.new_parser()
         requests = 0
-        is_settled = False  # whether a good line has told the format
+        is_settled = False  # whether a good line has shown the format
         with Lines(self.path, self._max_line_bytes) as lines:
             while True:
                 try:

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class TraceRecorder(OffloadingManager[Spec_co]):
-    """Wrap a manager and record each `lookup` as a request of a trace in the Mooncake format.
+    """A manager that wraps another and records each `lookup` as a request of a trace.
 
-    The manager does what it would do without: every call is passed on, and what it returns or
-    raises comes back. One `lookup` is one request, and its hashes are the request's blocks. Their
-    ids are salted with a secret of the recorder's own, which is never written: equal hashes have
-    equal ids, and nothing else of a hash leaves the process. A recorded trace replays to the
-    counters of the manager that it was recorded from, where that was driven request by request.
+    Every call is passed on to the wrapped manager unchanged, and its result or exception is passed
+    back. One `lookup` is one request, and its hashes are the request's blocks. Their ids are salted
+    with a secret of the recorder, which is never written: equal hashes have equal ids, and nothing
+    else about a hash leaves the process. A recorded trace, which is in the Mooncake format, replays
+    to the counters of the manager that it was recorded from, if that was driven request by request.
 
     A thread of its own writes the trace (see `RequestLog` for what bounds it in memory and on
-    disk). No trouble with the file is ever raised by the manager's methods: recording stops, and
-    says so once through `logging`.
+    disk). The manager's methods never raise an error of the file: recording stops, and one message
+    is logged.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     block_tokens : int, optional
         Tokens per block, 1 ... 2**31 - 1; by default the manager's `block_size`, or 1 if it has
         none.
-        The length of a request is recorded as that of its blocks.
+        A request's length is recorded as that of its blocks.
     max_bytes : int
         Most bytes on disk, the previous file included, >= 65,536.
 
@@ -52,16 +52,16 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     manager : OffloadingManager
         The manager.
     log : RequestLog
-        What writes the trace: whether it is `recording`, how many requests were dropped.
+        The log that writes the trace: whether it is `recording`, how many requests it dropped.
 
     Raises
     ------
     TypeError, ValueError, OSError, MissingExtraError
-        From the constructor alone, as `RequestLog` does.
+        From the constructor alone, as from that of `RequestLog`.
 
     Notes
     -----
-    Thread-safety: that of the manager. Attributes that this class does not have are the manager's.
+    Thread-safety: that of the manager. Other attributes are those of the manager.
 
     Complexity: `lookup` adds O(n), some nanoseconds per block; the other methods add nothing.
 
@@ -96,7 +96,7 @@ class TraceRecorder(OffloadingManager[Spec_co]):
         self.log = RequestLog(path, block_tokens=block_tokens, max_bytes=max_bytes)
         self._lookup = _recorded(manager.lookup, self.log)
         self.log.finish_with(self._lookup)
-        # found before the methods of the class: nothing stands between
+        # found before the methods of the class, without an indirection
         vars(self).update({name: getattr(manager, name) for name in _PASSED_ON})
         vars(self)["lookup"] = self._lookup
 
@@ -131,8 +131,8 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     def close(self) -> None:
         """Write what is waiting and record no more; the manager goes on. Repeatable.
 
-        A recorder that is dropped does the same by itself, its thread at its next look at the
-        queue: within a tenth of a second, on a machine that has the time.
+        A recorder that is garbage collected does the same by itself: its thread ends at its next
+        look at the queue, usually within a tenth of a second.
         """
         self.log.close()
 
@@ -178,10 +178,10 @@ _PASSED_ON = (
 def _recorded(
     lookup: Callable[[Iterable[bytes]], int], log: RequestLog
 ) -> Callable[[Iterable[bytes]], int]:
-    """Return a lookup that records what it is asked.
+    """Return a lookup that records its hashes.
 
-    A closure, because an attribute of an object with `__getattr__` takes longer to find than all
-    else that there is to do for a request.
+    A closure, because finding an attribute of an object with `__getattr__` takes longer than the
+    rest of the work for a request.
     """
 
     def recorded(hashes: Iterable[bytes]) -> int:
@@ -192,11 +192,11 @@ def _recorded(
             log.add(hashes)
             return found
         if isinstance(hashes, bytes | bytearray | memoryview | str):
-            return lookup(hashes)  # a hash for a batch: which says so
+            return lookup(hashes)  # a hash instead of a batch: the manager raises
         try:
             iterator = iter(hashes)
         except TypeError:
-            return lookup(hashes)  # which says what is wrong with it
+            return lookup(hashes)  # the manager raises
         batch = list(iterator)
         # of what is neither a list nor a tuple, each hash is checked
         found = lookup(batch if isinstance(hashes, list | tuple) else iter(batch))

@@ -11,21 +11,21 @@ MAX_HASH_ID = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: when it came, how long it was, which blocks its prompt is made of.
+    """One request: its arrival, its lengths, and the blocks of its prompt.
 
     Attributes
     ----------
     timestamp : int or float
-        Arrival, milliseconds since the start of the trace, below 2**63; 0 in all where it is not
-        known.
+        Arrival, milliseconds since the start of the trace, below 2**63; 0 in all requests where
+        it is not known.
     input_length : int
         Prompt, tokens; 0 with blocks where it is not known.
     output_length : int
         Answer, tokens; 0 where it is not known.
     hash_ids : tuple of int
         The prompt's blocks, first block first, each in [0, 2**64). Ids are prefix-chained: equal
-        ids mean equal prompts up to and including that block. The last one may stand for a block
-        that the prompt fills only in part.
+        ids mean equal prompts up to and including that block. The last block may be
+        only partly filled.
     session : str or None
         The conversation that the request belongs to, where the trace knows.
     """

@@ -1,12 +1,13 @@
 """A log of requests on disk: salted, compressed, bounded, written by a thread of its own.
 
-The thread that sees a request only puts 8 bytes per hash on a queue. The log's thread takes them
-from there ten times per second, turns them into lines with salted ids, and writes these in
-compressed frames, each complete in itself: once a second, and as soon as no request has come for a
-third of that. Of what a killed process leaves, every frame but the last is complete, and the reader
-knows by the first bytes that it may be so.
-The file is exchanged for a new one when it has half of the bytes that the log may take, and the one
-before it is kept.
+The thread that sees a request only puts 8 bytes per hash on a queue. The log's thread
+empties the queue ten times per second, turns it into lines with salted ids, and writes these in
+compressed frames, each complete in itself: once per second, and as soon as no request has come for
+a third of that. In the file of a killed process every frame but the last is complete; the reader
+allows for that in files with a recording's first bytes.
+
+The file is replaced by a new one when it has half of the bytes that the log may take, and the
+previous one is kept.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ else:
 
 MIN_BYTES, MAX_BYTES = 2**16, 2**63 - 1
 POLL_SECONDS = 0.1
-FLUSH_SECONDS = 1.0  # most that a request waits for others of its frame
-IDLE_SECONDS = 0.3  # most that it waits where none comes: a server killed at rest loses none
+FLUSH_SECONDS = 1.0  # longest that a request waits for others of its frame
+IDLE_SECONDS = 0.3  # longest while none comes: an idle server that is killed loses none
 WAITING_BLOCKS = 2**19  # of requests not yet taken; 4 MiB, and a line that the reader accepts
 REQUEST_BLOCKS = 16  # what a request takes beside its blocks, counted in blocks
-HURRY_BLOCKS = 2**16  # the thread is called earlier when so many wait
+HURRY_BLOCKS = 2**16  # the thread is woken earlier when so many wait
 BATCH_BYTES = 2**15  # of text made at a time: some 0.02 ms during which no other thread runs
 FRAME_BYTES = 2**22  # of text
 WORD_BYTES = 8  # of a packed hash
@@ -55,22 +56,22 @@ _logger = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """Write requests to a file in the Mooncake format, with salted ids.
+    """A writer of requests to a file in the Mooncake format, with salted ids.
 
-    Nothing is raised once the log is open. Where it cannot be written it stops, and says so once
-    through `logging`; where requests come faster than they can be written, those that do not find
-    room are dropped and counted.
+    Nothing is raised once the log is open. If the file cannot be written, recording stops and one
+    message is logged; where requests come faster than they can be written, those that exceed the
+    queue are dropped and counted.
 
     Parameters
     ----------
     path : str or os.PathLike
-        The file, ``.zst`` or ``.gz``. A file that is there is kept as `previous_path`. A link
-        stays, and the file that it names is written; a device is written through.
+        The file, ``.zst`` or ``.gz``. An existing file is kept as `previous_path`. A link stays,
+        and its target is written; a device is written to directly.
     block_tokens : int
         Tokens per block, 1 ... 2**31 - 1; a request's length is recorded as that of its blocks.
     max_bytes : int
-        Most bytes on disk, both files together, >= 65,536. A larger file that was there before
-        counts only when it has been exchanged.
+        Most bytes on disk, both files together, >= 65,536. An existing larger file is counted
+        only from when it is replaced.
 
     Attributes
     ----------
@@ -79,13 +80,13 @@ class RequestLog:
     dropped_requests : int
         Requests that are not in the trace: too many were waiting, or one was too long.
     previous_path : pathlib.Path
-        The file before the present one, beside it.
+        The previous file, beside the current one.
 
     Raises
     ------
     TypeError, ValueError
-        If the name has another ending or leads to a pipe or a socket, whose reader the recording
-        would wait for, or a number is none or out of its bounds.
+        If the name has another ending, or leads to a pipe or a socket, whose reader the recording
+        would wait for; or if a number is not one or out of bounds.
     OSError
         If the file cannot be created.
     MissingExtraError
@@ -94,7 +95,7 @@ class RequestLog:
     Notes
     -----
     `add` may be called from any thread. In a process forked from this one the log does not record.
-    What is said through `logging` is said by the log's own thread.
+    Messages are logged by the log's own thread.
     """
 
     def __init__(
@@ -113,18 +114,18 @@ class RequestLog:
         self._salt = secrets.randbits(64), secrets.randbits(64)
         self._start = time.monotonic_ns()
         self._queue: collections.deque[bytes] = collections.deque()
-        self._added = 0  # put on the queue, blocks and REQUEST_BLOCKS a request
+        self._added = 0  # put on the queue: blocks, and REQUEST_BLOCKS per request
         self._taken = 0  # taken from it, likewise
         self._text: list[bytes] = []  # lines not yet written
         self._text_bytes = 0
         self._text_requests = 0
-        self._text_since = 0.0  # when the first of these lines came, and the last
+        self._text_since = 0.0  # when the first of these lines came; the next, the last
         self._text_until = 0.0
         self._file_bytes = 0
         self._file = self._open()
         self._closing = False
         self._stopped = False
-        self._untold: list[str] = []  # what the thread has yet to say
+        self._untold: list[str] = []  # messages that the thread has yet to log
         self._call = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvoffload-recorder", daemon=True)
         try:
@@ -136,7 +137,7 @@ class RequestLog:
         _logs.add(self)
 
     def add(self, hashes: list[Any]) -> None:
-        """Take a request, given as the list of its block hashes. Complexity: O(n)."""
+        """Add a request, given as the list of its block hashes. Complexity: O(n)."""
         if not self.recording:
             return
         try:
@@ -152,9 +153,9 @@ class RequestLog:
             self._stop(error)
 
     def close(self) -> None:
-        """Write what is waiting, close the file and record no more. A second call does nothing.
+        """Write what is queued, close the file and record no more. A second call does nothing.
 
-        From a handler of `logging` on the log's own thread it does not wait for the end.
+        Called by a handler of `logging` on the log's own thread, it does not wait for the end.
         """
         self.finish()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -164,13 +165,13 @@ class RequestLog:
         atexit.unregister(self.close)
 
     def finish(self) -> None:
-        """Close without waiting: the thread writes what is waiting and ends by itself, soon."""
+        """Close without waiting: the thread writes what is queued and ends soon."""
         self.recording = False
         self._closing = True
 
     def finish_with(self, owner: object) -> None:
-        """Finish when an object is gone, so that the thread and the file do not outlive it."""
-        # not more than to set two attributes: it may run in the middle of anything
+        """Finish when an object is garbage collected, so that thread and file do not outlive it."""
+        # which only sets two attributes: it may run in the middle of anything
         weakref.finalize(owner, self.finish).atexit = False
 
     def _run(self) -> None:
@@ -197,7 +198,7 @@ class RequestLog:
         self._tell()
 
     def _take(self) -> None:
-        """Turn the requests that wait into lines."""
+        """Turn the queued requests into lines."""
         most = min(BATCH_BYTES, self._frame_bytes)
         while self._queue:
             requests = [self._queue.popleft()]
@@ -212,7 +213,7 @@ class RequestLog:
         self._taken = self._added  # additions from several threads at once may have been lost
 
     def _add_text(self, text: bytes, requests: int) -> None:
-        """Put lines into the next frame, after a frame of those before them if it would be full."""
+        """Add lines to the next frame; write the frame before if they would not fit."""
         if self._text_bytes + len(text) > self._frame_bytes:
             self._write()
         self._text_until = time.monotonic()
@@ -251,7 +252,7 @@ class RequestLog:
         self._file_bytes += len(frame)
 
     def _open(self) -> int:
-        """Keep the file that is there as the previous one and return a new one of the same mode."""
+        """Keep an existing file as the previous one and return a new one of the same mode."""
         mode = None
         if self._target.is_file() and self._target.stat().st_size:
             mode = stat.S_IMODE(self._target.stat().st_mode)
@@ -274,7 +275,7 @@ class RequestLog:
         self.finish()
 
     def _tell(self) -> None:
-        """Say what there is to say; whatever a handler does, the log goes on."""
+        """Log the pending messages, and ignore errors of handlers."""
         while self._untold:
             with contextlib.suppress(Exception):
                 _logger.warning("%s: %s", printable(str(self.path)), self._untold.pop(0))
@@ -287,7 +288,7 @@ def _target(path: Path) -> Path:
         raise ValueError(f"path must be a file or a device, got a stream: {os.fspath(path)!r}")
     try:
         mode = target.stat().st_mode
-    except OSError:  # it is not there yet, or whoever opens it says what is wrong
+    except OSError:  # not there yet, or opening it reports what is wrong
         return target
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket"
@@ -296,12 +297,12 @@ def _target(path: Path) -> Path:
 
 
 def _most_bytes(request: bytes) -> int:
-    """Return how long the line of a packed request may be."""
+    """Return the greatest length of the line of a packed request."""
     return LINE_BYTES + len(request) // WORD_BYTES * ID_BYTES
 
 
 def _compressor(path: Path) -> Callable[[bytes], bytes]:
-    """Return what makes a complete frame of bytes, by the file's name."""
+    """Return the function that compresses bytes to a complete frame, by the file's name."""
     if path.suffix == ".zst":
         compress: Callable[[bytes, int], bytes] = require(zstd_module(), "a .zst trace").compress
         return lambda data: compress(data, 1)
@@ -310,7 +311,7 @@ def _compressor(path: Path) -> Callable[[bytes], bytes]:
     raise ValueError(f"path must end in .zst or .gz, got {path.name!r}")
 
 
-# A child has no thread that would write, and must not write into its parent's file.
+# A forked child has no thread to write, and must not write to its parent's file.
 _logs: weakref.WeakSet[RequestLog] = weakref.WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""Files for a while, of which nothing is left however the process ends."""
+"""Temporary files that are gone however the process ends, on Linux."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from .outputs import OutputFile
 __all__ = ["scratch_file"]
 
 PREFIX = "kvoffload-"
-NAMELESS = "/proc/{}/fd/{}"  # where Linux shows what a process has open
+NAMELESS = "/proc/{}/fd/{}"  # where Linux lists the open files of a process
 
 
 @contextlib.contextmanager
 def scratch_file() -> Iterator[tuple[BinaryIO, str]]:
-    """Give a stream to a new temporary file, and a path from which it can be read again and again.
+    """Provide a stream to a new temporary file, and a path to read it from repeatedly.
 
     Processes that this one starts can read it too. It is gone when the block ends. On Linux it has
-    no name in any folder, so that it goes even with a process that is killed; elsewhere it stays
-    behind then.
+    no name in any folder and does not survive a killed process; elsewhere it is left behind then.
 
     Raises
     ------
     OSError
-        If there is no folder for it, or if it cannot be written; it names the folder.
+        If there is no folder for it, or if it cannot be written; the error names the folder.
     """
     folder = tempfile.gettempdir()
     with contextlib.ExitStack() as opened:

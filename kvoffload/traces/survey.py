@@ -1,4 +1,4 @@
-"""What a trace holds, counted in one pass."""
+"""A survey of a trace, counted in one pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SeenIds:
 
     Sorted arrays, each at least twice as long as the next; a lookup is a binary search in each.
 
-    Complexity: O(log² n) an id, amortised.
+    Complexity: O(log² n) per id, amortised.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class SizeRange:
     largest: int | None = None
 
     def narrow(self, smallest: int, largest: int | None) -> None:
-        """Keep the sizes that lie in another range too."""
+        """Keep only the sizes that lie in another range, too."""
         self.smallest = max(self.smallest, smallest)
         if largest is not None:
             self.largest = largest if self.largest is None else min(self.largest, largest)
 
     def holds(self, size: int) -> bool:
-        """Tell whether a size is in the range, which may be empty."""
+        """Return whether a size is in the range, which may be empty."""
         return self.smallest <= size and (self.largest is None or size <= self.largest)
 
     def power_of_two(self) -> list[int]:
@@ -84,7 +84,7 @@ class SizeRange:
 class BlockLengths:
     """The block sizes b that fit every request so far.
 
-    Traces differ in what becomes of a prompt's end that fills no block: it has an id
+    Traces differ in how they treat the end of a prompt that fills no block: it has an id
     (``len(hash_ids) == ceil(input_length / b)``, as in Mooncake's) or none
     (``len(hash_ids) == input_length // b``, as in LMCache's). One of the two must hold throughout.
 
@@ -96,9 +96,9 @@ class BlockLengths:
     Attributes
     ----------
     with_partial, full_only : SizeRange
-        The sizes that fit the one and the other, empty if none does.
+        The sizes that fit the first and the second rule; empty if none does.
     known, agreeing : int
-        Requests whose length is known, and those of them that the size asked for fits.
+        Requests whose length is known, and those among them that fit the size asked for.
     """
 
     def __init__(self, asked: int | None = None) -> None:
@@ -110,7 +110,7 @@ class BlockLengths:
         self._bounded = False
 
     def add(self, tokens: int, blocks: int) -> None:
-        """Take in a request."""
+        """Add a request."""
         self._bounded |= blocks > 0
         if tokens or not blocks:
             self.known += 1
@@ -127,15 +127,14 @@ class BlockLengths:
         self.full_only.narrow(tokens // (blocks + 1) + 1, tokens // blocks)
 
     def fits(self, size: int) -> bool:
-        """Tell whether a size, tokens, is one of them; no size is if no request had a block."""
+        """Return whether a size, tokens, fits; none does if no request had a block."""
         return self._bounded and (self.with_partial.holds(size) or self.full_only.holds(size))
 
     def best(self) -> int | None:
         """Return the most plausible size that fits.
 
-        The smallest power of two, else the smallest multiple of 16, else the smallest size, rather
-        with partial blocks than without; None if none fits, or if every size fits because no
-        request had a block.
+        The smallest power of two, else the smallest multiple of 16, else the smallest size; those
+        with partial blocks are preferred. None if none fits, or if no request had a block.
         """
         if not self._bounded:
             return None
@@ -161,17 +160,17 @@ class IdealCounter:
     Parameters
     ----------
     batch : int
-        Blocks that are gathered before they are counted.
+        Blocks collected before they are counted.
 
     Attributes
     ----------
     unique_blocks : int
         Distinct blocks counted so far.
     ideal_hits : int
-        The leading blocks of each request counted so far that were in a request before it.
+        Leading blocks of the requests counted so far that were in an earlier request.
     """
 
-    BATCH = 2**18  # large enough that merging is cheap, small enough at 2 MiB of ids
+    BATCH = 2**18  # 2 MiB of ids: large enough that merging is cheap
 
     def __init__(self, batch: int = BATCH) -> None:
         self.unique_blocks = 0
@@ -182,7 +181,7 @@ class IdealCounter:
         self._gathered = 0
 
     def add(self, hash_ids: tuple[int, ...]) -> None:
-        """Take in the blocks of one request."""
+        """Add the blocks of one request."""
         if hash_ids:
             self._rows.append(hash_ids)
             self._gathered += len(hash_ids)
@@ -190,7 +189,7 @@ class IdealCounter:
             self.finish()
 
     def finish(self) -> None:
-        """Count what has been gathered."""
+        """Count the collected blocks."""
         if not self._rows:
             return
         lengths = np.array([len(row) for row in self._rows], dtype=np.int64)
@@ -212,7 +211,7 @@ class IdealCounter:
 
 @dataclass(slots=True)
 class Survey:
-    """What a trace holds.
+    """Counts of a trace.
 
     Attributes
     ----------
@@ -221,8 +220,8 @@ class Survey:
     unique_blocks : int or None
         Distinct blocks; None if they were not counted.
     ideal_hits : int or None
-        Blocks that a cache without bounds would have hit: the leading blocks of each request that
-        were in a request before it; None if they were not counted.
+        Blocks that an unbounded cache would hit: the leading blocks of each request that were in
+        an earlier one; None if they were not counted.
     input_tokens, output_tokens : int
         Tokens over all requests.
     longest : int
@@ -250,10 +249,10 @@ class Survey:
         return self.block_lengths.best()
 
     def contradiction(self, size: int) -> str | None:
-        """Say what about the requests contradicts a block size, tokens; None if nothing does.
+        """Return why the requests contradict a block size, tokens; None if they do not.
 
-        Nothing does where no length is known. Where no size fits all requests, one that fits most
-        of them will do; it must be the one that was given to `of`.
+        They do not where no length is known. Where no size fits all requests, one that fits most
+        of them is accepted; it must be the one that was given to `of`.
         """
         lengths = self.block_lengths
         if not (self.input_tokens and self.blocks) or lengths.fits(size):
@@ -270,7 +269,7 @@ class Survey:
 
     @property
     def ideal_hit_ratio(self) -> float | None:
-        """Share of the blocks that a cache without bounds would have hit; None if not counted."""
+        """Share of the blocks that an unbounded cache would hit; None if not counted."""
         if self.ideal_hits is None:
             return None
         return self.ideal_hits / self.blocks if self.blocks else 0.0
@@ -289,19 +288,19 @@ class Survey:
         block_tokens: int | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> Survey:
-        """Count what a trace holds.
+        """Count the contents of a trace.
 
         Parameters
         ----------
         requests : iterable of Request
-            The trace; it is passed over once.
+            The trace; it is iterated over once.
         unique : bool
             Whether to count distinct blocks and ideal hits, which takes 8 to 16 bytes per distinct
             block; without, memory is constant.
         block_tokens : int, optional
             A block size, tokens, for `contradiction`.
         progress : callable, optional
-            Called now and then with the number of requests so far.
+            Called regularly with the number of requests so far.
         """
         self = cls(block_lengths=BlockLengths(block_tokens))
         counter = IdealCounter() if unique else None

@@ -1,4 +1,4 @@
-"""A made-up workload that looks like a real one, the same for a seed on every machine.
+"""A generated workload that resembles a real one, the same for a seed on every machine.
 
 Three kinds of session arrive as one Poisson process:
 
@@ -8,8 +8,8 @@ Three kinds of session arrive as one Poisson process:
   grows by the answer and by what a tool returned;
 - *one-shot requests*: a document or a question, half of them behind a shared instruction.
 
-Every draw is made from `random.Random.random`, whose sequence Python promises to keep, with
-comparisons and the four IEEE operations alone: no logarithm whose last bit differs by C library.
+Every draw uses `random.Random.random`, whose sequence Python guarantees, with comparisons and the
+four IEEE operations alone: no logarithm, whose last bit may differ by C library.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Turn = tuple[float, int, int]
 
 
 class _Dice:
-    """Random draws that are the same everywhere."""
+    """Random draws that are the same on every machine."""
 
     def __init__(self, seed: int) -> None:
         self.uniform = random.Random(seed).random  # noqa: S311
 
     def exponential(self, mean: float) -> float:
-        """Draw from the exponential distribution by comparisons only (von Neumann, 1951)."""
+        """Draw from the exponential distribution by comparisons alone (von Neumann, 1951)."""
         whole = 0
         while True:
             first = last = self.uniform()
@@ -89,7 +89,7 @@ def _one_shot(dice: _Dice) -> Iterator[Turn]:
 
 @dataclass(slots=True)
 class _Session:
-    """A session under way: the blocks that it has sent and the turns that are to come."""
+    """A session in progress: the blocks that it has sent and the turns to come."""
 
     name: str
     turns: Iterator[Turn]
@@ -113,24 +113,24 @@ class _Session:
 
 
 class Workload:
-    """Iterate over generated requests in the order of their arrival, lazily.
+    """An iterable of generated requests in the order of their arrival, made lazily.
 
-    Each iteration gives the same requests. Memory grows with the sessions under way at a time, not
-    with the number of requests.
+    Each iteration gives the same requests. Memory grows with the number of concurrent sessions,
+    not with that of requests.
 
     Parameters
     ----------
     requests : int
-        How many, >= 1.
+        Number of requests, >= 1.
     seed : int
-        Which of the possible workloads, >= 0.
+        Seed of the workload, >= 0.
     block_tokens : int
         Tokens per block, >= 1.
 
     Attributes
     ----------
     name : str
-        What messages call it.
+        Name in messages.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Requests out, in the Mooncake format."""
+"""A writer of requests in the Mooncake format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def trace_line(request: Request) -> bytes:
 
 
 def write_requests(requests: Iterable[Request], stream: BinaryIO) -> int:
-    """Write requests to an open binary stream, a line each.
+    """Write requests to an open binary stream, one line each.
 
     Returns
     -------
@@ -48,11 +48,10 @@ def write_requests(requests: Iterable[Request], stream: BinaryIO) -> int:
 
 
 def write_trace(requests: Iterable[Request], path: str | os.PathLike[str]) -> int:
-    """Write requests to a file, which is replaced if it is there.
+    """Write requests to a file, which is replaced if it exists.
 
-    The same requests make the same bytes. If writing or the iterable fails, the file is what it
-    was. A link stays, and the file that it names is replaced; a device or a pipe is written
-    through.
+    Equal requests make equal bytes. If writing or the iterable fails, the file stays as it was. A
+    link stays, and its target is replaced; a device or a pipe is written to directly.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The formats that traces come in: one file per format, and which one a line is in."""
+"""The formats of traces, one file per format, and the recognition of a line's format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HASHES = re.compile(rb"(?:(?:0x)?[0-9a-fA-F]{8,}(?:[\s,]+|$))+")
 
 
 def recognise(line: bytes) -> Format:
-    """Return the format of a line; Mooncake's, which then says what is wrong, if it is in none."""
+    """Return the format of a line; Mooncake's, whose parser reports the error, if it has none."""
     if _HASHES.fullmatch(line):
         return HEXADECIMAL
     try:

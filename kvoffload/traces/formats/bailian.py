@@ -18,15 +18,14 @@ from .base import MAX_SECONDS, Format, Parser, field, integer, integer_ids, json
 
 BLOCK_TOKENS = 16
 NO_PARENT = (None, -1)
-MAX_NAME = 64  # characters of a session's name that are taken as they are
+MAX_NAME = 64  # characters of a session's name that are kept as they are
 
 
 class BailianParser(Parser):
-    """Parse lines in this format; a request's session is the first chat of its conversation.
+    """A parser of lines in this format; a session is the first chat of its conversation.
 
-    Of a chat a digest of 16 bytes is remembered, under a key of this parser's own so that nobody
-    can choose two with the same, and the session that it belongs to: memory is bounded, however
-    long the names of chats are.
+    For each chat a 16-byte digest and its session are remembered, so memory is bounded, however
+    long names are. The digest is keyed per parser, so that collisions cannot be constructed.
     """
 
     REMEMBERED = 2**18  # chats whose conversation is remembered; a later turn follows within these

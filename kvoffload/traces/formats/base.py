@@ -1,4 +1,4 @@
-"""What a format of trace is, and what the formats share."""
+"""The interface of trace formats, and checks that they share."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kvoffload.errors import describe
 from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.request import MAX_HASH_ID, MAX_TOKENS, Request
 
-MAX_SECONDS = 2**53  # beyond, a float has no milliseconds and an integer no use
+MAX_SECONDS = 2**53  # larger floats have no milliseconds, and larger integers no use
 
 
 class Parser:
-    """Turn the lines of one pass over one trace into requests.
+    """A parser of the lines of one pass over one trace.
 
     Attributes
     ----------
     block_tokens, block_bytes : int or None
-        Tokens and bytes per block, where the lines so far say so and agree.
+        Tokens and bytes per block, where the lines so far state them and agree.
     start : float or None
-        When time 0 was, seconds since 1970, where the lines say so.
+        Unix time of time 0, seconds, where the lines state it.
     model_name : str or None
-        The model whose requests are wanted, where not all are; set by who made the parser.
+        The model whose requests are wanted, None for all; set by the creator of the parser.
     is_wanted : bool
         Whether the line parsed last is one of them.
     """
@@ -59,14 +59,14 @@ class Format:
     Attributes
     ----------
     name : str
-        What ``--format`` calls it.
+        Its name for ``--format``.
     summary : str
-        What it is, in a line.
+        A description of one line.
     new_parser : callable
         Returns a parser for one pass over one trace.
     has_hashes : bool
-        Whether the ids are hashes of what the blocks hold, so that equal ids mean equal blocks in
-        several files too. Ids that number the blocks of a file mean something in that file alone.
+        Whether the ids are hashes of the blocks' content, so that equal ids mean equal blocks in
+        several files too. Ids that number the blocks of a file are valid in that file alone.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Plain text: one request per line, its block hashes in hexadecimal, first block first.
 
-The hashes stand apart by blanks or commas, with or without ``0x``. Neither times nor lengths are
+The hashes are separated by blanks or commas, with or without ``0x``. Times and lengths are not
 known: they are 0 in every request.
 """
 
@@ -18,7 +18,7 @@ _SEPARATORS = re.compile(r"[\s,]+")
 
 
 class HexadecimalParser(Parser):
-    """Parse lines in this format."""
+    """A parser of lines in this format."""
 
     def __call__(self, line: bytes) -> Request:
         """Parse a line."""

@@ -3,7 +3,7 @@
 Source: LMCache's `lookup_hash` logging subscriber and its cache simulator (``lmcache server
 --lookup-hash-log-dir``). `timestamp` is Unix time, seconds; `chunk_hashes` are hexadecimal and
 cover full chunks of `chunk_size` tokens only, `seq_len` counts all tokens of the prompt. The answer
-is not known; `shapes` and `dtypes`, of the tensors of a chunk, tell its bytes. Models do not share
+is not known; `shapes` and `dtypes`, of the tensors of a chunk, give its bytes. Models do not share
 chunks, so the hash of a chunk counts together with `model_name`.
 """
 
@@ -34,14 +34,14 @@ _ELEMENT_BYTES = {
     "int8": 1,
 }
 
-MAX_NAMESPACE = 64  # bytes of a model's name that are taken as they are
+MAX_NAMESPACE = 64  # bytes of a model's name that are kept as they are
 
 
 class LMCacheParser(Parser):
-    """Parse lines in this format; time counts from the first line, and never below it."""
+    """A parser of lines in this format; time counts from the first line, and is never negative."""
 
     def __init__(self) -> None:
-        self._sizes: set[int] = set()  # two at most: more tell nothing more
+        self._sizes: set[int] = set()  # two at most: more are not needed
         self._bytes: set[int | None] = set()  # likewise
         self._models: dict[str, None] = {}  # some of them, for messages
 
@@ -88,7 +88,7 @@ class LMCacheParser(Parser):
 
 
 def _chunk_bytes(row: dict[str, Any]) -> int | None:
-    """Return the bytes of a chunk, from the shapes and types of its tensors; None if not said."""
+    """Return the bytes of a chunk by the shapes and types of its tensors; None without these."""
     shapes, dtypes = row.get("shapes"), row.get("dtypes")
     if not (isinstance(shapes, list) and isinstance(dtypes, list)):
         return None

@@ -18,7 +18,7 @@ from .base import Format, Parser, field, integer, integer_ids, json_object, numb
 
 
 class MooncakeParser(Parser):
-    """Parse lines in this format: at once with a typed decoder, slowly to say what is wrong."""
+    """A parser of lines in this format: a typed decoder, and a slow check that finds the error."""
 
     def __init__(self) -> None:
         msgspec = require("msgspec", "reading a trace")
@@ -40,7 +40,7 @@ class MooncakeParser(Parser):
 
 
 def _row_type(msgspec: Any) -> Any:
-    """Return the type that msgspec decodes a row into, checking it as it goes."""
+    """Return the type for msgspec to decode and check a row."""
     natural = Annotated[int, msgspec.Meta(ge=0)]
     tokens = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     return msgspec.defstruct(
@@ -57,7 +57,7 @@ def _row_type(msgspec: Any) -> Any:
 
 
 def _checked(line: bytes) -> Request:
-    """Parse a line field by field, to name the rule that it breaks and the value."""
+    """Parse a line field by field, to report the rule that it breaks and the value."""
     row = json_object(line)
     timestamp = number(field(row, "timestamp"), "timestamp", MAX_MILLISECONDS)
     input_length = integer(field(row, "input_length"), "input_length")
