@@ -218,7 +218,10 @@ class RemoteStore(ABC):
         if isinstance(error, ForeignNamespaceError):
             self.say("is refused: its place belongs to another namespace", logging.ERROR)
             return Status.FAILED
-        status = self.status_of(error)
+        try:
+            status = self.status_of(error)
+        except Exception:  # noqa: BLE001 # a thread that ends would keep its job for ever
+            status = Status.FAILED
         # The text of an error may hold an address with a password, or what a server made up.
         self.say(f"met {self.name_of(error)}: {status.name}")
         return status

@@ -1,0 +1,292 @@
+"""The public seam: seven methods make a tier, and mistakes in them harm nothing else."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kvoffload.testing.tiers import PATIENCE_S, TierConformance, block_bytes_of, run
+from kvoffload.tiers import (
+    Block,
+    Namespace,
+    OtherEpochError,
+    Region,
+    RemoteStore,
+    RemoteTier,
+    Status,
+    TierOptions,
+    epoch_text,
+    parse_epoch,
+    read_options,
+)
+from tests.tiers.inside import ask_anew, is_busy
+
+BLOCK = 4096
+KEYS = [b"key%d" % number for number in range(8)]
+NAMESPACE = Namespace("test", BLOCK)
+
+
+class DictStore(RemoteStore):
+    """Blocks as values of a dict."""
+
+    epoch_s = 0.0
+
+    def __init__(self, namespace: Namespace = NAMESPACE) -> None:
+        super().__init__(namespace)
+        self.values: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+
+    def path(self, key: bytes, epoch: int) -> str:
+        return f"{epoch:016x}/{key.hex()}"
+
+    def ask_epoch(self) -> int | None:
+        if not self.is_ours(self.values.get("namespace")):
+            self.values["namespace"] = self.namespace.json.encode()
+        return parse_epoch(self.values.get("epoch"))
+
+    def raise_epoch(self, epoch: int, above: int) -> int | None:
+        with self.lock:
+            found = parse_epoch(self.values.get("epoch"))
+            if found is None or found <= above:
+                self.values["epoch"] = epoch_text(epoch)
+            return parse_epoch(self.values["epoch"])
+
+    def find(self, run: Sequence[Block], epoch: int) -> None:
+        for block in run:
+            is_there = self.path(block.key, epoch) in self.values
+            block.status = Status.OK if is_there else Status.MISS
+
+    def fetch(self, run: Sequence[Block], epoch: int) -> None:
+        for block in run:
+            value = self.values.get(self.path(block.key, epoch))
+            if value is None:
+                block.status = Status.MISS
+            else:
+                self.check(block, memoryview(value), epoch)
+
+    def store(self, run: Sequence[Block], epoch: int) -> None:
+        for block in run:
+            self.values.setdefault(self.path(block.key, epoch), bytes(block.views[0]))
+            block.status = Status.OK
+
+    def drop(self, keys: Sequence[bytes], epoch: int) -> None:
+        for key in keys:
+            self.values.pop(self.path(key, epoch), None)
+
+    def status_of(self, error: Exception) -> Status:
+        return Status.UNAVAILABLE if isinstance(error, OSError) else Status.FAILED
+
+
+class TestRemoteTier(TierConformance):
+    def open_tier(self, num_blocks: int) -> RemoteTier:
+        return RemoteTier(DictStore(Namespace("test", self.block_bytes)))
+
+
+World = SimpleNamespace
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give a store, its tier with a region, and all keys stored."""
+    store = DictStore()
+    tier = RemoteTier(store, TierOptions(threads=2, name="mine"))
+    region = Region.allocate(16, BLOCK)
+    tier.attach(region)
+    for place, key in enumerate(KEYS):
+        region.write(place, block_bytes_of(key, BLOCK))
+    assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
+    while is_busy(tier):
+        tier.wait([], 0)
+    yield World(store=store, tier=tier, region=region)
+    tier.close(PATIENCE_S)
+
+
+def get(world: World) -> list[int]:
+    """Load all keys; no bytes may be wrong."""
+    world.region.array[:] = 0
+    done = run(world.tier, world.tier.get(KEYS, range(8), PATIENCE_S))
+    for place, status in enumerate(done.status.tolist()):
+        expected = block_bytes_of(KEYS[place], BLOCK) if status == Status.OK else bytes(BLOCK)
+        assert world.region.read(place) == expected
+    return done.status.tolist()
+
+
+def query(world: World) -> list[int]:
+    """Ask for all keys anew."""
+    ask_anew(world.tier)
+    return run(world.tier, world.tier.query(KEYS, PATIENCE_S)).status.tolist()
+
+
+def refuse(*_: object) -> None:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ValueError, Status.FAILED), (ConnectionError, Status.UNAVAILABLE)]
+)
+def test_an_error_is_a_status(world: World, error: type[Exception], status: Status) -> None:
+    def fail(run: Sequence[Block], epoch: int) -> None:
+        raise error("a secret")
+
+    world.store.find = world.store.fetch = fail
+    assert query(world) == [status] * 8
+    assert get(world) == [status] * 8
+
+
+def test_no_text_of_an_error_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(run: Sequence[Block], epoch: int) -> None:
+        raise ValueError("a secret")
+
+    world.store.fetch = fail
+    get(world)
+    assert "tier 'mine' met ValueError: FAILED" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_status_of_that_raises_keeps_no_job(world: World) -> None:
+    world.store.find = world.store.fetch = world.store.status_of = refuse
+    assert query(world) == [Status.FAILED] * 8
+    assert get(world) == [Status.FAILED] * 8
+
+
+def test_a_block_that_was_given_no_status_has_failed(world: World) -> None:
+    world.store.find = world.store.fetch = lambda run, epoch: None
+    assert query(world) == [Status.FAILED] * 8
+    assert get(world) == [Status.FAILED] * 8
+
+
+def test_blocks_with_a_status_keep_it(world: World) -> None:
+    """An error after some blocks says nothing about these."""
+    fetch = world.store.fetch
+
+    def fetch_some(run: Sequence[Block], epoch: int) -> None:
+        fetch(run[:3], epoch)
+        raise ConnectionError
+
+    world.store.fetch = fetch_some
+    assert get(world) == [Status.OK] * 3 + [Status.UNAVAILABLE] * 5
+
+
+@pytest.mark.parametrize("change", ["flipped", "short", "long", "of another key"])
+def test_a_wrong_value_is_corrupt_and_dropped(world: World, change: str) -> None:
+    names = {key: world.store.path(key, parse_epoch(world.store.values["epoch"])) for key in KEYS}
+    value = world.store.values[names[KEYS[0]]]
+    world.store.values[names[KEYS[0]]] = {
+        "flipped": bytes([value[0] ^ 1]) + value[1:],
+        "short": value[:-1],
+        "long": value + b"\0",
+        "of another key": world.store.values[names[KEYS[1]]],
+    }[change]
+    assert get(world) == [Status.CORRUPT] + [Status.OK] * 7
+    while is_busy(world.tier):
+        world.tier.wait([], 0)
+    assert names[KEYS[0]] not in world.store.values
+
+
+def test_an_epoch_that_is_never_the_same_serves_nothing(world: World) -> None:
+    def other(run: Sequence[Block], epoch: int) -> None:
+        raise OtherEpochError
+
+    world.store.fetch = world.store.find = other
+    assert query(world) == [Status.MISS] * 8
+    assert get(world) == [Status.MISS] * 8
+
+
+def test_another_namespace_in_its_place_is_refused(world: World) -> None:
+    world.store.values["namespace"] = b'{"model": "another"}'
+    assert get(world) == [Status.FAILED] * 8
+    assert world.store.values["namespace"] == b'{"model": "another"}'
+
+
+def test_a_call_that_hangs_holds_up_no_memory_of_the_caller(world: World) -> None:
+    goes_on = threading.Event()
+    fetch = world.store.fetch
+
+    def hang(run: Sequence[Block], epoch: int) -> None:
+        goes_on.wait(PATIENCE_S)
+        fetch(run, epoch)
+
+    world.store.fetch = hang
+    world.region.array[:] = 7
+    done = run(world.tier, world.tier.get(KEYS, range(8), 0.05))
+    assert set(done.status.tolist()) == {Status.TIMEOUT}
+    goes_on.set()
+    while is_busy(world.tier):
+        world.tier.wait([], 0.001)
+    assert (world.region.array == 7).all()
+
+
+def test_a_medium_that_touches_is_told_once(world: World) -> None:
+    told: list[list[bytes]] = []
+    world.store.touch_s = 60.0
+    world.store.touch = lambda keys, epoch: told.append(list(keys))
+    for _ in range(2):
+        world.tier.touch(KEYS)
+        until = time.monotonic() + PATIENCE_S
+        while is_busy(world.tier) and time.monotonic() < until:
+            world.tier.wait([], 0)
+    assert told == [KEYS[::-1]]
+
+
+def test_arguments() -> None:
+    with pytest.raises(TypeError, match="store must be a RemoteStore, got 'dict'"):
+        RemoteTier("dict")
+    with pytest.raises(TypeError, match="namespace must be a Namespace, got 'model'"):
+        DictStore("model")
+    with RemoteTier(DictStore()) as tier:
+        assert repr(tier) == "RemoteTier('', name='remote')"
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"threads": 0}, ValueError, "threads must be >= 1, got 0"),
+        ({"threads": 1025}, ValueError, "threads must be <= 1024, got 1025"),
+        ({"threads": True}, TypeError, "threads must be an integer, got True"),
+        ({"staging_bytes": -1}, ValueError, "staging_bytes must be >= 0, got -1"),
+        ({"ack": "sent"}, ValueError, "ack must be 'copied' or 'stored', got 'sent'"),
+        ({"name": 5}, TypeError, "name must be text, got 5"),
+    ],
+)
+def test_options(options: dict, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        TierOptions(**options)
+    assert str(caught.value) == text
+
+
+def test_options_as_text() -> None:
+    text = {
+        "threads": "8",
+        "queue": "1GiB",
+        "name": "mine",
+        "events": "yes",
+        "staging": "256 MB",
+        "ack": "stored",
+    }
+    assert TierOptions(**read_options(text)) == TierOptions(
+        8, "mine", 256_000_000, "stored", enable_events=True, max_queued_bytes=2**30
+    )
+    with pytest.raises(ValueError, match="option 'thread' must be one of threads, queue, name"):
+        read_options({"thread": "8"})
+    with pytest.raises(
+        ValueError, match=r"option staging must be bytes, as 4096, .*got '8 parsecs'"
+    ):
+        read_options({"staging": "8 parsecs"})
+
+
+def test_a_buffer_may_be_filled_in_place(world: World) -> None:
+    """A client that reads into memory of the caller's needs no copy."""
+
+    def fetch(run: Sequence[Block], epoch: int) -> None:
+        for block in run:
+            view = block.views[0]
+            assert len(view) == world.store.block_bytes == BLOCK + 64
+            view[:] = world.store.values[world.store.path(block.key, epoch)]
+            world.store.check(block, view, epoch)
+
+    world.store.fetch = fetch
+    assert get(world) == [Status.OK] * 8
+    assert np.count_nonzero(world.region.array) > 0
