@@ -47,7 +47,8 @@ static inline uint64_t kvo_hash(const uint8_t *key, uint64_t length, const uint6
     uint64_t first, second;
     if (length == 32 || length == 36) { /* a digest, alone or with a group suffix */
         uint64_t left = kvo_fold(kvo_read64(key) ^ secret[1], kvo_read64(key + 8) ^ secret[2]);
-        uint64_t right = kvo_fold(kvo_read64(key + 16) ^ secret[3], kvo_read64(key + 24) ^ secret[4]);
+        uint64_t right =
+            kvo_fold(kvo_read64(key + 16) ^ secret[3], kvo_read64(key + 24) ^ secret[4]);
         uint64_t tail = length == 36 ? kvo_read32(key + 32) : 0;
         return kvo_fold(left ^ tail ^ secret[5], right ^ state ^ secret[6]);
     }

@@ -1,20 +1,16 @@
 /* Threads that move blocks between the caller's region and a store, without the interpreter.
  *
  * The contract, its terms and the reasons are in kvoffload/tiers/engine/contract.py; threads.py
- is
- * the same in Python, with the same names in the same order. What differs is said at its place.
+ * is the same in Python, with the same names in the same order. Differences are noted in place.
  *
  * Structure
  *     One mutex guards the queues, the jobs and the buffers; it is never held during I/O or a copy.
- A
- *     job lies in the queue of its kind while blocks of it have not been taken; a thread takes a
- run
- *     from its front. Idle threads sleep on one of two conditions, by whether they write, and each
- *     that takes a run wakes one more if there is another run: a small job wakes one thread.
+ *     A job lies in the queue of its kind while blocks of it have not been taken; a thread takes a
+ *     run from its front. Idle threads sleep on one of two conditions, by whether they write, and
+ *     each that takes a run wakes one more if there is another run: a small job wakes one thread.
  * Invariants
- *     As in Python: a block is taken once; nobody touches the region for a job that has ended. A
- job's
- *     memory is freed when its last entry has been read, which is that of its settling.
+ *     As in Python: a block is taken once; the region is not touched for a job that has ended. A
+ *     job's memory is freed when its last entry has been read, which is that of its settling.
  * Errors
  *     Functions that allocate return -1 or NULL, with nothing changed, if there is no memory.
  */
@@ -65,8 +61,8 @@ enum kvo_flag { KVO_LATE = 1, KVO_ENDED = 2, KVO_SETTLED = 4, KVO_CHORE = 8 };
 #define KVO_KEY_BYTES 40      /* of a key that is stored as it is */
 #define KVO_DIGESTED_BYTES 41 /* the length of the stored form of any other */
 #define KVO_ALIGNMENT 4096
-#define KVO_THREAD_STACK ((size_t)512 << 10) /* bytes */
-#define KVO_GRACE_NS ((int64_t)1000000000) /* that a call under way has when the pool closes */
+#define KVO_THREAD_STACK ((size_t)512 << 10)   /* bytes */
+#define KVO_GRACE_NS ((int64_t)1000000000)     /* that a call under way has when the pool closes */
 #define KVO_LATE_GRACE_NS ((int64_t)100000000) /* the same, where one is past its deadline */
 #define KVO_SLICE_BYTES ((int64_t)1 << 20) /* that are copied between two looks at the deadlines */
 #define KVO_REWRITE_NS 100000 /* after which a block that is being written is read again */
@@ -85,11 +81,11 @@ typedef struct {
     int64_t block_bytes;
 } kvo_region;
 
-/* Where blocks are kept: the slots of a file and a table of their seals, or the blocks of a region.
-*/ typedef struct {
+/* Where blocks are kept: the slots of a file and a table of their seals, or blocks of a region. */
+typedef struct {
     int is_file;
-    int direct;             /* whether the region's memory is handed to the kernel, or copied from
-    */ int data_fd, table_fd;  /* of a file */
+    int direct;            /* whether the kernel is handed the region's memory, or a copy */
+    int data_fd, table_fd; /* of a file */
     int64_t block_bytes;
     int64_t slot_bytes;     /* from slot to slot */
     int64_t records_offset; /* of the seal of slot 0 in the table */
@@ -173,10 +169,10 @@ static inline int kvo_seal_valid(const uint8_t *seal, int64_t nbytes, uint64_t e
 /* -- jobs -------------------------------------------------------------------------------------- */
 
 typedef struct {
-    int64_t slot, id;  /* where it is in the store and in the region */
-    uint64_t seed;     /* of its sum */
-    int32_t place;     /* in the job */
-    int32_t buffer;    /* the staging buffer, -1 for none */
+    int64_t slot, id; /* where it is in the store and in the region */
+    uint64_t seed;    /* of its sum */
+    int32_t place;    /* in the job */
+    int32_t buffer;   /* the staging buffer, -1 for none */
     int8_t status;
     uint8_t key_length;
     uint8_t key[KVO_DIGESTED_BYTES];
@@ -196,7 +192,7 @@ typedef struct kvo_job {
     struct kvo_job *previous, *following; /* in the list of jobs that have not settled */
     struct kvo_job *behind[2];            /* in its queue, and in that of jobs to copy */
     int64_t number;
-    int64_t deadline;  /* ns */
+    int64_t deadline; /* ns */
     uint64_t epoch;
     int64_t size;      /* blocks */
     int64_t next;      /* the first block that no thread has taken */
@@ -204,9 +200,9 @@ typedef struct kvo_job {
     int64_t count;     /* blocks that are worked on; fewer after a deadline */
     int64_t in_flight; /* blocks that threads work on */
     int op;
-    int copying;       /* threads that copy to or from the region now */
+    int copying; /* threads that copy to or from the region now */
     int ended, late, given_up, settled;
-    int taken_back;    /* the call that submitted it was interrupted */
+    int taken_back; /* the call that submitted it was interrupted */
     kvo_entry is_late, end, settling;
     kvo_block *blocks; /* (size,) by slot */
     int8_t *found;     /* (size,) statuses, in order of submission; another (size,) for `end` */
@@ -245,21 +241,21 @@ typedef struct kvo_pool {
     pthread_mutex_t lock;
     pthread_cond_t work_read, work_write; /* for threads that only read, and for those that write */
     pthread_cond_t keep, idle;
-    int idle_read, idle_write;            /* threads that wait for each */
-    kvo_queue queues[2];                  /* reads, writes */
+    int idle_read, idle_write; /* threads that wait for each */
+    kvo_queue queues[2];       /* reads, writes */
     kvo_queue to_copy;
     kvo_chore *first_chore, *last_chore;
-    int64_t chores_left;                  /* those under way too */
-    kvo_job *jobs, *last_job;             /* those that have not settled, oldest first */
+    int64_t chores_left;      /* those under way too */
+    kvo_job *jobs, *last_job; /* those that have not settled, oldest first */
     kvo_entry *first_entry, *last_entry;
     kvo_worker *workers;
     int num_workers, num_writers;
     pthread_t keeper;
     int threads_left;
     int closing, ack_copied;
-    int64_t wake_at;                      /* when the keeper looks again, ns */
+    int64_t wake_at; /* when the keeper looks again, ns */
     int signal_fd, signal_write_fd;
-    uint8_t *staging;                     /* buffers of `store.slot_bytes` each; NULL: direct */
+    uint8_t *staging; /* buffers of `store.slot_bytes` each; NULL: direct */
     int64_t num_buffers, num_free, held_by_puts;
     int32_t *free_buffers;
 } kvo_pool;
@@ -370,8 +366,8 @@ static inline int kvo_status_of(int error) {
 
 /* Read or write views at an offset, going on after short calls; `views` is used up.
  *
- * Returns the bytes moved, fewer than asked for only at the end of a file; -1 for an error, in
- errno. */
+ * Returns the bytes moved, fewer than asked for only at the end of a file; -1 for an error, which
+ * is in errno. */
 static inline int64_t kvo_transfer(int fd, int op, struct iovec *views, int64_t num_views,
                                    int64_t offset) {
     int64_t done = 0;
@@ -418,8 +414,8 @@ static inline uint8_t *kvo_buffer(const kvo_pool *pool, const kvo_block *block) 
     return pool->staging + (int64_t)block->buffer * pool->store.slot_bytes;
 }
 
-/* The block's memory: the region's, or a buffer's, with what the buffer has behind it if `whole`.
-*/ static inline int64_t kvo_block_views(const kvo_pool *pool, const kvo_block *block, int whole,
+/* The block's memory: the region's, or a buffer's, with what lies behind it there if `whole`. */
+static inline int64_t kvo_block_views(const kvo_pool *pool, const kvo_block *block, int whole,
                                       struct iovec *views) {
     if (block->buffer >= 0) {
         views->iov_base = kvo_buffer(pool, block);
@@ -857,9 +853,9 @@ static inline void kvo_move(kvo_worker *worker, kvo_job *job, kvo_block *run, in
     for (place = 0; place < count; place++) {
         int lost = run[place].status == KVO_STATUS_OK && !delivered;
         int void_put = job->taken_back && job->op == KVO_WRITE && !pool->store.is_file;
-        job->found[run[place].place] =
-            (int8_t)(lost ? KVO_STATUS_TIMEOUT
-                          : void_put ? KVO_STATUS_UNAVAILABLE : run[place].status);
+        job->found[run[place].place] = (int8_t)(lost       ? KVO_STATUS_TIMEOUT
+                                                : void_put ? KVO_STATUS_UNAVAILABLE
+                                                           : run[place].status);
     }
     job->in_flight -= count;
     if (pool->staging) {
@@ -874,8 +870,7 @@ static inline void kvo_move(kvo_worker *worker, kvo_job *job, kvo_block *run, in
 }
 
 static inline void kvo_do_chore(kvo_pool *pool, kvo_chore *chore) {
-    int error =
-        kvo_write_all(pool->store.table_fd, chore->data, chore->nbytes, chore->offset);
+    int error = kvo_write_all(pool->store.table_fd, chore->data, chore->nbytes, chore->offset);
     if (!error && chore->sync && fsync(pool->store.table_fd) < 0)
         error = errno;
     chore->status = (int8_t)(error ? kvo_status_of(error) : KVO_STATUS_OK);
@@ -959,8 +954,7 @@ static inline void kvo_expire(kvo_pool *pool) {
         if (!kvo_drop(pool, job, staged_put ? job->copied : job->next, KVO_STATUS_TIMEOUT))
             continue;
         if (pool->staging) {
-            kvo_end(pool, job,
-                    staged_put && pool->ack_copied ? KVO_STATUS_OK : KVO_STATUS_TIMEOUT);
+            kvo_end(pool, job, staged_put && pool->ack_copied ? KVO_STATUS_OK : KVO_STATUS_TIMEOUT);
         } else {
             job->late = 1;
             kvo_tell(pool, &job->is_late);
@@ -1167,8 +1161,7 @@ static inline int kvo_cancel(kvo_pool *pool, int64_t number, int64_t until) {
                 found = 2;
                 break;
             }
-            kvo_cond_wait(&pool->idle, &pool->lock,
-                          until < job->deadline ? until : job->deadline);
+            kvo_cond_wait(&pool->idle, &pool->lock, until < job->deadline ? until : job->deadline);
         }
     }
     pthread_mutex_unlock(&pool->lock);
@@ -1358,8 +1351,7 @@ static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *
     pool->to_copy.link = 1; /* a staged put lies in both while it is copied */
     pool->ack_copied = ack_copied;
     pool->wake_at = INT64_MAX;
-    pool->num_writers =
-        threads > KVO_READ_ONLY_THREADS + 1 ? threads - KVO_READ_ONLY_THREADS : 1;
+    pool->num_writers = threads > KVO_READ_ONLY_THREADS + 1 ? threads - KVO_READ_ONLY_THREADS : 1;
     pool->signal_fd = -1;
     pool->workers = calloc((size_t)threads + 1, sizeof(kvo_worker));
     if (!pool->region.parts || !pool->workers || kvo_signal_open(pool) < 0)
@@ -1409,8 +1401,8 @@ static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *
         if (pthread_create(&pool->workers[started].thread, &attributes, kvo_serve,
                            pool->workers + started))
             break;
-    all = started == threads &&
-          pthread_create(&pool->keeper, &attributes, kvo_keep_watch, pool) == 0;
+    all =
+        started == threads && pthread_create(&pool->keeper, &attributes, kvo_keep_watch, pool) == 0;
     pool->threads_left = started + all;
     pool->closing = !all;
     pthread_mutex_unlock(&pool->lock);

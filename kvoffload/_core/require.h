@@ -9,10 +9,10 @@ static inline void kvo_broken(const char *invariant, const char *file, int line)
     fprintf(stderr, "kvoffload: %s:%d: broken: %s\n", file, line, invariant);
     abort();
 }
-#define kvo_require(holds, invariant) \
-    do { \
-        if (!(holds)) \
-            kvo_broken((invariant), __FILE__, __LINE__); \
+#define kvo_require(holds, invariant)                                                              \
+    do {                                                                                           \
+        if (!(holds))                                                                              \
+            kvo_broken((invariant), __FILE__, __LINE__);                                           \
     } while (0)
 #else
 #define kvo_require(holds, invariant) ((void)sizeof(invariant))

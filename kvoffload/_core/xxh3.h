@@ -2,8 +2,8 @@
  *
  * Written from the public specification of the algorithm (xxHash, doc/xxhash_spec.md, "XXH3
  * algorithm description"); its names are kept: secret, stripe, block, accumulate, scramble,
- avalanche.
- * Only the 64-bit result with a seed and the default secret is here, in one call over one buffer.
+ * avalanche. Only the 64-bit result with a seed and the default secret is here, in one call over
+ * one buffer.
  *
  * Structure
  *     Inputs to 16 bytes, to 240 bytes and longer ones take three ways, as specified. The longer
@@ -30,9 +30,9 @@
 #include <arm_neon.h>
 #endif
 
-#define KVO_XXH3_SECRET 192                                /* bytes of the default secret */
-#define KVO_XXH3_STRIPE 64                                 /* bytes */
-#define KVO_XXH3_STRIPES ((KVO_XXH3_SECRET - 64) / 8)      /* stripes per block */
+#define KVO_XXH3_SECRET 192                                 /* bytes of the default secret */
+#define KVO_XXH3_STRIPE 64                                  /* bytes */
+#define KVO_XXH3_STRIPES ((KVO_XXH3_SECRET - 64) / 8)       /* stripes per block */
 #define KVO_XXH3_BLOCK (KVO_XXH3_STRIPES * KVO_XXH3_STRIPE) /* bytes */
 
 #define KVO_PRIME32_1 0x9E3779B1u
@@ -186,12 +186,10 @@ static inline uint64_t kvo_xxh3_medium(const uint8_t *input, size_t length, uint
 
 /* -- inputs of 241 bytes and more -------------------------------------------------------------- */
 
-/* Take `blocks` times `stripes` stripes in; `secret`, a place in the `whole` one, moves on by 8
-bytes
- * with each stripe and back with each block. Where `scramble`, the sums are scrambled after each
- * block. All variants keep the sums in registers over the blocks: a vector read just after its
- lanes
- * were written one by one would wait for the store. */
+/* Accumulate `blocks` times `stripes` stripes; `secret`, a place in the `whole` one, moves on by 8
+ * bytes with each stripe and back with each block. Where `scramble`, the sums are scrambled after
+ * each block. All variants keep the sums in registers over the blocks: a vector read just after its
+ * lanes were written one by one would wait for the store. */
 typedef void (*kvo_rounds_function)(uint64_t *sums, const uint8_t *input, const uint8_t *secret,
                                     const uint8_t *whole, size_t stripes, size_t blocks,
                                     int scramble);

@@ -1,11 +1,12 @@
-/* The native pool alone, under a sanitizer: random jobs, slow and failing calls, deadlines, closing.
+/* The native pool alone, under a sanitizer: random jobs, slow and failing calls, deadlines and
+ * closing.
  *
  *     gcc -fsanitize=thread -I kvoffload/_core tests/tiers/pool_stress.c -lpthread -o stress
  *     ./stress MODE SECONDS SEED      MODE: direct, copied, stored, memory
  *
  * The system calls are replaced at compile time by slow ones that fail now and then. Checked: every
- * job ends once and settles once; what is OK has the bytes of its key; a block of the region does not
- * change after its job has ended.
+ * job ends once and settles once; what is OK has the bytes of its key; a block of the region does
+ * not change after its job has ended.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -72,10 +73,10 @@ typedef struct {
 
 static job_note notes[JOBS];
 static uint8_t *region_memory, *store_memory;
-static int slot_state[SLOTS];  /* 0: nothing; 1: the bytes of its key; 2: a put is under way */
+static int slot_state[SLOTS]; /* 0: nothing; 1: the bytes of its key; 2: a put is under way */
 static int slot_users[SLOTS];
 static int block_busy[SLOTS];
-static uint8_t canary[SLOTS];  /* what a block was filled with when it was given back */
+static uint8_t canary[SLOTS]; /* what a block was filled with when it was given back */
 static int64_t ends, settles, oks;
 
 static void fill(int64_t id, int64_t slot) {
