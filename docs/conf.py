@@ -3,9 +3,8 @@
 from importlib.metadata import version as installed_version
 
 import kvoffload
+from kvoffload._metrics import TIER_METRICS, WATCH_METRICS
 from kvoffload.policies import registry
-from kvoffload.tiers.metrics import METRICS
-from kvoffload.watch.metrics import METRICS as WATCH_METRICS
 
 project = "kvoffload"
 author = "The kvoffload developers"
@@ -80,7 +79,7 @@ def metrics_table(metrics):
 myst_substitutions = {
     "policy_table": policy_table(),
     "policy_classes": policy_classes(),
-    "tier_metrics": metrics_table(METRICS),
+    "tier_metrics": metrics_table(TIER_METRICS),
     "watch_metrics": metrics_table(WATCH_METRICS),
 }
 

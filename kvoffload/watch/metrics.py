@@ -1,139 +1,19 @@
-"""What a watch exports: one table, from which exporter, documentation, dashboard and rules come."""
+"""The samples of a watch, in the order of its table of metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
 
 from kvoffload import __version__
+from kvoffload._metrics import AGE_BOUNDS, WATCH_METRICS, Histogram, Sample
 from kvoffload.managers._watching import CAUSES, KINDS
 
 from ._watch import Watch, bin_start
 
-__all__ = [
-    "AGE_BOUNDS",
-    "METRICS",
-    "PREFIX",
-    "UNMARKED",
-    "Histogram",
-    "Metric",
-    "Sample",
-    "marks_label",
-    "memory_label",
-    "samples",
-]
-
-PREFIX = "kvoffload_"
-"""What every name begins with; in front of it an engine may put its own prefix."""
+__all__ = ["UNMARKED", "age_histogram", "marks_label", "memory_label", "samples"]
 
 UNMARKED = "none"
-"""The label ``marks`` of a point without marks: not empty, which Prometheus takes for no label."""
-
-AGE_BOUNDS = tuple(2**exponent / 1000 for exponent in range(8, 29))
-"""Upper bounds in seconds of the histogram of ages; there is one more without a bound."""
-
-
-class Metric(NamedTuple):
-    """A row of `METRICS`.
-
-    Attributes
-    ----------
-    name : str
-        Name without the prefix, and without the ``_total`` that Prometheus puts after a counter.
-    kind : str
-        ``"counter"``, ``"gauge"`` or ``"histogram"``.
-    labels : tuple of str
-        Its labels.
-    help : str
-        What it counts, with its unit.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    labels: tuple[str, ...]
-    help: str
-
-
-METRICS = (
-    Metric("asked_blocks", "counter", (), "blocks that lookups asked for"),
-    Metric("missed_blocks", "counter", (), "blocks of those that were no hit"),
-    Metric("stored_blocks", "counter", (), "blocks that were given a slot"),
-    Metric("evicted_blocks", "counter", (), "blocks that were evicted"),
-    Metric("declined_blocks", "counter", (), "blocks that the policy did not admit"),
-    Metric("refused_stores", "counter", (), "stores that were refused for want of room"),
-    Metric("failed_blocks", "counter", (), "blocks whose store failed"),
-    Metric("sampled_missed_blocks", "counter", ("cause",), "sampled blocks that missed, by cause"),
-    Metric(
-        "sampled_evicted_blocks",
-        "counter",
-        ("used",),
-        "sampled blocks that were evicted; used: whether they were hit since they were stored",
-    ),
-    Metric(
-        "base_missed_blocks",
-        "counter",
-        (),
-        "misses of the shadow of what there is, in the sample of shadow_missed_blocks",
-    ),
-    Metric(
-        "shadow_missed_blocks",
-        "counter",
-        ("policy", "memory"),
-        "misses of the shadow of a policy at so many times the memory",
-    ),
-    Metric(
-        "shadow_stored_blocks",
-        "counter",
-        ("policy", "memory"),
-        "blocks that the shadow of a policy at so many times the memory stored",
-    ),
-    Metric(
-        "shadow_hit_ratio",
-        "gauge",
-        ("policy", "memory", "marks"),
-        "hit ratio that a policy would have at so many times the memory, in the watch's window; "
-        "absent where there is not enough data; marks: none, or what may shift it, with commas",
-    ),
-    Metric(
-        "shadow_error",
-        "gauge",
-        ("policy", "memory"),
-        "half-width of the 95 % interval of shadow_hit_ratio",
-    ),
-    Metric(
-        "shadow_withheld",
-        "gauge",
-        ("policy", "memory", "reason"),
-        "1 where shadow_hit_ratio is absent; reason: what there is not enough of",
-    ),
-    Metric("window_asked_blocks", "gauge", (), "blocks that lookups asked for in the window"),
-    Metric("overdue_blocks", "gauge", ("kind",), "blocks of transfers past their deadline"),
-    Metric("oldest_open_seconds", "gauge", ("kind",), "age of the oldest open transfer"),
-    Metric(
-        "eviction_age_seconds",
-        "histogram",
-        (),
-        "seconds from the last use of a sampled block to its eviction",
-    ),
-    Metric("capacity_blocks", "gauge", (), "blocks that the manager has room for"),
-    Metric("watch_info", "gauge", ("policy", "version"), "1; what is watched"),
-)
-
-
-class Histogram(NamedTuple):
-    """The value of a histogram: what lies in each bucket, the last without a bound; the sum."""
-
-    counts: tuple[int, ...]
-    total: float
-
-
-class Sample(NamedTuple):
-    """A value of a metric; `labels` are values in the order of the metric's labels."""
-
-    metric: Metric
-    labels: tuple[str, ...]
-    value: float | Histogram
-
+"""Label ``marks`` of a point without marks; Prometheus takes an empty label for a missing one."""
 
 _EXACT = {
     "asked_blocks": "asked",
@@ -147,12 +27,12 @@ _EXACT = {
 
 
 def memory_label(memory: float) -> str:
-    """Return a size as the label ``memory`` has it: ``0.25``, ``1``, ``8``."""
+    """Return a size as a label ``memory``: ``0.25``, ``1``, ``8``."""
     return f"{memory:g}"
 
 
 def marks_label(marks: Sequence[str]) -> str:
-    """Return the marks of a point as a label: ``none``, or ``filling,in_flight``."""
+    """Return the marks of a point as a label ``marks``: ``none``, or ``filling,in_flight``."""
     return ",".join(marks) or UNMARKED
 
 
@@ -162,12 +42,12 @@ def samples(watch: Watch) -> Iterator[Sample]:
     Parameters
     ----------
     watch : Watch
-        One that looks at a manager.
+        Watch of a manager.
 
     Yields
     ------
     Sample
-        Gauges that there is not enough data for are left out.
+        Gauges without enough data are left out.
     """
     counters, report = watch.counters(), watch.report()
     values: dict[str, list[tuple[tuple[str, ...], float | Histogram]]] = {
@@ -214,13 +94,13 @@ def samples(watch: Watch) -> Iterator[Sample]:
         "capacity_blocks": [((), report.capacity)],
         "watch_info": [((report.policy or "own", __version__), 1)],
     }
-    for metric in METRICS:
+    for metric in WATCH_METRICS:
         for labels, value in values[metric.name]:
-            yield Sample(metric, labels, value)
+            yield Sample(metric, dict(zip(metric.labels, labels, strict=True)), value)
 
 
 def age_histogram(bins: Sequence[int]) -> Histogram:
-    """Return the bins of ages with the bounds `AGE_BOUNDS`; the sum is that of their middles."""
+    """Return bins of ages as a histogram over `AGE_BOUNDS`; its sum takes their middles."""
     counts = [0] * (len(AGE_BOUNDS) + 1)
     total = 0.0
     for number, count in enumerate(bins):
@@ -229,4 +109,4 @@ def age_histogram(bins: Sequence[int]) -> Histogram:
             bucket = sum(bound <= start for bound in AGE_BOUNDS)
             counts[bucket] += count
             total += count * (bin_start(number) + bin_start(number + 1) - 1) / 2000
-    return Histogram(tuple(counts), total)
+    return Histogram(counts, total)

@@ -1,42 +1,40 @@
-"""A watch as a collector of prometheus_client; needs the extra ``watch``."""
+"""Watches as a collector of prometheus_client; needs the extra ``watch``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import accumulate, groupby
 from typing import Any
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
-from prometheus_client.registry import Collector
-
+from kvoffload._collector import TableCollector
+from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX, Sample
 from kvoffload.errors import describe
 
 from ._watch import Watch
-from .metrics import AGE_BOUNDS, METRICS, PREFIX, Histogram, samples
+from .metrics import samples
 
 __all__ = ["WatchCollector"]
 
-Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
+class WatchCollector(TableCollector):
+    """A collector of what watches see, looked up at each scrape.
 
-class WatchCollector(Collector):
-    """Export what a watch sees, when it is scraped.
+    A registry takes one `WatchCollector`, since a metric may be registered once: where a process
+    has several managers, give it all of their watches.
 
     Parameters
     ----------
-    watch : Watch
-        One that looks at a manager by the time of the first scrape.
+    watch : Watch or mapping of str to Watch
+        A watch whose manager is made by the time of the first scrape; or several by name. Their
+        series then have the label ``manager``, the name.
     labels : mapping of str to str, optional
-        Labels that every series gets, to tell several managers of a process apart.
+        Labels of every series.
 
     Raises
     ------
     TypeError
-        If `watch` is no ``Watch``.
+        If `watch` is neither, or `labels` is no mapping of names to text.
+    ValueError
+        If `watch` is empty, or a label's name is not Prometheus' or that of a metric's own label.
 
     Examples
     --------
@@ -44,44 +42,31 @@ class WatchCollector(Collector):
     >>> from kvoffload import CPUOffloadingManager
     >>> from kvoffload.watch import Watch
     >>> from kvoffload.watch.prometheus import WatchCollector
-    >>> manager = CPUOffloadingManager(16, 100_000, watch=Watch())
+    >>> managers = {
+    ...     name: CPUOffloadingManager(16, 100_000, watch=Watch()) for name in ("chat", "code")
+    ... }
     >>> registry = CollectorRegistry()
-    >>> registry.register(WatchCollector(manager.watch))
-    >>> b"kvoffload_asked_blocks_total 0.0" in generate_latest(registry)
+    >>> registry.register(WatchCollector({name: each.watch for name, each in managers.items()}))
+    >>> b'kvoffload_asked_blocks_total{manager="code"} 0.0' in generate_latest(registry)
     True
     """
 
-    def __init__(self, watch: Watch, labels: Mapping[str, str] | None = None) -> None:
-        if not isinstance(watch, Watch):
-            raise TypeError(f"watch must be a Watch, got {describe(watch)}")
+    def __init__(
+        self, watch: Watch | Mapping[str, Watch], labels: Mapping[str, str] | None = None
+    ) -> None:
+        watches: dict[Any, Any] = dict(watch) if isinstance(watch, Mapping) else {"": watch}
+        for name, each in watches.items():
+            if not isinstance(each, Watch):
+                raise TypeError(f"watch must be a Watch, or some by name, got {describe(each)}")
+            if not isinstance(name, str):
+                raise TypeError(f"watch must have names that are text, got {describe(name)}")
+        if not watches:
+            raise ValueError("watch must be one Watch at least, got none")
+        source_label = "manager" if isinstance(watch, Mapping) else None
+        super().__init__(WATCH_PREFIX, WATCH_METRICS, labels, source_label)
         self.watch = watch
-        self.labels = dict(labels or {})
+        self._watches = watches
 
-    def describe(self) -> list[Family]:
-        """Name the metrics without looking at the watch."""
-        return [_family(name, kind, help_, labels) for name, kind, labels, help_ in METRICS]
-
-    def collect(self) -> Iterator[Family]:
-        """Yield every metric that has a value."""
-        for metric, values in groupby(samples(self.watch), key=lambda sample: sample.metric):
-            names = (*self.labels, *metric.labels)
-            family = _family(metric.name, metric.kind, metric.help, names)
-            for sample in values:
-                labels = [*self.labels.values(), *sample.labels]
-                if isinstance(sample.value, Histogram):
-                    bounds = [*map(str, AGE_BOUNDS), "+Inf"]
-                    buckets = zip(bounds, accumulate(sample.value.counts), strict=True)
-                    family.add_metric(labels, list(buckets), sample.value.total)
-                else:
-                    family.add_metric(labels, sample.value)
-            yield family
-
-
-def _family(name: str, kind: str, help_: str, labels: tuple[str, ...]) -> Any:
-    families: dict[str, Any] = {
-        "counter": CounterMetricFamily,
-        "gauge": GaugeMetricFamily,
-        "histogram": HistogramMetricFamily,
-    }
-    family: Any = families[kind](PREFIX + name, help_, labels=labels)
-    return family
+    def _sources(self) -> Iterator[tuple[str, Iterator[Sample]]]:
+        for name, watch in self._watches.items():
+            yield name, samples(watch)

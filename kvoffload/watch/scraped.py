@@ -8,7 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .metrics import METRICS, PREFIX, UNMARKED, memory_label
+from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX
+
+from .metrics import UNMARKED, memory_label
 
 __all__ = ["LEAST_GAIN", "Engine", "Shadow", "View", "advise", "read_engines", "view"]
 
@@ -19,7 +21,7 @@ MOST_LINES = 2**17
 LONGEST_LINE = 2**13
 
 _NAME = re.compile(r"(?:\w*[:_])?kvoffload_(\w+?)(_total)?")
-_KNOWN = {metric.name: metric for metric in METRICS if metric.kind != "histogram"}
+_KNOWN = {metric.name: metric for metric in WATCH_METRICS if metric.kind != "histogram"}
 
 Values = dict[str, dict[tuple[str, ...], float]]
 
@@ -140,7 +142,7 @@ def read_engines(url: str, text: str) -> list[Engine]:
     from prometheus_client.parser import text_string_to_metric_families
 
     engines: dict[tuple[tuple[str, str], ...], Engine] = {}
-    lines = [line for line in text.split("\n") if PREFIX in line]
+    lines = [line for line in text.split("\n") if WATCH_PREFIX in line]
     if len(lines) > MOST_LINES:
         raise ValueError(f"more than {MOST_LINES:,} lines are of a watch")
     if any(len(line) > LONGEST_LINE for line in lines):

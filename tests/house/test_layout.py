@@ -18,7 +18,8 @@ if not PACKAGE.is_dir():
 # A layer may import from the layers of the lines above its own, and from itself.
 LAYERS = [
     {"types", "errors"},
-    {"_checks", "_sizes"},
+    {"_checks", "_metrics", "_sizes"},
+    {"_collector"},
     {"_implementation"},
     {"_core"},
     {"policies"},
@@ -48,7 +49,7 @@ TIERS_LAYERS = [
     {"engine"},
     {"local", "remote"},
     {"tiered_store"},
-    {"address"},
+    {"address", "prometheus"},
     {"__init__"},
 ]
 TIERS_LEVELS = {name: level for level, names in enumerate(TIERS_LAYERS) for name in names}

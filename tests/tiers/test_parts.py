@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS
 from kvoffload._sizes import parse_size
 from kvoffload.tiers import (
     FileTier,
@@ -26,7 +27,7 @@ from kvoffload.tiers import (
 from kvoffload.tiers.address import ENTRY_POINTS
 from kvoffload.tiers.engine.breaker import FAILURES, Breaker
 from kvoffload.tiers.engine.staging import Staging
-from kvoffload.tiers.metrics import METRICS, SECONDS_BUCKETS, TierMetrics
+from kvoffload.tiers.metrics import TierMetrics
 from kvoffload.tiers.seal import SEAL_BYTES, Seal, seed_of, stored_keys
 from tests.conftest import AVAILABLE
 from tests.isolated.scripts import run_script
@@ -423,10 +424,10 @@ class TestMetrics:
         metrics.evicted["corrupt"] = 1
         metrics.observe("get", 0.003)
         metrics.observe("get", 100.0)
-        gauges = {metric.name: 1 for metric in METRICS if metric.kind == "gauge"}
+        gauges = {metric.name: 1 for metric in TIER_METRICS if metric.kind == "gauge"}
         del gauges["breaker"]
         samples = list(metrics.samples(gauges, {"get": 0, "put": 1}))
-        assert {sample.metric for sample in samples} == set(METRICS)
+        assert {sample.metric for sample in samples} == set(TIER_METRICS)
         for sample in samples:
             assert tuple(sample.labels) == sample.metric.labels
         (times,) = [
@@ -434,7 +435,7 @@ class TestMetrics:
         ]
         counts, total = times
         assert (sum(counts), counts[-1], total) == (2, 1, 100.003)
-        assert len(counts) == len(SECONDS_BUCKETS) + 1
+        assert len(counts) == len(SECONDS_BOUNDS) + 1
 
     def test_a_tier_s_sizes_do_not_displace_its_counters(self) -> None:
         with MemoryTier(2**20, namespace=Namespace("model", 4096)) as tier:

@@ -33,11 +33,11 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
+from kvoffload._metrics import TIER_METRICS, TIER_PREFIX
 from kvoffload.integrations.vllm import KVOffloadFileTier, KVOffloadTier, secondary_tiers
 from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier, namespace_of
 from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import Done, MemoryTier, State, Status, TierError
-from kvoffload.tiers.metrics import METRICS, PREFIX
 from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
 from tests.vllm.test_tiers import OURS, THEIRS, Engine, content, key
 
@@ -729,17 +729,17 @@ def test_metrics_are_those_of_the_tier(tmp_path, engines):
     tier = slab(tmp_path, 8, name="near")
     engine = engines(tier)
     definitions = type(engine.spec).build_metric_definitions({"secondary_tiers": [tier]})
-    assert {name for name in definitions if name.startswith(PREFIX)} == {
-        PREFIX + metric.name for metric in METRICS
+    assert {name for name in definitions if name.startswith(TIER_PREFIX)} == {
+        TIER_PREFIX + metric.name for metric in TIER_METRICS
     }
     kinds = {
         "counter": OffloadingCounterMetadata,
         "gauge": OffloadingGaugeMetadata,
         "histogram": OffloadingHistogramMetadata,
     }
-    for metric in METRICS:
-        assert type(definitions[PREFIX + metric.name]) is kinds[metric.kind]
-        assert definitions[PREFIX + metric.name].labelnames == ("tier", *metric.labels)
+    for metric in TIER_METRICS:
+        assert type(definitions[TIER_PREFIX + metric.name]) is kinds[metric.kind]
+        assert definitions[TIER_PREFIX + metric.name].labelnames == ("tier", *metric.labels)
     total = engine.tier.get_stats()
     for start in (0, 10, 0, 20, 30):
         engine.request(chain(start))
@@ -747,18 +747,18 @@ def test_metrics_are_those_of_the_tier(tmp_path, engines):
     engine.settle()
     total.aggregate(engine.manager.get_stats())
     for name, values in total.data["data"].items():
-        if name.startswith(PREFIX):
+        if name.startswith(TIER_PREFIX):
             assert all(
                 labels[0] == "near" and len(labels) == len(definitions[name].labelnames)
                 for labels in values
             )
     found, stats = total.data["data"], engine.tier.tier.stats()
-    assert found[f"{PREFIX}hits"]["near",] == stats["hits"] > 0
-    assert found[f"{PREFIX}misses"]["near",] == stats["misses"] > 0
-    assert found[f"{PREFIX}blocks"]["near", "put", "ok"] == stats["put_ok"] == 16
-    assert found[f"{PREFIX}bytes"]["near", "get"] == stats["get_bytes"] == 4 * CHUNK_BYTES
-    assert found[f"{PREFIX}evicted"]["near", "evicted"] == stats["removed_evicted"] == 8
-    assert found[f"{PREFIX}used_bytes"]["near",] == stats["used_bytes"] == 8 * CHUNK_BYTES
-    assert len(found[f"{PREFIX}seconds"]["near", "put"]) == 4
-    assert len(found[f"{PREFIX}seconds"]["near", "get"]) == 1
-    assert engine.tier.get_stats().data["types"].get(f"{PREFIX}hits") is None  # told already
+    assert found[f"{TIER_PREFIX}hits"]["near",] == stats["hits"] > 0
+    assert found[f"{TIER_PREFIX}misses"]["near",] == stats["misses"] > 0
+    assert found[f"{TIER_PREFIX}blocks"]["near", "put", "ok"] == stats["put_ok"] == 16
+    assert found[f"{TIER_PREFIX}bytes"]["near", "get"] == stats["get_bytes"] == 4 * CHUNK_BYTES
+    assert found[f"{TIER_PREFIX}evicted"]["near", "evicted"] == stats["removed_evicted"] == 8
+    assert found[f"{TIER_PREFIX}used_bytes"]["near",] == stats["used_bytes"] == 8 * CHUNK_BYTES
+    assert len(found[f"{TIER_PREFIX}seconds"]["near", "put"]) == 4
+    assert len(found[f"{TIER_PREFIX}seconds"]["near", "get"]) == 1
+    assert engine.tier.get_stats().data["types"].get(f"{TIER_PREFIX}hits") is None  # told already

@@ -28,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 from vllm.v1.kv_offload.base import OffloadingGaugeMetadata
 from vllm.v1.metrics.stats import SchedulerStats
 
+from kvoffload._metrics import WATCH_METRICS
 from kvoffload.integrations.vllm import (
     KVOffloadManager,
     KVOffloadPrimaryTier,
@@ -41,7 +42,7 @@ from kvoffload.integrations.vllm.watching import (
     WatchExport,
     metric_definitions,
 )
-from kvoffload.watch.metrics import METRICS, samples
+from kvoffload.watch.metrics import samples
 from kvoffload.watch.scraped import read_engines, view
 from tests.vllm.configuration import PACKAGE, configuration
 from tests.vllm.conftest import SEED
@@ -157,7 +158,7 @@ def collect(manager, clock, totals, seconds=30):
         if sent:
             sizes.append(len(sent))
         for key, value in sent.items():
-            kind = next(m.kind for m in METRICS if f"vllm:kvoffload_{m.name}" == key[0])
+            kind = next(m.kind for m in WATCH_METRICS if f"vllm:kvoffload_{m.name}" == key[0])
             if kind == "counter":
                 assert value > 0
                 totals[key] = totals.get(key, 0) + value
@@ -187,7 +188,7 @@ def test_sums_of_what_is_sent_are_what_the_watch_counts():
     expected = {}
     for metric, labels, value in samples(manager.watch):
         if metric.kind != "histogram" and value:
-            expected[f"vllm:kvoffload_{metric.name}", labels] = value
+            expected[f"vllm:kvoffload_{metric.name}", tuple(labels.values())] = value
     ages = totals.pop(("vllm:kvoffload_eviction_age_seconds", ()))
     gone = [key for key, value in totals.items() if math.isnan(value)]
     assert not expected.keys() & set(gone)

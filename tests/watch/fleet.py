@@ -1,4 +1,4 @@
-"""Three watched engines behind one address, whose every count is known at every scrape."""
+"""Three watched engines and two tiers behind one address, with counts known at every scrape."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kvoffload import CPUOffloadingManager
+from kvoffload.tiers import MemoryTier, Namespace, Region
+from kvoffload.tiers.prometheus import TierCollector
 from kvoffload.watch import Watch, WatchReport
 from kvoffload.watch.prometheus import WatchCollector
 from tests.blocks import block_hash
@@ -54,6 +56,16 @@ class Fleet:
                 WatchCollector(watch, {**LABELS, "engine": str(len(self._registries))})
             )
             self._registries.append(registry)
+        namespace = Namespace("model", 4096)
+        self.tiers = [
+            MemoryTier(blocks * 4096, namespace=namespace, name=name)
+            for name, blocks in (("near", 8), ("far", 64))
+        ]
+        for tier in self.tiers:
+            tier.attach(Region.allocate(8, 4096))
+        registry = CollectorRegistry()
+        registry.register(TierCollector(self.tiers, LABELS))
+        self._registries.append(registry)
         self.managers[0].prepare_store([block_hash(-place) for place in (1, 2, 3)])
         self._serve((700, 2_500, 400))
 
@@ -72,6 +84,11 @@ class Fleet:
         """Serve more requests, unless frozen, and return the metrics."""
         if not self.frozen:
             self._serve((100, 60, 0))
+            for tier in self.tiers:
+                keys = [block_hash(self._served + place) for place in range(8)]
+                tier.wait([tier.put(keys, range(8))], 60)
+                tier.wait([tier.get(keys, range(8))], 60)
+                list(tier.poll())
         self.scrapes.append([manager.watch.counters() for manager in self.managers])
         return b"".join(map(generate_latest, self._registries))
 

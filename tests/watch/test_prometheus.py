@@ -20,9 +20,11 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="exporting needs the watch extra")
 
+from kvoffload._metrics import AGE_BOUNDS, TIER_PREFIX, WATCH_METRICS, Histogram
+from kvoffload._metrics import WATCH_PREFIX as PREFIX
 from kvoffload.watch import WatchReport
-from kvoffload.watch.dashboard import PANELS, grafana_json, rules, rules_yaml
-from kvoffload.watch.metrics import METRICS, PREFIX, age_histogram
+from kvoffload.watch.dashboard import grafana_json, rules_yaml
+from kvoffload.watch.metrics import age_histogram
 
 from .fleet import Fleet, served
 
@@ -204,8 +206,6 @@ class Counted:
 
     def age(self, share: float) -> float:
         """Return a quantile of the ages at eviction, as Prometheus interpolates it."""
-        from kvoffload.watch.metrics import AGE_BOUNDS
-
         bins = [sum(pair) for pair in zip(*(e["unused_ages"] for e in self.engines), strict=True)]
         counts = age_histogram(bins).counts
         rank, below = share * sum(counts), 0.0
@@ -311,8 +311,19 @@ def filled(expr: str) -> str:
 
 
 TARGETS = [
-    (panel.title, target.legend, target.expr) for panel in PANELS for target in panel.targets
+    (panel["title"], target["legendFormat"], target["expr"])
+    for panel in json.loads(grafana_json())["panels"]
+    for target in panel["targets"]
 ]
+
+
+def rules() -> list[tuple[str, str]]:
+    """Return the recording rules, each a name and an expression."""
+    lines = rules_yaml().splitlines()[3:]
+    return [
+        (record.removeprefix("      - record: "), json.loads(expr.removeprefix("        expr: ")))
+        for record, expr in zip(lines[::2], lines[1::2], strict=True)
+    ]
 
 
 @needs_prometheus
@@ -321,7 +332,7 @@ def test_each_expression_of_the_dashboard_and_of_the_rules_has_its_value(fleet, 
     right = expected(Counted(fleet, query))
     wrong = {}
     asked = [(f"{title}|{legend}", filled(expr)) for title, legend, expr in TARGETS]
-    asked += [(rule.record, rule.expr) for rule in rules()]
+    asked += rules()
     for name, expr in asked:
         found = values(query(expr))
         # Of a counter that begins near 0 Prometheus takes another share of the range.
@@ -331,8 +342,26 @@ def test_each_expression_of_the_dashboard_and_of_the_rules_has_its_value(fleet, 
             wrong[name] = found, expected(Counted(fleet, query))[name]
     assert not right, "nothing says these"
     assert not wrong
-    for rule in rules():
-        wait_for(rule.record, 15, lambda record=rule.record: query(record, now=True))
+    for record, _ in rules():
+        wait_for(record, 15, partial(query, record, now=True))
+
+
+@needs_prometheus
+def test_prometheus_has_the_metrics_of_the_tiers(fleet, query):
+    for tier in fleet.tiers:
+        for metric, labels, value in tier.samples():
+            suffix = {"counter": "_total", "gauge": "", "histogram": "_count"}[metric.kind]
+            chosen = ", ".join(f'{k}="{v}"' for k, v in {**labels, "tier": tier.name}.items())
+            (found,) = query(f"{TIER_PREFIX}{metric.name}{suffix}{{{chosen}}}")
+            expected = sum(value.counts) if isinstance(value, Histogram) else value
+            assert float(found["value"][1]) == expected, (metric.name, labels)
+    (near, far) = (tier.stats() for tier in fleet.tiers)
+    assert near["put_ok"] == far["put_ok"] == near["get_ok"] > 0
+    assert near["removed_evicted"] > far["removed_evicted"]
+    (second,) = query(
+        f'histogram_quantile(1, rate({TIER_PREFIX}seconds_bucket{{tier="far", op="get"}}[15m]))'
+    )
+    assert 0 < float(second["value"][1]) <= 30
 
 
 @needs_prometheus
@@ -360,29 +389,23 @@ def test_promtool_finds_the_rules_sound(tmp_path, prefix):
 
 def test_every_metric_is_on_the_dashboard():
     text = " ".join(expr for _, _, expr in TARGETS)
-    for metric in METRICS:
+    for metric in WATCH_METRICS:
         assert f"{PREFIX}{metric.name}" in text, metric.name
 
 
-def test_the_dashboard_that_is_shipped_has_these_panels():
-    shipped = json.loads(grafana_json())
-    found = [
-        (panel["title"], [target["expr"] for target in panel["targets"]])
-        for panel in shipped["panels"]
-    ]
-    assert found == [(panel.title, [each.expr for each in panel.targets]) for panel in PANELS]
-    names = [variable["name"] for variable in shipped["templating"]["list"]]
+def test_the_dashboard_has_its_variables():
+    names = [variable["name"] for variable in json.loads(grafana_json())["templating"]["list"]]
     assert names == ["datasource", "model", "engine", "prefix"]
 
 
-def test_the_dashboard_that_is_shipped_was_made_by_its_script(tmp_path):
+def test_what_is_shipped_was_made_by_its_script(tmp_path):
     pytest.importorskip("grafana_foundation_sdk", reason="making it needs the dashboard extra")
     script = ROOT / ".ci" / "make-dashboard.py"
     if not script.exists():
         pytest.skip("the source tree is not beside the tests")
-    target = tmp_path / "grafana.json"
-    subprocess.run([sys.executable, str(script), str(target)], check=True)
-    assert target.read_text() == grafana_json()
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
+    assert (tmp_path / "grafana.json").read_text() == grafana_json()
+    assert (tmp_path / "rules.yml").read_text() == rules_yaml("${prefix}")
 
 
 def test_top_reads_the_fleet(fleet, capsys):

@@ -521,11 +521,12 @@ cdef class ManagerCore(PolicyDriver):
 
         The connector notes the positions of each KV group in their order, group after group.
         """
-        cdef object positions = self.positions_of(req_context), last
+        cdef object positions = self.positions_of(req_context), first, last
         if not positions:
             return NOT_ASKED
-        last = next(reversed(positions))
-        if last[-4:] == next(iter(positions))[-4:]:  # the same group: there is one
+        first, last = next(iter(positions)), next(reversed(positions))
+        # The last four bytes are the group's: where they are the same, there is one.
+        if first[max(0, len(first) - 4) :] == last[max(0, len(last) - 4) :]:
             return positions[last]
         return max(positions.values())
 

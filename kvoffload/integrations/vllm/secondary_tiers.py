@@ -45,6 +45,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
+from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Metric
 from kvoffload._sizes import parse_size
 from kvoffload.errors import describe
 from kvoffload.tiers import (
@@ -59,7 +60,6 @@ from kvoffload.tiers import (
     open_tier,
     weights_identity,
 )
-from kvoffload.tiers.metrics import METRICS, PREFIX, SECONDS_BUCKETS, Metric
 
 __all__ = [
     "KVOffloadFileTier",
@@ -487,14 +487,14 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         extra_config: dict[str, Any],  # noqa: ARG003
     ) -> dict[str, OffloadingMetricMetadata]:
         """Return the metrics of every tier, with the label ``tier``."""
-        return {PREFIX + metric.name: _definition(metric) for metric in METRICS}
+        return {TIER_PREFIX + metric.name: _definition(metric) for metric in TIER_METRICS}
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return what was counted since the last call."""
         stats = OffloadingConnectorStats()
         samples = getattr(self.tier, "samples", None)
         for metric, labels, value in samples() if samples is not None else ():
-            name = PREFIX + metric.name
+            name = TIER_PREFIX + metric.name
             values = (self.tier.name, *(labels[label] for label in metric.labels))
             if metric.kind == "gauge":
                 stats.set_gauge(name, value, values)
@@ -504,7 +504,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
                     self._counted[name, values] = value
                     stats.increase_counter(name, more, values)
         for op, seconds in self._times:
-            stats.observe_histogram(f"{PREFIX}seconds", seconds, (self.tier.name, op))
+            stats.observe_histogram(f"{TIER_PREFIX}seconds", seconds, (self.tier.name, op))
         self._times.clear()
         return stats
 
@@ -533,7 +533,7 @@ def _definition(metric: Metric) -> OffloadingMetricMetadata:
         return OffloadingGaugeMetadata(text, labels)
     if metric.kind == "counter":
         return OffloadingCounterMetadata(text, labels)
-    return OffloadingHistogramMetadata(text, labels, buckets=SECONDS_BUCKETS)
+    return OffloadingHistogramMetadata(text, labels, buckets=metric.bounds)
 
 
 def _replica_folder(folder: str, offloading_spec: Any) -> str:

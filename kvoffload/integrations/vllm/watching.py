@@ -18,10 +18,11 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.kv_offload import base
 
+from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX, Histogram, Metric
 from kvoffload.errors import describe
 from kvoffload.watch import Watch
 from kvoffload.watch._watch import bin_start
-from kvoffload.watch.metrics import AGE_BOUNDS, METRICS, PREFIX, Histogram, Metric, samples
+from kvoffload.watch.metrics import samples
 
 __all__ = ["WATCH", "WatchExport", "Watching", "metric_definitions"]
 
@@ -125,12 +126,12 @@ def metric_definitions(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     if options.get(WATCH, False) is False:
         return {}
-    return {exported_name(metric): _definition(metric) for metric in METRICS}
+    return {exported_name(metric): _definition(metric) for metric in WATCH_METRICS}
 
 
 def exported_name(metric: Metric) -> str:
     """Return the name of a metric in vLLM; of a counter without the ``_total`` that is added."""
-    return f"{ENGINE_PREFIX}{PREFIX}{metric.name}"
+    return f"{ENGINE_PREFIX}{WATCH_PREFIX}{metric.name}"
 
 
 def _definition(metric: Metric) -> Any:
@@ -138,7 +139,7 @@ def _definition(metric: Metric) -> Any:
         return base.OffloadingCounterMetadata(metric.help, metric.labels)
     if metric.kind == "gauge":
         return base.OffloadingGaugeMetadata(metric.help, metric.labels)
-    return base.OffloadingHistogramMetadata(metric.help, metric.labels, buckets=AGE_BOUNDS)
+    return base.OffloadingHistogramMetadata(metric.help, metric.labels, buckets=metric.bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +234,11 @@ class WatchExport:
 
     def _changes(self) -> Iterator[_Change]:
         """Yield what has changed, first the gauges that are gone, as a point that is marked now."""
-        found = list(samples(self.watch))
+        found = [
+            (metric, tuple(labels.values()), value) for metric, labels, value in samples(self.watch)
+        ]
         present = {(metric.name, labels) for metric, labels, _ in found}
-        gauges = {metric.name: metric for metric in METRICS if metric.kind == "gauge"}
+        gauges = {metric.name: metric for metric in WATCH_METRICS if metric.kind == "gauge"}
         for key, sent in self._sent.items():
             if key[0] in gauges and key not in present and not math.isnan(sent):
                 self._sent[key] = math.nan

@@ -31,9 +31,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload._metrics import Sample
 from kvoffload.errors import describe
 from kvoffload.tiers.base import BlockIDs, Done, Health, Operation, Status, Tier, TierEvent
-from kvoffload.tiers.metrics import Sample, TierMetrics
+from kvoffload.tiers.metrics import TierMetrics
 from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import stored_keys
@@ -468,7 +469,7 @@ class PooledTier(Tier):
         return {**self._metrics.stats(), **self._gauges()}
 
     def samples(self) -> Iterator[Sample]:
-        """Give the metrics for an exporter; see ``kvoffload.tiers.metrics``."""
+        """Yield the metrics for an exporter; ``kvoffload.tiers.prometheus`` has one."""
         breakers = {"get": int(not self._reads.closed), "put": int(not self._writes.closed)}
         return self._metrics.samples(self._gauges(), breakers)
 

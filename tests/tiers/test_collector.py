@@ -1,0 +1,169 @@
+"""Tiers in a registry: what the parser reads, while they work and when they are closed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="exporting needs the watch extra")
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Histogram
+from kvoffload.tiers import MemoryTier, Namespace, Region, Tier, open_tier
+from kvoffload.tiers.prometheus import TierCollector
+
+NAMESPACE = Namespace("model", 4096)
+Series = dict[tuple[tuple[str, str], ...], float]
+
+
+def settle(tier: Tier) -> None:
+    """Take all ends in, and wait for what a tier writes after a put has ended."""
+    deadline = time.monotonic() + 60
+    while list(tier.poll()) or tier.stats()["staging_bytes"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Iterator[tuple[Tier, ...]]:
+    """Give three tiers of different kinds, which have put, got and evicted."""
+    found = (
+        MemoryTier(8 * 4096, namespace=NAMESPACE, name="near"),
+        open_tier(f"slab:{tmp_path}/slab?capacity=1MiB&name=disk", NAMESPACE),
+        open_tier(f"dir:{tmp_path}/shared?capacity=1MiB&name=shared", NAMESPACE),
+    )
+    try:
+        for tier in found:
+            tier.attach(Region.allocate(16, 4096))
+            keys = [b"%d" % number for number in range(16)]
+            for part in (keys[:8], keys[8:]):
+                assert tier.wait([tier.put(part, range(8))], 60)
+            assert tier.wait([tier.get([b"15", b"absent"], [0, 1])], 60)
+            settle(tier)
+        yield found
+    finally:
+        for tier in found:
+            tier.close()
+
+
+def scraped(registry: CollectorRegistry) -> dict[str, Series]:
+    found: dict[str, Series] = {}
+    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
+        for sample in family.samples:
+            series = found.setdefault(sample.name, {})
+            key = tuple(sorted(sample.labels.items()))
+            assert key not in series, (sample.name, key)
+            series[key] = sample.value
+    return found
+
+
+def expected(tiers: tuple[Tier, ...], labels: dict[str, str]) -> dict[str, Series]:
+    found: dict[str, Series] = {}
+    for tier in tiers:
+        for metric, own, value in tier.samples():  # type: ignore[attr-defined]
+            key = {**labels, "tier": tier.name, **own}
+            name = TIER_PREFIX + metric.name
+
+            def put(name: str, value: float, key: dict[str, str] = key) -> None:
+                found.setdefault(name, {})[tuple(sorted(key.items()))] = value
+
+            if isinstance(value, Histogram):
+                put(f"{name}_count", sum(value.counts))
+                put(f"{name}_sum", value.total)
+                for number, bound in enumerate((*map(str, metric.bounds), "+Inf"), 1):
+                    put(f"{name}_bucket", sum(value.counts[:number]), {**key, "le": bound})
+            else:
+                put(f"{name}_total" if metric.kind == "counter" else name, value)
+    return found
+
+
+def test_several_tiers_in_one_registry(tiers: tuple[Tier, ...]) -> None:
+    registry = CollectorRegistry()
+    registry.register(TierCollector(tiers, {"host": "a"}))
+    found = scraped(registry)
+    assert found == expected(tiers, {"host": "a"})
+    blocks = found[f"{TIER_PREFIX}blocks_total"]
+    for tier in tiers:
+        key = (("host", "a"), ("op", "put"), ("status", "ok"), ("tier", tier.name))
+        assert blocks[key] == tier.stats()["put_ok"] == 16
+    assert found[f"{TIER_PREFIX}evicted_total"][
+        (("host", "a"), ("reason", "evicted"), ("tier", "near"))
+    ] == pytest.approx(8)
+
+
+def test_every_metric_is_described_and_exported(tiers: tuple[Tier, ...]) -> None:
+    collector = TierCollector(tiers)
+    described = [family.name for family in collector.describe()]
+    assert described == [TIER_PREFIX + metric.name for metric in TIER_METRICS]
+    exported = {family.name for family in collector.collect()}
+    assert exported == set(described)
+
+
+def test_a_closed_tier_has_its_last_values(tiers: tuple[Tier, ...]) -> None:
+    registry = CollectorRegistry()
+    registry.register(TierCollector(tiers[0]))
+    before = scraped(registry)[f"{TIER_PREFIX}blocks_total"]
+    tiers[0].close()
+    assert scraped(registry)[f"{TIER_PREFIX}blocks_total"] == before
+
+
+def test_scrapes_beside_a_tier_at_work(tiers: tuple[Tier, ...]) -> None:
+    registry = CollectorRegistry()
+    registry.register(TierCollector(tiers))
+    faults: list[BaseException] = []
+    over = threading.Event()
+
+    def scrape() -> None:
+        try:
+            while not over.is_set():
+                scraped(registry)
+        except BaseException as fault:  # noqa: BLE001 (the test says so)
+            faults.append(fault)
+
+    threads = [threading.Thread(target=scrape) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(60):
+            for tier in tiers:
+                keys = [b"%d/%d" % (number, place) for place in range(4)]
+                assert tier.wait([tier.put(keys, range(4))], 60)
+                assert tier.wait([tier.get(keys, range(4))], 60)
+                tier.discard(keys[:1])
+                list(tier.poll())
+        for tier in tiers:
+            tier.close()
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert faults == []
+    assert scraped(registry) == expected(tiers, {})
+
+
+def test_a_registry_takes_one_collector_and_says_so_at_once(tiers: tuple[Tier, ...]) -> None:
+    registry = CollectorRegistry()
+    registry.register(TierCollector(tiers[0]))
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
+        registry.register(TierCollector(tiers[1]))
+
+
+def test_what_is_refused(tiers: tuple[Tier, ...]) -> None:
+    with pytest.raises(TypeError, match=r"tiers must be tiers of kvoffload\.tiers, got 3"):
+        TierCollector(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"tiers must be tiers of kvoffload\.tiers, got 'near'"):
+        TierCollector([tiers[0], "near"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="tiers must be one tier at least, got none"):
+        TierCollector([])
+    with pytest.raises(ValueError, match="tiers must have names of their own, got 'near' twice"):
+        TierCollector([tiers[0], tiers[1], tiers[0]])
+    with pytest.raises(ValueError, match="must not have a name that metrics have, got 'tier'"):
+        TierCollector(tiers, {"tier": "disk"})

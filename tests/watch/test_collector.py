@@ -1,0 +1,112 @@
+"""Watches in a registry: one or several, what the parser reads, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="exporting needs the watch extra")
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvoffload import CPUOffloadingManager
+from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX, Histogram
+from kvoffload.watch import Watch
+from kvoffload.watch.metrics import samples
+from kvoffload.watch.prometheus import WatchCollector
+from kvoffload.watch.scraped import read_engines
+from tests.blocks import block_hash
+
+from .watched import SECRET, serve
+
+
+def busy_watch(num_requests: int, policy: str = "lru") -> Watch:
+    watch = Watch(max_rate=1.0, slots=2**20, policy_slots=2**20, secret=SECRET)
+    manager = CPUOffloadingManager(16, 600, policy, watch=watch)
+    for number in range(num_requests):
+        document = number * 7919 % 61
+        serve(manager, [block_hash(1000 * document + place) for place in range(20)])
+    watch.manager = manager  # type: ignore[attr-defined] # a watch does not keep it alive
+    return watch
+
+
+def scraped(registry: CollectorRegistry) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
+        for sample in family.samples:
+            series = found.setdefault(sample.name, {})
+            key = tuple(sorted(sample.labels.items()))
+            assert key not in series, (sample.name, key)
+            series[key] = sample.value
+    return found
+
+
+def test_several_watches_in_one_registry() -> None:
+    watches = {"chat": busy_watch(300), "code": busy_watch(200, "hit-density")}
+    registry = CollectorRegistry()
+    registry.register(WatchCollector(watches, {"host": "a"}))
+    found = scraped(registry)
+    number = 0
+    for name, watch in watches.items():
+        for metric, labels, value in samples(watch):
+            more = {"host": "a", "manager": name}
+            suffix = {"counter": "_total", "gauge": "", "histogram": "_count"}[metric.kind]
+            key = tuple(sorted({**labels, **more}.items()))
+            got = found[f"{WATCH_PREFIX}{metric.name}{suffix}"][key]
+            assert got == (sum(value.counts) if isinstance(value, Histogram) else value)
+            number += 1
+    assert number == sum(
+        len(found[name]) for name in found if not name.endswith(("_bucket", "_sum"))
+    )
+    assert number > 2 * len(WATCH_METRICS)
+    engines = read_engines("here", generate_latest(registry).decode())
+    assert sorted(dict(engine.labels)["manager"] for engine in engines) == ["chat", "code"]
+
+
+def test_one_watch_has_no_label_of_its_own() -> None:
+    registry = CollectorRegistry()
+    watch = busy_watch(100)
+    registry.register(WatchCollector(watch, {"host": "a"}))
+    found = scraped(registry)
+    assert found[f"{WATCH_PREFIX}asked_blocks_total"] == {
+        (("host", "a"),): watch.counters()["asked"]
+    }
+    assert watch.counters()["asked"] == 2_000
+
+
+def test_a_registry_takes_one_collector_and_says_so_at_once() -> None:
+    registry = CollectorRegistry()
+    registry.register(WatchCollector(busy_watch(1)))
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
+        registry.register(WatchCollector(busy_watch(1)))
+    assert f"{WATCH_PREFIX}asked_blocks_total" in scraped(registry)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((3,), TypeError, "watch must be a Watch, or some by name, got 3"),
+        (({"a": None},), TypeError, "watch must be a Watch, or some by name, got None"),
+        (({1: Watch()},), TypeError, "watch must have names that are text, got 1"),
+        (({},), ValueError, "watch must be one Watch at least, got none"),
+        ((Watch(), ["a"]), TypeError, r"labels must be a mapping of names to text, got \['a'\]"),
+        ((Watch(), {"a": 1}), TypeError, "labels must be a mapping of names to text, got {'a': 1}"),
+        ((Watch(), {"a-b": "c"}), ValueError, "labels must have names of Prometheus, got 'a-b'"),
+        ((Watch(), {"__a": "c"}), ValueError, "labels must have names of Prometheus, got '__a'"),
+        ((Watch(), {"policy": "c"}), ValueError, "a name that metrics have, got 'policy'"),
+        (({"a": Watch()}, {"manager": "c"}), ValueError, "name that metrics have, got 'manager'"),
+    ],
+)
+def test_what_is_refused(
+    arguments: tuple[object, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        WatchCollector(*arguments)  # type: ignore[arg-type]
+
+
+def test_one_watch_may_have_a_label_manager() -> None:
+    registry = CollectorRegistry()
+    registry.register(WatchCollector(busy_watch(1), {"manager": "mine"}))
+    assert (("manager", "mine"),) in scraped(registry)[f"{WATCH_PREFIX}asked_blocks_total"]
