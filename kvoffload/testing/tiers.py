@@ -1,7 +1,7 @@
-"""What tests of tiers, and of what uses them, need: a suite for every tier, and a bad tier.
+"""A conformance suite for tiers, and a tier that fails on demand.
 
-`TierConformance` is the contract of `Tier` as tests: subclass it in a test file, say how a tier is
-opened, and pytest finds the rest. `tier_machine` compares a tier with a dict, step by step, in
+`TierConformance` holds the contract of `Tier` as tests: subclass it in a test file, implement
+`open_tier`, and pytest finds the rest. `tier_machine` compares a tier with a dict, step by step, in
 orders that hypothesis chooses. `FaultyTier` delays, fails, hangs and flips bits when it is told to.
 
 The suite needs no package; `tier_machine` needs hypothesis.
@@ -45,7 +45,7 @@ PATIENCE_S = 60.0
 
 
 class _FaultyStore(Store):
-    """A second region that can be told to misbehave."""
+    """A second region that misbehaves on demand."""
 
     direct = False
 
@@ -79,7 +79,7 @@ class _FaultyStore(Store):
 
 
 class FaultyTier(MemoryTier):
-    """A tier in memory that behaves like a server or a disk in trouble, when it is told to.
+    """A tier in memory that behaves like a server or a disk in trouble, on demand.
 
     It is staged, as tiers on servers are. A call moves one block.
 
@@ -135,7 +135,7 @@ class FaultyTier(MemoryTier):
         )
 
     def delay(self, seconds: float) -> None:
-        """Make every call take so long, from now on."""
+        """Delay every call by `seconds` from now on."""
         self._store.delay_s = seconds
 
     def fail(self, op: str, count: int, error: int = errno.EIO) -> None:
@@ -144,15 +144,15 @@ class FaultyTier(MemoryTier):
         self._store.failures[op] = count
 
     def hang(self) -> None:
-        """Make calls not return until `resume`."""
+        """Block calls until `resume`."""
         self._store.running.clear()
 
     def resume(self) -> None:
-        """Let calls return."""
+        """Let blocked calls go on."""
         self._store.running.set()
 
     def forget(self) -> bool:
-        """Drop everything; a medium that hangs confirms it when it goes on."""
+        """Drop everything; a medium that hangs confirms this when it resumes."""
         super().forget()
         self._forget_hangs = not self._store.running.is_set()
         return not self._forget_hangs

@@ -1,7 +1,27 @@
-"""The contract of every tier, which answers: where the bytes of blocks that left host memory are.
+"""The contract of every tier: where blocks are kept that left host memory.
 
 A tier keeps blocks, equal pieces of a `Region` of host memory, under their keys. It gives them back
 as they were stored or not at all. Work is submitted as *jobs* and reported by `Tier.poll`.
+
+Glossary
+    job: a query, a put or a get, known by its number.
+    ends: a job ends when the blocks of the region are the caller's again; `Tier.poll` then has its
+        `Done`.
+    settles: a job settles when no thread works on it any more. A staged put ends when it is copied
+        and settles when it is stored; a staged call that hangs ends at its deadline and settles
+        when the call returns. In a direct tier both are one.
+    late: a direct job whose deadline has passed while the kernel still has its blocks.
+    taken back: a job whose number the caller never got, because an exception ended the call; its
+        blocks are the caller's again.
+    chore: work of the tier's own that a thread does, such as clearing a seal, removing blocks or
+        writing an epoch.
+    direct: moving blocks between the region and the medium without a copy.
+    staged: moving blocks through buffers of the tier's own.
+    run: blocks of one job that move in one call of the medium.
+    seal: 64 bytes that tie a block's bytes to its key, its namespace and its epoch.
+    epoch: a number that only rises; `Tier.forget` raises it, and blocks of lower ones are gone.
+    verdict: what a tier on a shared medium found out about a key, believed for some time.
+    breaker: what has calls answered at once while the medium does not answer.
 """
 
 from __future__ import annotations
@@ -65,7 +85,7 @@ class Status(IntEnum):
 
 
 class State(IntEnum):
-    """What a tier knows about a key without any I/O."""
+    """The state of a key, known without any I/O."""
 
     MISS = 0
     """Not there, or not readable now."""
@@ -256,7 +276,7 @@ class Tier(ABC):
 
     @abstractmethod
     def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
-        """Find out about keys: the job's statuses are OK, MISS, or why it is not known.
+        """Ask the medium for keys: the job's statuses are OK, MISS, or why it is not known.
 
         Afterwards `state` knows, for some time.
 
@@ -370,14 +390,14 @@ class Tier(ABC):
 
         Notes
         -----
-        Two things cannot be kept. A process that ends while the medium has not confirmed may have
-        told nobody. And of a shared medium that is restored from a snapshot older than all that
-        living processes have seen of it, none can tell what was forgotten since.
+        Two cases are beyond this promise. A process that ends before the medium has confirmed may
+        not have told any other. And after a shared medium is restored from a snapshot older than
+        everything that living processes have seen of it, no process knows what was forgotten since.
         """
 
     @abstractmethod
     def health(self, reset: bool = False) -> Health:
-        """Say whether the tier answers; with `reset`, close both breakers first."""
+        """Return whether the tier answers; with `reset`, close both breakers first."""
 
     @abstractmethod
     def stats(self) -> dict[str, int]:

@@ -24,7 +24,7 @@ RANDOM_BITS = 20
 AHEAD_MS = 100 * 365 * 86_400_000
 """Milliseconds that an epoch may be ahead of the clock."""
 EARLIEST_MS = 1_790_000_000_000
-"""What a clock shows at least, September 2026: one that was never set refuses no epoch."""
+"""The least that a clock shows, September 2026: one that was never set refuses no epoch."""
 _DIGITS = frozenset(b"0123456789abcdef")
 
 

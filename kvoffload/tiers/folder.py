@@ -317,5 +317,5 @@ class Folder:
 
 
 def temporary_name(name: str) -> str:
-    """Return a name that begins so and that nobody can foresee; a sweep removes it when old."""
+    """Return an unpredictable name that begins with `name`; a sweep removes it when old."""
     return f"{name}.{os.urandom(8).hex()}.tmp"

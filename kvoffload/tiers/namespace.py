@@ -1,4 +1,4 @@
-"""What has to be the same for stored bytes to mean the same.
+"""The namespace of stored blocks: all that their bytes depend on besides their keys.
 
 Equal keys mean equal bytes only within a namespace: one engine's bytes of one model with one set of
 weights, one data type and one layout. Its *fingerprint* is the BLAKE2b-16 of its canonical JSON.
@@ -37,7 +37,7 @@ _MAX_ENTRIES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What the bytes of a block depend on, besides its key.
+    """All that the bytes of a block depend on, besides its key.
 
     Every field takes part in the fingerprint. A field may hold text, numbers, booleans, None, and
     lists, tuples and dicts with text as keys of those.

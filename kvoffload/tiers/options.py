@@ -21,7 +21,7 @@ MAX_QUEUED_BYTES = 8 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class TierOptions:
-    """What a tier takes beside its medium and its namespace.
+    """The options of a tier, besides its medium and its namespace.
 
     Attributes
     ----------

@@ -73,7 +73,7 @@ class Region:
 
     @classmethod
     def allocate(cls, num_blocks: int, block_bytes: int) -> Region:
-        """Make a region of new, zeroed memory whose blocks lie one behind the other.
+        """Make a region of new, zeroed memory whose blocks lie back to back.
 
         The memory is aligned to a page; blocks are too where `block_bytes` is a multiple of 4096.
 
@@ -220,7 +220,7 @@ class Region:
 
 
 def _overlap(part: Part, other: Part, num_blocks: int) -> bool:
-    """Tell whether any block's piece of one part overlaps any block's piece of another."""
+    """Return whether any block's piece of one part overlaps any block's piece of another."""
     (offset, stride, nbytes), (other_offset, other_stride, other_nbytes) = part, other
     last = num_blocks - 1
     if (

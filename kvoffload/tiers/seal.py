@@ -90,7 +90,7 @@ def seed_of(fingerprint: bytes, stored: bytes) -> int:
 
 
 class Seal(NamedTuple):
-    """What a seal says.
+    """The fields of a seal.
 
     Attributes
     ----------

@@ -195,7 +195,7 @@ class TieredStore:
         return ready, reachable
 
     def _is_ready(self, key: BlockHash) -> bool:
-        """Tell whether a block is in host memory, without counting a lookup."""
+        """Return whether a block is in host memory, without counting a lookup."""
         return key in self._resident and key not in self._loads and key not in self._storing
 
     def _is_somewhere(self, key: BlockHash) -> bool:

@@ -78,13 +78,13 @@ class Breaker:
         return "probing" if self._probing else "open"
 
     def would_allow(self) -> bool:
-        """Tell whether `allow` would let a call through now."""
+        """Return whether `allow` would let a call through now."""
         if self.closed:
             return True
         return not self._stopped and not self._probing and self._clock() >= self._retry_at
 
     def allow(self) -> bool:
-        """Tell whether a call may go through; where it is a probe, no other may until it ended."""
+        """Return whether a call may go through; after a probe, no other may until it has ended."""
         allowed = self.would_allow()
         if allowed and not self.closed:
             self._probing = True

@@ -3,19 +3,19 @@
 It is built twice: in Python over any `Store` (``threads``), and compiled over files and memory
 (``kvoffload._core.io``), where the threads never take the interpreter's lock.
 
+The words are those of the glossary in ``base``.
+
 Jobs
-    `Pool.submit` takes a job's blocks. Threads take *runs* of blocks, not jobs: of one job, blocks
-    that lie one behind the other in the store, up to `RUN_BYTES`, move in one call. Reads go first,
+    `Pool.submit` takes a job's blocks. Threads take *runs* of blocks, not jobs: blocks of one job
+    that are adjacent in the store, up to `RUN_BYTES`, move in one call. Reads go first,
     and `READ_ONLY_THREADS` threads never write, so that writes cannot hold reads up.
 Direct and staged
     A direct pool hands the region's memory to the store. A staged one moves blocks through buffers
     of its own: a put is copied first, by the keeper, and written from the copy; a get is read into
     a buffer, checked there and copied if its job has not ended meanwhile.
 Ends
-    A job *ends* when the region's blocks are the caller's again, and *settles* when no thread works
-    on it any more. In a direct pool both are one. A staged put ends when it is copied
-    (``ack="copied"``) or stored (``ack="stored"``), a staged get at its deadline at the latest. A
-    direct job that passes its deadline while the kernel has its blocks is *late*.
+    A staged put ends when it is copied (``ack="copied"``) or stored (``ack="stored"``), a staged
+    get at its deadline at the latest.
 The keeper
     A thread of its own that does no I/O, and so cannot hang: it ends jobs at their deadlines and
     copies staged puts, in slices, so that no copy keeps it from ending another job.
@@ -95,7 +95,7 @@ READ_ONLY_THREADS = 2
 
 
 class Entry(NamedTuple):
-    """News of a job.
+    """An event in the life of a job.
 
     Attributes
     ----------
@@ -177,7 +177,7 @@ class Pool(Protocol):
         """
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until `poll` has something to return, or someone called `notify`."""
+        """Wait until `poll` has something to return, or `notify` is called."""
 
     def notify(self) -> None:
         """Make the file descriptor readable, and end a `wait`."""
@@ -189,7 +189,7 @@ class Pool(Protocol):
         """Return ``late_jobs`` and ``staging_bytes``, the bytes of buffers in use."""
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads: what has not started by then is UNAVAILABLE; tell whether all ended.
+        """End the threads, and return whether all ended; what has not started is UNAVAILABLE.
 
         A call under way has a second more, or a tenth of one where it is late. An exception of a
         signal's handler ends the wait, and a second call goes on with it.
@@ -266,7 +266,7 @@ class Block:
 
 
 class Store(ABC):
-    """Where blocks are kept: what a thread of a pool does with a run of them.
+    """A place where blocks are kept, and the calls that threads make of it.
 
     Attributes
     ----------

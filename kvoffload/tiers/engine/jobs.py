@@ -1,18 +1,18 @@
-"""What every tier over a pool of threads does: jobs, deadlines, breakers, metrics, events.
+"""Tiers over a pool of threads: their jobs, deadlines, breakers, metrics and events.
 
 Structure
     A tier submits the blocks that need I/O to its `Pool` and keeps a `Record` of the job until it
-    settles. `_collect` takes the pool's news in, in the caller's thread: it makes a `Done` when a
-    job ends, and hands the job to the tier (`_settled`) when it settles.
+    settles. `_collect` processes the pool's entries, in the caller's thread: it makes a `Done` when
+    a job ends, and hands the job to the tier (`_settled`) when it settles.
 Invariants
     Every job whose number was returned gives exactly one `Done`. A record is kept from before the
     submission to the settling.
 Exceptions from outside
     A signal's handler may raise between any two instructions of a call. While a call changes
-    something, `_calling` has its job and its keys. Who finds them there when a call begins, or
-    catches what ends one, calls `_mend`: the job is taken back, and what the records and the pool
-    say is what holds. News of the pool stays in its queue until it has been taken in, and taking
-    it in twice is taking it in once.
+    something, `_calling` has its job and its keys. A call that finds them there when it begins, or
+    catches what ends it, calls `_mend`: the job is taken back, and everything else is worked out
+    again from the records and the pool. Entries of the pool stay in its queue until they have been
+    processed, and processing one twice is the same as once.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Record:
     epoch : int
         The epoch that it was submitted under.
     taken_back : bool
-        Whether the call that submitted it raised: nobody knows its number.
+        Whether the call that submitted it raised: its number was never returned.
     """
 
     job: int
@@ -138,7 +138,7 @@ class PooledTier(Tier):
         self._events: list[TierEvent] | None = [] if options.enable_events else None
 
     def _open(self) -> None:
-        """Start to answer; the last step of a constructor."""
+        """Open the tier for calls; the last step of a constructor."""
         self._closed = False
         _OPEN.add(self)
 
@@ -178,19 +178,19 @@ class PooledTier(Tier):
 
     @abstractmethod
     def _settled(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
-        """Take note of what the store did with a job's blocks; of nothing, if it has been done.
+        """Record what the store did with a job's blocks; a second call changes nothing.
 
         `statuses` are those of `record.keys`, and `counts` how many there are of each.
         """
 
     def _chore_done(self, what: Any, status: int) -> None:
-        """Take note that a chore is done; perhaps a second time."""
+        """Record that a chore is done; may be called twice."""
 
     def _give_back(self) -> None:
         """Close files and the like, when the threads have ended."""
 
     def _leave(self) -> None:
-        """Let go of everything in a forked child, without a word to threads or other processes."""
+        """Release everything in a forked child, without a word to threads or other processes."""
         self._closed = True
         if self._pool is not None:
             self._pool.abandon()
@@ -250,7 +250,7 @@ class PooledTier(Tier):
         )
 
     def _mend(self) -> None:
-        """Bring everything in step again, after an exception has ended a call.
+        """Make records, pool and counters agree again, after an exception has ended a call.
 
         An exception in here leaves the rest to the next call.
         """
@@ -268,7 +268,7 @@ class PooledTier(Tier):
         self._calling = None
 
     def _take_back(self, pool: Pool, job: int) -> None:
-        """Have a job end whose number nobody got; its blocks are the caller's again."""
+        """End a job whose number was never returned; its blocks are the caller's again."""
         self._reads.withdraw()
         self._writes.withdraw()
         record = self._records.get(job)
@@ -279,7 +279,7 @@ class PooledTier(Tier):
         self._done.pop(job, None)
 
     def _agree(self, keys: Sequence[bytes]) -> None:
-        """Have what is known of `keys`, and of those of jobs, agree with the records."""
+        """Make what is known of `keys`, and of the keys of jobs, agree with the records."""
 
     @property
     def _epoch(self) -> int:
@@ -294,7 +294,7 @@ class PooledTier(Tier):
             self._chores[job] = what
             pool.chore(job, offset, data, sync)
         except BaseException:
-            self._chores.pop(job, None)  # news of it is passed over
+            self._chores.pop(job, None)  # its entry is ignored
             raise
         return job
 
@@ -453,7 +453,7 @@ class PooledTier(Tier):
             raise
 
     def health(self, reset: bool = False) -> Health:
-        """Say whether the tier answers."""
+        """Return whether the tier answers."""
         if reset:
             self._reads.reset()
             self._writes.reset()
@@ -518,11 +518,11 @@ class PooledTier(Tier):
         """Do what needs the threads once more."""
 
     def __del__(self) -> None:
-        """Close a tier that nobody closed."""
+        """Close a tier that was left open."""
         if not getattr(self, "_closed", True) and os.getpid() == self._pid:
             self.close(0.0)
 
-    # -- the pool's news ---------------------------------------------------------------------
+    # -- entries of the pool -----------------------------------------------------------------
 
     def _collect(self, pool: Pool) -> None:
         try:
@@ -538,7 +538,7 @@ class PooledTier(Tier):
             raise
 
     def _take_in(self, job: int, flags: int, statuses: npt.NDArray[np.int8]) -> None:
-        """Take in a piece of news; a second time, what the first has left to do."""
+        """Process an entry; a second time, do only what the first has left to do."""
         if flags & CHORE:
             if job in self._chores:
                 self._chore_done(self._chores[job], int(statuses[0]))
@@ -579,7 +579,7 @@ class PooledTier(Tier):
         self._finish(record.job, record.op, record.started, record.status, moved)
 
     def _count(self, record: Record, counts: list[int]) -> None:
-        """Tell the breaker what became of a job."""
+        """Report the outcome of a job to its breaker."""
         breaker = self._breaker(record)
         if record.op == "put":
             self._metrics.count("store", counts)
@@ -623,7 +623,7 @@ def block_ids(ids: BlockIDs) -> npt.NDArray[np.int64]:
 
 
 def _all_distinct(numbers: npt.NDArray[np.int64]) -> bool:
-    """Tell whether no number occurs twice.
+    """Return whether no number occurs twice.
 
     Not by `numpy.unique`: since numpy 2.3 it waits for the interpreter's lock in a C++ destructor,
     which aborts the process where a daemon thread is in it when the interpreter ends.
@@ -633,7 +633,7 @@ def _all_distinct(numbers: npt.NDArray[np.int64]) -> bool:
 
 
 def check_region(name: str, region: Any, block_bytes: int) -> None:
-    """Refuse what is no region with blocks of a size.
+    """Check that `region` is a region with blocks of a size.
 
     Raises
     ------
@@ -676,7 +676,7 @@ _KEPT: list[PooledTier] = []
 
 
 def _close_at_exit() -> None:
-    """Close the tiers that nobody closed, while their threads can still be waited for."""
+    """Close the tiers that were left open, while their threads can still be waited for."""
     until = time.monotonic() + EXIT_S
     for tier in list(_OPEN):
         tier.close(max(0.0, until - time.monotonic()))
@@ -686,7 +686,7 @@ atexit.register(_close_at_exit)
 
 
 def _after_fork_in_child() -> None:
-    """Let go of what belongs to the parent: its files, so that its lock ends when it does."""
+    """Release what belongs to the parent: its files, so that its lock ends when it does."""
     for tier in [*_OPEN, *_KEPT]:
         with contextlib.suppress(OSError):  # what one tier meets keeps no other from letting go
             tier._leave()

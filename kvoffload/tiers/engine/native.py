@@ -1,4 +1,4 @@
-"""Which implementation a tier stands on: compiled or Python, decided once for the whole package."""
+"""The choice of the implementation below a tier: compiled or Python, once per process."""
 
 from __future__ import annotations
 

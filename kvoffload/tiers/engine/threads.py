@@ -6,9 +6,9 @@ Structure
     not been taken; a thread takes a run from its front.
 Invariants
     A block is taken once, by a thread (``job.next``) or, in a staged put, first by the keeper
-    (``job.copied``). Nobody touches the region for a job that has ended: who copies to or from it
-    counts itself in ``job.copying`` under the lock, and the keeper ends no job that is being
-    copied. Copies are made in slices; between two of them the deadlines are looked after.
+    (``job.copied``). No thread touches the region for a job that has ended: a thread that copies to
+    or from it counts itself in ``job.copying`` under the lock, and the keeper ends no job that is
+    being copied. Copies are made in slices; between two of them the keeper looks at the deadlines.
 Cost
     O(1) Python per block besides the store's own, under the interpreter's lock.
 """
@@ -326,7 +326,7 @@ class Pool:
     # -- jobs, under the lock ----------------------------------------------------------------
 
     def _stuck(self, op: int) -> bool:
-        """Tell whether every thread that could serve a job works on a late one."""
+        """Return whether every thread that could serve a job works on a late one."""
         now = time.monotonic()
         threads = self._running[: self._writers] if op == WRITE else self._running
         return all(job is not None and job.deadline < now for job in threads)
@@ -349,7 +349,7 @@ class Pool:
         self._settle_if_idle(job)
 
     def _give_up(self, job: _Job) -> None:
-        """End a job that nobody copies: at once where it is staged, else when its calls return."""
+        """End a job that is not being copied: a staged one at once, else when its calls return."""
         self._drop(job, job.next, Status.UNAVAILABLE)
         if self._staging is not None and not job.ended and job.number in self._jobs:
             self._end(job, Status.UNAVAILABLE)
@@ -368,7 +368,7 @@ class Pool:
         self._settle(job)
 
     def _settle(self, job: _Job) -> None:
-        """Be done with a job."""
+        """Remove a job that no thread works on any more, and report it."""
         del self._jobs[job.number]
         flags = SETTLED if job.ended else SETTLED | ENDED
         self._tell(Entry(job.number, flags, job.statuses(Status.FAILED)))
@@ -383,7 +383,7 @@ class Pool:
     # -- threads -----------------------------------------------------------------------------
 
     def _serve(self, number: int) -> None:
-        """Do what comes, reads first, until the pool closes."""
+        """Serve queries, reads, chores and writes, in this order, until the pool closes."""
         writes = number < self._writers
         while True:
             with self._lock:
@@ -618,7 +618,7 @@ class Pool:
         return True
 
     def _must_stop(self, job: _Job) -> bool:
-        """Look after deadlines while a job is copied; tell whether it may not be any longer."""
+        """End overdue jobs while one is copied; return whether its copy must stop."""
         if time.monotonic() >= self._wake_at:
             with self._lock:
                 self._expire()

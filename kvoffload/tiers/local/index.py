@@ -1,10 +1,10 @@
-"""What tiers that decide themselves what they keep have in common: an index with a policy.
+"""Tiers that decide themselves what they keep: an index with a policy.
 
 Structure
     The index is a `CPUOffloadingManager` of as many blocks as the medium has slots, so that any
     policy decides what stays and, with admission, what comes. ``_slot_of[id]`` is the slot of the
     index's block id, which lets a restart replay what is on the medium in any order. `_hidden` has
-    the keys that the index holds and nobody may read.
+    the keys that the index holds and no caller may read.
 Invariants
     A slot that a thread may write belongs to a key that is pending in the index, or pinned while it
     is stored again, or is counted in `_busy`: nothing else is written there meanwhile. A slot that
@@ -99,10 +99,10 @@ class IndexedTier(PooledTier):
     # -- for the tiers that build on it ------------------------------------------------------
 
     def _used(self, keys: list[bytes], slots: npt.NDArray[np.int64]) -> None:
-        """Keep it that blocks were used, the last of `slots` last."""
+        """Record that blocks were used; the last of `slots` is the most recent."""
 
     def _cleared(self, slots: list[int]) -> None:
-        """Make the medium forget what it has in slots."""
+        """Make the medium forget the contents of slots."""
 
     # -- what is there -----------------------------------------------------------------------
 
@@ -376,7 +376,7 @@ class IndexedTier(PooledTier):
     def _kill(self, keys: Iterable[bytes], reason: str | None = None) -> None:
         """Drop blocks that the index has ready; it keeps their slots until it gives them away.
 
-        Without a reason there is no event: nobody heard of them.
+        Without a reason there is no event: there was none when they came.
         """
         index, hidden = self._index, self._hidden
         there = [key for key in dict.fromkeys(keys) if key in index and key not in hidden]

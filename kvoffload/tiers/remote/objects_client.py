@@ -53,7 +53,7 @@ class ObjectsClientError(ConnectionError):
 
 
 class Answer(NamedTuple):
-    """What became of one object.
+    """The answer to a request for one object.
 
     Attributes
     ----------
@@ -342,7 +342,7 @@ def _exchange(
     size: tuple[int, int],
     into: Sequence[memoryview],
 ) -> None:
-    """Send a request and receive its answers, on a connection that nobody else has."""
+    """Send a request and receive its answers, on a connection of this thread alone."""
     _set_timeout(connection, until + GRACE_S)
     left = max(0.0, until - time.monotonic())
     data: bytes | memoryview
@@ -371,7 +371,7 @@ def _exchange(
 
 
 def _send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
-    """Send pieces, one behind the other."""
+    """Send pieces, in order."""
     left = [memoryview(part).cast("B") for part in parts if len(part)]
     while left:
         sent = connection.sendmsg(left[:1000], [], _SEND)

@@ -124,7 +124,7 @@ def _bounded(connection_class: Any, store: RedisStore) -> Any:
     class BoundedConnection(connection_class):  # type: ignore[misc]
         @property
         def socket_connect_timeout(self) -> float:
-            """What is left: each of a name's addresses is tried in turn."""
+            """The seconds left: each of a name's addresses is tried in turn."""
             return store.seconds_left()
 
         @socket_connect_timeout.setter
@@ -220,7 +220,7 @@ class RedisStore(RemoteStore):
         )
 
     def count_received(self, nbytes: int) -> None:
-        """Take note of bytes from the server.
+        """Count bytes from the server.
 
         Raises
         ------
@@ -294,7 +294,7 @@ class RedisStore(RemoteStore):
         raise TimeoutError
 
     def _is_forbidden(self, reply: Any) -> bool:
-        """Tell whether a reply says that a command may not be used."""
+        """Return whether a reply says that a command may not be used."""
         if isinstance(reply, self._redis.exceptions.NoPermissionError):
             return True
         return isinstance(reply, self._redis.ResponseError) and _says(reply, "unknown command")
@@ -438,7 +438,7 @@ class RedisStore(RemoteStore):
 
 
 def _says(error: Exception, word: str) -> bool:
-    """Tell whether an error of the server begins with a word."""
+    """Return whether an error of the server begins with a word."""
     return str(error).startswith(word)
 
 

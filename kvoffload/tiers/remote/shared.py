@@ -1,4 +1,4 @@
-"""What is the same for every medium that processes share: epochs, seals, deadlines and errors.
+"""The part that is the same for every shared medium: epochs, seals, deadlines and errors.
 
 Structure
     `SharedStore` is what the engine's threads call: `find`, `read`, `write` and chores. It looks
@@ -14,7 +14,7 @@ Epochs
     A put carries the epoch that its process went by when it was submitted, and is dropped when the
     medium has another one: what was computed before a `forget` never comes to lie behind it.
 Invariants
-    The epoch that a process goes by never falls.
+    The epoch of a process never falls.
     No call outlasts its deadline where the medium's client can be told one. Nothing that a client
     or a server says is logged: texts of errors may hold credentials.
 """
@@ -57,11 +57,11 @@ class SharedStore(Store):
     medium : RemoteStore
         Where blocks are kept.
     epoch : int
-        What this process goes by, 0 where it has not learned one yet. It never falls, and may be
+        The epoch of this process, 0 where it has not learned one yet. It never falls, and may be
         read in any thread.
     owed : bool
-        Whether the medium has yet to take an epoch that this process goes by: after a `forget`, or
-        because it lost it. May be read in any thread.
+        Whether the medium has yet to take the epoch of this process: after a `forget`, or because
+        the medium lost it. May be read in any thread.
     """
 
     direct = False
@@ -90,13 +90,13 @@ class SharedStore(Store):
     # -- epochs ------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Go by a new epoch from now on; `meet` gives it to the medium."""
+        """Adopt a new epoch; `meet` gives it to the medium."""
         with self._epoch_lock:
             self._go_by(new_epoch(self.epoch))
             self._forgetting = self.owed = True
 
     def meet(self) -> int:
-        """Return the epoch to go by, when the medium has it too; I/O, where that is not known.
+        """Return the epoch, once the medium has it too; I/O, where that is not known.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class SharedStore(Store):
         self._is_met = False
 
     def _agree(self) -> None:
-        """Go by the medium's epoch where it is higher; otherwise give it the one gone by."""
+        """Adopt the medium's epoch where it is higher; otherwise give it that of this process."""
         found = self.medium.ask_epoch()
         for _ in range(ROUNDS):
             with self._epoch_lock:
@@ -142,7 +142,7 @@ class SharedStore(Store):
         raise OSError(errno.EIO, "the medium does not keep its epoch")
 
     def _wanted(self, found: int | None) -> tuple[int, int]:
-        """Go by what an answer of the medium calls for; under the lock.
+        """Adopt what an answer of the medium calls for; under the lock.
 
         Returns
         -------
@@ -174,7 +174,7 @@ class SharedStore(Store):
     # -- what threads call -------------------------------------------------------------------
 
     def begin(self, deadline: float) -> None:
-        """Say until when the calls of this thread may take, seconds of the monotonic clock."""
+        """Set the deadline of the calls of this thread, in seconds of the monotonic clock."""
         self.medium.deadline = deadline
 
     def run_length(self, blocks: Sequence[Block], start: int, stop: int) -> int:  # noqa: ARG002

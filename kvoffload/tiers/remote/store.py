@@ -42,7 +42,7 @@ class ForeignNamespaceError(Exception):
 
 
 class _Call(threading.local):
-    """What the present thread is doing."""
+    """The call that the present thread is making."""
 
     deadline = 0.0
 

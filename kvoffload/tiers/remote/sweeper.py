@@ -1,4 +1,4 @@
-"""Who keeps a shared directory within its capacity: one process at a time, by a lease.
+"""The sweeper, which keeps a shared directory within its capacity: one process at a time.
 
 A sweep lists every block of the present epoch with its time of change. If there are more than fit,
 the oldest are removed until a sixteenth of the capacity is free. Folders of other epochs go too,

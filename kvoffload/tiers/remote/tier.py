@@ -1,8 +1,8 @@
-"""What tiers past this machine have in common: verdicts instead of an index.
+"""Tiers on shared media: verdicts instead of an index.
 
-Nobody here knows what a shared directory or a server holds; others write to it and remove from it.
+What a shared directory or a server holds is not known here: others write to it and remove from it.
 What was found out is a *verdict*, believed for some time: that a block is there for `HIT_S`, that
-it is not for `MISS_S`. For the rest `state` says UNKNOWN, and `query` asks.
+it is not for `MISS_S`. For other keys `state` is UNKNOWN, and `query` asks.
 
 Invariants
     A key is in `_storing` from a put to its settling, and in `_dropping` while a chore that removes
@@ -59,7 +59,7 @@ _ANSWERED = (Status.OK, Status.CORRUPT, Status.MISS)
 
 
 class Verdicts:
-    """What is believed of keys, for some time.
+    """What is believed about keys, each for some time.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class RemoteTier(PooledTier):
 
     @property
     def place(self) -> str:
-        """Where the blocks are, without credentials."""
+        """The address of the medium, without credentials."""
         return self._medium.place
 
     def __repr__(self) -> str:
@@ -195,7 +195,7 @@ class RemoteTier(PooledTier):
             self._give_order(MEET, EPOCH_S)
 
     def _give_order(self, kind: int, timeout_s: float) -> None:
-        """Have the medium asked for its epoch, or given one, and wait for that a while."""
+        """Queue the chore that reads or writes the epoch, and wait for it a while."""
         pool = self._pool_or_raise()
         order = _Order()
         self._chore(("order", order), kind, b"")
@@ -212,7 +212,7 @@ class RemoteTier(PooledTier):
         return self._gone_by
 
     def _follow(self) -> None:
-        """Go by the epoch that the store goes by; where it is another one, believe nothing."""
+        """Adopt the epoch of the store; where it is another one, believe nothing."""
         epoch, before = self._store.epoch, self._gone_by
         if epoch != before:
             self._gone_by = epoch
@@ -221,7 +221,7 @@ class RemoteTier(PooledTier):
                 self._forgotten()
 
     def _is_stale(self, record: Record) -> bool:
-        """Tell whether a job belongs to what is forgotten; a read before any epoch is none's."""
+        """Return whether a job belongs to what is forgotten; a read before any epoch does not."""
         self._follow()
         if record.generation != self._generation:
             return True

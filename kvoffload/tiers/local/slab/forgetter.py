@@ -1,4 +1,4 @@
-"""How a slab forgets: a new epoch in the header of its table, tried until it is there.
+"""The forgetting of a slab: a new epoch in the header of its table, tried until it is there.
 
 The medium may fail or hang, and the process may be killed, at every step. So there is a thread that
 is the only one to write headers, and these steps:

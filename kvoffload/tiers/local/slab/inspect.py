@@ -1,4 +1,4 @@
-"""Slabs from outside: what is in a folder, whether it is sound, and how to be rid of it."""
+"""Inspect, verify and delete slabs offline."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DIGITS = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True, slots=True)
 class SlabFolder:
-    """What a slab's folder holds.
+    """The contents of a slab's folder.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class SlabFolder:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What `verify_slab` found.
+    """The result of `verify_slab`.
 
     Attributes
     ----------
@@ -247,7 +247,7 @@ class _Block:
         self._drop()
 
     def read(self, start: int) -> bool:
-        """Read a block; False if the file does not have it, or holds nothing of it."""
+        """Read a block; return False where the file has none of it, or a hole in its place."""
         end = start + self._block_bytes
         if end > self._size:
             return False

@@ -3,7 +3,7 @@ r"""What the files of a slab hold.
 A slab is a folder, named by the fingerprint of its namespace in hex, with
 
 ``blocks.dat``
-    Slots of `slot_bytes`, block bytes rounded up to 4096, one behind the other.
+    Slots of `slot_bytes`, block bytes rounded up to 4096, back to back.
 ``slots.tbl``
     A header of 4096 bytes; a seal of 64 bytes for each slot (see ``kvoffload.tiers.seal``), zeros
     for none; from the next multiple of 4096 on, a stamp of 8 bytes for each slot: the larger, the
@@ -83,7 +83,7 @@ def record_offset(slot: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header of a table says.
+    """The header of a table.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class Header:
 
     @property
     def stamps_offset(self) -> int:
-        """Where the stamp of slot 0 lies in the table."""
+        """Offset of the stamp of slot 0 in the table."""
         return round_up(record_offset(self.num_slots))
 
     @property
