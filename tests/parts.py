@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from kvoffload import Backend, BlockHash, BlockStatus, CachePolicy, CPULoadStoreSpec
+from kvoffload import (
+    Backend,
+    BlockHash,
+    BlockNotFoundError,
+    BlockStatus,
+    CachePolicy,
+    CPULoadStoreSpec,
+)
 
 
 class ListPolicy(CachePolicy):
@@ -25,11 +32,19 @@ class ListPolicy(CachePolicy):
         return next((status for block, status in self.order if block == block_hash), None)
 
     def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+        if self.get(block_hash) is not None:
+            raise ValueError(f"block {block_hash.hex()} is resident")
+        self.order.append((block_hash, self.own(status)))
+
+    def own(self, status: BlockStatus) -> BlockStatus:
+        """Return the status to keep."""
         own = BlockStatus(status.block_id)
         own.ref_cnt = status.ref_cnt
-        self.order.append((block_hash, own))
+        return own
 
     def remove(self, block_hash: BlockHash) -> None:
+        if self.get(block_hash) is None:
+            raise BlockNotFoundError(f"block {block_hash.hex()} is not resident")
         self.order = [pair for pair in self.order if pair[0] != block_hash]
 
     def touch(self, hashes: Iterable[bytes]) -> None:
@@ -40,6 +55,8 @@ class ListPolicy(CachePolicy):
     def evict(
         self, n: int, protected: Collection[bytes]
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
+        if n < 0:
+            raise ValueError(f"n must be >= 0, got {n}")
         idle = [pair for pair in self.order if pair[1].ref_cnt == 0 and pair[0] not in protected]
         if len(idle) < n:
             return None
@@ -51,8 +68,8 @@ class ListPolicy(CachePolicy):
 class KeepingListPolicy(ListPolicy):
     """The same, keeping the status objects it is given."""
 
-    def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
-        self.order.append((block_hash, status))
+    def own(self, status: BlockStatus) -> BlockStatus:
+        return status
 
 
 class OwnStatus(BlockStatus):

@@ -1,0 +1,807 @@
+"""A suite of tests for every policy, built in or a user's own.
+
+`PolicyConformance` is the contract of `CachePolicy` as tests: subclass it in a test file, say how a
+policy is made, and pytest finds the rest. `policy_machine` makes calls in orders that hypothesis
+chooses, and shortens one that fails.
+
+Both compare a policy with a dict of what is resident, and with a second policy that is spared every
+call which may change nothing: it shows whether one did. The suite assumes no order of eviction.
+
+The suite needs no package; `policy_machine` needs hypothesis.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from kvoffload import BlockHash, BlockNotFoundError, BlockStatus, CachePolicy, CPUOffloadingManager
+
+__all__ = ["PolicyConformance", "policy_machine"]
+
+KEYS = tuple(
+    BlockHash((b"%d." % number).ljust(length, b"#"))
+    for number, length in enumerate((3, 16, 32, 36, 37, 64, 256, 300) * 3)
+)
+"""Blocks of the random calls: few, so that they meet again, and of many lengths."""
+
+Victims = Sequence[tuple[bytes, BlockStatus]]
+
+
+def _require(condition: object, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+def _equal(found: object, expected: object, what: str) -> None:
+    _require(found == expected, f"{what} must be {expected!r}, got {found!r}")
+
+
+def _raises(kind: type[Exception], what: str, call: Callable[[], object]) -> None:
+    try:
+        answer = call()
+    except kind:
+        return
+    raise AssertionError(f"{what} must raise {kind.__name__}, got {answer!r}")
+
+
+def _keys(count: int, first: int = 0) -> list[BlockHash]:
+    return [BlockHash(b"block %d" % number) for number in range(first, first + count)]
+
+
+def _status(block_id: int, ref_cnt: int = 0) -> BlockStatus:
+    status = BlockStatus(block_id)
+    status.ref_cnt = ref_cnt
+    return status
+
+
+def _live(policy: CachePolicy, key: bytes) -> BlockStatus:
+    status = policy.get(key)
+    if not isinstance(status, BlockStatus):
+        raise AssertionError(f"get of resident block {key!r} must be its status, got {status!r}")
+    return status
+
+
+def _once(hashes: Iterable[BlockHash]) -> Iterator[BlockHash]:
+    yield from list(hashes)
+
+
+def _order(policy: CachePolicy) -> list[bytes]:
+    """Empty a policy of its idle blocks, one by one, and return them."""
+    order: list[bytes] = []
+    while victims := policy.evict(1, frozenset()):
+        order += [key for key, _ in victims]
+        _equal(len(set(order)), len(order), "number of different blocks that left")
+    return order
+
+
+class _Driven:
+    """A policy under test, beside a model of what it holds.
+
+    Invariants
+        ``_model`` holds (ref_cnt, block_id) of each resident block. ``_spared`` was made by the
+        same calls, but for those that may change nothing; None if calls do not decide what leaves.
+        ``_held`` are statuses of resident blocks, which must stay live; ``_departed`` those of
+        blocks that left, with their last values.
+    """
+
+    def __init__(
+        self,
+        make_policy: Callable[[int], CachePolicy],
+        capacity: int,
+        is_deterministic: bool,
+        verify: Callable[[CachePolicy], object],
+    ) -> None:
+        self._policy = make_policy(capacity)
+        self._spared = make_policy(capacity) if is_deterministic else None
+        self._verify = verify
+        self._model: dict[bytes, tuple[int, int]] = {}
+        self._held: dict[bytes, BlockStatus] = {}
+        self._departed: list[tuple[BlockStatus, int, int]] = []
+        self._next_id = 0
+
+    def _both(self) -> list[CachePolicy]:
+        return [self._policy] if self._spared is None else [self._policy, self._spared]
+
+    def resident(self) -> list[bytes]:
+        """Return the blocks that must be resident."""
+        return list(self._model)
+
+    def absent(self) -> list[BlockHash]:
+        """Return the blocks that must not be resident."""
+        return [key for key in KEYS if key not in self._model]
+
+    def insert(self, key: bytes, ref_cnt: int) -> None:
+        """Insert a block; one that is resident is refused."""
+        self._next_id += 1
+        if key in self._model:
+            status = _status(self._next_id, ref_cnt)
+            _raises(
+                ValueError,
+                "insert of a resident block",
+                lambda: self._policy.insert(key, status),
+            )
+            return
+        for policy in self._both():
+            policy.insert(key, _status(self._next_id, ref_cnt))
+        self._model[key] = (ref_cnt, self._next_id)
+
+    def remove(self, key: bytes) -> None:
+        """Remove a block; one that is not resident is refused."""
+        if key not in self._model:
+            _raises(
+                BlockNotFoundError,
+                "remove of a block that is not resident",
+                lambda: self._policy.remove(key),
+            )
+            return
+        self._leaves(key)
+        for policy in self._both():
+            policy.remove(key)
+
+    def touch(self, batch: list[BlockHash]) -> None:
+        """Touch blocks; the form of the batch, and what becomes of it, must not matter."""
+        given = list(batch)
+        self._policy.touch(given)
+        _equal(given, batch, "the list that touch was given")
+        given[:] = [BlockHash(b"another")] * len(given)
+        if self._spared is not None:
+            self._spared.touch(_once(batch))
+
+    def evict(self, n: int, protected: Collection[BlockHash]) -> None:
+        """Evict blocks, and check which."""
+        idle = {key for key, (ref_cnt, _) in self._model.items() if ref_cnt == 0}
+        may_leave = idle.difference(protected)
+        victims = self._policy.evict(n, protected)
+        if victims is None:
+            _require(
+                len(may_leave) < n, f"evict({n}) must not be None with {len(may_leave)} that may go"
+            )
+            return
+        self._left(victims, n, may_leave, f"evict({n})")
+        if self._spared is not None:
+            self._agrees(victims, self._spared.evict(n, protected), f"evict({n})")
+
+    def make_room(
+        self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
+    ) -> None:
+        """Ask for room, and check the answer; the blocks are not inserted."""
+        idle = {key for key, (ref_cnt, _) in self._model.items() if ref_cnt == 0}
+        given = list(hashes)
+        room = self._policy.make_room(given, num_free, protected)
+        _equal(given, hashes, "the list that make_room was given")
+        if room is None:
+            return
+        count, victims = room
+        _require(0 <= count <= len(hashes), f"make_room must store 0 ... {len(hashes)}: {count}")
+        call = f"make_room of {count} blocks with {num_free} free"
+        self._left(victims, max(0, count - num_free), idle.difference(protected), call)
+        if self._spared is not None:
+            other = self._spared.make_room(tuple(hashes), num_free, protected)
+            _require(other is not None and other[0] == count, f"{call}: something had changed")
+            self._agrees(victims, None if other is None else other[1], call)
+
+    def _left(self, victims: Victims, n: int, may_leave: set[bytes], call: str) -> None:
+        keys = [key for key, _ in victims]
+        _equal(len(keys), n, f"number of victims of {call}")
+        _equal(len(set(keys)), n, f"number of different victims of {call}")
+        for key, status in victims:
+            _require(type(key) is bytes, f"a victim of {call} must be bytes, got {key!r}")
+            _require(
+                key in may_leave,
+                f"a victim of {call} must be resident, idle and not protected, got {key!r} "
+                f"with (ref_cnt, block_id) {self._model.get(key)}",
+            )
+            _equal((status.ref_cnt, status.block_id), self._model[key], f"status of victim {key!r}")
+            self._leaves(key)
+            self._departed.append((status, status.ref_cnt, status.block_id))
+
+    def _leaves(self, key: bytes) -> None:
+        ref_cnt, block_id = self._model.pop(key)
+        if key in self._held:
+            self._departed.append((self._held.pop(key), ref_cnt, block_id))
+
+    def _agrees(self, victims: Victims, others: Victims | None, call: str) -> None:
+        _equal(
+            [key for key, _ in victims],
+            None if others is None else [key for key, _ in others],
+            f"victims of {call}, after calls that may change nothing,",
+        )
+
+    def write(self, key: bytes, ref_cnt: int) -> None:
+        """Write a resident block's ``ref_cnt``, as a manager does."""
+        if self._spared is not None:
+            _live(self._spared, key).ref_cnt = ref_cnt
+        live = self._held.get(key) or _live(self._policy, key)
+        live.ref_cnt = ref_cnt
+        self._model[key] = (ref_cnt, self._model[key][1])
+
+    def hold(self, key: bytes) -> None:
+        """Keep a resident block's status."""
+        self._held[key] = _live(self._policy, key)
+
+    def clear(self) -> None:
+        """Empty the policy, if it can be."""
+        try:
+            self._policy.clear()
+        except NotImplementedError:
+            return
+        for key in self.resident():
+            self._leaves(key)
+        if self._spared is not None:
+            self._spared.clear()
+
+    def refused_numbers(self) -> None:
+        """Ask for what must be refused."""
+        _raises(ValueError, "evict(-1)", lambda: self._policy.evict(-1, frozenset()))
+
+    def check(self) -> None:
+        """Compare what can be read with the model."""
+        self._verify(self._policy)
+        for key in KEYS:
+            status = self._policy.get(key)
+            found = None if status is None else (status.ref_cnt, status.block_id)
+            _equal(found, self._model.get(key), f"(ref_cnt, block_id) of {key!r}")
+        count = _count(self._policy)
+        _require(count in (None, len(self._model)), f"len must be {len(self._model)}, got {count}")
+        for held, status in self._held.items():
+            found = (status.ref_cnt, status.block_id)
+            _equal(found, self._model[held], f"a held status of {held!r}")
+        for status, *last in self._departed:
+            _equal([status.ref_cnt, status.block_id], last, "a status of a block that left")
+
+    def finish(self) -> None:
+        """Compare the order in which everything would leave."""
+        if self._spared is not None:
+            for key in self.resident():
+                self.write(key, 0)
+            self.check()
+            expected = _order(self._spared)
+            _equal(_order(self._policy), expected, "what leaves after calls that change nothing")
+
+
+def _count(policy: CachePolicy) -> int | None:
+    try:
+        return len(policy)
+    except NotImplementedError:
+        return None
+
+
+class PolicyConformance(ABC):
+    """The contract of `CachePolicy` as tests.
+
+    Subclass it, name the class ``Test...``, and implement `make_policy`.
+    """
+
+    is_deterministic = True
+    """Whether equal calls make equal policies. If not, calls that must change nothing are only
+    held to what can be read."""
+    checks_arguments = False
+    """Whether the policy checks the types of what it is given. A manager hands it only what is
+    checked, so most leave that to it."""
+    num_random_runs = 30
+    """Number of runs of random calls."""
+
+    @abstractmethod
+    def make_policy(self, cache_capacity: int) -> CachePolicy:
+        """Return a new, empty policy of this capacity."""
+
+    def make_manager(self, num_blocks: int, policy: CachePolicy) -> CPUOffloadingManager:
+        """Return a new manager over a policy."""
+        return CPUOffloadingManager(16, num_blocks, policy)
+
+    def verify(self, policy: CachePolicy) -> None:
+        """Verify the invariants of a policy, after each random call. By default it is only read."""
+        policy.get(KEYS[0])
+
+    def observe(self, policy: CachePolicy) -> object:
+        """Return what can be seen of a policy, to be compared where nothing may change."""
+        return _count(policy)
+
+    # -- for the tests -----------------------------------------------------------------------
+
+    def filled(self, count: int = 6, capacity: int = 8) -> tuple[CachePolicy, list[BlockHash]]:
+        """Return a policy with so many idle blocks, block n in slot n, and their hashes."""
+        policy = self.make_policy(capacity)
+        keys = _keys(count)
+        for block_id, key in enumerate(keys):
+            policy.insert(key, _status(block_id))
+        return policy, keys
+
+    def _unchanged(self, what: str, call: Callable[[CachePolicy, list[BlockHash]], object]) -> None:
+        """Check that a call changes neither what is resident nor what leaves next."""
+        policy, keys = self.filled()
+        policy.touch(keys[1:3])
+        before = self.observe(policy)
+        call(policy, keys)
+        for block_id, key in enumerate(keys):
+            live = _live(policy, key)
+            _equal(live.block_id, block_id, f"block_id after {what}")
+            live.ref_cnt = 0
+        _equal(self.observe(policy), before, f"what can be seen after {what}")
+        order = _order(policy)
+        if self.is_deterministic:
+            other, _ = self.filled()
+            other.touch(keys[1:3])
+            _equal(order, _order(other), f"what leaves after {what}")
+        _equal(sorted(order), sorted(keys), f"blocks after {what}")
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def test_a_new_policy_is_empty_and_true(self) -> None:
+        policy = self.make_policy(4)
+        _require(isinstance(policy, CachePolicy), "a policy must be a CachePolicy")
+        _equal(policy.cache_capacity, 4, "cache_capacity")
+        _require(_count(policy) in (None, 0), "a new policy must be empty")
+        _equal(bool(policy), True, "bool of an empty policy")
+        _equal(policy.get(b"a"), None, "get of an absent block")
+        _equal(policy.evict(1, frozenset()), None, "evict(1) of an empty policy")
+
+    def test_a_capacity_is_checked(self) -> None:
+        for number in (-1, 2**31, 2**70):
+            _raises(ValueError, f"capacity {number}", partial(self.make_policy, number))
+        make: Callable[[Any], object] = self.make_policy
+        for other in (True, 1.5, "4", None):
+            _raises(TypeError, f"capacity {other!r}", partial(make, other))
+
+    def test_policies_share_nothing(self) -> None:
+        policy, keys = self.filled()
+        other = self.make_policy(8)
+        _require(_count(other) in (None, 0), "a second policy must be empty")
+        _equal([other.get(key) for key in keys], [None] * 6, "what a second policy holds")
+        other.insert(keys[0], _status(9))
+        _equal(_live(policy, keys[0]).block_id, 0, "block_id in the first policy")
+
+    def test_get_finds_what_was_inserted(self) -> None:
+        policy, keys = self.filled()
+        found = [(_live(policy, key).ref_cnt, _live(policy, key).block_id) for key in keys]
+        _equal(found, [(0, number) for number in range(6)], "(ref_cnt, block_id)")
+        _equal(policy.get(b"absent"), None, "get of an absent block")
+
+    def test_get_changes_no_order(self) -> None:
+        self._unchanged("get", lambda policy, keys: [policy.get(key) for key in keys[::-1]])
+
+    def test_more_than_the_capacity_can_be_inserted(self) -> None:
+        for capacity in (0, 1, 2):
+            policy, keys = self.filled(6, capacity)
+            self.verify(policy)
+            _require(_count(policy) in (None, 6), f"len with capacity {capacity}")
+            _equal(sorted(_order(policy)), sorted(keys), f"blocks with capacity {capacity}")
+
+    # -- statuses ----------------------------------------------------------------------------
+
+    def test_a_status_is_live(self) -> None:
+        policy, keys = self.filled(1)
+        held = _live(policy, keys[0])
+        for ref_cnt in (-1, 1, 2**31 - 1):
+            held.ref_cnt = ref_cnt
+            _equal(_live(policy, keys[0]).ref_cnt, ref_cnt, "ref_cnt as written")
+            _equal(policy.evict(1, frozenset()), None, f"evict(1) with ref_cnt {ref_cnt}")
+        held.ref_cnt = 0
+        _equal(_order(policy), keys, "victims when it is idle again")
+
+    def test_a_pending_block_becomes_idle(self) -> None:
+        policy = self.make_policy(4)
+        (key,) = _keys(1)
+        policy.insert(key, BlockStatus(7))
+        live = _live(policy, key)
+        _equal((live.ref_cnt, live.block_id), (-1, 7), "(ref_cnt, block_id)")
+        _equal(policy.evict(1, frozenset()), None, "evict(1) of a pending block")
+        live.ref_cnt = 0
+        _equal(_order(policy), [key], "victims when the store is complete")
+
+    def test_a_status_of_a_block_that_left_never_shows_another(self) -> None:
+        policy, keys = self.filled(4)
+        held = {key: _live(policy, key) for key in keys}
+        policy.remove(keys[0])
+        given = dict(policy.evict(2, frozenset()) or ())
+        for number, key in enumerate(_keys(30, 100)):
+            policy.insert(key, _status(10 + number))
+            _live(policy, key).ref_cnt = 3
+        for number, key in enumerate(keys):
+            shown = (held[key].ref_cnt, held[key].block_id)
+            _equal(shown, (0, number), f"a status of block {number}, held")
+        for victim, status in given.items():
+            shown = (status.ref_cnt, status.block_id)
+            _equal(keys[shown[1]], victim, "the block of the status that evict gave")
+            _equal(shown[0], 0, "ref_cnt of the status that evict gave")
+
+    # -- insert and remove -------------------------------------------------------------------
+
+    def test_a_resident_block_is_not_inserted_again(self) -> None:
+        def insert_again(policy: CachePolicy, keys: list[BlockHash]) -> None:
+            for key in keys[:2]:
+                insert = partial(policy.insert, key, _status(9))
+                _raises(ValueError, "insert of a resident block", insert)
+
+        self._unchanged("an insert that fails", insert_again)
+
+    def test_an_absent_block_is_not_removed(self) -> None:
+        def remove(policy: CachePolicy, keys: list[BlockHash]) -> None:  # noqa: ARG001
+            _raises(BlockNotFoundError, "remove of an absent block", lambda: policy.remove(b"x"))
+
+        self._unchanged("a remove that fails", remove)
+
+    def test_a_block_that_left_is_absent(self) -> None:
+        policy, keys = self.filled()
+        gone: list[bytes] = [key for key, _ in policy.evict(2, frozenset()) or ()]
+        policy.remove(next(key for key in keys if key not in gone))
+        gone += [key for key in keys if policy.get(key) is None and key not in gone]
+        _equal(len(gone), 3, "blocks that left")
+        for key in gone:
+            _raises(BlockNotFoundError, "remove of it", partial(policy.remove, key))
+            policy.insert(BlockHash(key), _status(20))
+            _equal(_live(policy, key).block_id, 20, "block_id after a second insert")
+
+    def test_blocks_of_every_state_can_be_removed(self) -> None:
+        policy, keys = self.filled(3)
+        _live(policy, keys[0]).ref_cnt = -1
+        _live(policy, keys[1]).ref_cnt = 3
+        for key in keys:
+            policy.remove(key)
+            _equal(policy.get(key), None, "get of a removed block")
+            self.verify(policy)
+        _require(_count(policy) in (None, 0), "len must be 0")
+        _equal(_order(policy), [], "what leaves")
+
+    # -- touch -------------------------------------------------------------------------------
+
+    def test_touch_takes_any_hashes_once(self) -> None:
+        policy, keys = self.filled(4)
+        policy.touch([])
+        policy.touch(_once([BlockHash(b"unknown"), keys[2], keys[2], BlockHash(b"another")]))
+        policy.touch((keys[1], keys[0]))
+        _equal(policy.get(b"unknown"), None, "get of an unknown block that was touched")
+        _require(_count(policy) in (None, 4), "touch must not change len")
+        _equal(sorted(_order(policy)), sorted(keys), "blocks after touch")
+
+    def test_the_form_of_a_batch_does_not_matter(self) -> None:
+        if not self.is_deterministic:
+            return
+        orders = []
+        for form in (list, tuple, _once):
+            policy, keys = self.filled()
+            policy.touch(form([keys[3], keys[1], keys[1]]))
+            orders.append(_order(policy))
+        _equal(orders[1:], [orders[0]] * 2, "what leaves after touches of a tuple and a generator")
+        policy, keys = self.filled()
+        batch = [keys[3], keys[1], keys[1]]
+        policy.touch(batch)
+        _equal(batch, [keys[3], keys[1], keys[1]], "the list that touch was given")
+        batch[:] = [keys[5]]
+        _equal(_order(policy), orders[0], "what leaves where the list of a touch changes later")
+
+    def test_touch_takes_blocks_of_every_state(self) -> None:
+        policy, keys = self.filled(3)
+        _live(policy, keys[0]).ref_cnt = -1
+        _live(policy, keys[1]).ref_cnt = 3
+        policy.touch(keys)
+        self.verify(policy)
+        found = [(_live(policy, key).ref_cnt, _live(policy, key).block_id) for key in keys]
+        _equal(found, [(-1, 0), (3, 1), (0, 2)], "(ref_cnt, block_id) after touch")
+        _equal(_order(policy), [keys[2]], "what leaves after touch")
+
+    # -- evict -------------------------------------------------------------------------------
+
+    def test_evicting_nothing_changes_nothing(self) -> None:
+        def evict(policy: CachePolicy, keys: list[BlockHash]) -> None:
+            _equal(policy.evict(0, frozenset()), [], "evict(0)")
+            _equal(policy.evict(0, frozenset(keys)), [], "evict(0), all protected,")
+
+        self._unchanged("evict(0)", evict)
+
+    def test_a_negative_number_is_refused(self) -> None:
+        def evict(policy: CachePolicy, keys: list[BlockHash]) -> None:  # noqa: ARG001
+            for n in (-1, -5, -(2**70)):
+                _raises(ValueError, f"evict({n})", partial(policy.evict, n, frozenset()))
+
+        self._unchanged("evict of a negative number", evict)
+
+    def test_eviction_is_all_or_nothing(self) -> None:
+        def evict(policy: CachePolicy, keys: list[BlockHash]) -> None:
+            _live(policy, keys[1]).ref_cnt = 1
+            _live(policy, keys[4]).ref_cnt = -1
+            _equal(policy.evict(5, frozenset()), None, "evict(5) with 4 idle")
+            _equal(policy.evict(4, {keys[0]}), None, "evict(4) with 3 idle and not protected")
+            _equal(policy.evict(2**40, frozenset()), None, "evict(2**40)")
+
+        self._unchanged("evict with too few", evict)
+
+    def test_victims_are_exactly_as_many_idle_blocks(self) -> None:
+        for n in range(1, 5):
+            policy, keys = self.filled()
+            _live(policy, keys[1]).ref_cnt = 1
+            _live(policy, keys[4]).ref_cnt = -1
+            victims = list(policy.evict(n, frozenset()) or ())
+            gone = [key for key, _ in victims]
+            _equal(len(set(gone)), n, f"number of different victims of evict({n})")
+            _require({keys[1], keys[4]}.isdisjoint(gone), "pinned and pending blocks must stay")
+            for key, status in victims:
+                _require(isinstance(status, BlockStatus), "victims must come with their status")
+                _equal((status.ref_cnt, keys[status.block_id]), (0, key), "(ref_cnt, block)")
+            _equal([policy.get(key) for key in gone], [None] * n, "get of victims")
+            rest = [key for key in keys if key not in gone]
+            _equal([key for key in keys if policy.get(key)], rest, "what is left")
+            _require(_count(policy) in (None, 6 - n), f"len after evict({n})")
+            self.verify(policy)
+
+    def test_protected_blocks_stay(self) -> None:
+        forms: list[Callable[[list[BlockHash]], Collection[BlockHash]]] = [
+            frozenset,
+            set,
+            list,
+            tuple,
+            dict.fromkeys,
+        ]
+        for form in forms:
+            policy, keys = self.filled(4)
+            protected = form([*keys[:2], BlockHash(b"absent")])
+            _equal(policy.evict(3, protected), None, "evict(3) with 2 not protected")
+            gone = [key for key, _ in policy.evict(2, protected) or ()]
+            _equal(sorted(gone), sorted(keys[2:]), "victims")
+
+    # -- make_room ---------------------------------------------------------------------------
+
+    def test_make_room_evicts_what_falls_short(self) -> None:
+        policy, keys = self.filled()
+        new = _keys(4, 50)
+        for num_free in (9, 4, 2):
+            given = list(new)
+            room = policy.make_room(given, num_free, frozenset([*keys[:3], *new]))
+            _equal(given, new, "the list that make_room was given")
+            if room is None:  # it may refuse any store
+                continue
+            count, victims = room
+            _require(0 <= count <= 4, f"make_room must store 0 ... 4, got {count}")
+            _equal(len(victims), max(0, count - num_free), "number of victims")
+            _require(all(key in keys[3:] for key, _ in victims), "protected blocks must stay")
+            _equal([policy.get(key) for key in new], [None] * 4, "blocks that are not inserted yet")
+            self.verify(policy)
+
+    def test_make_room_of_nothing(self) -> None:
+        policy, keys = self.filled()
+        room = policy.make_room([], 0, frozenset())
+        if room is not None:
+            _equal((room[0], list(room[1])), (0, []), "make_room([])")
+        _require(all(policy.get(key) for key in keys), "all must stay")
+
+    def test_a_refused_store_changes_nothing(self) -> None:
+        def make_room(policy: CachePolicy, keys: list[BlockHash]) -> None:
+            if policy.make_room(_keys(2, 50), 0, frozenset(keys)) is None:
+                return
+            _require(all(policy.get(key) for key in keys), "protected blocks must stay")
+
+        self._unchanged("make_room with all protected", make_room)
+
+    # -- clear -------------------------------------------------------------------------------
+
+    def test_clear_makes_it_as_new(self) -> None:
+        policy, keys = self.filled()
+        for batch in (keys[:3], keys[1:2], keys[::-1], keys[:2]):
+            policy.touch(batch)
+        policy.evict(2, frozenset())
+        policy.touch(keys)
+        before = [key for key in keys if policy.get(key)]
+        try:
+            policy.clear()
+        except NotImplementedError:
+            _equal([key for key in keys if policy.get(key)], before, "blocks without a clear")
+            return
+        self.verify(policy)
+        _require(_count(policy) in (None, 0), "len after clear must be 0")
+        _equal([policy.get(key) for key in keys], [None] * 6, "get after clear")
+        _equal(policy.evict(1, frozenset()), None, "evict(1) after clear")
+        orders = []
+        for each in (policy, self.make_policy(8)):
+            for number, key in enumerate(keys):
+                each.insert(key, _status(number))
+            each.touch(keys[2:4])
+            orders.append(_order(each))
+        if self.is_deterministic:
+            _equal(orders[0], orders[1], "what leaves after clear, as of a new policy,")
+
+    # -- arguments ---------------------------------------------------------------------------
+
+    def test_arguments_are_checked(self) -> None:
+        if not self.checks_arguments:
+            return
+
+        def check(policy: CachePolicy, keys: list[BlockHash]) -> None:
+            made: Any = policy
+            wrong: list[tuple[type[Exception], Any]] = [(TypeError, 5), (TypeError, "x")]
+            wrong += [(TypeError, None), (TypeError, bytearray(b"x")), (ValueError, b"")]
+            for kind, bad in wrong:
+                calls: dict[str, Callable[[], object]] = {
+                    "get": partial(made.get, bad),
+                    "insert": partial(made.insert, bad, _status(9)),
+                    "remove": partial(made.remove, bad),
+                    "touch": partial(made.touch, [keys[0], bad]),
+                    "evict": partial(made.evict, 1, [bad]),
+                    "make_room": partial(made.make_room, [bad], 1, ()),
+                }
+                for name, call in calls.items():
+                    _raises(kind, f"{name} of {bad!r}", call)
+            for other in (None, 5, (0, 1)):
+                _raises(TypeError, f"insert of {other}", partial(made.insert, b"new", other))
+            for number in (True, 1.0, "1", None):
+                _raises(TypeError, f"evict({number!r})", partial(made.evict, number, ()))
+            _raises(TypeError, "touch of a hash", lambda: made.touch(keys[0]))
+            _raises(TypeError, "a hash as protected", lambda: made.evict(1, keys[0]))
+            _raises(ValueError, "make_room with -1", lambda: made.make_room([b"new"], -1, ()))
+
+        self._unchanged("calls with wrong arguments", check)
+
+    # -- all together ------------------------------------------------------------------------
+
+    def test_random_calls_keep_to_the_contract(self) -> None:
+        for seed in range(self.num_random_runs):
+            chooser = random.Random(seed)  # noqa: S311
+            driven = _Driven(self.make_policy, seed % 12, self.is_deterministic, self.verify)
+            for _ in range(120):
+                _random_call(driven, chooser)
+                driven.check()
+            driven.finish()
+
+    def test_a_manager_can_work_with_it(self) -> None:
+        for seed in range(5):
+            chooser = random.Random(seed)  # noqa: S311
+            policy = self.make_policy(8)
+            manager = self.make_manager(8, policy)
+            keys = _keys(20)
+            pending: list[list[BlockHash]] = []
+            for _ in range(150):
+                batch = [keys[n] for n in range(chooser.randrange(14), 20, chooser.randint(1, 5))]
+                manager.touch(batch)
+                hits = batch[: manager.lookup(batch)]
+                manager.prepare_load(hits)
+                output = manager.prepare_store(batch)
+                if output is not None:
+                    gone = set(output.block_hashes_evicted)
+                    _require(gone.isdisjoint(batch), "no block of the batch may leave")
+                    pending.append(list(output.block_hashes_to_store))
+                while len(pending) > chooser.randrange(3):
+                    manager.complete_store(pending.pop(0), chooser.random() < 0.8)
+                manager.complete_load(hits)
+                self._compare(manager, policy, keys)
+            for batch in pending:
+                manager.complete_store(batch)
+            try:
+                manager.reset_cache()
+            except NotImplementedError:
+                continue
+            _equal(manager.stats()["resident"], 0, "resident blocks after a reset")
+            self._compare(manager, policy, keys)
+
+    def _compare(
+        self, manager: CPUOffloadingManager, policy: CachePolicy, keys: list[BlockHash]
+    ) -> None:
+        stats = manager.stats()
+        _equal(stats["resident"] + stats["free"], 8, "resident and free blocks")
+        stored = stats["stored_blocks"] - stats["failed_blocks"] - stats["evicted_blocks"]
+        if stats["resident"]:
+            _equal(stats["resident"], stored, "stored blocks that neither failed nor left")
+        held = sum(policy.get(key) is not None for key in keys)
+        _equal(held, stats["resident"], "blocks that the policy holds for its manager")
+        self.verify(policy)
+
+
+def _random_call(driven: _Driven, chooser: random.Random) -> None:
+    """Do one call, of those that fill more often while it is empty."""
+    resident, absent = driven.resident(), driven.absent()
+    batch = chooser.choices(KEYS, k=chooser.randrange(7))
+    protected = frozenset(chooser.sample(KEYS, chooser.choice((0, 0, 2, 6))))
+    roll = chooser.random()
+    if roll < 0.3 or not resident:
+        driven.insert(chooser.choice(absent or KEYS), chooser.choice((0, 0, 0, -1, 1)))
+    elif roll < 0.34:
+        driven.insert(chooser.choice(KEYS), 0)
+    elif roll < 0.4:
+        driven.remove(chooser.choice(KEYS))
+    elif roll < 0.58:
+        driven.touch(batch)
+    elif roll < 0.7:
+        driven.evict(chooser.choice((0, 1, 1, 2, 3, len(resident))), protected)
+    elif roll < 0.8:
+        count = chooser.randrange(min(5, len(absent) + 1))
+        driven.make_room(chooser.sample(absent, count), chooser.randrange(3), protected)
+    elif roll < 0.92:
+        driven.write(chooser.choice(resident), chooser.choice((-1, 0, 0, 0, 1, 2)))
+    elif roll < 0.97:
+        driven.hold(chooser.choice(resident))
+    elif roll < 0.99:
+        driven.refused_numbers()
+    else:
+        driven.clear()
+
+
+def policy_machine(
+    make_policy: Callable[[int], CachePolicy],
+    *,
+    is_deterministic: bool = True,
+    verify: Callable[[CachePolicy], object] = lambda policy: None,  # noqa: ARG005
+) -> Any:
+    """Return a state machine that compares a policy with a dict; its ``TestCase`` is a test.
+
+    Parameters
+    ----------
+    make_policy : callable
+        Returns a new, empty policy of the capacity that it is given.
+    is_deterministic : bool
+        Whether equal calls make equal policies.
+    verify : callable
+        Verifies the invariants of a policy, after each step.
+
+    Returns
+    -------
+    type
+        A subclass of ``hypothesis.stateful.RuleBasedStateMachine``.
+    """
+    from hypothesis import strategies as st
+    from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+    blocks = st.sampled_from(KEYS)
+    batches = st.lists(blocks, max_size=8)
+    ref_cnts = st.sampled_from([0, 0, 0, -1, 1, 2**31 - 1])
+
+    class PolicyMachine(RuleBasedStateMachine):
+        @initialize(capacity=st.integers(0, 12))
+        def start(self, capacity: int) -> None:
+            self.driven = _Driven(make_policy, capacity, is_deterministic, verify)
+
+        @rule(key=blocks, ref_cnt=ref_cnts)
+        def insert(self, key: BlockHash, ref_cnt: int) -> None:
+            self.driven.insert(key, ref_cnt)
+
+        @rule(count=st.integers(2, 8))
+        def insert_several(self, count: int) -> None:
+            for key in self.driven.absent()[:count]:
+                self.driven.insert(key, 0)
+
+        @rule(key=blocks)
+        def remove(self, key: BlockHash) -> None:
+            self.driven.remove(key)
+
+        @rule(batch=batches)
+        def touch(self, batch: list[BlockHash]) -> None:
+            self.driven.touch(batch)
+
+        @rule(n=st.integers(0, 6), protected=batches)
+        def evict(self, n: int, protected: list[BlockHash]) -> None:
+            self.driven.evict(n, protected)
+
+        @rule(count=st.integers(0, 4), num_free=st.integers(0, 3), protected=batches)
+        def make_room(self, count: int, num_free: int, protected: list[BlockHash]) -> None:
+            self.driven.make_room(self.driven.absent()[::-1][:count], num_free, protected)
+
+        @rule(data=st.data(), ref_cnt=ref_cnts)
+        def write(self, data: st.DataObject, ref_cnt: int) -> None:
+            if self.driven.resident():
+                self.driven.write(data.draw(st.sampled_from(self.driven.resident())), ref_cnt)
+
+        @rule(data=st.data())
+        def hold(self, data: st.DataObject) -> None:
+            if self.driven.resident():
+                self.driven.hold(data.draw(st.sampled_from(self.driven.resident())))
+
+        @rule()
+        def refused_numbers(self) -> None:
+            self.driven.refused_numbers()
+
+        @rule()
+        def clear(self) -> None:
+            self.driven.clear()
+
+        @invariant()
+        def holds_what_it_was_given(self) -> None:
+            if hasattr(self, "driven"):
+                self.driven.check()
+
+        def teardown(self) -> None:
+            if hasattr(self, "driven") and sys.exc_info()[0] is None:  # no step has failed
+                self.driven.finish()
+
+    return PolicyMachine
