@@ -37,7 +37,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"kvoffload\.managers\._watching\.Watching"),  # the protocol that Watch follows
     ("py:.*", r"kvoffload\.types\.Spec_co"),  # the type of a manager's specs, a type variable
     ("py:.*", r"ABC|abc\.ABC|NDArray|Path|Structure|ImportError"),
-    ("py:class", r"kvoffload\.tiers\.engine\.contract\.Pool"),  # of the two implementations, not of users
+    ("py:class", r"kvoffload\.tiers\.engine\.contract\.Pool"),  # not of users
 ]
 
 
