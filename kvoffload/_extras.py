@@ -1,4 +1,4 @@
-"""What the package can do only with an extra installed, and how it says so."""
+"""Features that need an extra, and the error where it is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 class MissingExtraError(ImportError):
-    """Something was asked for that needs an extra which is not installed."""
+    """A feature needs an extra that is not installed."""
 
 
 def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:
@@ -20,7 +20,7 @@ def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:
     module : str
         Full name of the module.
     purpose : str
-        What needs it, as the subject of the sentence "... needs <module>".
+        The feature that needs it, as the subject of the sentence "... needs <module>".
     extra : str
         The extra that installs it.
 
@@ -28,8 +28,7 @@ def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:
     ------
     MissingExtraError
         If it is not installed; the message is the command that installs it. It names this
-        interpreter, whose pip finds the package installed and needs no index that has it; a bare
-        ``pip`` may belong to another.
+        interpreter, whose pip finds the package installed; a bare ``pip`` may belong to another.
     """
     try:
         return import_module(module)

@@ -1,4 +1,4 @@
-"""Text of strangers, made safe to print."""
+"""Untrusted text, made safe to print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The advice: its figures are the replay's, and it says when a trace does not suffice."""
+"""The advice: figures equal to those of replays, and objections to insufficient traces."""
 
 import dataclasses
 import itertools
@@ -143,7 +143,7 @@ def test_no_reuse_gives_no_recommendation():
 
 
 def test_reuse_that_the_cache_on_the_accelerator_serves_is_named_as_that():
-    """All reuse is at once, in the cache in front: none is left for the one behind."""
+    """All reuse is served by the cache in front, and none is left for the one behind."""
     twice = [Request(n, 5_120, 1, tuple(range(n // 2 * 10, n // 2 * 10 + 10))) for n in range(400)]
     setup = dataclasses.replace(SETUP, device_memory=100 * MIB, device_is_assumed=True)
     found = advise(twice, setup)

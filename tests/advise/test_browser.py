@@ -1,4 +1,4 @@
-"""The report in a real browser: no errors, by keyboard, on a phone, light and dark.
+"""The report in a real browser: without errors, by keyboard, on a phone, light and dark.
 
 Needs Debian's ``chromium`` and ``chromium-driver``, and the browser extra.
 """
@@ -274,7 +274,7 @@ def test_a_copy_button_copies_what_stands_beside_it(show):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_and_lines_stand_out_from_the_page(show, scheme):
-    """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for what a drawing is made of."""
+    """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for the parts of a drawing."""
     browser = show(scheme=scheme)
 
     def luminance(color):

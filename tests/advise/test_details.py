@@ -1,4 +1,4 @@
-"""A closer look: its figures are those of replays, and reuse distances those of a stack."""
+"""The details: figures equal to those of replays, and reuse distances to those of a stack."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Whether it pays: rates estimated or given, the balance, and the sentences that say so."""
+"""The balance of offloading: rates estimated or given, and the sentences on it."""
 
 import dataclasses
 
@@ -100,7 +100,7 @@ def test_where_the_link_is_too_slow_it_says_that_it_does_not_pay_and_recommends_
 
 
 def test_a_policy_that_does_not_pay_is_never_recommended(advice):
-    """Of two rates, one between what two policies save per block moved leaves one of them out."""
+    """A rate between the savings per block of two policies leaves one of them out."""
     ratios = {p: tokens_per_block_moved(advice, p) for p in SETUP.policies}
     chosen = advice.policy
     between = (ratios[chosen] + max(ratios.values())) / 2

@@ -1,6 +1,6 @@
-"""Shapes from ``config.json``: counted right, or refused by name.
+"""Shapes from ``config.json``: counted correctly, or refused with the reason.
 
-The configurations hold the fields of published ones that matter here.
+The configurations have the relevant fields of published ones.
 """
 
 import json

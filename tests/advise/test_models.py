@@ -1,4 +1,4 @@
-"""Bytes of KV cache a token, by the two formulas."""
+"""Bytes of KV cache per token, by the two formulas."""
 
 import re
 

@@ -21,7 +21,7 @@ from .pages import HOSTILE, hostile_page, page, subject
 
 
 class Tags(HTMLParser):
-    """Collect the tags of a page, and the text of its scripts and styles."""
+    """A collector of the tags of a page, and of the text of its scripts and styles."""
 
     def __init__(self, text):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The tutorial shows what the command prints on a public trace, and the table of models is right.
+"""The tutorial's output is that of the command on a public trace, and its tables are right.
 
 The trace is Mooncake's conversation trace; ``KVOFFLOAD_TRACES`` names the folder it is read from.
 """

@@ -1,4 +1,4 @@
-"""How figures read."""
+"""Figures as text."""
 
 import pytest
 

@@ -57,7 +57,7 @@ BARE = {
     for name in ("HOME", "PATH", "KVOFFLOAD_PURE_PYTHON")  # which implementation is under test
     if name in os.environ
 }
-"""What a shell has of its environment where nobody set anything up."""
+"""The environment of a bare shell, with no settings of the developer's."""
 
 HOSTILE = BARE | {
     "PYTHONUNBUFFERED": "1",

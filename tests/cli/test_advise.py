@@ -1,4 +1,4 @@
-"""`kvoffload advise`: what it prints, and one line for whatever is wrong."""
+"""`kvoffload advise`: its output, and its errors of one line."""
 
 import html
 import json
@@ -96,7 +96,7 @@ def test_json_and_text_agree_on_whether_it_pays(kvoffload, trace, tmp_path):
 def test_what_the_assumed_cache_of_the_accelerator_serves_is_named_with_its_option(
     kvoffload, tmp_path
 ):
-    """The prompts come again at once, and the cache of an H100 has room for all of them."""
+    """The prompts are repeated at once, and all of them fit into the cache of an H100."""
     path = tmp_path / "twice.jsonl"
     once = [tuple(range(10 * n, 10 * n + 10)) for n in range(200)]
     write_trace([Request(n, 5_120, 1, once[n // 2]) for n in range(400)], path)
@@ -247,7 +247,7 @@ def test_a_trace_without_lengths_needs_a_block_size(kvoffload, tmp_path):
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "it's\n\x1b[31m\udcff.jsonl", "-a b.jsonl"])
 def test_the_command_on_the_page_makes_the_same_page(tmp_path, name):
-    """Every option that changes the advice stands there, and names as a shell takes them."""
+    """It has every option that changes the advice, and names quoted for a shell."""
     pytest.importorskip("jinja2", reason="the report needs the report extra")
     lines = [trace_line(request) for request in Workload(400, seed=5)]
     (tmp_path / name).write_bytes(b"".join([*lines[:100], b"bad\n", *lines[100:]]))

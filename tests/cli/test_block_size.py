@@ -1,4 +1,4 @@
-"""How many tokens a block holds: what the trace says; `--block-tokens` where it says nothing."""
+"""Tokens per block: those of the trace, or of `--block-tokens` where it does not state them."""
 
 import json
 

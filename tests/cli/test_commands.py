@@ -1,4 +1,4 @@
-"""`info`, `generate`, `--version`, and how the command ends."""
+"""`info`, `generate`, `--version`, and exit statuses."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The command says which implementation drives the managers, where nobody chose it."""
+"""The command's line on the implementation that drives the managers, where none was chosen."""
 
 import contextlib
 import json

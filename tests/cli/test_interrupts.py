@@ -1,4 +1,4 @@
-"""A signal while processes share the work: no word, no process, no file left, whenever it comes."""
+"""Signals while processes share the work: no output, process or file is left, at any time."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ def trace(tmp_path_factory):
 
 
 def running(number):
-    """Tell whether a process runs; one that has ended may wait for someone to take note."""
+    """Return whether a process runs; one that has ended may still wait for its parent."""
     try:
         return state(number)[0] != "Z"
     except OSError:
@@ -55,7 +55,7 @@ def children(parent):
 
 
 def workers_of(process):
-    """Return the processes that share the work; another one looks after what they share."""
+    """Return the processes that share the work, without the resource tracker."""
     found = []
     for child in children(process.pid):
         with contextlib.suppress(OSError):

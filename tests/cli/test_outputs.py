@@ -1,4 +1,4 @@
-"""Outputs are looked at before the work: can they be written, and is each a file of its own?"""
+"""Outputs are checked before the work: writable, and each a file of its own."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def run(kvoffload, folder, monkeypatch):
-    """Run a line in the folder: in a shell if it redirects, which a process of its own needs."""
+    """Run a line in the folder; in a shell, and a process of its own, if it redirects."""
 
     def run_line(line):
         if "<" in line or ">" in line:

@@ -1,4 +1,4 @@
-"""`kvoffload replay`: what it prints and what each option does."""
+"""`kvoffload replay`: its output and its options."""
 
 import gzip
 import json

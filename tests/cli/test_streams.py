@@ -1,6 +1,6 @@
-"""How the command ends where its output is full, closed, or a pipe that nobody reads.
+"""The end of the command where its output is full, closed, or a pipe without a reader.
 
-One line of error, or none where there is nobody to tell; the files that it writes are complete.
+One line of error, or none where it cannot be written; the files that it writes are complete.
 """
 
 import json

@@ -149,7 +149,7 @@ VARIANTS = (
     ids=["bytes", "long", "one"],
 )
 def test_nothing_of_a_picture_is_cut(kvoffload, trace, tmp_path, name, capacity, more):
-    """A margin is white all around; and what is written stands there whole."""
+    """There is a white margin all around, and every text is complete."""
     pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
     from matplotlib import image
 

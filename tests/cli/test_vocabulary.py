@@ -1,4 +1,4 @@
-"""The commands' options: one word for one thing, and the words of 0.1 go on working."""
+"""The commands' options: the same name for the same thing, and those of 0.1 still work."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ from kvoffload import BlockNotFoundError, CachePolicy
 
 
 class Fifo(CachePolicy):
-    """What was stored first leaves first."""
+    """A policy that evicts in the order of storing."""
 
     def __init__(self, cache_capacity, stride=1):
         super().__init__(cache_capacity)
@@ -265,7 +265,7 @@ SEEDS = ("0.jsonl", "1.jsonl")
 
 @pytest.fixture
 def two_seeds(kvoffload, tmp_path, monkeypatch):
-    """The present folder, with two generated traces whose ids begin at 0."""
+    """The current folder, with two generated traces whose ids begin at 0."""
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(SEEDS):
         kvoffload("generate", "--requests", 300, "--seed", number, "-o", name)

@@ -1,4 +1,4 @@
-"""A disk behind host memory leaves what the policy of host memory sees as it is."""
+"""A disk behind host memory does not change what the policy of host memory sees."""
 
 from __future__ import annotations
 

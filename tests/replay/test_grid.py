@@ -1,4 +1,4 @@
-"""The grid: the same in one process and in several, and never computed twice."""
+"""The grid: the same in one process and in several, with no cell computed twice."""
 
 from __future__ import annotations
 

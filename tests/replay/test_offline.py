@@ -1,4 +1,4 @@
-"""The ceilings and the device's cache, against the plainest possible counts."""
+"""The ceilings and the device's cache, against counts by brute force."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nothing(trace: DecodedTrace):
 
 
 def best_hits(accesses: list[int], capacity: int) -> int:
-    """Return the most hits of any choice of what to store and what to evict: try them all."""
+    """Return the most hits over all choices of what to store and what to evict."""
 
     @functools.cache
     def best(place: int, cached: frozenset[int]) -> int:

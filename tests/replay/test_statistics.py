@@ -1,4 +1,4 @@
-"""Percentiles from a histogram are what a list would give, but for its step."""
+"""Percentiles from a histogram equal those of a list, up to its step."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A timed replay: which calls it makes, and what it counts."""
+"""A timed replay: its calls, and its counts."""
 
 import itertools
 from hashlib import sha256
@@ -20,7 +20,7 @@ def keys(*hash_ids: int) -> list[bytes]:
 
 
 class Recording(OffloadingManager):
-    """A manager that does what another does and remembers the calls."""
+    """A manager that passes calls on to another and records them."""
 
     def __init__(self, manager: OffloadingManager) -> None:
         self.manager = manager
@@ -154,7 +154,7 @@ def test_progress_is_called_between_requests():
 
 
 def test_is_lazy():
-    """A trace without end is read no further than the manager lets it."""
+    """An endless trace is read no further than the manager allows."""
 
     class Stopping(CPUOffloadingManager):
         def lookup(self, hashes):

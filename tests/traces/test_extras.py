@@ -1,4 +1,4 @@
-"""What works without the `cli` extra, and what is said where it is missing."""
+"""Features that work without the `cli` extra, and the error of those that do not."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Other people's formats of trace: recognised, read by their rules, refused in the same words."""
+"""Other formats of traces: recognised, read by their rules, refused with the same messages."""
 
 import gzip
 import json

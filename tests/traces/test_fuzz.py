@@ -1,4 +1,4 @@
-"""Whatever the bytes are, the reader yields valid requests or raises TraceError."""
+"""For any bytes the reader yields valid requests or raises TraceError."""
 
 import gzip
 import json
@@ -44,7 +44,7 @@ compressed = files.map(lambda data: gzip.compress(data, mtime=0))
 
 @st.composite
 def broken(draw):
-    """A file, compressed or not, cut off or with one byte changed."""
+    """A file, compressed or not, truncated or with one byte changed."""
     data = draw(st.one_of(files, compressed, compressed.map(lambda data: data + data)))
     if draw(st.booleans()):
         data = data[: draw(st.integers(0, len(data)))]

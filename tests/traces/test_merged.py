@@ -1,4 +1,4 @@
-"""Several files as one trace, one model of a log, and what a log says of its chunks."""
+"""Several files as one trace, one model of a log, and the size of a log's chunks."""
 
 import json
 

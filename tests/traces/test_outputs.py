@@ -1,4 +1,4 @@
-"""Files that are written: nothing that was there is lost, whatever it was and whatever happens."""
+"""Output files: whatever was there before is replaced whole or kept."""
 
 import errno
 import os
@@ -91,7 +91,7 @@ def test_when_writing_fails_the_file_is_what_it_was(tmp_path, error):
 @posix
 @pytest.mark.parametrize("name", ["path", "path.gz", "path.zst"])
 def test_a_full_disk_leaves_the_file_and_is_named(tmp_path, name):
-    """A limit on the size of files stands for the disk."""
+    """A limit on the size of files simulates the disk."""
     if name.endswith(".zst"):
         from kvoffload.traces.lines import zstd_module
 
@@ -248,7 +248,7 @@ def test_appending_keeps_what_is_there(tmp_path):
 
 @posix
 def test_the_trace_that_is_being_read_may_be_written(tmp_path):
-    """What is read is the old file to its end."""
+    """The old file is read to its end."""
     pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
     from kvoffload.traces import Trace, Workload
 

@@ -1,4 +1,4 @@
-"""Trace files in: what is read, what is refused and in which words."""
+"""Trace files: those that are read, those that are refused, and the messages."""
 
 import gzip
 import json
@@ -310,7 +310,7 @@ def wait_until_taken(pipe):
 
 
 def test_an_overlong_line_is_told_before_it_ends(tmp_path):
-    """The one who writes waits for an answer before the line goes on."""
+    """The writer waits for the answer before it continues the line."""
     mkfifo = getattr(os, "mkfifo", None) or pytest.skip("needs named pipes")
     mkfifo(tmp_path / "pipe")
     found = []

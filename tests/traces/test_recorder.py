@@ -1,4 +1,4 @@
-"""Recording: the manager does what it did, the trace replays, and nothing reaches the engine."""
+"""Recording: the manager behaves as before, the trace replays, no error reaches the engine."""
 
 import contextlib
 import copy
@@ -265,7 +265,7 @@ def test_a_frame_that_does_not_fit_the_disk_leaves_the_frames_before_it(path, mo
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["no frame", "one frame"])
 def test_a_limit_on_the_size_of_files_stops_the_recording_and_says_so(path, is_first):
-    """What was written before is a trace; where that is nothing, reading says so."""
+    """The part written before is a trace; if it is empty, reading says so."""
     pytest.importorskip("resource", reason="needs setrlimit")
     code = """
 import logging, os, resource, sys, time
@@ -614,7 +614,7 @@ def test_a_recorder_that_is_dropped_writes_what_waits_and_leaves_no_thread_and_n
 
 
 def test_many_recorders_that_are_dropped_leave_no_thread(tmp_path):
-    """Each ends at its next look at the queue: a finaliser may wake nobody."""
+    """Each ends at its next look at the queue, because a finaliser may wake no thread."""
     threads = []
     for number in range(50):
         recorder = TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / f"{number}.gz")
@@ -653,7 +653,7 @@ def test_a_pipe_is_refused_at_once(path, is_link):
 
 @pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="needs /dev/fd")  # noqa: PTH110
 def test_a_stream_of_the_process_is_refused(path):
-    """The file behind it is not the recorder's to rename."""
+    """The recorder must not rename the file behind it."""
     other = path.with_name("output")
     other.write_bytes(b"what was printed")
     with other.open("ab") as file:
@@ -682,7 +682,7 @@ def test_a_link_stays_and_the_file_that_it_names_is_recorded_to_with_its_mode(pa
 
 
 class Handler(logging.Handler):
-    """What does something with each record."""
+    """A handler that calls a function with each record."""
 
     def __init__(self, act):
         super().__init__()
@@ -695,7 +695,7 @@ class Handler(logging.Handler):
 
 @pytest.fixture
 def handled():
-    """Install a handler of the recorder's messages, whose exceptions nobody catches."""
+    """Install a handler of the recorder's messages that does not catch exceptions."""
     logger, handlers = logging.getLogger("kvoffload.traces.request_log"), []
 
     def install(act):

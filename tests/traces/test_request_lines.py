@@ -1,4 +1,4 @@
-"""The lines of a recording: the same from both twins, with ids that tell nothing."""
+"""The lines of a recording: the same from both twins, with ids that reveal nothing."""
 
 import json
 import os

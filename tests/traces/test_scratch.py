@@ -1,4 +1,4 @@
-"""Temporary files: read again and again, by other processes too, and gone however it ends."""
+"""Temporary files: read repeatedly, by other processes too, and gone at any end."""
 
 import os
 import subprocess

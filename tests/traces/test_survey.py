@@ -1,4 +1,4 @@
-"""What a trace holds: counted exactly, against a count with sets."""
+"""The survey of a trace, exact against a count with sets."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The made-up workload: the same everywhere, and like what it is said to be."""
+"""The generated workload: the same on every machine, and as documented."""
 
 import hashlib
 from itertools import islice, pairwise

@@ -1,4 +1,4 @@
-"""Trace files out."""
+"""The writer of traces."""
 
 import gzip
 
