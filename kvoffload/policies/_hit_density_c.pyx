@@ -1,11 +1,12 @@
 """Hit density, compiled: evict, or do not store, what brings the fewest hits for its room.
 
 Structure
-    One ring a class of blocks, beside the records of ``_records_c`` and the guard. See
-    ``_hit_density_py`` for the Python twin and for where both differ from the paper.
+    One ring for each class of blocks and one more for class 0, beside the records of
+    ``_records_c`` and the guard. See ``_hit_density_py`` for the Python twin and for where both
+    differ from the paper.
 Cost
     insert, remove, get O(1); touch O(n); evict and make_room amortised O(n), whatever is pinned,
-    with the 15 rings for a constant.
+    with the 16 rings for a constant.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -36,7 +37,6 @@ from kvoffload.policies._densities_c cimport (
     NEARLY,
     NUM_BINS,
     NUM_CLASSES,
-    SPARSEST_FIRST,
     STORED,
     age_bin,
     class_after,
@@ -55,7 +55,7 @@ from kvoffload.policies._guard_c cimport (
     guard_target,
     sample_shift,
 )
-from kvoffload.policies._records_c cimport Records
+from kvoffload.policies._records_c cimport AGAIN, NUM_RINGS, Records, class_of
 from kvoffload.policies._touch_pairs_c cimport (
     NOT_OPEN,
     OpenRequests,
@@ -81,6 +81,8 @@ cdef enum:
     ALL_GHOSTS = 7
 
 cdef object MOST_GHOSTS = 2**32 - 2
+# Rings from the sparsest on, where densities tie: longer gaps first, then fewer uses.
+cdef int[NUM_RINGS] SPARSEST_FIRST = [0, AGAIN, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8]
 # Names of the trials, by their numbers.
 cdef tuple RULES = ("lru", "hit-density", "arc-classic")
 
@@ -99,8 +101,8 @@ cdef struct Candidate:
 
 cdef class _HitDensity(Records):
     cdef double ghosts_a_block
-    cdef Candidate candidates[NUM_CLASSES]
-    cdef Cursor cursors[NUM_CLASSES]
+    cdef Candidate candidates[NUM_RINGS]
+    cdef Cursor cursors[NUM_RINGS]
     cdef Batch* offered             # the batch of a store that is being settled
     cdef int64_t num_admitted       # of its keys
     cdef int64_t num_offered
@@ -111,7 +113,7 @@ cdef class _HitDensity(Records):
     cdef bint store_begins          # room was made, and nothing inserted since
     cdef bint told_second           # the caller says which touches are second ones
     cdef Guard protector
-    cdef int64_t t1_size            # by ARC's rule: of class 0, with what takes victims' places
+    cdef int64_t t1_size            # by ARC's rule: of ring 0, with what takes victims' places
     cdef double t1_target
 
     def __cinit__(self):
@@ -127,7 +129,7 @@ cdef class _HitDensity(Records):
         guard = registry.entry("hit-density").option("guard").check(guard)
         total = min(int(ghosts * capacity), MOST_GHOSTS)
         reused = <uint32_t>(<uint64_t>total * REUSED_GHOSTS // ALL_GHOSTS)
-        self.set_up(capacity, 1, NUM_CLASSES)
+        self.set_up(capacity, 1, NUM_RINGS)
         self.open_records(total - reused, reused)
         self.ghosts_a_block = ghosts
         self.offered = NULL
@@ -176,9 +178,12 @@ cdef class _HitDensity(Records):
 
     @property
     def rings(self):
-        """Resident blocks by class, with their live statuses, least recent first; read-only."""
+        """Resident blocks by class, with their live statuses, least recent first; read-only.
+
+        The last ring has those of class 0 that ARC's rule takes for used again.
+        """
         self.require_ready()
-        return tuple([BlocksView(self, number) for number in range(NUM_CLASSES)])
+        return tuple([BlocksView(self, number) for number in range(NUM_RINGS)])
 
     @property
     def densities(self):
@@ -220,6 +225,8 @@ cdef class _HitDensity(Records):
         self.is_loading = False
         if continues:
             self.renew(batch)
+            if self.protector.rule == ARC:
+                self.use_at_once(batch)
             self.guard_request(batch, self.num_stored(batch))
         else:
             self.use_first(batch)
@@ -312,7 +319,7 @@ cdef class _HitDensity(Records):
             if slot != NIL:
                 node = node_at(self.table, slot)
                 ghost = NULL
-                reuse_class = node.ring - 1
+                reuse_class = class_of(node)
                 last = self.last[slot]
             else:
                 hashed = hash_item(self.table, batch, place)
@@ -330,7 +337,7 @@ cdef class _HitDensity(Records):
                 last = ghost.last
             if last == now:  # a repeat within the batch
                 if node != NULL:
-                    ring_renew(self.table, &self.rings[reuse_class], slot, node)
+                    ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
                 else:
                     ghost.flags &= <uint8_t>(~DECLINED & 0xFF)
                 continue
@@ -346,7 +353,7 @@ cdef class _HitDensity(Records):
                     num_stored = place
                 if again or node.block.ref_cnt < 0:
                     start_age(&self.learned, reuse_class, now, now)
-                    ring_renew(self.table, &self.rings[reuse_class], slot, node)
+                    ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
                     continue
                 self.learned.reused[reuse_class][age_bin(age)] += 1.0
                 reuse_class = class_after(least_age, use_class)
@@ -417,6 +424,20 @@ cdef class _HitDensity(Records):
             else:
                 self.memory.places[batch.places[place]].flags &= <uint8_t>(~DECLINED & 0xFF)
 
+    cdef void use_at_once(self, Batch* batch) noexcept:
+        """Take the blocks of a request that is repeated at once into ARC's T2."""
+        cdef Py_ssize_t place
+        cdef uint32_t slot
+        cdef Node* node
+        for place in range(batch.size - 1, -1, -1):
+            slot = batch.slots[place]
+            if slot == NIL:
+                continue
+            node = node_at(self.table, slot)
+            if node.ring == 1 and node.block.ref_cnt >= 0:
+                ring_remove(self.table, &self.rings[0], node)
+                ring_append(self.table, &self.rings[AGAIN], slot, node)
+
     # -- residence ---------------------------------------------------------------------------
 
     def make_room(self, hashes, num_free, protected):
@@ -475,7 +496,7 @@ cdef class _HitDensity(Records):
                 guard_note_store(&self.protector, hash_node(self.table, node))
 
     cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
-        end_age(&self.learned, node.ring - 1, self.last[slot], self.request)
+        end_age(&self.learned, class_of(node), self.last[slot], self.request)
 
     cdef bint c_search(self, uint64_t n) noexcept:
         cdef int number
@@ -534,10 +555,10 @@ cdef class _HitDensity(Records):
     cdef void open_candidates(self) noexcept:
         """Find the oldest block of each ring that may leave."""
         cdef int number
-        for number in range(NUM_CLASSES):
+        for number in range(NUM_RINGS):
             self.cursors[number].started = False
             self.candidates[number].present = False
-        for number in range(NUM_CLASSES):
+        for number in range(NUM_RINGS):
             self.advance(number)
         self.t1_size = <int64_t>self.rings[0].size
         if self.protector.rule == ARC:
@@ -548,7 +569,7 @@ cdef class _HitDensity(Records):
         cdef int number = NONE, other = NONE, place, ring
         if self.protector.rule == HIT_DENSITY:
             return self.sparsest()
-        for place in range(NUM_CLASSES):
+        for place in range(NUM_RINGS):
             ring = SPARSEST_FIRST[place]
             if not self.candidates[ring].present:
                 continue
@@ -565,7 +586,7 @@ cdef class _HitDensity(Records):
         # Of a request's blocks those that were never used again are the tail.
         if self.candidates[0].present and self.candidates[0].age == self.candidates[other].age:
             return 0
-        self.t1_size += 1       # the block that takes its place is of class 0
+        self.t1_size += 1       # the block that takes its place enters T1
         return other
 
     cdef void advance(self, int number) noexcept:
@@ -580,12 +601,14 @@ cdef class _HitDensity(Records):
         candidate.victim = self.victims.items[self.victims.size]
         candidate.age = self.request - self.last[candidate.victim.slot]
         # Its next chance is a request on.
-        candidate.density = self.learned.table[number][age_bin(candidate.age + 1)]
+        candidate.density = self.learned.table[
+            0 if number == AGAIN else number
+        ][age_bin(candidate.age + 1)]
 
     cdef int sparsest(self) noexcept:
         """Return the ring whose candidate is the sparsest or, if nearly so, the oldest, or NONE."""
         cdef int oldest = NONE, least = NONE, place, number
-        for place in range(NUM_CLASSES):
+        for place in range(NUM_RINGS):
             number = SPARSEST_FIRST[place]
             if not self.candidates[number].present:
                 continue
@@ -611,7 +634,7 @@ cdef class _HitDensity(Records):
         cdef Victim* victim
         if not self.victims.managed:
             return
-        for number in range(NUM_CLASSES):
+        for number in range(NUM_RINGS):
             if self.candidates[number].present:
                 victim = &self.candidates[number].victim
                 ring_list(self.table, victim.ring, victim.slot, node_at(self.table, victim.slot))
@@ -619,7 +642,7 @@ cdef class _HitDensity(Records):
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.slot)
         cdef uint64_t hashed = hash_node(self.table, node)
-        cdef int reuse_class = node.ring - 1
+        cdef int reuse_class = class_of(node)
         cdef uint32_t last = self.last[victim.slot]
         self.take_off(node)
         drop_hashed_key(self.table, victim.slot, node, hashed)

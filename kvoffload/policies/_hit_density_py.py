@@ -4,21 +4,23 @@ After LHD (Beckmann, Chen & Cidon, "LHD: Improving Cache Hit Rate by Maximizing 
 NSDI'18), with an admission rule of its own; ``_densities_py`` learns the densities.
 
 Structure
-    One ring a class of blocks, least recent first; so the least dense block is one of 15 oldest.
+    One ring for each class of blocks, least recent first; so the least dense block is one of the
+    oldest. Class 0 has a second ring: a request that is repeated at once is no use that densities
+    count, but by ARC's rule, while the guard follows that, its blocks are in T2.
     Two clocks of ghosts, records of blocks that are not resident: of those never used again and
     of the others. A ghost that was touched in its place is passed over once.
 Differs from the paper
-    The 15 oldest are compared, no random sample; a block enters only if it is denser than the one
-    that it would push out; where the oldest block of all is nearly as sparse as the sparsest, it
-    is the one to leave.
+    The oldest of each ring are compared, no random sample; a block enters only if it is denser
+    than the one that it would push out; where the oldest block of all is nearly as sparse as the
+    sparsest, it is the one to leave.
 Invariants
-    ``_records`` holds a record of every resident block and every ghost. A resident block is on the
+    ``_records`` holds a record of every resident block and every ghost. A resident block is on a
     ring of its record's class; a ghost stands in the clock of its class at its record's place.
     A prefix was used at least as recently and as often as what continues it, so it is at least as
     dense: a chain leaves last block first.
 Cost
     insert, remove, get O(1); touch O(n); make_room and evict O(n + blocks passed over), with the
-    15 rings for a constant. Nothing is drawn at random.
+    16 rings for a constant. Nothing is drawn at random.
 """
 
 from __future__ import annotations
@@ -32,13 +34,15 @@ from kvoffload.types import BlockHash, BlockStatus
 
 from . import registry
 from ._densities_py import NUM_CLASSES, Densities, SharedDensities, age_bin, class_after
-from ._guard_py import HIT_DENSITY, LRU, Guard, sample_shift
+from ._guard_py import ARC, HIT_DENSITY, LRU, Guard, sample_shift
 from ._touch_pairs_py import OpenRequests
 from ._twin_py import PythonPolicy, Victims, evictable, require
 from ._views import BlocksView
 
-# Classes from the sparsest on, where densities tie: longer gaps first, then fewer uses.
-_SPARSEST_FIRST = (0, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8)
+# Ring of the blocks of class 0 that ARC's rule has in T2: the request was repeated at once.
+_AGAIN = NUM_CLASSES
+# Rings from the sparsest on, where densities tie: longer gaps first, then fewer uses.
+_SPARSEST_FIRST = (0, _AGAIN, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8)
 # Leave LRU order only for a block that is sparser by a quarter: estimates are no better.
 _NEARLY = 1.25
 # Two in seven ghosts are of blocks that were used again.
@@ -55,7 +59,7 @@ _Candidate = tuple[BlockHash, int, float]
 class _Record:
     """Say when a block was last used, and how it was used before."""
 
-    __slots__ = ("declined", "last", "passed_over", "place", "reuse_class")
+    __slots__ = ("declined", "is_again", "last", "passed_over", "place", "reuse_class")
 
     def __init__(self, reuse_class: int, last: int) -> None:
         self.reuse_class = reuse_class
@@ -63,6 +67,12 @@ class _Record:
         self.place = _NOT_A_GHOST  # in the clock
         self.passed_over = False  # a ghost that is to be passed over once
         self.declined = False  # a ghost that was not stored since its last touch
+        self.is_again = False  # on the ring _AGAIN; its class is 0
+
+    @property
+    def ring(self) -> int:
+        """Ring of a resident block."""
+        return _AGAIN if self.is_again else self.reuse_class
 
 
 class _Clock:
@@ -119,7 +129,7 @@ class HitDensityCachePolicy(PythonPolicy):
         self._clocks = (_Clock(total - reused), _Clock(reused))
         self._densities: Densities = Densities(capacity)
         self._records: dict[BlockHash, _Record] = {}
-        self._rings: tuple[_Ring, ...] = tuple(OrderedDict() for _ in range(NUM_CLASSES))
+        self._rings: tuple[_Ring, ...] = tuple(OrderedDict() for _ in _SPARSEST_FIRST)
         self._request = 0
         self._num_ghosts = 0
         self._open_requests = OpenRequests()
@@ -159,9 +169,12 @@ class HitDensityCachePolicy(PythonPolicy):
 
     @property
     def rings(self) -> tuple[Mapping[BlockHash, BlockStatus], ...]:
-        """Resident blocks by class, with their live statuses, least recent first; read-only."""
+        """Resident blocks by class, with their live statuses, least recent first; read-only.
+
+        The last ring has those of class 0 that ARC's rule takes for used again.
+        """
         self._require_ready()
-        return tuple(BlocksView(self, number) for number in range(NUM_CLASSES))
+        return tuple(BlocksView(self, number) for number in range(len(self._rings)))
 
     @property
     def densities(self) -> tuple[tuple[float, ...], ...]:
@@ -198,6 +211,8 @@ class HitDensityCachePolicy(PythonPolicy):
             self._is_loading = False
             if continues:
                 self._renew(batch)
+                if self.rule == ARC:
+                    self._use_at_once(batch)
                 num_stored = self._num_stored(batch)
             else:
                 self._request += 1
@@ -288,7 +303,16 @@ class HitDensityCachePolicy(PythonPolicy):
     def _to_most_recent(self, block_hash: BlockHash, record: _Record) -> None:
         record.declined = False
         if record.place == _NOT_A_GHOST:
-            self._rings[record.reuse_class].move_to_end(block_hash)
+            self._rings[record.ring].move_to_end(block_hash)
+
+    def _use_at_once(self, batch: list[BlockHash]) -> None:
+        """Take the blocks of a request that is repeated at once into ARC's T2."""
+        once, again = self._rings[0], self._rings[_AGAIN]
+        for block_hash in reversed(batch):
+            status = once.get(block_hash)
+            if status is not None and status.ref_cnt >= 0:
+                again[block_hash] = once.pop(block_hash)
+                self._records[block_hash].is_again = True
 
     def _is_being_stored(self, block_hash: BlockHash, record: _Record) -> bool:
         """Tell whether a touch belongs to the request that stores the block, or could not."""
@@ -308,7 +332,8 @@ class HitDensityCachePolicy(PythonPolicy):
         record.last = self._request
         self._densities.start(reuse_class, record.last)
         if record.place == _NOT_A_GHOST:
-            status = self._rings[record.reuse_class].pop(block_hash)
+            status = self._rings[record.ring].pop(block_hash)
+            record.is_again = False
             record.reuse_class = reuse_class
             self._rings[reuse_class][block_hash] = status
         elif record.reuse_class:
@@ -398,7 +423,7 @@ class HitDensityCachePolicy(PythonPolicy):
         for block_hash in hashes:
             record = self._records.pop(block_hash)
             self._densities.end(record.reuse_class, record.last)
-            del self._rings[record.reuse_class][block_hash]
+            del self._rings[record.ring][block_hash]
             del self._resident[block_hash]
 
     def _make_room(
@@ -460,9 +485,10 @@ class HitDensityCachePolicy(PythonPolicy):
                 oldest.pop(number, None)
                 return
             block_hash = found[0]
-            last = records[block_hash].last
+            record = records[block_hash]
             # Its next chance is a request on.
-            oldest[number] = block_hash, last, table[number][age_bin(request - last + 1)]
+            density = table[record.reuse_class][age_bin(request - record.last + 1)]
+            oldest[number] = block_hash, record.last, density
 
         for number in _SPARSEST_FIRST:
             advance(number)
@@ -473,7 +499,7 @@ class HitDensityCachePolicy(PythonPolicy):
                 number = _least_recent(oldest)
             else:
                 number = _by_arc(oldest, t1_size, self._guard.target_t1_size)
-                # The block that takes its place is of class 0.
+                # The block that takes its place enters T1.
                 t1_size += number != 0
             block_hash, _, density = oldest[number]
             yield block_hash, density
@@ -484,7 +510,8 @@ class HitDensityCachePolicy(PythonPolicy):
         evicted = [(block_hash, self._resident.pop(block_hash)) for block_hash in victims]
         for block_hash in victims:
             record = self._records[block_hash]
-            del self._rings[record.reuse_class][block_hash]
+            del self._rings[record.ring][block_hash]
+            record.is_again = False
             self._remember(block_hash, record)
         return evicted
 
@@ -515,11 +542,13 @@ class HitDensityCachePolicy(PythonPolicy):
             ages.setdefault(record.reuse_class, []).append(record.last)
             require(record.last <= self._request, "no block was used in the future")
             if record.place == _NOT_A_GHOST:
-                status = self._rings[record.reuse_class].get(block_hash)
+                status = self._rings[record.ring].get(block_hash)
                 require(status is self._resident[block_hash], "a block is on its class's ring")
+                require(not (record.is_again and record.reuse_class), "class 0 alone has two rings")
                 require(not record.passed_over, "only ghosts are passed over")
                 require(not record.declined, "only ghosts were declined")
             else:
+                require(not record.is_again, "only blocks are on rings")
                 places = self._clocks[record.reuse_class > 0].places
                 require(places[record.place] == block_hash, "a ghost stands in its place")
                 require(block_hash not in self._resident, "a ghost is not resident")
@@ -549,7 +578,7 @@ def _least_recent(oldest: dict[int, _Candidate]) -> int:
 
 
 def _by_arc(oldest: dict[int, _Candidate], t1_size: int, target: float) -> int:
-    """Return the ring that gives by ARC's REPLACE: class 0 is its T1, the others are its T2."""
+    """Return the ring that gives by ARC's REPLACE: ring 0 is its T1, the others are its T2."""
     again = {number: oldest[number] for number in oldest if number != 0}
     if not again or (0 in oldest and t1_size > target):
         return 0

@@ -1,8 +1,8 @@
 """Records of the hit-density policy: when blocks were last used, resident or not, and how.
 
 Structure
-    The time of last use of each node in an array beside the nodes, its class being its ring; the
-    ghosts in two clocks; the counts of what became of all ages.
+    The time of last use of each node in an array beside the nodes, its class told by its ring;
+    the ghosts in two clocks; the counts of what became of all ages.
 Invariants
     Every node is resident: a key without a block has no node between calls, only a ghost.
 """
@@ -10,8 +10,17 @@ Invariants
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from kvoffload._core.ghosts cimport Ghosts
-from kvoffload.policies._densities_c cimport Densities
+from kvoffload._core.table cimport Node
+from kvoffload.policies._densities_c cimport NUM_CLASSES, Densities
 from kvoffload.policies._twin_c cimport CompiledPolicy
+
+cdef enum:
+    AGAIN = NUM_CLASSES     # ring of the blocks of class 0 that ARC's rule has in T2
+    NUM_RINGS = NUM_CLASSES + 1
+
+
+cdef inline int class_of(const Node* node) noexcept nogil:
+    return node.ring - 1 if node.ring <= NUM_CLASSES else 0
 
 
 cdef class Records(CompiledPolicy):

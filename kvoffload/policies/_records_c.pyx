@@ -97,7 +97,7 @@ cdef class Records(CompiledPolicy):
         cdef bint counted
         if broken != NULL:
             return broken
-        for number in range(NUM_CLASSES):
+        for number in range(self.num_rings):
             resident += self.rings[number].size
         if resident != self.num_resident:
             return b"resident is all rings"
@@ -132,7 +132,7 @@ cdef class Records(CompiledPolicy):
         for slot in range(self.table.num_used):
             node = node_at(self.table, slot)
             if node.flags & RESIDENT:
-                counts_at(&self.learned, self.last[slot], self.request)[node.ring - 1] += change
+                counts_at(&self.learned, self.last[slot], self.request)[class_of(node)] += change
         for number in range(NUM_CLOCKS):
             clock = &self.memory.clocks[number]
             for place in range(clock.start, clock.start + clock.reached):

@@ -109,6 +109,23 @@ def test_a_request_right_after_itself_is_a_request(name: str, repeats: float) ->
         assert shortfall(ratios_of(name, seed, 5, repeats=repeats)) <= REPEATS_REGRET
 
 
+@pytest.mark.parametrize("percent", [20, 40])
+@pytest.mark.parametrize(
+    ("name", "repeats", "regret"),
+    [
+        ("rounds", 0.05, REPEATS_REGRET),
+        ("loops", 0.05, REPEATS_REGRET),
+        # What returns after ARC would have forgotten it is taken into T2 all the same.
+        ("loops", 0.5, 0.06),
+    ],
+)
+def test_what_is_repeated_at_once_is_kept_as_arc_keeps_it(
+    name: str, repeats: float, regret: float, percent: int
+) -> None:
+    for seed in SEEDS:
+        assert shortfall(ratios_of(name, seed, percent, repeats=repeats)) <= regret
+
+
 def test_it_stores_a_fraction_of_what_lru_stores_where_a_cache_thrashes() -> None:
     requests = workload("scans", 1)
     stored = {}
