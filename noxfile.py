@@ -24,7 +24,7 @@ GENERATED += [
 
 def install_and_test(session: nox.Session, *packages: str) -> None:
     """Build in place, as a contributor does; extensions of several Pythons stand side by side."""
-    session.install("-e", ".[test,servers]", *packages)
+    session.install("-e", ".[test,plot,servers]", *packages)
     session.run("python", "-m", "pytest", "-q", *(session.posargs or ["tests"]))
 
 

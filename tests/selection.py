@@ -8,7 +8,8 @@
     All that the path or the expression names. ``.ci/run`` runs `THOROUGH` by ``-m thorough``;
     servers and attacks on tiers have steps of their own.
 
-A single test may carry a mark itself, such as ``@pytest.mark.thorough``.
+The lists name files, or single tests of a file that stays. A test may also carry a mark itself,
+such as ``@pytest.mark.thorough``.
 """
 
 from __future__ import annotations
@@ -90,7 +91,19 @@ THOROUGH = (
     # long workloads: what a policy is worth, not what it does
     "policies/test_hit_density_workloads.py",
     "differential/test_large.py",
-    # the code of documents and examples
+    # long by their nature, in files that are not
+    "cli/test_usage.py::test_standard_input_that_is_not_read_is_named",
+    "isolated/test_choice.py::test_all_twins_or_none",
+    "policies/test_guard.py::test_the_twins_agree_on_requests_that_come_twice",
+    "policies/test_guard.py::test_the_twins_follow_the_same_rule",
+    "policies/test_guard.py::test_the_twins_measure_one_lag",
+    "traces/test_formats.py::test_bailian_takes_bounded_memory_however_long_the_names_of_chats_are",
+    "traces/test_reader.py::test_a_decompression_bomb_takes_bounded_memory",
+    "traces/test_reader.py::test_a_slow_pipe_is_recognised_however_little_it_gives_at_first",
+    "traces/test_reader.py::test_reads_standard_input",
+    "watch/test_watch.py::test_where_stores_overlap_the_points_are_right_and_without_marks",
+    # the build, and the code of documents and examples
+    "house/test_build.py",
     "house/test_documents.py",
     "house/test_examples.py",
     # vLLM that is not there or not supported; the rest needs vLLM itself
@@ -128,10 +141,10 @@ def choice_of(config: pytest.Config) -> str:
     return "plain" if by_default and not config.option.markexpr else "all"
 
 
-def is_listed(path: Path, listed: tuple[str, ...]) -> bool:
-    """Return whether a file below the folder of the tests is in one of the lists."""
+def name_of(path: Path) -> str:
+    """Return a path below the folder of the tests as the lists write it."""
     tests = ROOT / "tests"
-    return path.is_relative_to(tests) and path.relative_to(tests).as_posix() in listed
+    return path.relative_to(tests).as_posix() if path.is_relative_to(tests) else ""
 
 
 def is_left_out(path: Path, choice: str) -> bool:
@@ -139,15 +152,17 @@ def is_left_out(path: Path, choice: str) -> bool:
     if path.suffix != ".py" or not path.name.startswith("test_"):
         return False
     if choice == "fast":
-        return not is_listed(path, FAST)
-    return choice == "plain" and is_listed(path, THOROUGH + SERVERS)
+        return name_of(path) not in FAST
+    return choice == "plain" and name_of(path) in THOROUGH + SERVERS
 
 
 def select(items: list[pytest.Item], choice: str) -> list[pytest.Item]:
     """Mark the items that the lists name; return those that a plain run leaves out."""
     for item in items:
+        file = name_of(item.path)
+        names = {file, f"{file}::{getattr(item, 'originalname', item.name)}"}
         for mark, listed in MARKED.items():
-            if is_listed(item.path, listed):
+            if not names.isdisjoint(listed):
                 item.add_marker(mark)
     if choice != "plain":
         return []

@@ -50,8 +50,11 @@ def test_the_steps_that_the_workflow_names_are_those_of_the_release() -> None:
     assert set(re.findall(r"\d\d", named)) | {"00"} == numbers
 
 
-def test_the_lists_of_tests_name_files_and_no_file_twice() -> None:
+def test_the_lists_name_what_exists_and_nothing_twice() -> None:
     listed = [name for names in selection.MARKED.values() for name in names]
-    missing = [name for name in listed if not (ROOT / "tests" / name).is_file()]
-    assert not missing, f"tests/selection.py: {missing}"
     assert len(set(listed)) == len(listed)
+    for name in listed:
+        file, _, function = name.partition("::")
+        path = ROOT / "tests" / file
+        assert path.is_file(), f"tests/selection.py: {name}"
+        assert f"def {function}" in path.read_text(encoding="utf-8"), f"tests/selection.py: {name}"
