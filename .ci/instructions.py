@@ -88,7 +88,8 @@ def growing_paths() -> Iterator[HotPath]:
         manager.lookup(batches[0])  # makes room for as many
         yield f"lookup that misses at once, {size}", CPUOffloadingManager.lookup, manager, batches
     # A policy that decides on admission stores none of these blocks.
-    for policy in (name for name in registry.names() if name != "hit-density"):
+    entries = map(registry.entry, registry.names())
+    for policy in (entry.name for entry in entries if not entry.learns_by_request):
         for size in SIZES:
             for what, call in (("store", store), ("prepare_store", prepare_store)):
                 manager = chains_with_pinned_tails(policy, size)

@@ -34,6 +34,7 @@ _ENTRIES = (
         "adaptive replacement as vLLM has it",
         simplicity=6,
         explained_by="Two orders, and lists of blocks that left, which move a target.",
+        tail_first="in each list",  # between its lists it chooses by their sizes
     ),
     _Entry(
         "arc-classic",
@@ -41,6 +42,7 @@ _ENTRIES = (
         "adaptive replacement as published",
         simplicity=7,
         explained_by="As much as of arc, which is the one that users of vLLM know.",
+        tail_first="in each list",
     ),
     _Entry(
         "slru",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from kvoffload.errors import describe
 
@@ -83,6 +83,9 @@ class Entry:
         Options of such a policy where it is shown no whole requests, unless others are given.
     demotes_on_touch : bool
         Whether a touch may move other blocks than those that are touched.
+    tail_first : str
+        Whether the blocks of a prompt leave before those that they continue: ``"always"``,
+        ``"in each list"`` of several, or ``"never"``.
     scales : bool
         Whether a small cache that is fed a sample of the blocks hits as a large one does.
     warm_up_blocks : int
@@ -98,6 +101,7 @@ class Entry:
     learns_by_request: bool = False
     without_requests: tuple[tuple[str, int | float], ...] = ()
     demotes_on_touch: bool = False
+    tail_first: Literal["always", "in each list", "never"] = "always"
     scales: bool = True
     warm_up_blocks: int = 0
 

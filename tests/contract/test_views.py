@@ -162,7 +162,7 @@ def test_items_and_values_pass_over_what_has_left_meanwhile(policy: Any) -> None
 
 
 def test_a_store_while_a_view_is_gone_through(twin: ModuleType) -> None:
-    for name in ("lru", "arc", "s3fifo", "sieve", "slru", "hit-density"):
+    for name in registry.names():
         manager = twin.CPUOffloadingManager(16, 3, name)
         request(manager, [A, B, C])
         found = [view.items() for view in mappings(manager.policy)]

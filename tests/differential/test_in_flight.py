@@ -19,10 +19,12 @@ REQUESTS, LOADS_END, STORES_END = 50, 70, 95
 
 def specification(name: str, generator: random.Random) -> str:
     """Return a policy string with options drawn at random, where there are any."""
-    shares = {"slru": "protected", "s3fifo": "small"}
-    if name not in shares:
-        return name
-    return f"{name}?{shares[name]}={generator.choice([0.0, 0.1, 0.3, 0.5, 1.0])}"
+    shares = [
+        f"{option.name}={generator.choice([0.0, 0.1, 0.3, 0.5, 1.0])}"
+        for option in registry.entry(name).options
+        if isinstance(option.default, float) and (option.minimum, option.maximum) == (0, 1)
+    ]
+    return f"{name}?{'&'.join(shares)}" if shares else name
 
 
 class Traffic:

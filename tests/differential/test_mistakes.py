@@ -183,12 +183,11 @@ MISTAKES: dict[str, Mistake] = {
         for method in ("touch", "get", "remove", "allocate_blocks", "free")
     },
     **{
-        f"{name} {options}": (lambda twin, n=name, o=options: twin.policy_class(n)(-1, **o))
-        for name, options in (
-            ("slru", {"protected": 9}),
-            ("s3fifo", {"small": 9}),
-            ("hit-density", {"ghosts": 99}),
+        f"{name} {option.name} out of bounds": (
+            lambda twin, n=name, o=option: twin.policy_class(n)(-1, **{o.name: o.maximum + 1})
         )
+        for name in registry.names()
+        for option in registry.entry(name).options
     },
     **{
         f"{name} {method} {arguments!r:.40}": on_policy(name, method, *arguments)

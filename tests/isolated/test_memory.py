@@ -167,6 +167,7 @@ LATE = """
 # A store that fails when victims were chosen leaves nothing that a policy without its manager
 # would use.
 import _testcapi
+from kvoffload.policies import registry
 
 def keys(first, count):
     return [number.to_bytes(4, "big") * 8 for number in range(first, first + count)]
@@ -191,12 +192,13 @@ def later(policy):
     policy._check()
     return [key for key, _ in first], observe(policy)
 
+declines = registry.entry(name).learns_by_request
 failures = 0
 for n in range(80):
     built = full()
     _testcapi.set_nomemory(n, n + 1)
     try:
-        built.prepare_store(keys(100, 30) if name == "hit-density" else keys(100, 3))
+        built.prepare_store(keys(100, 30 if declines else 3))
         refused = False
     except MemoryError:
         refused = True
