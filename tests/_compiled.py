@@ -1,4 +1,4 @@
-"""What has twins, compiled. The same names stand in ``_python``."""
+"""The classes that have twins, compiled. The same names stand in ``_python``."""
 
 from __future__ import annotations
 

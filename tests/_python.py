@@ -1,4 +1,4 @@
-"""What has twins, in Python. The same names stand in ``_compiled``."""
+"""The classes that have twins, in Python. The same names stand in ``_compiled``."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ Invariants
 Cost
     O(1), amortised where ghosts are passed over. 12 bytes and 6.4 of the index for each place,
     touched as the hand first gets there. Two keys are taken for one with a probability of 2**-48
-    for each ghost; the hash is keyed with the table's secret, so nobody can bring it about.
+    for each ghost; the hash is keyed with the table's secret, so that none can be forced.
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t

@@ -71,7 +71,7 @@ static inline uint64_t kvo_hash(const uint8_t *key, uint64_t length, const uint6
                     state ^ secret[6]);
 }
 
-/* Tell whether two keys of the same length are equal. */
+/* Return whether two keys of the same length are equal. */
 static inline int kvo_equal(const uint8_t *left, const uint8_t *right, uint64_t length) {
     if (length == 32 || length == 36) {
         uint64_t differing = (kvo_read64(left) ^ kvo_read64(right)) |

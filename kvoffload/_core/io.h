@@ -159,7 +159,7 @@ static inline void kvo_seal_pack(uint8_t *seal, const uint8_t *key, size_t lengt
     kvo_put_little64(seal + 56, kvo_xxh3_64(seal, 56, epoch));
 }
 
-/* Tell whether 64 bytes are a seal of this epoch for blocks of `nbytes`. */
+/* Return whether 64 bytes are a seal of this epoch for blocks of `nbytes`. */
 static inline int kvo_seal_valid(const uint8_t *seal, int64_t nbytes, uint64_t epoch) {
     return memcmp(seal, "KV\1", 3) == 0 && seal[3] >= 1 && seal[3] <= KVO_DIGESTED_BYTES &&
            (int64_t)kvo_little32(seal + 4) == nbytes &&
@@ -630,7 +630,7 @@ static inline void kvo_tell(kvo_pool *pool, kvo_entry *entry) {
     kvo_signal_set(pool);
 }
 
-/* Tell whether every thread that could serve a job works on a late one. */
+/* Return whether every thread that could serve a job works on a late one. */
 static inline int kvo_stuck(const kvo_pool *pool, int op) {
     int number, threads = op == KVO_READ ? pool->num_workers : pool->num_writers;
     int64_t now = kvo_now();
@@ -711,7 +711,7 @@ static inline int kvo_drop(kvo_pool *pool, kvo_job *job, int64_t count, int stat
     return 0;
 }
 
-/* End a job that nobody copies: at once where it is staged, else when its calls return. */
+/* End a job that no thread copies: at once where it is staged, else when its calls return. */
 static inline void kvo_give_up(kvo_pool *pool, kvo_job *job) {
     job->given_up = 1;
     if (kvo_drop(pool, job, job->next, KVO_STATUS_UNAVAILABLE) && pool->staging && !job->ended)

@@ -1,4 +1,4 @@
-"""What ``io.h`` declares, for ``io.pyx``: the sum, the seals and the pool of threads."""
+"""Declarations of ``io.h`` for ``io.pyx``: the sum, the seals and the pool of threads."""
 
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint64_t
 

@@ -156,7 +156,7 @@ cdef class FileStore:
 
 
 cdef class Pool:
-    """Threads that move blocks between a region and files or memory; see ``kvoffload.tiers.engine.contract``.
+    """Threads that move blocks between a region and files or memory; see ``tiers.engine.contract``.
 
     Parameters
     ----------

@@ -36,5 +36,5 @@ cdef inline Py_ssize_t first_bad(PyObject** items, Py_ssize_t start, Py_ssize_t 
 
 
 cdef inline bint check_items(list batch) noexcept:
-    """Tell whether all elements are exactly ``bytes`` and not empty."""
+    """Return whether all elements are exactly ``bytes`` and not empty."""
     return first_bad(list_items(batch), 0, len(batch)) == len(batch)

@@ -26,7 +26,7 @@ cdef inline int64_t pool_num_free(const Pool* pool) noexcept nogil:
 
 
 cdef inline int64_t pool_take(Pool* pool) noexcept nogil:
-    """Give out an id; the caller has seen that one is free.
+    """Give out an id; the caller has checked that one is free.
 
     -1 where the caller is wrong, so that no memory beyond the stack is read.
     """
@@ -44,7 +44,7 @@ cdef inline int64_t pool_take(Pool* pool) noexcept nogil:
 
 
 cdef inline bint pool_holds(const Pool* pool, int64_t block_id) noexcept nogil:
-    """Tell whether an id is given out."""
+    """Return whether an id is given out."""
     if block_id < 0 or block_id >= pool.num_fresh:
         return False
     return (pool.bits[block_id >> 3] >> (block_id & 7) & 1) == 0

@@ -79,7 +79,7 @@ cdef inline void shadow_near(Shadow* shadow, uint64_t fingerprint, int quarter) 
 
 
 cdef inline void shadow_reach(Shadow* shadow, const Entry* entry, int quarter) noexcept nogil:
-    """Fetch what moving an entry changes beside it; without one, what the last of a list hangs on."""
+    """Fetch the neighbours of an entry to move; without an entry, those of the last of the list."""
     cdef uint32_t last
     if entry != NULL:
         kvo_prefetch(shadow.entries + entry.prev)

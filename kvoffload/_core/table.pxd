@@ -85,7 +85,7 @@ cdef struct Table:
 # Reserve room for about `num_nodes` nodes; False, with nothing reserved, if there is none.
 cdef bint table_open(Table* table, uint64_t num_nodes) noexcept
 cdef void table_close(Table* table) noexcept
-# Make sure of `more` nodes and index entries; False, with nothing changed, if there is no memory.
+# Reserve `more` nodes and index entries; False, with nothing changed, if there is no memory.
 cdef bint table_extend(Table* table, uint64_t more) noexcept
 # Drop every key. Nodes with an exported status are retired.
 cdef void table_clear(Table* table) noexcept
@@ -198,7 +198,7 @@ cdef inline void index_replace(
 
 
 cdef inline bint table_ensure(Table* table, uint64_t more) noexcept:
-    """Make sure of `more` nodes and index entries; False if there is no memory."""
+    """Reserve `more` nodes and index entries; False if there is no memory."""
     cdef uint64_t unused = table.num_freed + (table.num_ready - table.num_used)
     if unused >= more and table.num_keys + more <= table.max_keys:
         return True

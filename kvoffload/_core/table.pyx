@@ -251,7 +251,7 @@ cdef const char* table_check(Table* table) noexcept:
 
 
 cdef class Storage:
-    """Own a table; live as long as any status of it."""
+    """The owner of a table; it lives as long as any status of it."""
 
     def __cinit__(self):
         self.exports = {}
@@ -283,7 +283,7 @@ cdef class Storage:
 @cython.final
 @cython.no_gc
 cdef class StatusBuffer:
-    """Lend the 16 bytes of one block to a BlockStatus, and hold the node until that dies."""
+    """The 16 bytes of one block, lent to a BlockStatus; holds the node until that is gone."""
 
     def __cinit__(self, Storage storage not None, uint32_t slot):
         if slot >= storage.table.num_used:

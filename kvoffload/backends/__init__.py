@@ -1,1 +1,1 @@
-"""Where blocks live: the contract and the built-in pool of host memory."""
+"""Backends: the contract, and the built-in pool of host memory."""

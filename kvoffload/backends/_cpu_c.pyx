@@ -57,7 +57,7 @@ cdef class PoolCore:
             pool_close(&self.pool)
 
     def _require_unused(self):
-        """Raise RuntimeError while slots are given out: who holds them would lose them."""
+        """Raise RuntimeError while slots are given out: their holders would lose them."""
         if self.opened and pool_num_free(&self.pool) < self.pool.num_blocks:
             raise backend_in_use(self.pool.num_blocks - pool_num_free(&self.pool))
 
@@ -133,7 +133,7 @@ cdef class PoolCore:
 
 
 class CPUBackend(PoolCore, Backend):
-    """Give out the slots of a host memory pool of fixed size.
+    """A host memory pool of fixed size, whose slots are given out by index.
 
     Fresh ids first, counting up from 0, even when blocks were freed; then the freed ids, last
     freed first.

@@ -27,7 +27,7 @@ _SLOT: Final = "_slot"  # attribute of a status
 
 
 class CPUBackend(Backend[CPULoadStoreSpec]):
-    """Give out the slots of a host memory pool of fixed size.
+    """A host memory pool of fixed size, whose slots are given out by index.
 
     Fresh ids first, counting up from 0, even when blocks were freed; then the freed ids, last
     freed first.
@@ -57,12 +57,12 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         self._num_blocks = num_blocks
 
     def _require_unused(self) -> None:
-        """Raise RuntimeError while slots are given out: who holds them would lose them."""
+        """Raise RuntimeError while slots are given out: their holders would lose them."""
         if "_num_blocks" in vars(self) and self._num_free() < self._num_blocks:
             raise backend_in_use(self._num_blocks - self._num_free())
 
     def _require_open(self) -> None:
-        """Raise RuntimeError where the constructor has not run to its end."""
+        """Raise RuntimeError if the constructor has not completed."""
         _ = self._num_blocks
 
     def __getattr__(self, name: str) -> Any:
@@ -131,7 +131,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         self._freed.update(dict.fromkeys(_slots_of(statuses)))
 
     def _give_up(self, statuses: list[BlockStatus]) -> None:
-        """Free blocks whose store does not come about, the first to be given again first."""
+        """Free the slots of a store that failed; the first is given again first."""
         self._free(reversed(statuses))
 
     def _load_store_spec(
@@ -142,7 +142,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
         return _spec(_slots_of(statuses))
 
     def _release_all(self, statuses: list[BlockStatus]) -> None:
-        """Take back all slots of one manager: from id 0 again if no others are given out."""
+        """Take back all slots of one manager; ids start at 0 again if no others are given out."""
         if self._num_fresh - len(self._freed) == len(statuses):
             self._num_fresh = 0
             self._freed.clear()
@@ -165,7 +165,7 @@ def _spec(block_ids: list[int]) -> CPULoadStoreSpec:
 
 
 def _pooled_status(slot: int) -> BlockStatus:
-    """Make a status that knows its slot, whatever is written to its ``block_id``."""
+    """Return a status that keeps its slot, whatever is written to its ``block_id``."""
     status = BlockStatus(slot)
     vars(status)[_SLOT] = slot
     return status
@@ -182,6 +182,6 @@ def slot_of(status: BlockStatus) -> int:
 
 
 def keep_slot(live: BlockStatus, given: BlockStatus) -> None:
-    """Let the status that a user's policy has made of a pool's know the slot, too."""
+    """Copy the slot of a pool's status to the status that a user's policy made of it."""
     if _SLOT in vars(given):
         vars(live)[_SLOT] = slot_of(given)

@@ -1,4 +1,4 @@
-"""The contract of every backend, which answers: where do blocks live."""
+"""The contract of backends, which decide where blocks live."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Backend"]
 
 
 class Backend(ABC, Generic[Spec_co]):
-    """Hand out and take back the slots of an offload medium.
+    """The owner of an offload medium, which hands out its slots and takes them back.
 
     Write your own by subclassing: implement the three abstract methods, and `get_load_store_spec`
     for a medium of your own. A manager keeps the status objects that `allocate_blocks` returned

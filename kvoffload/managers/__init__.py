@@ -1,1 +1,1 @@
-"""When a block may be read, written and evicted: the contract and the managers."""
+"""Managers: the contract, and one manager per kind of pool and policy."""

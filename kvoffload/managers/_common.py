@@ -6,7 +6,7 @@ from typing import Any
 
 
 def summary(manager: Any) -> str:
-    """Return what a manager of either twin shows of itself."""
+    """Return the ``repr`` of a manager of either twin."""
     name = type(manager).__name__
     try:
         policy = type(manager.policy).__name__

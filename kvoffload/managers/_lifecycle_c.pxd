@@ -1,4 +1,4 @@
-"""The life of a block, as the library's manager and vLLM's take it alike, compiled.
+"""The life of a block, compiled, for the library's manager and for vLLM's.
 
 Structure
     ``ref_cnt`` of a resident block is its state: -1 pending, 0 idle, above 0 the number of pins.
@@ -46,13 +46,13 @@ cdef inline Node* resident(Table* table, const Batch* batch, Py_ssize_t place) n
 
 
 cdef inline void pin(BlockStates* states, Node* node) noexcept:
-    """Give a readable block one pin more."""
+    """Add one pin to a readable block."""
     states.num_pinned += node.block.ref_cnt == 0
     node.block.ref_cnt += 1
 
 
 cdef inline bint unpin(BlockStates* states, Node* node) noexcept:
-    """Take one pin from a pinned block; tell whether it was the last."""
+    """Take one pin from a pinned block; return whether it was the last."""
     node.block.ref_cnt -= 1
     if node.block.ref_cnt != 0:
         return False
@@ -101,7 +101,7 @@ cdef inline void begin_store(
 cdef inline void end_store(
     BlockStates* states, CompiledPolicy policy, Pool* pool, uint32_t slot, bint stored
 ) noexcept:
-    """Make a pending block idle, or drop it; the policy is not told that it is idle."""
+    """Make a pending block idle, or drop it; the caller tells the policy that it is idle."""
     cdef Node* node = node_at(policy.table, slot)
     states.num_pending -= 1
     if stored:

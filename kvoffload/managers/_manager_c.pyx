@@ -103,7 +103,7 @@ cdef struct Counters:
 
 
 cdef class Steps:
-    """Declare the calls of a block's life, for `CompiledSteps` and `PythonSteps`."""
+    """The calls of a block's life, declared for `CompiledSteps` and `PythonSteps`."""
 
     cdef object lookup(self, object hashes):
         raise NotImplementedError
@@ -129,12 +129,12 @@ cdef class Steps:
 @cython.final
 @cython.no_gc_clear
 cdef class CompiledSteps(Steps):
-    """Take every step over C structures, and answer what can be seen."""
+    """The steps over C structures, and what can be seen of them."""
 
     cdef CompiledPolicy _policy
     cdef PoolCore _pool
     cdef list _events               # None when off
-    cdef WatchCore _watch           # None when nobody looks on
+    cdef WatchCore _watch           # None without a watch
     cdef Batch batch                # of the call at work
     cdef Counters counters
     cdef BlockStates states
@@ -710,7 +710,7 @@ cdef class ManagerCore:
         raise cannot_pickle(self)
 
     def _setup(self, policy, backend, enable_events, rebuild=None, *, watch=None):
-        """Join the parts; `rebuild` makes the policy anew where it cannot be cleared."""
+        """Join the parts; `rebuild` makes a new policy where the first cannot be cleared."""
         cdef CompiledSteps compiled
         cdef WatchCore core = None
         cdef Steps former_steps = self.steps
@@ -802,15 +802,15 @@ cdef class ManagerCore:
         return len(self.skeleton)
 
     def __bool__(self):
-        """Be true, empty or not."""
+        """Return True, even for an empty manager."""
         return True
 
     def __contains__(self, block_hash):
-        """Tell whether a block is resident."""
+        """Return whether a block is resident."""
         return block_hash in self.skeleton
 
     def __repr__(self):
-        """Say which policy, how many blocks of how many, and their states."""
+        """Return the policy, the number of blocks out of the capacity, and their states."""
         return summary(self)
 
     @property
@@ -834,7 +834,7 @@ cdef class ManagerCore:
 
     @property
     def watch(self):
-        """The ``Watch`` that looks on, or None."""
+        """The ``Watch`` that observes this manager, or None."""
         return self.skeleton.watch
 
     @property

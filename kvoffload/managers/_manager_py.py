@@ -6,8 +6,9 @@ Structure
 Invariants
     Every resident block owns one slot of the backend, and every slot that this manager was given
     belongs to one resident block.
-    A call checks everything, then changes the state: an error of its own leaves no trace, while an
-    exception from outside (KeyboardInterrupt, MemoryError) may leave the state in between.
+    A call checks everything, then changes the state (loads change pins as they check, and take the
+    changes back): an error of its own leaves no trace, while an exception from outside
+    (KeyboardInterrupt, MemoryError) may leave the state in between.
 Cost
     O(1) a block, and the victim search of the policy.
 """
@@ -15,7 +16,6 @@ Cost
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -66,7 +66,7 @@ _COUNTERS = (
 
 @take_contract
 class Manager(OffloadingManager[Spec_co]):
-    """Hold what every manager does, whichever policy and backend it is built from.
+    """A manager over any policy and any backend.
 
     The contract gives its methods their docstrings.
     """
@@ -95,9 +95,9 @@ class Manager(OffloadingManager[Spec_co]):
         *,
         watch: WatchRequest | None = None,
     ) -> None:
-        """Join the parts; `rebuild` makes the policy anew where it cannot be cleared.
+        """Join the parts; `rebuild` makes a new policy where the first cannot be cleared.
 
-        The policy belongs to `owner`, by default to this manager; `watch` looks on.
+        The policy belongs to `owner`, by default this manager; `watch` observes it.
         """
         owner = self if owner is None else owner
         core = None
@@ -163,27 +163,30 @@ class Manager(OffloadingManager[Spec_co]):
         self._policy._touch(as_batch(hashes))
 
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
-        """Pin every block for reading and say where they lie."""
+        """Pin every block for reading and return where they lie."""
         find = self._find
         batch = as_batch(hashes)
-        statuses: list[BlockStatus] = []
-        pins: Counter[BlockHash] = Counter()
-        for block_hash in batch:
-            status = find(block_hash)
-            if status is None:
-                raise block_not_found("prepare_load", block_hash)
-            if status.ref_cnt < 0:
-                raise block_not_ready("prepare_load", block_hash)
-            pins[block_hash] += 1
-            if status.ref_cnt + pins[block_hash] > MAX_REF_CNT:
-                raise ref_count_overflow("prepare_load", block_hash)
-            statuses.append(status)
-        spec = self._backend._load_store_spec(batch, statuses)
-        for status in statuses:
-            status.ref_cnt += 1
-        self._counters["loaded_blocks"] += len(batch)
+        pinned: list[BlockStatus] = []
+        try:
+            for block_hash in batch:
+                status = find(block_hash)
+                if status is None:
+                    raise block_not_found("prepare_load", block_hash)
+                ref_cnt = status.ref_cnt
+                if ref_cnt < 0:
+                    raise block_not_ready("prepare_load", block_hash)
+                if ref_cnt == MAX_REF_CNT:
+                    raise ref_count_overflow("prepare_load", block_hash)
+                status.ref_cnt = ref_cnt + 1
+                pinned.append(status)
+            spec = self._backend._load_store_spec(batch, pinned)
+        except BaseException:
+            for status in pinned:
+                status.ref_cnt -= 1
+            raise
+        self._counters["loaded_blocks"] += len(pinned)
         if self._watch is not None:
-            self._watch.opened(LOAD, [status.block_id for status in statuses])
+            self._watch.opened(LOAD, [status.block_id for status in pinned])
         self._policy._loads(batch)
         return spec
 
@@ -191,20 +194,23 @@ class Manager(OffloadingManager[Spec_co]):
         """Release one pin for each occurrence of each block."""
         find = self._find
         batch = as_batch(hashes)
-        statuses: list[BlockStatus] = []
-        pins: Counter[BlockHash] = Counter()
-        for block_hash in batch:
-            status = find(block_hash)
-            if status is None:
-                raise block_not_found("complete_load", block_hash)
-            pins[block_hash] += 1
-            if status.ref_cnt < pins[block_hash]:
-                raise block_not_pinned("complete_load", block_hash)
-            statuses.append(status)
-        for status in statuses:
-            status.ref_cnt -= 1
+        released: list[BlockStatus] = []
+        try:
+            for block_hash in batch:
+                status = find(block_hash)
+                if status is None:
+                    raise block_not_found("complete_load", block_hash)
+                ref_cnt = status.ref_cnt
+                if ref_cnt <= 0:
+                    raise block_not_pinned("complete_load", block_hash)
+                status.ref_cnt = ref_cnt - 1
+                released.append(status)
+        except BaseException:
+            for status in released:
+                status.ref_cnt += 1
+            raise
         if self._watch is not None:
-            self._watch.loaded([status.block_id for status in statuses])
+            self._watch.loaded([status.block_id for status in released])
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
         """Make room for the blocks that are not resident, and make them pending."""
@@ -248,7 +254,9 @@ class Manager(OffloadingManager[Spec_co]):
             status = find(block_hash)
             if status is not None and status.ref_cnt < 0:
                 pending[block_hash] = status
-        slots = {block_hash: status.block_id for block_hash, status in pending.items()}
+        slots = {}
+        if self._watch is not None:
+            slots = {block_hash: status.block_id for block_hash, status in pending.items()}
         if success:
             for status in pending.values():
                 status.ref_cnt = 0
@@ -262,7 +270,7 @@ class Manager(OffloadingManager[Spec_co]):
     def _serve_at_once(
         self, requests: Iterable[tuple[Sequence[BlockHash], int, int | None]]
     ) -> None:
-        """Serve requests as an engine does whose transfers end at once, for miniature managers.
+        """Serve requests like an engine whose transfers end at once; for miniature managers.
 
         Each is its hashes, head to tail, and which of them it asked for: from one place to before
         another, or to the end.
@@ -374,16 +382,16 @@ class Manager(OffloadingManager[Spec_co]):
         return len(self._policy._resident)
 
     def __bool__(self) -> bool:
-        """Be true, empty or not."""
+        """Return True, even for an empty manager."""
         return True
 
     def __contains__(self, block_hash: object) -> bool:
-        """Tell whether a block is resident."""
+        """Return whether a block is resident."""
         resident = self._policy._resident
         return type(block_hash) is bytes and block_hash in resident
 
     def __repr__(self) -> str:
-        """Say which policy, how many blocks of how many, and their states."""
+        """Return the policy, the number of blocks out of the capacity, and their states."""
         return summary(self)
 
     @property
@@ -403,7 +411,7 @@ class Manager(OffloadingManager[Spec_co]):
 
     @property
     def watch(self) -> Any:
-        """The ``Watch`` that looks on, or None."""
+        """The ``Watch`` that observes this manager, or None."""
         return None if self._watch is None else self._watch.watch
 
     @property

@@ -1,4 +1,4 @@
-"""What the managers hand out, built without the constructors.
+"""Results and events of managers, built without their constructors.
 
 These check and copy what is right already, and they are Python code: another thread may take over
 while they run, and no call may be interrupted between its first look and its last change.

@@ -1,4 +1,4 @@
-"""What the managers hand out; see ``_results_c.pxd``."""
+"""Results and events of managers; see ``_results_c.pxd``."""
 
 from cpython.object cimport PyTypeObject
 

@@ -28,7 +28,7 @@ _Victims = list[tuple[BlockHash, BlockStatus]]
 
 
 class EvictionFaultError(Exception):
-    """Carry victims that left before a policy's fault was found, and the fault itself."""
+    """A policy's fault, and the victims that had left before it was found."""
 
     def __init__(self, victims: _Victims, error: PolicyError) -> None:
         super().__init__(error)
@@ -37,7 +37,7 @@ class EvictionFaultError(Exception):
 
 
 class UserPolicy:
-    """Drive a user's ``CachePolicy`` and keep the ledger of what is resident.
+    """A user's ``CachePolicy`` behind the trusted protocol, and the ledger of what is resident.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class UserPolicy:
 
     @property
     def num_ghosts(self) -> int:
-        """Number of ghosts, if the policy tells, else 0."""
+        """Number of ghosts if the policy reports it, else 0."""
         num_ghosts = getattr(self.policy, "num_ghosts", 0)
         return num_ghosts if isinstance(num_ghosts, int) else 0
 
@@ -100,7 +100,7 @@ class UserPolicy:
         self._resident[block_hash] = live
 
     def _withdraw(self, block_hash: BlockHash) -> None:
-        """Drop a block whose store does not come about, if the policy has it."""
+        """Drop a block whose store failed, if the policy has it."""
         self._resident.pop(block_hash, None)
         with suppress(Exception):
             self.policy.remove(block_hash)
@@ -156,7 +156,7 @@ class UserPolicy:
         return left, fault
 
     def _check_nothing_dropped(self, name: str) -> None:
-        """Verify that a policy that refuses a store has let nothing go, if it counts its blocks."""
+        """Raise PolicyError if a policy with a ``len`` has refused a store and dropped a block."""
         try:
             num_dropped = len(self._resident) - len(self.policy)
         except NotImplementedError:
@@ -166,7 +166,7 @@ class UserPolicy:
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Give the policy back what it has dropped if its code, or what it answers, is at fault."""
+        """Give the policy back what it has dropped if its code raises or its answer is wrong."""
         try:
             yield
         except BaseException:
@@ -174,7 +174,7 @@ class UserPolicy:
             raise
 
     def _restore(self) -> None:
-        """Give the policy back what it has dropped and the manager still holds."""
+        """Give the policy back the blocks that it has dropped and the manager still holds."""
         for block_hash, own in list(self._resident.items()):
             # Its fault is on the way to the caller; what its code raises here must not hide that.
             with suppress(Exception):
@@ -187,7 +187,7 @@ class UserPolicy:
         self._resident.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
-        """Yield the live statuses: in the policy's order where it shows one, else as inserted."""
+        """Return the live statuses, in the policy's order if it shows one, else as inserted."""
         order: Any = getattr(self.policy, "blocks", None)
         known = [h for h in order if h in self._resident] if isinstance(order, Iterable) else []
         if len(known) == len(self._resident):
@@ -202,7 +202,7 @@ class UserPolicy:
 
 
 def _unpack(name: str, room: Any) -> tuple[int, list[tuple[Any, Any]]]:
-    """Return the two parts of what ``make_room`` answered; PolicyError if it has no such form."""
+    """Return the two parts of a result of ``make_room``; PolicyError if it has another form."""
     try:
         count, victims = room
         return operator.index(count), [(block_hash, status) for block_hash, status in victims]
@@ -214,7 +214,7 @@ def _unpack(name: str, room: Any) -> tuple[int, list[tuple[Any, Any]]]:
 
 
 class UserBackend(Generic[Spec_co]):
-    """Drive a user's ``Backend`` and check what it hands out.
+    """A user's ``Backend`` behind the trusted protocol; what it hands out is checked.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ class UserBackend(Generic[Spec_co]):
             raise error
 
     def _give_up(self, statuses: Iterable[BlockStatus]) -> None:
-        """Free blocks whose store does not come about."""
+        """Free the slots of a store that failed."""
         # An error is on the way to the caller; one that is raised here must not hide it.
         with suppress(Exception):
             self._free(statuses)
@@ -289,4 +289,4 @@ class UserBackend(Generic[Spec_co]):
         self._free(statuses)
 
     def _check(self) -> None:
-        """Know nothing of a user's backend that could be verified."""
+        """Do nothing: a user's backend has no invariants that are known here."""

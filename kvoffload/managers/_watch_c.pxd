@@ -1,4 +1,4 @@
-"""What a compiled manager tells a watch; see ``_watch_py`` for the Python twin."""
+"""Observation of a compiled manager; see ``_watch_py`` for the Python twin."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t

@@ -1,4 +1,4 @@
-"""What a compiled manager tells a watch: the shadow of a sample, and the open transfers.
+"""Observation of a compiled manager: the shadow of a sample, and the open transfers.
 
 Structure
     The blocks that hit have nodes, whose SAMPLED flag tells; a key without one is hashed. Here the
@@ -83,14 +83,14 @@ cdef list numbers(const uint64_t* values, int size):
 # Without tp_clear: a manager that is cleared with it may still be called. The watch is cleared.
 @cython.no_gc_clear
 cdef class WatchCore:
-    """Look on as a manager works.
+    """The observer of one manager.
 
     Parameters
     ----------
     plan : WatchPlan
-        What to look at.
+        The sample.
     watch : Watching
-        Who wants to know.
+        The watch that asked for it.
     """
 
     def __cinit__(self, plan, watch):
@@ -136,7 +136,7 @@ cdef class WatchCore:
         raise TypeError("cannot pickle a watch: it looks at a manager")
 
     cdef int attach(self, CompiledPolicy policy) except -1:
-        """Begin to look at the blocks of a manager's policy."""
+        """Begin to observe the blocks of a manager's policy."""
         cdef uint32_t slot
         cdef Node* node
         cdef Table* table = policy.table

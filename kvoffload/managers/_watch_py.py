@@ -1,4 +1,4 @@
-"""What a manager tells a watch, in Python: the shadow of a sample, and the open transfers.
+"""Observation of a manager, in Python: the shadow of a sample, and the open transfers.
 
 Structure
     A block is sampled if 24 bits of its keyed hash are below a threshold; two of them say which
@@ -105,7 +105,7 @@ def age_bin(age: int) -> int:
 
 
 class Record:
-    """What is known of a sampled block that is on the list."""
+    """The history of a sampled block that is on the list."""
 
     __slots__ = ("changed", "fate", "last_use", "used")
 
@@ -118,14 +118,14 @@ class Record:
 
 
 class WatchCore:
-    """Look on as a manager works.
+    """The observer of one manager.
 
     Parameters
     ----------
     plan : WatchPlan
-        What to look at.
+        The sample.
     watch : Watching
-        Who wants to know.
+        The watch that asked for it.
     """
 
     waits_for_stores = False
@@ -167,7 +167,7 @@ class WatchCore:
         self._lag = -1.0
 
     def attach(self, find: Find) -> None:
-        """Begin to look at the blocks of a manager's policy, which `find` gives."""
+        """Begin to observe the blocks of a manager's policy, which `find` returns."""
         self._find = find
 
     # -- what a manager calls, after the fact --------------------------------------------------
@@ -395,7 +395,7 @@ class WatchCore:
     # -- parts ---------------------------------------------------------------------------------
 
     def _sampled(self, keys: Sequence[BlockHash]) -> list[int]:
-        """Return the fingerprints of the sampled ones."""
+        """Return the fingerprints of the sampled keys."""
         hashes = [hash_key(key, self._secret) for key in keys]
         return [each for each in hashes if _sample_of(each) < self._sample_below]
 
@@ -408,7 +408,7 @@ class WatchCore:
         return None, len(segments)
 
     def _use(self, fingerprint: int, now: int) -> None:
-        """Move a block to the front, and what finds no room on to the next segment."""
+        """Move a block to the front, and the overflow of each segment on to the next."""
         segments = self._lists[_sample_of(fingerprint) % self._quarters]
         found, number = self._at(fingerprint)
         record = Record() if found is None else segments[number].pop(fingerprint)
@@ -484,7 +484,7 @@ _COUNTS = (
 
 
 def _find_nothing(key: BlockHash) -> None:
-    """Find no block: nobody is watched yet."""
+    """Return None: no manager is observed yet."""
     del key
 
 

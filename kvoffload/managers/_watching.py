@@ -43,7 +43,7 @@ LOAD, STORE = range(2)
 
 
 class WatchPlan:
-    """What a watch wants of a manager: its sample, and what becomes of it.
+    """The sample that a watch asks of a manager, and its use.
 
     Attributes
     ----------
@@ -98,23 +98,23 @@ class WatchPlan:
 
 
 class Watching(Protocol):
-    """What a manager asks of the object that is passed as ``watch``."""
+    """The methods that a manager calls on the object passed as ``watch``."""
 
     def _plan(self, manager: object, policy: str | None, capacity: int) -> WatchPlan:
-        """Say what to look at; an error where the watch belongs to another manager.
+        """Return the plan; ValueError if the watch belongs to another manager.
 
         The policy is None where it is a user's own.
         """
 
     def _join(self, manager: object, core: Any) -> None:
-        """Take the core that was made by the plan; nothing fails here."""
+        """Take the core that was made from the plan; never fails."""
 
     def _drain(self) -> None:
-        """Take what has been collected; called before a lookup when there is enough."""
+        """Take the collected keys; called before a lookup once there are enough."""
 
 
 class WatchRequest:
-    """A watch that a manager under construction will have, and the policy as its user named it."""
+    """The watch of a manager under construction, and the policy as the user named it."""
 
     __slots__ = ("policy", "watch")
 
@@ -123,12 +123,12 @@ class WatchRequest:
         self.policy = _policy_text(cache_policy)
 
     def plan(self, manager: object, capacity: int) -> WatchPlan:
-        """Ask the watch for its plan."""
+        """Return the watch's plan for a manager."""
         return self.watch._plan(manager, self.policy, capacity)
 
 
 def watch_request(watch: Any, cache_policy: Any) -> WatchRequest | None:
-    """Return the request for a watch, None where there is none; TypeError if it is no ``Watch``."""
+    """Return the request for a watch, None for None; TypeError if `watch` is not a ``Watch``."""
     if watch is None:
         return None
     if not (hasattr(watch, "_plan") and hasattr(watch, "_join")):
@@ -137,7 +137,7 @@ def watch_request(watch: Any, cache_policy: Any) -> WatchRequest | None:
 
 
 def _policy_text(cache_policy: Any) -> str | None:
-    """Return the policy string that builds such a policy; None if it is a user's own."""
+    """Return the string that names a policy; None for a user's own."""
     if isinstance(cache_policy, str):
         return cache_policy
     kind = cache_policy if isinstance(cache_policy, type) else type(cache_policy)

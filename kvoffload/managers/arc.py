@@ -16,7 +16,7 @@ __all__ = ["ARCOffloadingManager"]
 
 
 class ARCOffloadingManager(Manager[Spec_co]):
-    """Manage blocks over a pluggable backend by adaptive replacement, as vLLM has it.
+    """A manager over a pluggable backend, with vLLM's variant of adaptive replacement.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The contract of every manager, which answers: when may a block be read, written, evicted."""
+"""The contract of managers, which decide when a block may be read, written and evicted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["OffloadingManager"]
 
 
 class OffloadingManager(ABC, Generic[Spec_co]):
-    """Decide for a scheduler which blocks are offloaded, readable, writable and evictable.
+    """The life of offloaded blocks: which of them are readable, writable and evictable.
 
     A resident block is *pending* (a store is writing it), *idle* (readable and evictable) or
     *pinned* by n loads (readable, not evictable). Idle and pinned blocks are *ready*.
@@ -60,7 +60,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
 
     @abstractmethod
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
-        """Pin every block for reading and say where they lie. Changes no recency.
+        """Pin every block for reading and return where they lie. Changes no recency.
 
         Each occurrence of a hash pins once and appears once in the ids.
 
@@ -153,7 +153,7 @@ Skeleton = TypeVar("Skeleton", bound=type)
 
 
 def take_contract(skeleton: Skeleton) -> Skeleton:
-    """Give the methods of a class the docstrings of the contract, and return the class."""
+    """Give the methods of a class the docstrings of the contract; return the class."""
     for name, declared in vars(OffloadingManager).items():
         if callable(declared) and not name.startswith("_"):
             getattr(skeleton, name).__doc__ = declared.__doc__

@@ -1,4 +1,4 @@
-"""The manager over the built-in pool of host memory, with a policy to choose."""
+"""The manager over the built-in pool of host memory, with a policy of choice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["CPUOffloadingManager"]
 
 
 class CPUOffloadingManager(Manager[CPULoadStoreSpec]):
-    """Manage blocks in a built-in pool of host memory, with a policy to choose.
+    """A manager over a built-in pool of host memory, with a policy of choice.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class CPUOffloadingManager(Manager[CPULoadStoreSpec]):
 def _resolve(
     cache_policy: Any, num_blocks: int, manager: CPUOffloadingManager
 ) -> tuple[CachePolicy, Callable[[], CachePolicy] | None]:
-    """Return the policy, and how to build it anew where it cannot be cleared."""
+    """Return the policy, and a function that builds a new one if it cannot be cleared."""
     if isinstance(cache_policy, str):
         spec = registry.parse(cache_policy)
         named: Any = registry.load(spec.entry, manager._twin)

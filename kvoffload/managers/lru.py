@@ -16,7 +16,7 @@ __all__ = ["LRUOffloadingManager"]
 
 
 class LRUOffloadingManager(Manager[Spec_co]):
-    """Manage blocks over a pluggable backend; the least recently used leave first.
+    """A manager over a pluggable backend; the least recently used blocks leave first.
 
     Parameters
     ----------

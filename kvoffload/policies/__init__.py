@@ -1,1 +1,1 @@
-"""Which block leaves: the contract, the registry of names, and a twin pair for each policy."""
+"""Eviction policies: the contract, the registry of names, and a pair of twins per policy."""

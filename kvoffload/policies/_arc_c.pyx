@@ -86,7 +86,7 @@ cdef class _ARC(ARCLists):
 
 
 class ARCCachePolicy(_ARC, CachePolicy):
-    """Balance recency and frequency by adaptive replacement, as vLLM has it.
+    """A balance of recency and frequency by adaptive replacement, in vLLM's variant.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ cdef class _ARCClassic(ARCLists):
             ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
 
     cdef void adapt(self, Node* ghost) noexcept:
-        """Move the target for a ghost that returns, once."""
+        """Adapt the target to the return of a ghost, once."""
         if ghost.note:
             return
         if ghost.ring == B1 + 1:
@@ -105,7 +105,7 @@ cdef class _ARCClassic(ARCLists):
 
 
 class ARCClassicCachePolicy(_ARCClassic, CachePolicy):
-    """Balance recency and frequency by adaptive replacement, as published.
+    """A balance of recency and frequency by adaptive replacement, as published.
 
     Parameters
     ----------

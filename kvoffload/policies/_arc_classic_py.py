@@ -42,7 +42,7 @@ from ._twin_py import Victims, require
 
 
 class ARCClassicCachePolicy(ARCLists):
-    """Balance recency and frequency by adaptive replacement, as published.
+    """A balance of recency and frequency by adaptive replacement, as published.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class ARCClassicCachePolicy(ARCLists):
                 self._renew_ghost(ghosts, block_hash)
 
     def _adapt(self, block_hash: BlockHash) -> bool:
-        """Move the target for a ghost that returns, once; tell whether it is a ghost."""
+        """Adapt the target to the return of a ghost, once; return whether the hash is a ghost."""
         if block_hash in self._b1:
             if not self._b1[block_hash]:
                 self._raise_target()

@@ -10,7 +10,7 @@ from kvoffload.policies._views import BlocksView, GhostsView
 
 
 cdef class ARCLists(CompiledPolicy):
-    """Hold T1, T2, B1 and B2, and the size that T1 should have."""
+    """T1, T2, B1 and B2, and the size that T1 should have."""
 
     @property
     def t1(self):

@@ -36,7 +36,7 @@ T1, T2, B1, B2 = range(4)
 
 
 class ARCLists(PythonPolicy):
-    """Hold T1, T2, B1 and B2, and the size that T1 should have."""
+    """T1, T2, B1 and B2, and the size that T1 should have."""
 
     __slots__ = ("_b1", "_b2", "_t1", "_t2", "_target")
 
@@ -102,7 +102,7 @@ class ARCLists(PythonPolicy):
 
     @abstractmethod
     def _t1_gives(self, t1_size: int) -> bool:
-        """Tell whether T1, when it has that size, gives the next victim."""
+        """Return whether T1, when it has that size, gives the next victim."""
 
     def _choose(self, n: int, protected: Collection[BlockHash]) -> Chosen | None:
         """Choose victims by REPLACE of figure 4; an exhausted list stays exhausted."""

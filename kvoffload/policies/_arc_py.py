@@ -27,7 +27,7 @@ from ._twin_py import Victims, require
 
 
 class ARCCachePolicy(ARCLists):
-    """Balance recency and frequency by adaptive replacement, as vLLM has it.
+    """A balance of recency and frequency by adaptive replacement, in vLLM's variant.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Who stands behind whom, compiled; see ``_chains_py`` for the rule.
+"""Chains of resident blocks, compiled; see ``_chains_py`` for the rule.
 
 Structure
     One link for each node of the table, by slot.
@@ -37,7 +37,7 @@ cdef const char* chains_check(Chains* chains, Table* table) noexcept
 
 
 cdef inline void chains_insert(Chains* chains, uint32_t slot) noexcept nogil:
-    """Take in a block that is linked to none."""
+    """Add a block that is linked to none."""
     cdef Link* link = chains.links + slot
     chains.last_number += 1
     link.number = chains.last_number

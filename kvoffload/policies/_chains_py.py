@@ -1,4 +1,4 @@
-"""Who stands behind whom: which resident blocks follow a block in a prompt.
+"""Chains: which resident blocks follow a block in a prompt.
 
 A queue that use does not reorder cannot tell a prompt's head from its tail by position. Policies
 with such a queue ask here, and let no block leave while one behind it is resident.
@@ -27,7 +27,7 @@ from ._twin_py import require
 
 
 class _Link:
-    """Say where a block stands in its chain."""
+    """The place of a block in its chain."""
 
     __slots__ = ("before", "before_number", "behind", "depth", "number")
 
@@ -40,7 +40,7 @@ class _Link:
 
 
 class Chains:
-    """Link resident blocks to the ones before them."""
+    """Links from resident blocks to the ones before them."""
 
     __slots__ = ("_links", "_numbers", "waiting")
 

@@ -126,7 +126,7 @@ cdef class _LFU(CompiledPolicy):
 
 
 class LFUCachePolicy(_LFU, CachePolicy):
-    """Evict the least frequently used block, old counts fading as the cache ages.
+    """A policy that evicts the least frequently used block; old counts fade as the cache ages.
 
     Parameters
     ----------

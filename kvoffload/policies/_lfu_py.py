@@ -42,7 +42,7 @@ NUM_RINGS = MOST_COUNTED + 1
 
 
 class LFUCachePolicy(PythonPolicy):
-    """Evict the least frequently used block, old counts fading as the cache ages.
+    """A policy that evicts the least frequently used block; old counts fade as the cache ages.
 
     Parameters
     ----------

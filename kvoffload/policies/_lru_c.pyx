@@ -59,7 +59,7 @@ cdef class _LRU(CompiledPolicy):
 
 
 class LRUCachePolicy(_LRU, CachePolicy):
-    """Evict the least recently used idle block.
+    """A policy that evicts the least recently used idle block.
 
     Parameters
     ----------

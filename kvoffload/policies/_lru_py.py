@@ -21,7 +21,7 @@ from ._views import BlocksView
 
 
 class LRUCachePolicy(PythonPolicy):
-    """Evict the least recently used idle block.
+    """A policy that evicts the least recently used idle block.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which manager a policy belongs to: it is changed by that one alone, and a second is refused.
+"""Ownership of policies: only its manager may change a policy, and a second one is refused.
 
 A policy may be of any class, so nothing is asked of it: the entries stand here, by identity. The
 manager keeps its policy alive, so that no other object has its identity; the entry goes with the
@@ -30,7 +30,7 @@ def check_owner(policy: object, manager: object) -> None:
 
 
 def take(policy: object, manager: object) -> None:
-    """Let a policy belong to `manager`; ValueError if it belongs to another."""
+    """Make `manager` the owner of a policy; ValueError if it has another."""
     key = id(policy)
 
     def forget(reference: weakref.ref[object], owners: _Owners = _owners) -> None:
@@ -45,6 +45,6 @@ def take(policy: object, manager: object) -> None:
 
 
 def release(policy: object, manager: object) -> None:
-    """Let a policy be free again, if it belongs to `manager`."""
+    """Make a policy free again, if it belongs to `manager`."""
     if owner_of(policy) is manager:
         del _owners[id(policy)]

@@ -1,4 +1,4 @@
-"""What compiled policies share whose queues are not ordered by use.
+"""The base of compiled policies whose queues are not ordered by use.
 
 Structure
     Rings 0 ... ``num_queues`` - 1 hold the resident blocks, in the order of their places: numbers

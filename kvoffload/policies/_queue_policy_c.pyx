@@ -1,4 +1,4 @@
-"""What compiled policies share whose queues are not ordered by use; see the ``.pxd``."""
+"""The base of compiled policies whose queues are not ordered by use; see the ``.pxd``."""
 
 from libc.stdint cimport uint8_t
 
@@ -58,7 +58,7 @@ cdef inline void put(Waiting* heap, Link* links, uint64_t place, const Waiting* 
 cdef void sift(
     Waiting* heap, Link* links, uint64_t size, uint64_t gap, Waiting entry
 ) noexcept:
-    """Put an entry into a heap that has a gap."""
+    """Put an entry into the gap of a heap."""
     cdef uint64_t child
     while gap and leaves_before(&entry, &heap[(gap - 1) // 2]):
         put(heap, links, gap, &heap[(gap - 1) // 2])
@@ -75,7 +75,7 @@ cdef void sift(
 
 
 cdef inline void add_waiting(QueuePolicy policy, int number, uint32_t slot) noexcept:
-    """Add a block to those that wait, outside the heap; there is room."""
+    """Add a waiting block, outside the heap; there is room."""
     policy.waiting[policy.num_waiting].slot = slot
     policy.waiting[policy.num_waiting].number = number
     policy.num_waiting += 1
@@ -83,7 +83,7 @@ cdef inline void add_waiting(QueuePolicy policy, int number, uint32_t slot) noex
 
 
 cdef class QueuePolicy(CompiledPolicy):
-    """Hold the chains and the search of a policy whose queues are not ordered by use."""
+    """The chains and the search of a policy whose queues are not ordered by use."""
 
     def __cinit__(self):
         chains_open(&self.chains)
@@ -124,7 +124,7 @@ cdef class QueuePolicy(CompiledPolicy):
         )
 
     cdef bint is_worth_parking(self, const Node* node) noexcept:
-        """Tell whether a block that may not leave would be met again and again: not protected."""
+        """Return whether a block that may not leave would be met again and again: not protected."""
         return self.victims.managed and (node.block.ref_cnt != 0 or node.flags & CHOSEN != 0)
 
     cdef bint choose(self, int number, uint32_t slot, Node* node) noexcept:
@@ -187,7 +187,7 @@ cdef class QueuePolicy(CompiledPolicy):
         return self.victims.size == n
 
     cdef bint gather(self) noexcept:
-        """Take all that may leave for waiting, in a policy used alone; False if no memory."""
+        """List all that may leave as waiting, in a policy used alone; False without memory."""
         cdef uint32_t slot
         cdef Node* node
         for slot in range(self.table.num_used):
@@ -215,7 +215,7 @@ cdef class QueuePolicy(CompiledPolicy):
         return False
 
     cdef void order_waiting(self) noexcept:
-        """Let the heap take in what came since it was needed last."""
+        """Add to the heap what came since it was last needed."""
         cdef Waiting entry
         while self.num_ordered < self.num_waiting:
             entry = self.waiting[self.num_ordered]
@@ -394,7 +394,7 @@ cdef class QueuePolicy(CompiledPolicy):
     # -- undoing -----------------------------------------------------------------------------
 
     cdef void undo(self) noexcept:
-        """Take back what a search changed that was not settled."""
+        """Take back the changes of a search that was not settled."""
         cdef uint64_t place
         cdef uint32_t slot
         cdef Node* node

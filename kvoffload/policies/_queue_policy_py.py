@@ -1,4 +1,4 @@
-"""What Python policies share whose queues are not ordered by use: the search for victims.
+"""The search for victims in queues that are not ordered by use, in Python.
 
 How it works
     A search looks at the queues and at what it has chosen so far, and changes nothing; the policy
@@ -21,14 +21,14 @@ from ._twin_py import evictable
 
 
 class QueueSearch:
-    """Choose victims from queues whose blocks form chains.
+    """A choice of victims from queues whose blocks form chains.
 
     Parameters
     ----------
     resident : mapping of BlockHash to BlockStatus
         The blocks.
     chains : Chains
-        Who stands behind whom.
+        The links between them.
     protected : collection of BlockHash
         Blocks that must stay.
     """
@@ -46,11 +46,11 @@ class QueueSearch:
         self._num_gone: Counter[BlockHash] = Counter()  # of the blocks behind one, how many leave
 
     def can_find(self, n: int) -> bool:
-        """Tell whether there are `n` blocks that may leave."""
+        """Return whether there are `n` blocks that may leave."""
         return sum(1 for _ in islice(evictable(self._resident, self._protected), n)) == n
 
     def may_leave(self, block_hash: BlockHash) -> bool:
-        """Tell whether a block is idle, not protected and not chosen yet."""
+        """Return whether a block is idle, not protected and not chosen yet."""
         return (
             self._resident[block_hash].ref_cnt == 0
             and block_hash not in self._protected
@@ -58,11 +58,11 @@ class QueueSearch:
         )
 
     def waits(self, block_hash: BlockHash) -> bool:
-        """Tell whether a block behind this one stays."""
+        """Return whether a block behind this one stays."""
         return self.chains.num_behind(block_hash) > self._num_gone[block_hash]
 
     def idle(self, queue: Mapping[BlockHash, BlockStatus]) -> Iterator[BlockHash]:
-        """Go over what may be worth a look: idle, and not known to wait."""
+        """Yield the blocks that are idle and not known to wait."""
         waiting = self.chains.waiting
         for block_hash, status in queue.items():
             if status.ref_cnt == 0 and block_hash not in waiting:

@@ -76,7 +76,7 @@ cdef class Records(CompiledPolicy):
         return self.memory.size
 
     cdef bint ensure_last(self) noexcept:
-        """Make sure that every node has a time of last use."""
+        """Reserve a time of last use for every node."""
         cdef Table* table = &self.storage.table
         cdef uint64_t wanted = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
         return extend(

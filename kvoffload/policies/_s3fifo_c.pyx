@@ -207,7 +207,7 @@ cdef class _S3FIFO(QueuePolicy):
             scan.place = 0
 
     cdef bint c_became_tail(self, uint32_t slot, Node* node) noexcept:
-        """Let the scan of its queue find a block, this one if it is still to get there."""
+        """Put a block where a scan of its queue will meet it, this one if it is still to get there."""
         cdef int number = node.ring - 1
         cdef Scan* scan = &self.scans[number]
         if self.searching:
@@ -305,7 +305,7 @@ cdef class _S3FIFO(QueuePolicy):
 
 
 class S3FIFOCachePolicy(_S3FIFO, CachePolicy):
-    """Evict new blocks that are not used soon, and of the others the oldest without use.
+    """A policy that evicts new blocks that are not used soon, then the oldest unused ones.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ SMALL, MAIN, GHOSTS = range(3)
 
 
 class S3FIFOCachePolicy(PythonPolicy):
-    """Evict new blocks that are not used soon, and of the others the oldest without use.
+    """A policy that evicts new blocks that are not used soon, then the oldest unused ones.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ class S3FIFOCachePolicy(PythonPolicy):
 
 
 class _Search(QueueSearch):
-    """Look for victims in both queues of a policy.
+    """A search for victims in both queues of a policy.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ class _Search(QueueSearch):
         self.main = _Scan(self, policy._main, is_main=True)
 
     def next_victim(self, scan: _Scan) -> tuple[bool, int]:
-        """Scan on to a victim; tell if there was one, and how many moved from small to main."""
+        """Scan on to a victim; return whether there is one, and how many moved to main."""
         promoted = 0
         for block_hash in scan:
             if not self.may_leave(block_hash):
@@ -271,7 +271,7 @@ class _Search(QueueSearch):
 
 
 class _Scan:
-    """Go over a queue again and again, as long as something has changed since the last beginning.
+    """Repeated passes over a queue, as long as something has changed since the last one began.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ class _Scan:
         self._rest: Iterator[BlockHash] = iter(())
 
     def blocks(self, queue: Iterable[BlockHash]) -> Iterator[BlockHash]:
-        """Go over blocks of the queue as they stand now."""
+        """Yield blocks of the queue in their present order."""
         moved = self._search.moved
         arrived = list(moved) if self.is_main else []
         return chain((block for block in queue if block not in moved), arrived)

@@ -117,12 +117,12 @@ cdef class _Sieve(QueuePolicy):
             ring_list(self.table, &self.rings[0], slot, node)
 
     cdef inline void step_off(self, uint32_t slot, Node* node) noexcept:
-        """Move the hand on from a block that is about to move or leave."""
+        """Move the hand past a block that is about to move or leave."""
         if self.next_slot == slot:
             self.next_slot = node.next
 
     cdef bint c_sift(self, uint64_t n) noexcept:
-        """Let the hand go until `n` victims are found; the deepest, if a lap changes nothing."""
+        """Move the hand until `n` victims are found; take the deepest if a lap changes nothing."""
         cdef Ring* queue = &self.rings[0]
         cdef uint64_t passed_unchanged = 0
         cdef uint32_t slot
@@ -160,7 +160,7 @@ cdef class _Sieve(QueuePolicy):
         return True
 
     cdef void put_hand(self, uint64_t place) noexcept:
-        """Put the hand before the first block from a place on."""
+        """Put the hand before the first block at or after a place."""
         cdef Ring* queue = &self.rings[0]
         cdef uint32_t slot = queue.newest
         self.next_slot = NIL
@@ -186,7 +186,7 @@ cdef class _Sieve(QueuePolicy):
         return True
 
     cdef bint c_became_tail(self, uint32_t slot, Node* node) noexcept:
-        """Let the hand find a block where it gets to it, in this lap or the next."""
+        """Put a block where the hand will meet it, in this lap or the next."""
         ring_list(self.table, &self.rings[0], slot, node)
         return True
 
@@ -240,7 +240,7 @@ cdef class _Sieve(QueuePolicy):
 
 
 class SieveCachePolicy(_Sieve, CachePolicy):
-    """Evict the oldest block that was not used since the hand last passed it.
+    """A policy that evicts the oldest block that was not used since the hand last passed it.
 
     Parameters
     ----------

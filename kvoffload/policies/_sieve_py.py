@@ -38,7 +38,7 @@ from ._views import BlocksView
 
 
 class SieveCachePolicy(PythonPolicy):
-    """Evict the oldest block that was not used since the hand last passed it.
+    """A policy that evicts the oldest block that was not used since the hand last passed it.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class SieveCachePolicy(PythonPolicy):
         self._ahead, self._passed = self._passed, OrderedDict()
 
     def _pass(self, last: BlockHash) -> None:
-        """Let the hand pass what lies ahead, up to a block and with it."""
+        """Let the hand pass what lies ahead, up to and including a block."""
         block_hash = None
         while block_hash != last:
             block_hash, status = self._ahead.popitem(last=False)

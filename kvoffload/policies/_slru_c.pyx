@@ -92,7 +92,7 @@ cdef class _SLRU(CompiledPolicy):
             self.demote()
 
     cdef void demote(self) noexcept:
-        """Give what protected has too many to probation."""
+        """Move the excess of protected to probation."""
         cdef uint64_t excess = self.rings[PROTECTED].size - <uint64_t>self._protected_size
         cdef Cursor cursor
         cdef uint32_t slot
@@ -141,7 +141,7 @@ cdef class _SLRU(CompiledPolicy):
 
 
 class SLRUCachePolicy(_SLRU, CachePolicy):
-    """Evict the least recently used of the blocks that were not seen again.
+    """A policy that evicts the least recently used of the blocks that were not seen again.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ PROBATION, PROTECTED = range(2)
 
 
 class SLRUCachePolicy(PythonPolicy):
-    """Evict the least recently used of the blocks that were not seen again.
+    """A policy that evicts the least recently used of the blocks that were not seen again.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class SLRUCachePolicy(PythonPolicy):
         self._demote()
 
     def _demote(self) -> None:
-        """Give what protected has too many to probation."""
+        """Move the excess of protected to probation."""
         excess = len(self._protected) - self._protected_size
         if excess > 0:
             for block_hash, status in list(islice(evictable(self._protected, ()), excess)):

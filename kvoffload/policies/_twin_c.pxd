@@ -1,4 +1,4 @@
-"""What every compiled policy shares; the C interface that the compiled manager calls."""
+"""The base of compiled policies: the C interface that the compiled manager calls."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 

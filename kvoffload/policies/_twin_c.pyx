@@ -1,4 +1,4 @@
-"""What every compiled policy shares: the public methods, over C structures.
+"""The base of compiled policies: the public methods, over C structures.
 
 See ``_twin_py`` for the Python twin, ``_core`` for the structures.
 """
@@ -79,7 +79,7 @@ cdef bytes key_of(Node* node):
 
 
 cdef class CompiledPolicy:
-    """Turn the C functions of a compiled twin into the public contract."""
+    """The public contract over the C functions of a compiled twin."""
 
     def __cinit__(self):
         self.table = NULL
@@ -143,7 +143,7 @@ cdef class CompiledPolicy:
             self.was_owned = True
 
     cdef int stand_alone(self) except -1:
-        """Become a policy used alone: no block is parked, each is found where it stood."""
+        """Become a policy used alone: unpark every block at its place."""
         cdef list orders
         cdef int number
         cdef int collecting = PyGC_Disable()
@@ -172,7 +172,7 @@ cdef class CompiledPolicy:
         return batch
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
-        """Make sure of `more` nodes, and of one for each status that is held."""
+        """Reserve `more` nodes, and one for each status that is held."""
         return table_ensure(self.table, more + <uint64_t>len(self.storage.exports))
 
     # -- the public contract -----------------------------------------------------------------
@@ -363,18 +363,18 @@ cdef class CompiledPolicy:
     # -- for a Python manager -----------------------------------------------------------------
 
     def _loads(self, list batch):
-        """Hear that blocks are about to be loaded."""
+        """Note that blocks are about to be loaded."""
         batch_open(&self.batch, batch)
         find_all(self.table, &self.batch)
         self.c_loads(&self.batch)
 
     def _offers(self, list batch):
-        """Hear that blocks were offered to store, whatever came of it."""
+        """Note that blocks were offered to store, whatever the outcome."""
         batch_open(&self.batch, batch)
         self.c_offers(&self.batch)
 
     def _completes(self, list batch):
-        """Hear that the store of blocks has ended, well or not."""
+        """Note that the store of blocks has ended, successfully or not."""
         batch_open(&self.batch, batch)
         self.c_completes(&self.batch, self.batch.size - 1)
 
@@ -397,7 +397,7 @@ cdef class CompiledPolicy:
                 PyGC_Enable()
 
     def _ring_holds(self, int number, block_hash):
-        """Tell whether a key is on a ring, from 0."""
+        """Return whether a key is on a ring, from 0."""
         cdef uint32_t slot
         self.require_ring(number)
         if type(block_hash) is not bytes or not block_hash:

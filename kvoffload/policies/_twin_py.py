@@ -1,4 +1,4 @@
-"""What every Python policy shares: the public methods, as checks before the trusted ones.
+"""The base of Python policies: public methods that check, then call the trusted ones.
 
 Invariants
     ``_resident`` maps the hash of every resident block to its live status, and is the object that
@@ -46,7 +46,7 @@ def block_table(statuses: Iterable[BlockStatus]) -> npt.NDArray[np.void]:
 
 
 class PythonPolicy(CachePolicy):
-    """Turn the trusted methods of a Python twin into the public contract."""
+    """The public contract over the trusted methods of a Python twin."""
 
     __slots__ = ("__weakref__", "_cache_capacity", "_resident")
 
@@ -63,11 +63,11 @@ class PythonPolicy(CachePolicy):
         self._resident = self._blocks_type()
 
     def _require_ready(self) -> None:
-        """Raise RuntimeError where the constructor has not run to its end."""
+        """Raise RuntimeError if the constructor has not completed."""
         _ = self._resident
 
     def _require_free(self, call: str) -> None:
-        """Raise PolicyError where a manager owns the policy; a user's subclass is driven by it."""
+        """Raise PolicyError if a manager owns the policy; a user's subclass is called by it."""
         if owner_of(self) is not None and registry.is_builtin(type(self), "py"):
             raise policy_owned(call)
 
@@ -171,7 +171,7 @@ class PythonPolicy(CachePolicy):
         return list(self._ring(number))
 
     def _ring_holds(self, number: int, block_hash: object) -> bool:
-        """Tell whether a key is on a ring, from 0."""
+        """Return whether a key is on a ring, from 0."""
         return type(block_hash) is bytes and block_hash in self._ring(number)
 
     # -- the trusted protocol --------------------------------------------------------------
@@ -195,13 +195,13 @@ class PythonPolicy(CachePolicy):
         """Mark blocks as recently used, last hash first."""
 
     def _loads(self, batch: list[BlockHash]) -> None:
-        """Hear that blocks are about to be loaded."""
+        """Note that blocks are about to be loaded."""
 
     def _offers(self, batch: list[BlockHash]) -> None:
-        """Hear that blocks were offered to store, whatever came of it."""
+        """Note that blocks were offered to store, whatever the outcome."""
 
     def _completes(self, batch: list[BlockHash]) -> None:
-        """Hear that the store of blocks has ended, well or not."""
+        """Note that the store of blocks has ended, successfully or not."""
 
     @abstractmethod
     def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:

@@ -14,7 +14,7 @@ from kvoffload.types import BlockHash, BlockStatus
 
 
 class BlocksView(Mapping[BlockHash, BlockStatus]):
-    """Show the blocks of one ring with their live statuses, least recent first.
+    """The blocks of one ring with their live statuses, least recent first.
 
     Iteration goes over the blocks that were there when it began; `items` and `values` pass over
     those that have left meanwhile. Two views are equal if they hold the same blocks.
@@ -67,7 +67,7 @@ class BlocksView(Mapping[BlockHash, BlockStatus]):
 
 
 class _Items(ItemsView[BlockHash, BlockStatus]):
-    """The pairs of a view; what leaves while they are gone through is passed over."""
+    """The pairs of a view; a block that leaves during iteration is skipped."""
 
     __slots__ = ("_view",)
 
@@ -96,7 +96,7 @@ class _Values(ValuesView[BlockStatus]):
 
 
 class GhostsView(AbstractSet[BlockHash]):
-    """Show the ghosts of one ring, least recent first.
+    """The ghosts of one ring, least recent first.
 
     Iteration goes over the ghosts that were there when it began. Two views are equal if they hold
     the same ghosts.

@@ -1,4 +1,4 @@
-"""The contract of every eviction policy, which answers: which block leaves."""
+"""The contract of eviction policies, which decide which block leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Room = tuple[int, Sequence[tuple[bytes, BlockStatus]]]
 
 
 class CachePolicy(ABC):
-    """Decide which block leaves when room is needed.
+    """A rule for which block leaves when room is needed.
 
     A policy holds the resident blocks and their order. A manager tells it what is inserted, used
     and removed, changes ``ref_cnt`` of the statuses itself, and asks for victims. Used alone,
@@ -169,5 +169,5 @@ class CachePolicy(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no __len__()")
 
     def __bool__(self) -> bool:
-        """Be true, empty or not: a policy is a part, not only a container."""
+        """Return True, even for an empty policy: it is more than a container."""
         return True

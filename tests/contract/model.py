@@ -136,7 +136,7 @@ class AdaptiveModel:
 
 
 class CountingPool:
-    """Where blocks live: fresh ids counting up, then the last freed first."""
+    """A pool: fresh ids counting up, then the last freed first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -164,7 +164,7 @@ class CountingPool:
 
 
 class LowestFirstPool(CountingPool):
-    """Where blocks live over the user's backend of these tests: the lowest free id."""
+    """A pool over the user's backend of these tests: the lowest free id."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

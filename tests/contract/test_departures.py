@@ -1,4 +1,4 @@
-"""Where the managers depart from vLLM's releases on purpose; one test a row."""
+"""Intended differences from vLLM's releases; one test per row of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be seen from outside: read-only, in order of recency, live."""
+"""Introspection: read-only, in order of recency, live."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.observation import attempt, observe
 
 
 class AlarmError(Exception):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 def ring(*_: object) -> None:

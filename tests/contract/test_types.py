@@ -1,4 +1,4 @@
-"""What passes between the rooms: statuses, specs, outputs, events."""
+"""The types that managers exchange: statuses, specs, outputs, events."""
 
 from __future__ import annotations
 

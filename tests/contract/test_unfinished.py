@@ -38,7 +38,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "__len__": (),
     "__contains__": (A,),
 }
-"""What each method is called with; every method of every class below is here."""
+"""Arguments of each method; every method of every class below is here."""
 
 MANAGERS = ("CPUOffloadingManager", "LRUOffloadingManager", "ARCOffloadingManager")
 

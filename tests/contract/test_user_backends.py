@@ -236,7 +236,7 @@ def test_a_backend_may_hand_out_an_object_again(manager_class: Any) -> None:
 
 
 class UserFailedError(Exception):
-    """What a user's own code raises."""
+    """An exception of a user's own code."""
 
 
 def test_an_allocation_that_raises(manager_class: Any) -> None:

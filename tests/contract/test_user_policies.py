@@ -346,7 +346,7 @@ def test_an_instance_that_cannot_count_its_blocks(twin: ModuleType) -> None:
 
 
 class UserFailedError(Exception):
-    """What a user's own code raises."""
+    """An exception of a user's own code."""
 
 
 @pytest.mark.parametrize("method", ["touch", "evict", "remove"])
@@ -404,7 +404,7 @@ def test_an_insert_that_fails_gives_the_slots_back(twin: ModuleType) -> None:
 
 
 def test_a_policy_that_raises_after_it_dropped_blocks_gets_them_back(twin: ModuleType) -> None:
-    """What the manager holds and the policy does not know could never be evicted again."""
+    """A block that the manager holds and the policy does not know could never be evicted."""
 
     class Dropping(ListPolicy):
         fails = False
@@ -464,6 +464,36 @@ def test_an_interrupt_in_a_policy_that_dropped_blocks_gives_them_back(twin: Modu
     with pytest.raises(KeyboardInterrupt):
         manager.prepare_store([B])
     assert manager.lookup([A]) == 1
+    manager._check()
+
+
+def test_a_policy_that_takes_nothing_back_loses_no_slot(twin: ModuleType) -> None:
+    class Dropping(ListPolicy):
+        fails = False
+
+        def insert(self, block_hash: BlockHash, status: BlockStatus) -> None:
+            if self.fails:
+                raise UserFailedError
+            super().insert(block_hash, status)
+
+        def evict(self, n: int, protected: Any) -> Any:
+            if self.fails:
+                self.order.clear()
+                raise UserFailedError
+            return super().evict(n, protected)
+
+    policy = Dropping(2)
+    manager = twin.CPUOffloadingManager(16, 2, policy)
+    store(manager, [A, B])
+    policy.fails = True
+    with pytest.raises(UserFailedError):
+        manager.prepare_store([C])
+    assert manager.lookup([A, B]) == 2
+    assert manager.stats()["resident"] + manager.stats()["free"] == 2
+    policy.fails = False
+    with pytest.raises(PolicyError):  # it lacks what the manager holds, and is given it now
+        manager.prepare_store([C])
+    assert names(store(manager, [C]).block_hashes_evicted) == "A"
     manager._check()
 
 

@@ -1,4 +1,4 @@
-"""What is written through a live status touches no other block's slot, and none outside."""
+"""A value written through a live status changes no other block's slot, and none outside."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.differential.pairs import Pair, Twins
 from tests.differential.workloads import GENERATED, TRACES, Request, trace, trace_path
 
 LOOKS = 12
-"""How often, over a replay, everything that can be seen is compared."""
+"""Comparisons of everything visible over a replay."""
 
 
 def replay(pair: Pair, requests: Iterable[Request]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What the compiled core lays out in memory."""
+"""The memory layout of the compiled core."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tests of the policies, one file a policy, and of what holds for all."""
+"""Tests of the policies: one file per policy, and those of all."""

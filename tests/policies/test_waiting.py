@@ -174,7 +174,7 @@ def test_a_search_in_python_looks_once_at_what_waits(
 def test_statuses_written_from_outside_cost_no_memory_and_no_other_block(
     twin: ModuleType, name: str
 ) -> None:
-    """What someone writes through a status that waits is wrong for that block alone."""
+    """A value written through the status of a waiting block is wrong for that block alone."""
     manager = full_of_chains(twin, name, 6)
     manager.prepare_store([b"x"])
     for number in range(2, 12, 2):
