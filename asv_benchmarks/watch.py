@@ -8,7 +8,7 @@
     python asv_benchmarks/watch.py sizes [--traces FOLDER] [NAME…]
     python asv_benchmarks/watch.py fleet [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py cost [--vllm] [--capacity 100000]
-    python asv_benchmarks/watch.py memory
+    python asv_benchmarks/watch.py memory [--pending N]
 
 Errors are of hit ratios over a whole trace. The cost is CPU time: the medians of interleaved rounds
 within one process, as ratios, and what valgrind counts with ``cost --rounds 1`` under it; with
@@ -331,7 +331,9 @@ def causes(arguments: argparse.Namespace) -> None:
         print(f"{what}: mean {statistics.fmean(errors):.4f}, max {max(errors):.4f}")
 
 
-def cycle(manager: CPUOffloadingManager, requests: list[list[bytes]]) -> None:
+def cycle(manager: CPUOffloadingManager, requests: list[list[bytes]], pending: int = 0) -> None:
+    """Serve requests with as many stores under way as `pending`, which end with the last."""
+    under_way: deque[list[bytes]] = deque()
     for hashes in requests:
         manager.touch(hashes)
         found = manager.lookup(hashes)
@@ -341,7 +343,11 @@ def cycle(manager: CPUOffloadingManager, requests: list[list[bytes]]) -> None:
         output = manager.prepare_store(hashes)
         manager.touch(hashes)
         if output is not None:
-            manager.complete_store(output.block_hashes_to_store)
+            under_way.append(output.block_hashes_to_store)
+        if len(under_way) > pending:
+            manager.complete_store(under_way.popleft())
+    for stored in under_way:
+        manager.complete_store(stored)
 
 
 def engine_cycle(manager: Any, requests: list[list[bytes]]) -> None:
@@ -445,16 +451,22 @@ def resident(arguments: argparse.Namespace) -> None:
     watch = Watch(clock=lambda: clock[0])
     cycle(CPUOffloadingManager(16, 1_000, watch=Watch()), requests[:20])  # what is loaded once
     manager = CPUOffloadingManager(16, 100_000, watch=watch if arguments.only else None)
+    pending = max(arguments.pending)
     for _ in range(arguments.rounds):
         clock[0] += 100.0
-        cycle(manager, requests)
+        cycle(manager, requests, pending)
+    if arguments.only and (watch._overlap is not None) != bool(pending):
+        raise RuntimeError("stores overlap where they should not, or the reverse")
     print(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024)
 
 
 def memory(arguments: argparse.Namespace) -> None:
     """Print what a watch of the defaults adds to the resident memory of a process of its own."""
-    for rounds in (1, arguments.rounds, 4 * arguments.rounds):
+    for pending, rounds in product(
+        (0, max(arguments.pending)), (1, arguments.rounds, 4 * arguments.rounds)
+    ):
         command = [sys.executable, __file__, "resident", "--rounds", str(rounds)]
+        command += ["--pending", str(pending)]
         sizes = [
             [
                 int(subprocess.run([*command, *more], capture_output=True, check=True).stdout)
@@ -463,7 +475,10 @@ def memory(arguments: argparse.Namespace) -> None:
             for more in ([], ["--only", "watch"])
         ]
         without, with_watch = map(statistics.median, sizes)
-        print(f"after {rounds} runs: {with_watch - without:.0f} KiB", flush=True)
+        print(
+            f"{pending} stores under way, after {rounds} runs: {with_watch - without:.0f} KiB",
+            flush=True,
+        )
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``kvoffload dashboard``: what Grafana and Prometheus are given to show a watch."""
+"""``kvoffload dashboard``: files for Grafana and Prometheus that show watches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvoffload top``: what watches see, on one screen."""
+"""``kvoffload top``: the findings of watches, on one screen."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from kvoffload.watch.scraped import Engine, View
 
 TIMEOUT = 10.0
-"""Seconds in which a URL must have answered, and its answer been read."""
+"""Seconds for the whole answer of a URL."""
 MOST_BYTES = 2**24
 MOST_OF_FAULT = 200
-"""Characters of what is said about a URL."""
+"""Longest message about a URL, in characters."""
 WIDEST_BAR = 100
 
 CAUSES = {
@@ -107,7 +107,7 @@ def top(urls: tuple[str, ...], *, once: bool, as_json: bool, interval: float) ->
 
 
 def _address(url: str) -> str:
-    """Complete a URL; a usage error where it is none."""
+    """Complete a URL; raise a usage error if it is none."""
     whole = url if "://" in url else f"http://{url}"
     try:
         parts = urllib.parse.urlsplit(whole)
@@ -121,7 +121,7 @@ def _address(url: str) -> str:
 
 
 def _look(urls: Sequence[str]) -> tuple[list[Engine], list[str]]:
-    """Scrape all; return the watches, and a line for each URL that has none."""
+    """Scrape all URLs; return the watches, and a message for each URL without one."""
     try:
         import prometheus_client  # noqa: F401
 
@@ -146,7 +146,7 @@ def _look(urls: Sequence[str]) -> tuple[list[Engine], list[str]]:
 
 
 class _Look(threading.Thread):
-    """A look at one URL, beside the others; one that is not done in time is left to itself."""
+    """A look at one URL, at the same time as the others; a late one is abandoned."""
 
     def __init__(self, url: str, read: Callable[[str, str], list[Engine]]) -> None:
         super().__init__(daemon=True)
@@ -159,7 +159,7 @@ class _Look(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Scrape and read; what fails is said in `fault`."""
+        """Scrape and read; a failure goes into `fault`."""
         try:
             found = self._read(self.url, self._scrape())
         except urllib.error.HTTPError as error:
@@ -179,7 +179,7 @@ class _Look(threading.Thread):
     def _scrape(self) -> str:
         with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:  # noqa: S310
             body = bytearray()
-            # Piece by piece: a timeout is that of each read alone.
+            # Piece by piece, since a timeout holds for each read alone.
             while part := answer.read1(2**16):
                 body += part
                 if len(body) > MOST_BYTES:
@@ -190,7 +190,7 @@ class _Look(threading.Thread):
 
 
 def _cut(text: str) -> str:
-    """Return a text of a stranger at a length that a line can have."""
+    """Return a text from outside, cut to the length of a line."""
     return text if len(text) <= MOST_OF_FAULT else f"{text[:MOST_OF_FAULT]}…"
 
 
@@ -200,9 +200,9 @@ def screen(view: View, since: str, faults: Sequence[str], width: int) -> Rendera
     Parameters
     ----------
     view : View
-        What there is to show.
+        The sums to show.
     since : str
-        What the counters are of.
+        Span of the counters.
     faults : sequence of str
         URLs that did not answer.
     width : int
@@ -235,7 +235,7 @@ def _headline(view: View, since: str) -> Text:
 
 
 def _curve(view: View, width: int) -> Table:
-    """Draw the points: a bar as long as the hit ratio, lighter where the error bar is."""
+    """Draw the points: bars as long as the hit ratio, lighter in the error interval."""
     room = max(10, min(WIDEST_BAR, width - 50))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("policy")
@@ -255,7 +255,7 @@ def _curve(view: View, width: int) -> Table:
             withheld = f"not enough data: {reasons}" if reasons else "not enough data"
             table.add_row(name, size, "-", "", Text(withheld, style="dim"))
             continue
-        # The present is counted: no mark shifts it.
+        # The present hit ratio is counted: no mark applies to it.
         if each.marks and not present:
             ratio, half = percent_text(each.hit_ratio), f"{100 * (each.error or 0.0):.1f}"
             why = f"not to be relied on: {_in_words(each.marks, MARKS)}"
@@ -271,7 +271,7 @@ def _curve(view: View, width: int) -> Table:
 
 
 def _in_words(names: Sequence[str], words: dict[str, str]) -> str:
-    """Return marks or reasons as text; those of a later version stay as they are."""
+    """Return marks or reasons as text; unknown ones, of later versions, unchanged."""
     return printable(", ".join(words.get(name, name) for name in names))
 
 
@@ -300,5 +300,5 @@ def _waste(view: View) -> Table:
 
 
 def _as_object(view: View) -> dict[str, object]:
-    """Return a look as the object that ``--json`` prints."""
+    """Return a look as the object of ``--json``."""
     return {**dataclasses.asdict(view), "hit_ratio": view.hit_ratio}

@@ -1,8 +1,8 @@
-"""See, live, whether offloading pays and what to change.
+"""Live shadow simulation: hit ratios at other sizes, causes of misses, wasted stores.
 
-A `Watch` is passed to a manager and looks on: the hit ratio at other sizes and under other
-policies, with an error bar; why blocks were missed; what was stored for nothing; transfers that
-never ended. It changes no decision.
+A `Watch` is passed to a manager and observes it: the hit ratio at other sizes and under other
+policies, with an error bar; causes of misses; blocks stored in vain; transfers that never ended.
+It changes no decision.
 """
 
 from ._watch import Explanation, Watch, WatchReport

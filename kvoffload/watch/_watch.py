@@ -1,4 +1,4 @@
-"""Look on as a manager works: its hits elsewhere, why it misses, what it stores for nothing."""
+"""Live shadow simulation of a manager: hit ratios elsewhere, causes of misses, wasted stores."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ from .overdue import Overdue, find_overdue
 __all__ = ["Explanation", "Watch", "WatchReport"]
 
 LIVE_MEMORY = (0.5, 1.0, 2.0, 4.0)
-"""Sizes at which a live policy other than LRU is shadowed."""
+"""Sizes of the shadows of a live policy other than LRU."""
 SNAPSHOTS = 15
-"""Counters are kept so many times in a window: it is exact to this part."""
+"""Snapshots of the counters per window, which is exact to this part."""
 IN_FLIGHT = 0.02
-"""Share of the requests that met a block being stored, or were refused, above which points are
+"""Share of requests that met a block being stored, or were refused, above which points are
 marked."""
 OVERLAP_REQUESTS = 16
+"""Requests from which on overlap is judged."""
 LEAST_MET = 4
-"""Requests that must have met a block being stored, so that one by chance says nothing."""
+"""Least number of requests that met a block being stored: one by chance says nothing."""
 LONGEST_JUDGED = 1024
-"""Requests by which it is judged whether stores overlap: least, and after which it begins anew."""
+"""Requests after which the judgement of overlap starts anew."""
 MOST_SIZES = 12
 REMEMBERED = 8.0
-"""Times the memory that the list remembers at least, whatever sizes are asked about."""
+"""Least length of the LRU list, times the memory, whatever sizes are asked about."""
 LONGEST = 1e9  # seconds
 
 logger = logging.getLogger("kvoffload.watch")
@@ -53,14 +54,15 @@ logger = logging.getLogger("kvoffload.watch")
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a watch knows of a block.
+    """The knowledge of a watch about a block.
 
     Attributes
     ----------
     state : str
         ``"absent"``, ``"pending"``, ``"idle"`` or ``"pinned"``.
     sampled : bool
-        Whether the watch looks at it; what follows is None if not, or if it does not remember it.
+        Whether the block is in the sample; the rest is None if not, or if the watch has forgotten
+        the block.
     cause : str or None
         Why the block is absent or pending: one of ``broken_prefix``, ``pending``, ``evicted``,
         ``declined``, ``refused``, ``failed``, ``reset``, ``never_or_long_ago``.
@@ -81,7 +83,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class WatchReport:
-    """What a watch found out, in its window where nothing else is said.
+    """The findings of a watch, in its window unless said otherwise.
 
     Attributes
     ----------
@@ -90,7 +92,7 @@ class WatchReport:
     capacity : int
         Blocks that the manager has room for.
     sampling_rate : float
-        Share of the blocks that the watch looks at.
+        Share of the blocks that are in the sample.
     seconds : float
         Length of the window so far.
     requests, asked, missed : int
@@ -152,15 +154,15 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Overlap:
-    """What was there when the miniatures' stores began to overlap."""
+    """The state when the miniatures' stores began to overlap."""
 
-    cold: dict[float, float]  # by memory: blocks that LRU held, and a new miniature does not
+    cold: dict[float, float]  # by memory: blocks that LRU held and a new miniature does not
     before: dict[tuple[str, float], tuple[int, int]]  # misses and stores of the list till then
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """What is watched, and by what."""
+    """The manager that is watched, and its shadows."""
 
     policy: str | None
     capacity: int  # blocks
@@ -171,34 +173,34 @@ class _Subject:
 
 
 class Watch:
-    """Look on as a manager works, and say what it would do elsewhere; it changes nothing.
+    """An observer of a manager that estimates its hit ratio elsewhere; it changes no decision.
 
     A sample of the blocks, chosen by a keyed hash, goes through shadows: LRU at every size in
-    `memory`, and miniature managers of other policies. Their misses, against those of the shadow
-    of what there is, scale the misses that the manager counts.
+    `memory`, and miniature managers of other policies. Their misses, relative to those of the
+    shadow of the present configuration, scale the misses that the manager counts.
 
     Parameters
     ----------
     memory : sequence of float
-        Sizes to ask about, times the memory that there is; 1 is always among them. At most 12.
+        Sizes to ask about, as multiples of the present memory; 1 is always one. At most 12.
     policies : sequence of str
-        Policy strings to ask about, at the memory that there is.
+        Policy strings to ask about, at the present memory.
     slots : int
-        Sampled blocks at the present size, >= 4: more of them make errors smaller, as the square
-        root, and cost memory and time in proportion.
+        Sampled blocks at the present size, >= 4. Errors fall with the square root of their number;
+        memory and time grow in proportion.
     policy_slots : int
         The same for miniature managers.
     max_rate : float
-        Most of all blocks that are sampled, in (0, 1]. Below 256 / `max_rate` blocks of memory
-        nothing is estimated. Small memories cost most: at 10,000 blocks one in 32 is looked at.
+        Largest share of blocks that is sampled, in (0, 1]. Below 256 / `max_rate` blocks of memory
+        nothing is estimated. Small memories cost most: of 10,000 blocks one in 32 is sampled.
     window : float
         Seconds that the estimates look back, in (0, 1e9].
     deadline : float
         Seconds after which a transfer that is not completed is overdue, in (0, 1e9].
     secret : bytes, optional
-        64 bytes that choose the sample; by default nobody can foresee it.
+        64 bytes that choose the sample; random by default, so that no client can foresee it.
     clock : callable, optional
-        Gives seconds; by default the system's monotonic clock.
+        Returns seconds; by default the system's monotonic clock.
 
     Raises
     ------
@@ -207,11 +209,10 @@ class Watch:
 
     Notes
     -----
-    Thread-safety: that of the manager; what a user calls is safe in any thread.
+    Thread-safety: that of the manager; the methods of a watch are safe in any thread.
 
-    Memory: 40 bytes for each sampled slot of the largest size, 8 at least, and the miniature
-    managers.
-    It does not grow.
+    Memory: 40 bytes for each sampled slot of the largest size, or of 8 times the memory if that is
+    more, and the miniature managers. It does not grow.
 
     Examples
     --------
@@ -307,7 +308,7 @@ class Watch:
 
     def _drain(self) -> None:
         if not self._lock.acquire(blocking=False):
-            return  # another thread is at it
+            return  # another thread does it
         try:
             self._take_keys()
         finally:
@@ -349,9 +350,9 @@ class Watch:
             self.overdue()
 
     def _judge_overlap(self, taken: tuple[int, ...]) -> None:
-        """Where stores overlap, let the miniatures' overlap too, and start a window with them.
+        """Let the stores of miniatures overlap where the manager's do, in a new window.
 
-        LRU then is a miniature at each size as well: the list knows no store that is under way.
+        LRU is then simulated by miniatures as well: the list knows no store that is under way.
         """
         requests, met, refused = (
             new - old for new, old in zip(taken, self._judged_from, strict=True)
@@ -386,7 +387,7 @@ class Watch:
     # -- what a user calls ---------------------------------------------------------------------
 
     def report(self) -> WatchReport:
-        """Say what was found out in the window.
+        """Return the findings in the window.
 
         Returns
         -------
@@ -399,7 +400,7 @@ class Watch:
 
         Notes
         -----
-        Complexity: O(sizes and policies), and of transfers that are past their deadline.
+        Complexity: O(sizes and policies), and O(transfers that are past their deadline).
         """
         self._require_joined()
         with self._lock:
@@ -437,7 +438,7 @@ class Watch:
         )
 
     def explain(self, hashes: Iterable[bytes]) -> list[Explanation]:
-        """Say of each block where it is, and, where it is sampled, why; nothing changes.
+        """Return the state of each block and, of a sampled one, its cause; nothing changes.
 
         Parameters
         ----------
@@ -460,12 +461,12 @@ class Watch:
         return [_explanation(self._core.explain(key), now) for key in as_batch(hashes)]
 
     def overdue(self) -> list[Overdue]:
-        """List the transfers that are past their deadline, oldest first; each is logged once.
+        """Return the transfers that are past their deadline, oldest first; each is logged once.
 
         Returns
         -------
         list of Overdue
-            Empty when the manager is gone.
+            Empty when the manager no longer exists.
 
         Raises
         ------
@@ -513,13 +514,13 @@ class Watch:
         return ages
 
     def counters(self) -> dict[str, Any]:
-        """Return what is counted since the start, as the exporters need it.
+        """Return the counters since the start, as exporters need them.
 
         Returns
         -------
         dict of str to object
-            Counts of the manager and of the sample; ``shadows``: by policy and memory, the misses
-            and stores of the shadow; ``base`` says which of them is what there is.
+            Counts of the manager and of the sample; ``shadows``: misses and stores of each shadow,
+            by policy and memory; ``policy``: the manager's.
         """
         self._require_joined()
         with self._lock:
@@ -567,7 +568,7 @@ class Watch:
         )
 
     def _keep(self, snapshot: _Snapshot, *, append: bool = True) -> None:
-        """Forget what is older than the window, but for the newest of those."""
+        """Drop snapshots that are older than the window, but for the newest of them."""
         start = snapshot.time - self.window * 1000
         while len(self._snapshots) > 1 and self._snapshots[1].time <= start:
             self._snapshots.popleft()
@@ -585,7 +586,7 @@ class Watch:
         subject = self._subject
         quarters = self._QUARTERS
         present = self.memory.index(1.0)
-        # Those longer than the memory are refused whatever is under way.
+        # Requests longer than the memory are refused whatever is under way.
         refused = max(0, counts["refused"] - counts["long_requests"][present])
         in_flight = _overlap(counts["requests"], counts["met_pending"], refused)
         totals = [
@@ -610,7 +611,7 @@ class Watch:
                 found.append("filling")
             if overlaps:
                 return tuple(found)  # a miniature refuses as the manager does
-            # What the manager refused, the shadow of what there is did not.
+            # What the manager refused, the shadow of the present size did not.
             if counts["long_requests"][min(nearest, present)]:
                 found.append("long_requests")
             if in_flight:
@@ -682,7 +683,7 @@ class Watch:
             )
 
     def _cold(self, counts: dict[str, Any], base: Sequence[int], memory: float) -> float:
-        """Return what blocks that LRU held before its miniatures began may shift a point by."""
+        """Return the possible shift of a point by blocks that LRU held before its miniatures."""
         if self._overlap is None or not counts["asked"]:
             return 0.0
         missed = float(counts["missed"] / counts["asked"])
@@ -690,7 +691,7 @@ class Watch:
 
 
 def _overlap(requests: int, met: int, refused: int) -> bool:
-    """Tell whether too many requests met a block being stored, or were refused their store."""
+    """Return whether too many requests met a block being stored, or had their store refused."""
     return met + refused > IN_FLIGHT * requests
 
 
@@ -719,7 +720,7 @@ def _lru_misses(judged: Sequence[Sequence[int]], size: int) -> list[int]:
 
 
 def _difference(after: Any, before: Any) -> Any:
-    """Subtract counters, nested alike."""
+    """Subtract counters of the same nesting."""
     if isinstance(after, dict):
         return {name: _difference(value, before[name]) for name, value in after.items()}
     if isinstance(after, list):

@@ -1,10 +1,11 @@
-"""From the misses of shadows to hit ratios, each with an error bar or the reason why there is none.
+"""Hit ratios from the misses of shadows, each with an error bar or the reason why there is none.
 
-The manager counts exactly what it was asked for and what it missed. A shadow only says how many
-times as often another policy, or another size, would have missed; what it gets wrong for both
-cancels. The error is 3.18 (Student's t, 3 degrees of freedom, 95 %) times the delete-one jackknife
-over four disjoint quarters of the sample, each with shadows of its own; and, as quarters with few
-misses may agree by chance, what one standard deviation of the number of misses that differ shifts.
+The manager counts exactly which blocks it was asked for and which it missed. A shadow only tells
+how many times as often another policy, or another size, would have missed; errors common to both
+cancel. The error is 3.18 (Student's t, 3 degrees of freedom, 95 %) times the delete-one jackknife
+over four disjoint quarters of the sample, each with shadows of its own. Since quarters with few
+misses may agree by chance, the shift by one standard deviation of the number of misses that differ
+is added.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ from dataclasses import dataclass
 __all__ = ["LEAST_MISSES", "LEAST_SLOTS", "WIDEST", "Point", "estimate", "make_point"]
 
 LEAST_SLOTS = 256
-"""Sampled slots that a size needs for a point."""
+"""Least number of sampled slots of a size for a point."""
 LEAST_MISSES = 32
-"""Sampled misses in the window that any point needs: below, no error can be told."""
+"""Least number of sampled misses in the window for a point: below, the error is unknown."""
 WIDEST = 0.03
-"""Error beyond which a point is withheld."""
+"""Largest error of a point that is not withheld."""
 STUDENT_T = 3.182
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The hit ratio that a policy would have with a memory.
+    """The estimated hit ratio of a policy with a memory.
 
     Attributes
     ----------
     policy : str
         The policy.
     memory : float
-        Times the memory that there is.
+        Multiple of the present memory.
     hit_ratio, error : float or None
-        The estimate and the half-width of its 95 % interval; None where `reason` says why.
+        The estimate and the half-width of its 95 % interval; None where there is a `reason`.
     stores_per_block : float or None
-        Blocks that it would store for each block asked for.
+        Blocks that it would store per block asked for.
     reason : str or None
         ``"few_slots"``, ``"few_misses"``, ``"wide"`` or ``"own_policy"`` (of the live policy there
         is no shadow).
@@ -68,15 +69,15 @@ def estimate(
     miss_ratio : float
         Missed of asked blocks of the manager, counted.
     base, shadow : sequence of float
-        By quarter: misses of the shadow of what there is, and of what is asked about; the same
-        object where that is asked about, whose hit ratio is counted.
+        By quarter: misses of the shadow of the present configuration, and of the one asked about;
+        the same object where they are one, whose hit ratio is counted.
     bias : float
-        What a shadow of another kind may be off by, which its quarters do not tell.
+        Possible error of a shadow of another kind, which its quarters do not show.
 
     Returns
     -------
     (float, float)
-        The error is infinite where the quarters do not tell, as where there is one alone.
+        The error is infinite where it is unknown, as with one quarter.
     """
     total, found = sum(base), sum(shadow)
     if total <= 0:
@@ -110,24 +111,25 @@ def make_point(
     bias: float = 0.0,
     marks: tuple[str, ...] = (),
 ) -> Point:
-    """Give a point, or withhold it and say why.
+    """Return a point, withheld with a reason where there is not enough data.
 
     Parameters
     ----------
     policy : str
         The policy asked about.
     memory : float
-        Times the memory that there is.
+        Multiple of the present memory.
     slots : float
         Its sampled slots.
     asked, missed : int
         Blocks of the manager, in the window.
     base, shadow, stored : sequence of float
-        By quarter, in the window: misses of what there is; misses and stores of this policy.
+        By quarter, in the window: misses of the present configuration; misses and stores of this
+        policy.
     bias : float
         As `estimate` has it.
     marks : tuple of str
-        What may shift it.
+        Marks of the point.
 
     Returns
     -------

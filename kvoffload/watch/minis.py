@@ -16,27 +16,27 @@ from kvoffload.policies import registry
 __all__ = ["Miniature", "miniature_bias"]
 
 BIAS = 0.0075
-"""What a miniature of 512 slots may be off by beside what its quarters tell; with n slots, in
-proportion to 1 / sqrt(n). Measured with `asv_benchmarks/watch.py policies`."""
+"""Possible error of a miniature of 512 slots besides the one that its quarters show; with n slots,
+in proportion to 1 / sqrt(n). Measured with `asv_benchmarks/watch.py policies`."""
 
 _Request = tuple[list[BlockHash], int, int | None]
 """Its keys, and which of them it asked for: from one place to before another, or to the end."""
 
 
 def miniature_bias(slots: float) -> float:
-    """Return what a miniature with so many slots, in four quarters, may be off by."""
+    """Return the possible error of a miniature with `slots` slots in four quarters."""
     return BIAS * math.sqrt(512 / slots) if slots else math.inf
 
 
 class Miniature:
-    """One policy at one size, in as many miniature managers as the sample has quarters.
+    """One policy at one size: a miniature manager for each quarter of the sample.
 
     Parameters
     ----------
     policy : str
         A policy string.
     memory : float
-        Times the memory that there is.
+        Multiple of the present memory.
     slots : float
         Sampled slots of all quarters together.
     quarters : int
@@ -55,7 +55,7 @@ class Miniature:
         ]
 
     def feed(self, quarter: int, requests: Sequence[_Request]) -> None:
-        """Let a quarter's manager do what an engine would with these requests."""
+        """Serve requests with the manager of a quarter, as an engine would."""
         if self._pending[quarter]:
             self._complete(quarter, math.inf)
         self.managers[quarter]._serve_at_once(requests)
@@ -69,10 +69,10 @@ class Miniature:
         *,
         waits: bool,
     ) -> None:
-        """Do so with stores that are under way for a while.
+        """Serve requests with stores that take a while.
 
-        `numbers` say which request each is. A store ends when `lag` requests have come after it;
-        what a lookup meets before misses, or, if it `waits`, has ended.
+        `numbers` are the requests' places among all. A store ends after `lag` more requests; until
+        then a lookup misses its blocks or, if it `waits`, ends it.
         """
         manager = self.managers[quarter]
         for (hashes, first, end), number in zip(requests, numbers, strict=True):
@@ -87,7 +87,7 @@ class Miniature:
                 self._pending[quarter].append((number, output.block_hashes_to_store))
 
     def _complete(self, quarter: int, before: float) -> None:
-        """End the stores of the requests before a number."""
+        """Complete the stores of the requests before a number."""
         pending = self._pending[quarter]
         while pending and pending[0][0] < before:
             self.managers[quarter].complete_store(pending.popleft()[1])
@@ -100,7 +100,7 @@ class Miniature:
         return missed + stored + [each["lookup_blocks"] for each in stats]
 
     def marks(self, totals: Sequence[int]) -> tuple[str, ...]:
-        """Return what may shift its points, beside what may shift any, given its `totals`."""
+        """Return the marks of its points besides those of all points, given its `totals`."""
         entry = registry.parse(self.policy).entry
         if not entry.scales:
             return ("biased",)

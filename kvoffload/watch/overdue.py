@@ -1,8 +1,8 @@
-"""Transfers that were prepared and never completed: blocks that stay pinned, or pending, for good.
+"""Transfers that were prepared and never completed, whose blocks stay pinned or pending.
 
 A transfer is open from `prepare_load` or `prepare_store` to the completion of as many blocks with
 the same first and last slot. Past its deadline it is overdue as long as one of its slots is still
-pinned, or pending. Nothing is released: the engine may yet write there.
+pinned or pending. Nothing is released, since the engine may still write there.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Overdue:
 
 
 def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
-    """Return what is overdue, oldest first; close what ended another way.
+    """Return the overdue transfers, oldest first; close those that ended another way.
 
     Parameters
     ----------
     core : WatchCore
         The open transfers.
     manager : OffloadingManager
-        Whose blocks they move.
+        The manager of their blocks.
     deadline : float
         Seconds after which a transfer is overdue.
 

@@ -1,4 +1,4 @@
-"""What watches exported, read back: the metrics of an engine or of a fleet, and advice."""
+"""Metrics of watches, read back from exporters: of one engine or of a fleet; and advice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .metrics import UNMARKED, memory_label
 __all__ = ["LEAST_GAIN", "Engine", "Shadow", "View", "advise", "read_engines", "view"]
 
 LEAST_GAIN = 0.01
-"""What a change must gain, less its error, to be worth a sentence."""
+"""Least gain of a change, less its error, that is worth a sentence."""
 MOST_ENGINES = 4096
 MOST_LINES = 2**17
 LONGEST_LINE = 2**13
@@ -33,7 +33,7 @@ class Engine:
     Attributes
     ----------
     labels : tuple of (str, str)
-        Where it is: its URL, and labels that are not the metrics' own.
+        Its URL, and labels that are not the metrics' own.
     values : dict
         By metric, by its own labels.
     """
@@ -48,20 +48,20 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A point of the fleet.
+    """A point of a fleet.
 
     Attributes
     ----------
     policy : str
         The policy.
     memory : float
-        Times the memory that there is.
+        Multiple of the present memory.
     hit_ratio, error : float or None
-        None where an engine that was asked for blocks gives none.
+        None where an engine that was asked for blocks has none.
     marks : tuple of str
-        What may shift it, of any engine; nothing is advised then.
+        Marks of any engine; no advice relies on a marked point.
     reasons : tuple of str
-        Why there is no hit ratio, of any engine.
+        Reasons of any engine for having no hit ratio.
     """
 
     policy: str
@@ -74,7 +74,7 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one look at a fleet shows.
+    """The sums of one look at a fleet.
 
     Attributes
     ----------
@@ -83,13 +83,13 @@ class View:
     policy : str
         The policies in use, separated by commas.
     capacity, asked, missed, stored, evicted, declined, refused, failed : float
-        Sums; of counters since the last look, or since the start.
+        Sums; those of counters since the last look, or since the start.
     shadows : tuple of Shadow
         Points in the watches' own window, by policy and memory.
     causes : dict of str to float
         Shares of the misses, largest first.
     waste : float or None
-        Share of what was evicted that was never hit.
+        Share of the evicted blocks that were never hit.
     overdue, oldest : dict of str to float
         By kind: blocks of overdue transfers; age of the oldest open one in seconds.
     advice : tuple of str
@@ -120,19 +120,19 @@ class View:
 
 
 def read_engines(url: str, text: str) -> list[Engine]:
-    """Read what was scraped from a URL.
+    """Read the answer of a URL.
 
     Parameters
     ----------
     url : str
-        Where it comes from.
+        Its address.
     text : str
-        The text format of Prometheus. Lines that are not of a watch are passed over, unread.
+        The text format of Prometheus. Lines that are not of a watch are ignored.
 
     Returns
     -------
     list of Engine
-        One for each set of labels that are not the metrics' own.
+        One per set of labels that are not the metrics' own.
 
     Raises
     ------
@@ -168,9 +168,9 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
     Parameters
     ----------
     engines : sequence of Engine
-        What was scraped now.
+        The engines of this look.
     before : sequence of Engine
-        And the last time; counters are what was added since, of engines that did not start anew.
+        Those of the last look; counters are what was added since, of engines that did not restart.
 
     Returns
     -------
@@ -223,7 +223,7 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
 
 
 def _shadows(engines: Sequence[Engine]) -> Iterable[Shadow]:
-    """Yield the means of the engines' points, weighted by what each was asked for in its window."""
+    """Yield the means of the engines' points, weighted by the blocks each was asked for."""
     weighted = [
         (engine, weight)
         for engine in engines
@@ -243,7 +243,7 @@ def _shadows(engines: Sequence[Engine]) -> Iterable[Shadow]:
         for engine, weight in weighted:
             found = _of_place(engine, "shadow_hit_ratio", policy, memory)
             reasons |= _of_place(engine, "shadow_withheld", policy, memory).keys()
-            # Without the label it is of a version that did not tell.
+            # A point without the label is of a version that did not export marks.
             marks |= {mark or "unknown" for label in found for mark in label.split(",")}
             ratios += [weight / whole * ratio for ratio in list(found.values())[:1]]
             errors.append(weight / whole * engine.value("shadow_error", policy, memory))
@@ -276,12 +276,12 @@ def _number(text: str) -> float:
 def advise(policies: Iterable[str], shadows: Sequence[Shadow]) -> list[str]:
     """Return at most three sentences, each about a change that gains a point or more.
 
-    Of points with marks nothing is said; that of the present is counted, and no mark shifts it.
+    Points with marks are ignored, but for the present one, which is counted exactly.
 
     Parameters
     ----------
     policies : iterable of str
-        The policies in use; where there are several, nothing is advised.
+        The policies in use; where there are several, there is no advice.
     shadows : sequence of Shadow
         The points.
 
