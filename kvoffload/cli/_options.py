@@ -178,7 +178,7 @@ def value_of(read: Callable[[str], Any]) -> Callable[..., Any]:
 
 
 def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
-    """Return a click callback that reads a repeated option of comma lists as one tuple."""
+    """Return a click callback that reads comma-separated lists, repeated or not, as one tuple."""
     read_one = value_of(read)
 
     def callback(
@@ -203,8 +203,8 @@ traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, require
 def reading_options(function: CommandFunction) -> CommandFunction:
     """Add the options of every command that reads a trace."""
     for option in (
-        click.option("--quiet", is_flag=True, help="Print the result only: no progress, no notes."),
-        click.option("--skip-bad", is_flag=True, help="Go on past bad lines and say how many."),
+        click.option("--quiet", is_flag=True, help="Print only the result: no progress, no notes."),
+        click.option("--skip-bad", is_flag=True, help="Skip bad lines and print their number."),
         click.option(
             "--limit", type=click.IntRange(min=1), help="Read this many requests at most."
         ),
@@ -222,8 +222,8 @@ def reading_options(function: CommandFunction) -> CommandFunction:
         click.option(
             "--same-ids",
             is_flag=True,
-            help="Take the block ids of several files as one numbering, as of a trace that was "
-            "divided; without, ids that are no hashes are kept apart per file.",
+            help="Treat the block ids of several files as one numbering, as of a trace that was "
+            "split; otherwise ids that are not hashes are kept apart per file.",
         ),
     ):
         function = option(function)
@@ -261,7 +261,7 @@ def policy_option(default: str) -> Callable[[CommandFunction], CommandFunction]:
         show_default=True,
         metavar="POLICY",
         callback=values_of(read_policy_or_ceiling),
-        help="Policies to compare; a comma list, or repeated: NAME or 'NAME?OPTION=VALUE' (see "
+        help="Policies to compare, comma-separated or repeated: NAME or 'NAME?OPTION=VALUE' (see "
         "kvoffload policies), MODULE:CLASS for your own; belady, which knows the future, and "
         "infinite, which keeps everything, are ceilings.",
     )
@@ -277,7 +277,7 @@ def capacity_option(default: str) -> Callable[[CommandFunction], CommandFunction
         show_default=True,
         metavar="SIZE",
         callback=values_of(read_capacity),
-        help="Capacities to compare; a comma list, or repeated: blocks (4096), a share of the "
+        help="Capacities to compare, comma-separated or repeated: blocks (4096), a share of the "
         "unique blocks rounded down (5%), or a size (64GiB, with --block-bytes).",
     )
 
@@ -294,7 +294,7 @@ block_bytes_option = click.option(
     "--block-bytes",
     metavar="BYTES",
     callback=value_of(read_size),
-    help="Bytes of a block, for sizes in bytes; known where LMCache's log says them.",
+    help="Bytes of a block, for sizes in bytes; known from LMCache's log.",
 )
 
 jobs_option = click.option(
@@ -341,5 +341,5 @@ seed_option = click.option(
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Which of the possible generated workloads.",
+    help="Seed of the generated workload.",
 )

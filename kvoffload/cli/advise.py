@@ -95,8 +95,8 @@ def read_rate(text: str) -> float:
     metavar="SIZE",
     callback=values_of(read_capacity),
     help="Host memory for KV blocks: a size (512GiB), blocks, or a share of the unique blocks "
-    "(5%). Half, twice and four times it are compared; of several, as a comma list or repeated, "
-    "the first is advised on and the others are compared.",
+    "(5%). Half, twice and four times it are compared; of several, comma-separated or "
+    "repeated, the first is advised on and the others are compared.",
 )
 @policy_option(",".join(registry.names()))
 @click.option(
@@ -110,7 +110,7 @@ def read_rate(text: str) -> float:
     "--kv-bytes-per-token",
     metavar="BYTES",
     callback=value_of(read_size),
-    help="Bytes of KV cache per token, for any other model; known where LMCache's log says them.",
+    help="Bytes of KV cache per token, for any other model; known from LMCache's log.",
 )
 @click.option(
     "--kv-cache-dtype",
@@ -133,7 +133,7 @@ def read_rate(text: str) -> float:
     "--accelerator",
     metavar="NAME",
     callback=value_of(accelerator_of),
-    help="What the model runs on, for the size of its own cache and for times: "
+    help="Accelerator of the model, for the size of its own cache and for times: "
     f"{', '.join(accelerator_names())}.",
 )
 @click.option(
@@ -153,7 +153,7 @@ def read_rate(text: str) -> float:
     "--disk",
     metavar="SIZE",
     callback=value_of(read_size),
-    help="Size of a disk behind host memory, such as 2TB: what it hits, what is written to it.",
+    help="Size of a disk behind host memory, such as 2TB; its hits and writes are added.",
 )
 @click.option(
     "--disk-policy",
@@ -161,7 +161,8 @@ def read_rate(text: str) -> float:
     multiple=True,
     metavar="POLICY",
     callback=values_of(read_policy),
-    help="Policies of the disk to compare; a comma list, or repeated.  [default: lru,hit-density]",
+    help="Policies of the disk to compare, comma-separated or repeated.  "
+    "[default: lru,hit-density]",
 )
 @click.option(
     "--report",
@@ -197,18 +198,17 @@ def advise(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Recommend a policy: whether offloading pays, and what more memory would gain.
+    """Recommend a policy for a trace, a model and a memory.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
     them or a pattern; several are merged by time. - is standard input.
 
     The trace is replayed through every policy, in the memory given, in half of it, twice and four
-    times it, or in each that is given. The simplest policy within noise of the best is
-    recommended, as configuration that can be pasted, and compared with vLLM's default and with no
-    offloading, unless the trace is too short, has no reuse, or no policy saves more prefill than
-    moving blocks takes. With --model and without
-    --device-memory both answers stand side by side: behind the cache that the accelerator
-    typically has, and without one.
+    times it, or in each that is given. The simplest policy within noise of the best is recommended,
+    as configuration that can be pasted, and compared with vLLM's default and with no offloading.
+    There is no recommendation if the trace is too short, has no reuse, or no policy saves more
+    prefill than moving blocks takes. With --model and without --device-memory there are two answers
+    side by side: behind the cache that the accelerator typically has, and without one.
     """
     size = _TokenSize(model, kv_bytes_per_token, kv_cache_dtype, tensor_parallel)
     size.check()

@@ -33,7 +33,7 @@ def info(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Describe a trace: its requests, its blocks, and how often these are reused.
+    """Describe a trace: requests, blocks and their reuse.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
     them or a pattern; several are merged by time. - is standard input.

@@ -61,11 +61,11 @@ GENERATED_REQUESTS = 5_000
     type=click.IntRange(min=1),
     help="Tokens per block; inferred where one size fits all requests.",
 )
-@click.option("--full-blocks", is_flag=True, help="Drop the block that a prompt fills in part.")
+@click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="Which of the possible generated workloads; without TRACE.  [default: 0]",
+    help="Seed of the generated workload; without TRACE.  [default: 0]",
 )
 @reading_options
 @json_option
@@ -87,11 +87,11 @@ def replay(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Replay a trace through the cache managers and compare the policies.
+    """Replay a trace through managers and compare policies.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
-    them or a pattern; several are merged by time. - is standard input. Without
-    it, a generated workload is replayed.
+    them or a pattern; several are merged by time. - is standard input. Without TRACE, a
+    generated workload is replayed.
 
     Times are those of the manager's calls alone, all calls of a request together; percentiles are
     within 1/64 of the exact ones.

@@ -68,7 +68,7 @@ def read_picture(text: str) -> str:
     type=click.IntRange(min=1),
     help="Tokens per block, for --full-blocks; inferred where one size fits all requests.",
 )
-@click.option("--full-blocks", is_flag=True, help="Drop the block that a prompt fills in part.")
+@click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @device_memory_option
 @click.option(
     "--pending",
@@ -81,8 +81,8 @@ def read_picture(text: str) -> str:
 @click.option(
     "--results",
     metavar="FILE",
-    help="Keep the result of each cell in FILE, and take from it what is known of this trace: an "
-    "interrupted sweep goes on where it stopped.",
+    help="Keep the result of each cell in FILE, and use the results that it has for this trace: an "
+    "interrupted sweep continues where it stopped.",
 )
 @click.option(
     "--plot",
@@ -115,11 +115,11 @@ def sweep(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Compare policies over a range of capacities, all cells of the grid in parallel.
+    """Compare policies over a range of capacities, in parallel.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
-    them or a pattern; several are merged by time. - is standard input. It is
-    decoded once and held in memory, 12 bytes per block.
+    them or a pattern; several are merged by time. - is standard input. It is decoded
+    once and held in memory, 12 bytes per block.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other, got both")

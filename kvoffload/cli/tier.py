@@ -23,13 +23,13 @@ LONGEST_MODEL = 80
 """Most characters shown of a model's name, which is not trusted."""
 
 quiet_option = click.option(
-    "--quiet", is_flag=True, help="Print the result only: no progress, no notes."
+    "--quiet", is_flag=True, help="Print only the result: no progress, no notes."
 )
 
 
 @click.group(epilog=examples("kvoffload tier info /nvme/kv", "kvoffload tier verify /nvme/kv"))
 def tier() -> None:
-    """Inspect, verify and delete the blocks that tiers keep on disks."""
+    """Inspect, verify and delete blocks that tiers keep on disks."""
 
 
 @tier.command(epilog=examples("kvoffload tier info /nvme/kv --json"))
@@ -61,7 +61,7 @@ def info(path: str, *, as_json: bool) -> None:
 @quiet_option
 @click.pass_context
 def verify(ctx: click.Context, path: str, *, as_json: bool, quiet: bool) -> None:
-    """Read every block of the slabs in PATH and compare it with its seal.
+    """Compare every block of the slabs in PATH with its seal.
 
     Nothing is changed: a tier drops a corrupt block when it meets it. The exit code is 1 if there
     is one, or if a slab is in use.

@@ -37,7 +37,7 @@ from ._terminal import note, progress_bar
     type=click.IntRange(min=1),
     help="Tokens per block; inferred where one size fits all requests.",
 )
-@click.option("--full-blocks", is_flag=True, help="Drop what a prompt fills of a block in part.")
+@click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @reading_options
 def workload(
     traces: tuple[str, ...],
@@ -52,14 +52,16 @@ def workload(
     same_ids: bool,
     quiet: bool,
 ) -> None:
-    """Write a trace as prompts for vllm bench serve, so that a prediction can be measured.
+    """Write a trace as prompts for vllm bench serve.
+
+    With them a prediction can be compared with an engine.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
     them or a pattern; several are merged by time. - is standard input.
 
     The prompts are JSON Lines of its custom dataset: made-up words, about one token each, that are
-    equal exactly as far as the requests share blocks. Times are not kept: it sends at
-    --request-rate, in the order of the lines with --disable-shuffle.
+    equal exactly as far as the requests share blocks. Times are not kept: vllm bench
+    serve sends at --request-rate, in the order of the lines with --disable-shuffle.
     """
     check_output_option(traces, output)
     with open_source(

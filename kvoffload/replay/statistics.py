@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 
-_STEPS_BITS = 6
-_STEPS = 1 << _STEPS_BITS
+_STEP_BITS = 6
 
 
 class DurationHistogram:
@@ -39,8 +38,8 @@ class DurationHistogram:
 
     def add(self, nanoseconds: int) -> None:
         """Add one duration, nanoseconds. Complexity: O(1)."""
-        shift = max(0, nanoseconds.bit_length() - _STEPS_BITS - 1)
-        step = (shift << _STEPS_BITS) + (nanoseconds >> shift)
+        shift = max(0, nanoseconds.bit_length() - _STEP_BITS - 1)
+        step = (shift << _STEP_BITS) + (nanoseconds >> shift)
         self._counts[step] = self._counts.get(step, 0) + 1
         self.count += 1
         self.total += nanoseconds
@@ -62,8 +61,8 @@ class DurationHistogram:
 
 
 def _upper_end(step: int) -> int:
-    shift = max(0, (step >> _STEPS_BITS) - 1)
-    return ((step - (shift << _STEPS_BITS) + 1) << shift) - 1
+    shift = max(0, (step >> _STEP_BITS) - 1)
+    return ((step - (shift << _STEP_BITS) + 1) << shift) - 1
 
 
 @dataclass(slots=True)
