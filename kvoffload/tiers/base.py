@@ -214,7 +214,9 @@ class Tier(ABC):
     `put` or `get` do not return a number for it, the job is taken back: the blocks are the caller's
     again, there is no `Done`, and what was not stored by then is not stored later. For a `get` of a
     direct tier that takes until the kernel has returned, and not after its deadline. No job, no end
-    and no block is lost for other calls; an event of removal may be.
+    and no block is lost for other calls; an event of removal may be. Where the extensions are not
+    built, an exception inside the index of a local tier, which is the Python twin of the manager,
+    may cost it blocks and slots; no wrong byte is served.
 
     **Deadlines.** A job ends by its deadline and at most 50 ms, with `Status.TIMEOUT` for what was
     not done, where the tier moves blocks through buffers of its own (`direct` is False). A direct

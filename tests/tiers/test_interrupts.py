@@ -34,6 +34,8 @@ from tests.tiers.inside import is_busy
 from .attack import report
 
 PACKAGE = str(Path(kvoffload.__file__).parent)
+# The Python twin of the index promises nothing where an exception from outside meets it.
+INDEX = tuple(f"{PACKAGE}/{folder}/" for folder in ("backends", "managers", "policies"))
 BLOCK = 4096
 NUM_BLOCKS = 24
 KEYS = [b"key-%02d" % number for number in range(40)]
@@ -70,7 +72,7 @@ class LineInterrupts:
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(PACKAGE):
+        if not code.co_filename.startswith(PACKAGE) or code.co_filename.startswith(INDEX):
             return None
         # CPython 3.14 traces the end of a generator that is collected, which is no line of it.
         is_line = event == "line" and frame.f_lineno is not None
@@ -292,10 +294,14 @@ def test_signals_at_any_time_leave_no_wrong_byte(opener: Opener, seed: int) -> N
     chance = random.Random(seed)
 
     def ring(_: int, frame: FrameType | None) -> None:
+        files = []
         while frame is not None:
-            if frame.f_code.co_filename.startswith(PACKAGE):
-                raise AlarmError  # the caller itself is not interrupted
+            files.append(frame.f_code.co_filename)
             frame = frame.f_back
+        if any(file.startswith(INDEX) for file in files):
+            return
+        if any(file.startswith(PACKAGE) for file in files):
+            raise AlarmError  # the caller itself is not interrupted
 
     gc.collect()
     gc.disable()  # what it finalises would keep interrupts to itself
