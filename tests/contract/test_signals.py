@@ -21,15 +21,27 @@ class AlarmError(Exception):
     """The exception that the handler raises."""
 
 
-def ring(*_: object) -> None:
-    raise AlarmError
+class Alarm:
+    """A handler that raises while it is armed.
+
+    Where another thread has taken the signal, it is handled later than it came.
+    """
+
+    armed = False
+
+    def __call__(self, *_: object) -> None:
+        if self.armed:
+            raise AlarmError
+
+
+ALARM = Alarm()
 
 
 @contextmanager
 def alarms() -> Iterator[None]:
     """Let SIGALRM raise; what the collector finalises would keep that to itself."""
     gc.disable()
-    former = signal.signal(signal.SIGALRM, ring)
+    former = signal.signal(signal.SIGALRM, ALARM)
     try:
         yield
     finally:
@@ -42,9 +54,11 @@ def is_interrupted(thing: Any, method: str, arguments: tuple[Any, ...], delay: f
     """Make a call that an alarm may end, and return whether it did."""
     try:
         try:
+            ALARM.armed = True
             signal.setitimer(signal.ITIMER_REAL, delay)
             attempt(thing, method, *arguments)
         finally:
+            ALARM.armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
     except AlarmError:
         return True
