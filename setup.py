@@ -1,4 +1,4 @@
-"""Which extensions are built, with which directives, under which switches; and README for an index.
+"""The build of the extensions: directives and switches; and README for an index.
 
 Environment variables, read at build time:
 
@@ -58,7 +58,7 @@ DIRECTIVES = {
 
 
 def reason_for_pure_python() -> str | None:
-    """Say why no extension is built, or give None where they are."""
+    """Return why no extension is built, or None if they are."""
     if CHOICE not in ("", "0"):
         return f"KVOFFLOAD_PURE_PYTHON is {CHOICE!r}"
     if CHOICE == "0":
@@ -73,7 +73,7 @@ def reason_for_pure_python() -> str | None:
 
 
 def compile_args() -> list[str]:
-    """Give the compiler's flags; nothing here ties a wheel to one machine."""
+    """Return the compiler's flags; none ties a wheel to one machine."""
     # A contracted multiply-add rounds once where Python rounds twice; the twins must agree.
     args = ["-ffp-contract=off"]
     if LINETRACE:
@@ -86,14 +86,14 @@ def compile_args() -> list[str]:
 
 
 def link_args() -> list[str]:
-    """Give the linker the runtime of what the compiler put in."""
+    """Return the linker's flags: the runtime of what the compiler put in."""
     if LINETRACE:
         return ["--coverage"]
     return [f"-fsanitize={SANITIZE}"] if SANITIZE else []
 
 
 def extensions() -> list[Extension]:
-    """Make one extension of each .pyx file."""
+    """Return one extension for each .pyx file."""
     import numpy as np
     from Cython.Build import cythonize
 
@@ -127,7 +127,7 @@ def extensions() -> list[Extension]:
 
 
 class BuildExtensions(build_ext):
-    """Build the extensions, all of them or none."""
+    """The command that builds the extensions, all of them or none."""
 
     def finalize_options(self) -> None:
         """Compile on every core unless the command line says otherwise."""
@@ -147,7 +147,7 @@ class BuildExtensions(build_ext):
 
 
 def readme() -> str:
-    """Give README with links and images that work outside the repository, too."""
+    """Return README with links and images that work outside the repository, too."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"(!\[[^]]*\]\()(?=docs/)", rf"\1{RAW}/", text)
     return re.sub(r"(\]\()(?!https?:|#)", rf"\1{SOURCE}/", text)

@@ -1,4 +1,4 @@
-"""What every group of tests shares: the twins, the budget of generated tests, printed seeds.
+"""Fixtures and hooks of all tests: the twins, the budget of generated tests, printed seeds.
 
 ``KVOFFLOAD_TEST_BUDGET`` multiplies the number of generated examples (``0.25`` for sanitizer
 builds, ``12`` for a soak). ``--hypothesis-profile`` picks ``default``, ``ci`` or ``soak``. Every
@@ -24,7 +24,7 @@ from tests.selection import choice_of, is_left_out, select
 TWINS = ("python", "compiled")
 BUDGET_VARIABLE = "KVOFFLOAD_TEST_BUDGET"
 PROFILES = {"default": (6, 40), "ci": (120, 60), "soak": (2000, 100)}
-"""Profile -> examples a test, steps a state machine, before the budget is applied."""
+"""Profile -> examples per test, steps per state machine, before the budget is applied."""
 
 SEED_KEY = pytest.StashKey[int]()
 CHOICE_KEY = pytest.StashKey[str]()
@@ -43,7 +43,7 @@ def read_budget() -> float:
 
 
 def register_profiles(factor: float) -> None:
-    """Tell hypothesis how much work each profile is."""
+    """Register the profiles of hypothesis, with the budget applied."""
     for name, (examples, steps) in PROFILES.items():
         settings.register_profile(
             name,

@@ -1,4 +1,4 @@
-"""What a build makes of the machine it runs on: a compiler that works, that fails, that is absent.
+"""Builds with a compiler that works, with one that fails, and without one.
 
 A tree with one small extension is built by the project's own ``setup.py``.
 """

@@ -97,7 +97,7 @@ def cython_imports(text: str) -> Iterator[str]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Give what a file imports of ours, without the leading ``kvoffload.``."""
+    """Yield the imports of a file from this package, without the leading ``kvoffload.``."""
     python = path.suffix in (".py", ".pyi")
     found = python_imports(path) if python else cython_imports(path.read_text(encoding="utf-8"))
     for name in found:
@@ -106,14 +106,14 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def layer(dotted: str) -> str:
-    """Give the layer of a dotted name below the package; public names lie in ``__init__``."""
+    """Return the layer of a dotted name below the package; public names lie in ``__init__``."""
     first = dotted.partition(".")[0]
     is_module = any((PACKAGE / first).with_suffix(s).exists() for s in ("", ".py", ".pyx", ".pxd"))
     return first if first and (is_module or first in LEVELS) else "__init__"
 
 
 def faults(path: Path) -> Iterator[str]:
-    """Say what a file imports that lies above it, or below the public names for no good reason."""
+    """Yield the imports of a file from above it, or from below the public names without reason."""
     here = path.relative_to(PACKAGE).with_suffix("").parts[0]
     if here not in LEVELS:
         yield f"{here}: give this folder or module its place in LAYERS"
@@ -139,7 +139,7 @@ def test_imports_run_one_way() -> None:
 
 
 def faults_in_tiers(path: Path) -> Iterator[str]:
-    """Say what a file of tiers imports that does not lie below it."""
+    """Yield the imports of a file of tiers that do not lie below it."""
     here = path.relative_to(PACKAGE / "tiers").with_suffix("").parts[0]
     if here not in TIERS_LEVELS:
         yield f"tiers.{here}: give this folder or module its place in TIERS_LAYERS"
