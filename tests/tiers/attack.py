@@ -1,6 +1,6 @@
 """What the attacks share: how often, children that can be killed, file systems that can be cut off.
 
-The plain run makes a twentieth of the rounds that the documentation states;
+Without ``KVOFFLOAD_TEST_BUDGET`` they make a twentieth of the rounds that the documentation states;
 ``KVOFFLOAD_TEST_BUDGET=20`` makes all of them.
 """
 
