@@ -230,7 +230,7 @@ def panels() -> Iterator[Panel]:
         "Blocks",
         "timeseries",
         "cps",
-        "Blocks a second.",
+        "Blocks per second.",
         tuple(
             Target(f"sum({of.rate(name)})", name.replace("_", " "))
             for name in (
