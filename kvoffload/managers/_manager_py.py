@@ -335,11 +335,13 @@ class Manager(OffloadingManager[Spec_co]):
         if not to_store:
             return self._backend._load_store_spec([], [])
         statuses = self._backend._allocate(to_store)
+        blocks = dict(zip(to_store, statuses, strict=True))
         try:
             spec = self._backend._load_store_spec(to_store, statuses)
-            self._policy._insert(dict(zip(to_store, statuses, strict=True)))
-        except BaseException:  # what a user's own part raises
-            self._backend._give_up(statuses)
+            self._policy._insert(blocks)
+        except BaseException:  # from a user's own part
+            resident = self._policy._resident
+            self._backend._give_up([blocks[h] for h in to_store if h not in resident])
             raise
         return spec
 
