@@ -1,4 +1,4 @@
-"""How likely reuse is at each age, compiled. See ``_densities_py`` for the Python twin.
+"""Estimates of reuse by age and class, compiled. See ``_densities_py`` for the Python twin.
 
 Request numbers are 32 bits wide and compared by their distance from the present one, so that
 they may wrap around.
@@ -19,7 +19,7 @@ cdef int[NUM_CLASSES] SPARSEST_FIRST
 cdef double NEARLY
 
 cdef struct Densities:
-    double table[NUM_CLASSES][NUM_BINS]     # hits to expect, a block and request
+    double table[NUM_CLASSES][NUM_BINS]     # expected hits per block and request
     double reused[NUM_CLASSES][NUM_BINS]    # ages that ended in a use, decayed
     double dropped[NUM_CLASSES][NUM_BINS]   # ages that ended in forgetting, decayed
     int64_t living[NUM_EPOCHS][NUM_CLASSES] # ages that go on, by the epoch of their start

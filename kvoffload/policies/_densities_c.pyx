@@ -1,4 +1,4 @@
-"""How likely reuse is at each age, compiled; see ``_densities_py`` for what is computed and why.
+"""Estimates of reuse by age and class, compiled; see ``_densities_py`` for their computation.
 
 Every sum is taken in the order of the Python twin, so that both compute the same bits.
 """

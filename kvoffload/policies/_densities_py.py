@@ -1,4 +1,4 @@
-"""How likely reuse is at each age: the estimates behind the hit-density policy.
+"""Estimates of reuse by age and class, behind the hit-density policy.
 
 Structure
     A *use* of a block starts an *age*, counted in requests, that ends by the next use or by
@@ -15,7 +15,7 @@ Classes
     0: never used again. 1-7: used again once. 8-14: more often. Within the seven, the shorter the
     gap between the last two uses the lower the number.
 Cost
-    O(1) an event; O(classes x bins) an epoch, whatever the capacity. All in doubles, evaluated in
+    O(1) per event; O(classes x bins) per epoch, whatever the capacity. All in doubles, evaluated in
     the order written here: both twins compute the same bits.
 """
 
@@ -35,7 +35,7 @@ NUM_EPOCHS = 256
 #: Longest gap of each class but the last, in requests.
 _LONGEST_GAP = (2, 6, 14, 30, 126, 510)
 
-#: Bins: of one request up to an age of 6, then four to each doubling. Bin 0 is not used.
+#: Bins: of one request up to an age of 6, then four per doubling. Bin 0 is not used.
 BIN_START = tuple(b if b < 8 else (4 + (b - 8) % 4) << ((b - 8) // 4 + 1) for b in range(65))
 BIN_WIDTH = tuple(float(after - before) for before, after in pairwise(BIN_START))
 
@@ -72,7 +72,7 @@ def class_after(gap: int, reuse_class: int) -> int:
 
 
 class Densities:
-    """Learn the density of hits of each class at each age.
+    """The density of hits of each class at each age, learned from the ages that have ended.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class Densities:
         "table",
     )
 
-    #: ``table[reuse_class][age_bin(age)]``: hits to expect, a block and request.
+    #: ``table[reuse_class][age_bin(age)]``: expected hits per block and request.
     table: list[list[float]]
     #: Mean length of a request of late, in blocks.
     mean_length: float
@@ -305,7 +305,7 @@ def _neighbours(reuse_class: int) -> list[int]:
 
 
 def _densities(hazards: list[float]) -> list[float]:
-    """Return for each bin the most hits a request that staying on from there can bring.
+    """Return for each bin the most hits per request that staying on from there can bring.
 
     To stay for a run of bins brings ``hits`` after ``time`` on average, and goes on with
     probability ``lasting``; runs are joined, from the oldest bin, while that raises the density.

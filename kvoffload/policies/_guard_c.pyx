@@ -99,7 +99,7 @@ cdef void guard_note_store(Guard* guard, uint64_t hashed) noexcept:
 
 
 cdef bint is_pending(Table* table, uint64_t hashed) noexcept:
-    """Tell whether the block of a key with that hash is being stored."""
+    """Return whether the block of a key with that hash is being stored."""
     cdef Probe probe = probe_from(
         table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed)
     )
@@ -110,7 +110,7 @@ cdef bint is_pending(Table* table, uint64_t hashed) noexcept:
 
 
 cdef void measure_lag(Guard* guard, Table* table) noexcept:
-    """See which of the noted stores have ended."""
+    """Forget the noted stores that have ended; the last of them tells the lag."""
     cdef Noted* noted
     while guard.num_noted:
         noted = &guard.noted[guard.oldest]

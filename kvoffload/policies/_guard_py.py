@@ -17,8 +17,8 @@ Structure
 Invariants
     A block that a trial has stored is pending for `lag` requests, this one included.
 Cost
-    O(1) a block for the choice whether it is sampled; three times that of a policy for one that
-    is. Below 1,024 blocks in a trial, whatever the capacity.
+    O(1) per block for the choice whether it is sampled; for one that is, three times that of a
+    policy. Below 1,024 blocks in a trial, whatever the capacity.
 Differs from set sampling (Qureshi et al., "A Case for MLP-Aware Cache Replacement", ISCA 2006)
     The trials lie beside the cache instead of in a part of it; the hits of all three count, with
     a half-life, so that the guard finds back after a change.
@@ -69,7 +69,7 @@ def sample_shift(capacity: int) -> int:
 
 
 def is_sampled(block_hash: BlockHash, shift: int) -> bool:
-    """Tell whether a block is in the sample: by its hash alone, the same in both twins."""
+    """Return whether a block is in the sample, by its hash alone; the same in both twins."""
     mixed = 0
     for start in range(0, len(block_hash), 8):
         word = int.from_bytes(block_hash[start : start + 8], "little")
@@ -85,7 +85,7 @@ class Trial:
     Parameters
     ----------
     policy : PythonPolicy
-        Says who leaves.
+        Chooses the victims.
     """
 
     __slots__ = ("_storing", "policy")
@@ -127,7 +127,7 @@ class Trial:
 
 
 class Guard:
-    """Say by which rule a cache is to evict.
+    """The rule by which a cache evicts: that of the trial with the most hits.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ class Guard:
         self._serve(batch, num_stored, mean_length)
 
     def _measure_lag(self, resident: Mapping[BlockHash, BlockStatus]) -> None:
-        """See which of the noted stores have ended."""
+        """Forget the noted stores that have ended; the last of them tells the lag."""
         while self._noted:
             block_hash, began = self._noted[0]
             status = resident.get(block_hash)

@@ -1,4 +1,4 @@
-"""Hit density, compiled: evict, or do not store, what brings the fewest hits for its room.
+"""Hit density, compiled: evict, or do not store, what brings the fewest hits for its slot.
 
 Structure
     One ring for each class of blocks and one more for class 0, beside the records of
@@ -146,7 +146,7 @@ cdef class _HitDensity(Records):
 
     @property
     def ghosts(self):
-        """Number of ghosts for each block of the capacity, as given."""
+        """Number of ghosts per block of capacity, as given."""
         self.require_ready()
         return self.ghosts_a_block
 
@@ -187,7 +187,7 @@ cdef class _HitDensity(Records):
 
     @property
     def densities(self):
-        """Hits to expect a block and request, by class and by bin of age."""
+        """Expected hits per block and request, by class and by bin of age."""
         self.require_ready()
         return tuple([
             tuple([self.learned.table[number][place] for place in range(NUM_BINS)])
@@ -246,7 +246,7 @@ cdef class _HitDensity(Records):
             )
 
     cdef bint is_at_work(self) noexcept:
-        """Tell whether the last request may be asked for again before anything is done for it."""
+        """Return whether the last request may come again as nothing was done for it yet."""
         cdef bint none_began = self.request == 0
         return (none_began or requests_newest_open(&self.open_requests)) and not self.is_loading
 
@@ -341,7 +341,7 @@ cdef class _HitDensity(Records):
                 else:
                     ghost.flags &= <uint8_t>(~DECLINED & 0xFF)
                 continue
-            # Who uses a block uses all before it: what is unknown of those, this one tells.
+            # It was a use of all before it, too: this record stands in for those that are lost.
             age = now - last
             if use_class == NONE or age <= least_age:
                 least_age = age
@@ -381,7 +381,7 @@ cdef class _HitDensity(Records):
         return num_stored
 
     cdef bint continues_request(self, Batch* batch) noexcept:
-        """Tell whether all blocks of a batch were already used in the request at work.
+        """Return whether the request at work has used all blocks of a batch already.
 
         Where that is so, ``places`` of the batch holds the places of the ghosts.
         """
@@ -678,14 +678,14 @@ cdef class _HitDensity(Records):
 
 
 class HitDensityCachePolicy(_HitDensity, CachePolicy):
-    """Keep the blocks of which most hits are to be expected, and store no others.
+    """A policy that evicts the block with the fewest hits to expect, and stores none with fewer.
 
     Parameters
     ----------
     cache_capacity : int
         Number of blocks that the manager has room for.
     ghosts : float
-        Number of evicted or never stored blocks to remember, for each block of the capacity.
+        Number of evicted or never stored blocks to remember per block of capacity.
     guard : int
         1 to evict by LRU or ARC while a sample of the blocks does better under it, 0 never to.
 

@@ -1,4 +1,4 @@
-"""Hit density: evict, or do not store, what brings the fewest hits for the room that it takes.
+"""Hit density: evict, or do not store, what brings the fewest hits for the slot that it takes.
 
 After LHD (Beckmann, Chen & Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density",
 NSDI'18), with an admission rule of its own; ``_densities_py`` learns the densities.
@@ -57,7 +57,7 @@ _Candidate = tuple[BlockHash, int, float]
 
 
 class _Record:
-    """Say when a block was last used, and how it was used before."""
+    """The last use of a block, and its class by the uses before that."""
 
     __slots__ = ("declined", "is_again", "last", "passed_over", "place", "reuse_class")
 
@@ -76,7 +76,7 @@ class _Record:
 
 
 class _Clock:
-    """Hold the hashes of a fixed number of ghosts; the hand finds the next to be forgotten."""
+    """The hashes of a fixed number of ghosts, and a hand at the next to be forgotten."""
 
     __slots__ = ("hand", "num_places", "places")
 
@@ -87,14 +87,14 @@ class _Clock:
 
 
 class HitDensityCachePolicy(PythonPolicy):
-    """Keep the blocks of which most hits are to be expected, and store no others.
+    """A policy that evicts the block with the fewest hits to expect, and stores none with fewer.
 
     Parameters
     ----------
     cache_capacity : int
         Number of blocks that the manager has room for.
     ghosts : float
-        Number of evicted or never stored blocks to remember, for each block of the capacity.
+        Number of evicted or never stored blocks to remember per block of capacity.
     guard : int
         1 to evict by LRU or ARC while a sample of the blocks does better under it, 0 never to.
 
@@ -144,7 +144,7 @@ class HitDensityCachePolicy(PythonPolicy):
 
     @property
     def ghosts(self) -> float:
-        """Number of ghosts for each block of the capacity, as given."""
+        """Number of ghosts per block of capacity, as given."""
         return self._ghosts
 
     @property
@@ -178,7 +178,7 @@ class HitDensityCachePolicy(PythonPolicy):
 
     @property
     def densities(self) -> tuple[tuple[float, ...], ...]:
-        """Hits to expect a block and request, by class and by bin of age."""
+        """Expected hits per block and request, by class and by bin of age."""
         return tuple(tuple(row) for row in self._densities.table)
 
     @property
@@ -222,7 +222,7 @@ class HitDensityCachePolicy(PythonPolicy):
                 self._guard.serve(batch, num_stored, self._resident, self._densities.mean_length)
 
     def _is_at_work(self) -> bool:
-        """Tell whether the last request may be asked for again before anything is done for it."""
+        """Return whether the last request may come again as nothing was done for it yet."""
         none_began = self._request == 0
         return (none_began or self._open_requests.is_newest_open) and not self._is_loading
 
@@ -263,7 +263,7 @@ class HitDensityCachePolicy(PythonPolicy):
             if record.last == request:  # a repeat within the batch
                 self._to_most_recent(block_hash, record)
                 continue
-            # Who uses a block uses all before it: what is unknown of those, this one tells.
+            # It was a use of all before it, too: this record stands in for those that are lost.
             if use_class is None or record.last >= last_use:
                 last_use, use_class = record.last, record.reuse_class
             densities.end(record.reuse_class, record.last)
@@ -280,7 +280,7 @@ class HitDensityCachePolicy(PythonPolicy):
         return num_stored
 
     def _continues_request(self, batch: list[BlockHash]) -> bool:
-        """Tell whether all blocks of a batch were already used in the request at work."""
+        """Return whether the request at work has used all blocks of a batch already."""
         records, request = self._records, self._request
         for block_hash in batch:
             record = records.get(block_hash)
@@ -315,7 +315,7 @@ class HitDensityCachePolicy(PythonPolicy):
                 self._records[block_hash].is_again = True
 
     def _is_being_stored(self, block_hash: BlockHash, record: _Record) -> bool:
-        """Tell whether a touch belongs to the request that stores the block, or could not."""
+        """Return whether a block is being stored, or was declined since its last touch."""
         if record.place == _NOT_A_GHOST:
             return self._resident[block_hash].ref_cnt < 0
         return record.declined
@@ -351,7 +351,7 @@ class HitDensityCachePolicy(PythonPolicy):
         return None if record is None or record.place == _NOT_A_GHOST else record
 
     def _remember(self, block_hash: BlockHash, record: _Record) -> None:
-        """Make a ghost of a record, in the place of the next one to be forgotten."""
+        """Turn a record into a ghost, in the place of the next one to be forgotten."""
         clock = self._clocks[record.reuse_class > 0]
         places = clock.places
         if not clock.num_places:

@@ -1,8 +1,8 @@
-"""Records of the hit-density policy: when blocks were last used, resident or not, and how.
+"""Records of the hit-density policy: the last use and class of blocks, resident or not.
 
 Structure
     The time of last use of each node in an array beside the nodes, its class told by its ring;
-    the ghosts in two clocks; the counts of what became of all ages.
+    the ghosts in two clocks; the counts of how all ages ended.
 Invariants
     Every node is resident: a key without a block has no node between calls, only a ghost.
 """

@@ -1,4 +1,4 @@
-"""One request, one access; see ``_touch_pairs_py`` for the rule and its limits."""
+"""One access per request; see ``_touch_pairs_py`` for the rule and its limits."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -23,7 +23,7 @@ cdef class TouchPairs:
     cdef bytes first_key
     cdef bytes last_key
 
-    # Tell whether the batch is the second touch of its request.
+    # Return whether the batch is the second touch of its request.
     cdef bint repeats(self, const Batch* batch) noexcept
     cdef void clear(self) noexcept
 
@@ -38,10 +38,10 @@ cdef void requests_offer(OpenRequests* requests, uint64_t last) noexcept
 cdef void requests_complete(OpenRequests* requests, uint64_t last) noexcept
 # Return the place of a request that was offered since its first touch, NOT_OPEN if there is none.
 cdef uint32_t requests_find(const OpenRequests* requests, uint64_t key) noexcept
-# Take the request at that place for ended; tell whether by its second touch, of which `certain`
-# says that it can be nothing else.
+# End the request at that place; return whether it is ended by its second touch. `certain`: the
+# touch can be nothing else.
 cdef bint requests_end(OpenRequests* requests, uint32_t place, bint certain) noexcept
-# Tell whether the request that began last was touched once so far.
+# Return whether the request that began last was touched once so far.
 cdef bint requests_newest_open(const OpenRequests* requests) noexcept
 
 cdef extern from *:

@@ -1,4 +1,4 @@
-"""One request, one access; see ``_touch_pairs_py`` for the rule and its limits."""
+"""One access per request; see ``_touch_pairs_py`` for the rule and its limits."""
 
 from cpython.object cimport PyObject
 from libc.string cimport memcmp
@@ -22,7 +22,7 @@ cdef inline bint same(PyObject* left, PyObject* right) noexcept:
 
 
 cdef class TouchPairs:
-    """Remember the last touch that began a request."""
+    """The last touch that began a request."""
 
     cdef bint repeats(self, const Batch* batch) noexcept:
         cdef PyObject* first

@@ -1,4 +1,4 @@
-"""One request, one access: tell the second touch of a request from a new one.
+"""One access per request: recognition of a request's second touch.
 
 A request touches its blocks before it looks them up and again after its store. A policy that counts
 accesses counts the first only.
@@ -30,7 +30,7 @@ _Key = tuple[int, BlockHash, BlockHash]
 
 
 class TouchPairs:
-    """Remember the last touch that began a request."""
+    """The last touch that began a request."""
 
     __slots__ = ("_first",)
 
@@ -38,7 +38,7 @@ class TouchPairs:
         self._first: _Key | None = None
 
     def repeats(self, batch: list[BlockHash]) -> bool:
-        """Tell whether `batch` is the second touch of its request."""
+        """Return whether `batch` is the second touch of its request."""
         if not batch:
             return False
         key = _key_of(batch)
@@ -62,7 +62,7 @@ class _Open:
 
 
 class OpenRequests:
-    """Remember the last requests that were touched once so far, and which were offered since."""
+    """The last requests that were touched once so far, and which of them were offered since."""
 
     __slots__ = ("_confirmed", "_next", "_open")
 
@@ -95,7 +95,7 @@ class OpenRequests:
                 return
 
     def ends(self, batch: list[BlockHash], is_certain: Callable[[], bool]) -> bool:
-        """Tell whether `batch`, which is not empty, is the second touch of a request; end that.
+        """Return whether `batch`, not empty, is the second touch of a request, and end that.
 
         It can be if the request was offered since the first one, and is if `is_certain` says so.
         Where it could be the first touch of another for the same, it is taken for a second one if

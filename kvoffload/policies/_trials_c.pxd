@@ -1,7 +1,7 @@
 """Three small caches of keys alone, served side by side: LRU, hit density and published ARC.
 
-What the guard of hit density learns from; ``_guard_py`` runs the policies themselves. A block here
-is its key's 64-bit hash, so nothing is allocated and nothing can fail after `trials_open`.
+The guard of hit density compares their hits; ``_guard_py`` runs the policies themselves. A block
+here is its key's 64-bit hash, so nothing is allocated and nothing can fail after `trials_open`.
 
 Structure
     An entry for each key that one of the caches knows, resident or ghost. The entries are found
@@ -11,9 +11,9 @@ Invariants
     Between requests an entry is in use exactly if a cache knows its key. A block that a cache is
     storing bears that cache's mark, and stays: a queue has room for as many as the cache.
 Cost
-    O(1) a block and cache, with the 15 rings for a constant. 32 bytes an entry, touched as they
-    are first used; at most 7.5 entries for each block of the capacity with 3.5 ghosts a block, and
-    4 for the blocks of a request.
+    O(1) per block and cache, with the 15 rings for a constant. 32 bytes per entry, touched as they
+    are first used; at most 7.5 entries per block of capacity with 3.5 ghosts per block, and 4 for
+    the blocks of a request.
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -94,8 +94,8 @@ cdef void trials_clear(Trials* trials) noexcept
 cdef void trials_add(Trials* trials, uint64_t hashed) noexcept
 # End the stores that began `lag` requests before `request`, or earlier.
 cdef void trials_complete(Trials* trials, uint32_t request, uint32_t lag) noexcept
-# Serve the request at work in each cache; say how many leading blocks each has found. Its number
-# counts all requests, ages are counted to `now`.
+# Serve the request at work in each cache; `found` gets the leading blocks that each has found.
+# `request` counts all requests, ages are counted to `now`.
 cdef void trials_serve(
     Trials* trials, const Densities* learned, uint32_t now, uint32_t request, uint32_t* found
 ) noexcept

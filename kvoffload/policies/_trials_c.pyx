@@ -214,7 +214,7 @@ cdef void trials_complete(Trials* trials, uint32_t request, uint32_t lag) noexce
 
 
 cdef inline void begin_store(Trials* trials, int trial, uint16_t number, uint32_t request) noexcept:
-    """Let a cache store a block, which it holds already."""
+    """Mark a block that a cache holds as being stored."""
     cdef Storing* storing = &trials.storing[trial]
     cdef uint32_t place = storing.oldest + storing.size
     if place >= trials.capacity:
@@ -479,7 +479,7 @@ cdef void touch_density(Trials* trials, uint32_t now) noexcept:
             if entry.flags & DENSE:
                 renew(entries, &trials.rings[entry.kind - 1], HIT_DENSITY, number)
             continue
-        # Who uses a block uses all before it: what is unknown of those, this one tells.
+        # It was a use of all before it, too: this record stands in for those that are lost.
         age = now - entry.last
         if use_class == NONE or age <= least_age:
             least_age = age
@@ -539,7 +539,7 @@ cdef inline void forget_place(Trials* trials, Entry* entry) noexcept:
 cdef uint32_t make_room(
     Trials* trials, const Densities* learned, uint32_t now, uint32_t num_missing
 ) noexcept:
-    """Say how many of the missing blocks to store, and let others go for them."""
+    """Evict for the missing blocks; return how many of them to store."""
     cdef Entry* entries = trials.entries
     cdef Entry* entry
     cdef uint16_t candidates[NUM_CLASSES]

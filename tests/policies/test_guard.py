@@ -1,4 +1,4 @@
-"""The guard of hit density: what it samples, whom it follows, and that both twins agree on it."""
+"""The guard of hit density: its sample, the rule that it follows, the same in both twins."""
 
 from __future__ import annotations
 

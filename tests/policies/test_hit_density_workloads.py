@@ -1,4 +1,4 @@
-"""What hit density must bring, on workloads that each favour another policy.
+"""Floors for hit density on workloads that each favour another policy.
 
 The floors stand a little below what was measured for seeds 1 to 5, LRU and published ARC beside
 it. Most are served by the compiled twin alone, as they take minutes in Python: that both decide
