@@ -143,7 +143,7 @@ class TierEvent:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a tier answers.
+    """The state of a tier's breakers and of its medium.
 
     Attributes
     ----------
@@ -259,7 +259,7 @@ class Tier(ABC):
         """Name the host memory that jobs move blocks from and to.
 
         Before the first job. The region that it has already may be named again. A tier on a server
-        waits for its answer, 2 s at most; one that does not answer is no error.
+        waits for its answer, 2 s at most; if there is none, that is not an error.
 
         Raises
         ------

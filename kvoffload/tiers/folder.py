@@ -202,7 +202,7 @@ class Folder:
         os.fsync(self.fd)
 
     def link(self, temporary: str, name: str) -> None:
-        """Give a file that is whole its name, and take the other away.
+        """Give a complete file its name, and remove the former one.
 
         Raises
         ------

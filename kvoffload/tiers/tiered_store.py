@@ -170,7 +170,7 @@ class TieredStore:
         )  # fmt: skip
 
     def _refuse_foreign(self) -> None:
-        """Refuse calls in a forked child."""
+        """Raise in a forked child."""
         if os.getpid() != self._pid:
             raise RuntimeError(f"this TieredStore belongs to process {self._pid}")
 
@@ -327,7 +327,7 @@ class TieredStore:
                 fetch.awaited.discard(key)
 
     def _loaded(self, place: int, job: _Job, done: Done) -> None:
-        """Take blocks that a tier gave, and ask the next for the others."""
+        """Accept the blocks that a tier gave, and ask the next for the others."""
         is_ok = (done.status == Status.OK).tolist()
         found = [key for key, ok in zip(job.keys, is_ok, strict=True) if ok]
         others = [key for key, ok in zip(job.keys, is_ok, strict=True) if not ok]

@@ -158,7 +158,7 @@ class Pool(Protocol):
         """
 
     def cancel(self, job: int) -> bool:
-        """Take a job back that a call has submitted and cannot return, because it was interrupted.
+        """Take back a job whose number a call cannot return, because it was interrupted.
 
         When this returns, the region's blocks are the caller's again: what no thread had taken is
         UNAVAILABLE, and what a thread is writing gets no seal. A direct read is waited for, until
@@ -290,10 +290,10 @@ class Store(ABC):
     owed = False
 
     def use(self, memory: Region) -> None:  # noqa: B027
-        """Take note of the staging buffers, where a client has to know them."""
+        """Register the staging buffers, where a client has to know them."""
 
     def begin(self, deadline: float) -> None:  # noqa: B027
-        """Take note until when the next calls of this thread may take, in monotonic seconds."""
+        """Set the deadline of the next calls of this thread, in monotonic seconds."""
 
     def find(self, run: Sequence[Block]) -> None:
         """Set the statuses of blocks, to OK, MISS, or why it is not known; raise nothing.

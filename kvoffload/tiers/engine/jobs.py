@@ -219,7 +219,7 @@ class PooledTier(Tier):
             raise
 
     def _change(self, change: Callable[[list[bytes]], None], stored: list[bytes]) -> None:
-        """Do something that is no job."""
+        """Make a change that is not a job; mend it if an exception ends it."""
         try:
             self._calling = (0, stored)
             change(stored)
@@ -229,7 +229,7 @@ class PooledTier(Tier):
             raise
 
     def _register(self, record: Record, nbytes: int) -> None:
-        """Keep the record of a job that the pool is about to get."""
+        """Add the record of a job that the pool is about to get."""
         self._moving[record.job] = nbytes
         self._queued_bytes += nbytes
         self._records[record.job] = record
@@ -515,7 +515,7 @@ class PooledTier(Tier):
         return self._clean
 
     def _before_close(self) -> None:
-        """Do what needs the threads once more."""
+        """Make the last use of the threads."""
 
     def __del__(self) -> None:
         """Close a tier that was left open."""

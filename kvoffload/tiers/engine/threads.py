@@ -528,7 +528,7 @@ class Pool:
     # -- what the medium is owed -------------------------------------------------------------
 
     def _retry_later(self) -> None:
-        """Have the store try again in a while, whether or not a job comes."""
+        """Queue the chore `MEET` in a while, whether or not a job comes."""
         with self._lock:
             if self._retry is None and self._may_retry:
                 self._retry = threading.Timer(RETRY_S, self._retry_now)

@@ -205,7 +205,7 @@ class IndexedTier(PooledTier):
         return dead
 
     def _pin_dead(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
-        """Let keys that were dropped keep their slots, to be stored there again; return these."""
+        """Pin the slots of keys that were dropped, to store them there again; return these keys."""
         if not keys:
             return np.empty(0, np.int64)
         pinned = self._index.prepare_load(keys)
@@ -218,7 +218,7 @@ class IndexedTier(PooledTier):
     def _take_slots(
         self, stored: list[bytes], absent: list[bytes], room: int, status: npt.NDArray[np.int8]
     ) -> tuple[list[bytes], npt.NDArray[np.int64]]:
-        """Have the index take keys in; mark those that it does not take."""
+        """Prepare a store of keys in the index; mark those that it does not take."""
         index = self._index
         count = len(absent)
         if count > room:
@@ -441,7 +441,7 @@ class IndexedTier(PooledTier):
         return True
 
     def _empty(self, stored: list[bytes]) -> None:  # noqa: ARG002
-        """Let the index be as the generation is."""
+        """Empty the index for the present generation."""
         self._index.reset_cache()
         self._hidden.clear()
         self._num_dropped = self._num_restored = 0
@@ -460,7 +460,7 @@ class IndexedTier(PooledTier):
     # -- after an exception ------------------------------------------------------------------
 
     def _agree(self, keys: Sequence[bytes]) -> None:
-        """Have the index agree with the records, in what is known of `keys` and of theirs."""
+        """Make the index agree with the records, for `keys` and the keys of jobs."""
         if self._index_generation != self._generation:
             self._empty([])
         index, hidden = self._index, self._hidden

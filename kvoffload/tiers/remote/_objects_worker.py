@@ -254,7 +254,7 @@ def _answer(
 
 
 def _take_no_more_than(nbytes: int) -> None:
-    """Let the process grow by so many bytes; beyond that memory is refused, and it ends."""
+    """Limit the growth of the process to so many bytes; beyond that, it ends."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -14,7 +14,7 @@ Below the directory lies a folder for each namespace, named by its fingerprint:
 =========================== ====================================================================
 
 Structure
-    A block is written to a file that nobody else has (``O_EXCL``) and then linked to its name,
+    A block is written to a file of this writer alone (``O_EXCL``) and then linked to its name,
     which is there or not, whole. Where there are no links it is renamed. A thread of the tier
     sweeps from time to time: it removes the oldest blocks until the others fit, what was forgotten,
     and what writers that died left behind. A lock lets one process at a time sweep.
@@ -193,7 +193,7 @@ class DirectoryStore(RemoteStore):
         return cast("Folder", self.open_namespace(make=True))
 
     def _take_lease(self, folder: Folder, name: str) -> Lease:
-        """Take a lock for a moment.
+        """Take a lock, waiting for it until the deadline.
 
         Raises
         ------

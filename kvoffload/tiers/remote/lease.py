@@ -67,7 +67,7 @@ class Lease:
         name : str
             Name of the file.
         rest_s : float
-            Seconds since the last release for which nobody takes it.
+            Seconds after a release during which it cannot be taken.
         lease_s : float
             Seconds without a renewal after which it is taken from who has it.
 
@@ -166,7 +166,7 @@ class Lease:
             raise TimeoutError
 
     def release(self) -> None:
-        """Give the lock back, and let the file say when."""
+        """Release the lock, and record the time in the file."""
         try:
             os.pwrite(self._fd, _DONE, 0)
             os.utime(self._fd)

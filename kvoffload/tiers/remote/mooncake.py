@@ -106,7 +106,7 @@ class MooncakeStore(RemoteStore):
         self._client: Any = None
 
     def use(self, memory: Region) -> None:
-        """Take note of the buffers, to be registered."""
+        """Keep the buffers, to be registered with the client."""
         self._memory = memory
 
     def _name(self, key: bytes, epoch: int) -> str:
@@ -137,7 +137,7 @@ class MooncakeStore(RemoteStore):
         return client
 
     def _knock(self) -> None:
-        """Refuse to set the client up where the master or its metadata server does not answer.
+        """Check that the master and its metadata server answer, before the client is set up.
 
         Raises
         ------
@@ -352,7 +352,7 @@ def _release_clients() -> None:
 
 
 def _keep_clients_for_good() -> None:
-    """Let no client be destroyed in a forked child: it would ask threads that are not there."""
+    """Keep clients from being destroyed in a forked child, where their threads are missing."""
     for client in _held:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
     _held.clear()

@@ -164,7 +164,7 @@ class _Process:
         self._greeted.add(connection)
 
     def give_back(self, connection: socket.socket) -> None:
-        """Let others have a connection."""
+        """Return a connection for others to use."""
         with self._changed:
             if self.ended:
                 connection.close()
@@ -199,7 +199,7 @@ class _Process:
             connection.close()
 
     def abandon(self) -> None:
-        """Let go of the sockets in a forked child; the process is the parent's."""
+        """Release the sockets in a forked child; the process is the parent's."""
         for ours in self._sockets:
             ours.close()
         self._popen.returncode = 0  # or it would be waited for
@@ -326,7 +326,7 @@ class ObjectsClient:
                 self._process.end()
 
     def abandon(self) -> None:
-        """Let go of everything in a forked child, without waiting for any thread."""
+        """Release everything in a forked child, without waiting for any thread."""
         self._closed = True
         if self._process is not None:
             self._process.abandon()

@@ -90,7 +90,7 @@ class _BoundedSocket:
         return self._timeout
 
     def _limit(self) -> None:
-        """Give the next call of the socket what is left, and none once nothing is.
+        """Set the timeout of the next call of the socket to the time that is left.
 
         Raises
         ------
@@ -314,7 +314,7 @@ class RedisStore(RemoteStore):
         return reply if isinstance(reply, bytes) else None
 
     def _same_epoch(self, reply: Any, epoch: int) -> None:
-        """Refuse the replies of a call that went by another epoch than the server's.
+        """Check that a call used the epoch of the server.
 
         Raises
         ------
@@ -473,7 +473,7 @@ class RedisTier(RemoteTier):
 
     Notes
     -----
-    Nothing is asked of the server before a region is attached: one that is down is no error.
+    The server is not asked before a region is attached, and need not be up until then.
 
     The server evicts. It should have ``maxmemory`` and a ``maxmemory-policy`` that begins with
     ``allkeys-``: otherwise a warning is logged, once. `forget` holds for all tiers of the namespace

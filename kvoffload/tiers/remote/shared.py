@@ -84,7 +84,7 @@ class SharedStore(Store):
         self.medium.use(memory)
 
     def close(self) -> None:
-        """Have the medium give connections back."""
+        """Close the connections of the medium."""
         self.medium.close()
 
     # -- epochs ------------------------------------------------------------------------------

@@ -151,10 +151,10 @@ class RemoteStore(ABC):
         """Mark blocks as used, where the medium does not do so itself; see `touch_s`."""
 
     def use(self, memory: Region) -> None:  # noqa: B027
-        """Take note of the buffers that values lie in, where a client has to know them."""
+        """Register the buffers that values lie in, where a client has to know them."""
 
     def close(self) -> None:  # noqa: B027
-        """Give connections back."""
+        """Close connections."""
 
     def name_of(self, error: Exception) -> str:
         """Return what the log calls an error; its text is never logged, it may hold credentials."""

@@ -110,7 +110,7 @@ class Sweeper:
             self._thread.join(timeout_s)
 
     def count_written(self) -> None:
-        """Take note of a block that was written; after many, sweep early."""
+        """Count a block that was written; after many, sweep early."""
         with self._changed:
             self._written += 1
             if self._written * FREE_SHARE >= self._max_blocks and not self._early:
@@ -258,7 +258,7 @@ class Sweeper:
     def _entries(
         self, folder: Folder, epoch: int, lease: Lease
     ) -> Iterator[tuple[Folder, os.DirEntry[str]]]:
-        """Give every file of an epoch, and its folder; links are not followed."""
+        """Yield every file of an epoch, and its folder; links are not followed."""
         try:
             blocks = folder.below(f"{epoch:016x}")
         except (FileNotFoundError, NotADirectoryError):

@@ -187,7 +187,7 @@ class RemoteTier(PooledTier):
 
         It waits for that: a put that is submitted before the epoch is known is dropped, since
         whether it is older than the medium's last `forget` could not be told. A medium that does
-        not answer is no error, and is asked again by the next job.
+        not answer is asked again by the next job.
         """
         is_attached = self._region is not None
         super().attach(region)
@@ -465,7 +465,7 @@ class RemoteTier(PooledTier):
     # -- recency, removal --------------------------------------------------------------------
 
     def _remove(self, keys: list[bytes], reason: str | None = None) -> None:
-        """Have blocks removed; until then they are hidden."""
+        """Queue blocks to be removed; until then they are hidden."""
         keys = list(dict.fromkeys(keys))
         now = 0 if self._pool is None else max(0, MAX_VERDICTS - len(self._dropping))
         most = now + max(0, MAX_VERDICTS - len(self._undropped))

@@ -319,7 +319,7 @@ class SlabFiles:
         return found is None
 
     def _grow_blocks(self, folder: OpenFolder, header: Header) -> None:
-        """Have space for all slots, or leave the file as it was."""
+        """Allocate space for all slots, or leave the file as it was."""
         fd = self._open_file(folder, BLOCKS)
         before = os.fstat(fd).st_size
         try:
@@ -401,7 +401,7 @@ def _no_space(folder: Path, wanted: int) -> TierSpaceError:
 
 
 def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
-    """Refuse a capacity that the file system cannot have room for, before anything is made for it.
+    """Check that the file system has room for a capacity, before anything is made for it.
 
     Raises
     ------
@@ -423,7 +423,7 @@ def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
 
 
 def _allocate(fd: int, nbytes: int) -> None:
-    """Have space for so many bytes.
+    """Allocate space for so many bytes.
 
     Raises
     ------

@@ -28,8 +28,8 @@ class OpenFolder(Folder):
     path : Path
         The folder; a link in its place is not followed.
     private : bool
-        Whether it and its files must belong to the user of this process, be writable by nobody else
-        and have one name each.
+        Whether it and its files must belong to the user of this process, be writable by no other
+        user and have one name each.
 
     Attributes
     ----------

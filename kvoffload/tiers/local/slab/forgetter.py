@@ -70,7 +70,7 @@ class Forgetter:
         return self._written == self._wanted.number
 
     def want(self, page: bytes) -> None:
-        """Have a header written."""
+        """Queue a header to be written."""
         with self._news:
             self._marked = True
             self._has_failed = False
@@ -84,7 +84,7 @@ class Forgetter:
             return self._news.wait_for(lambda: self.confirmed, timeout_s)
 
     def go_on(self) -> None:
-        """Have a thread try again, where none could be had."""
+        """Start a thread that tries again, where none could be started."""
         if self._marked and not (self._closing or self._runs()):
             with self._news:
                 self._start()
@@ -103,7 +103,7 @@ class Forgetter:
         return not thread.is_alive()
 
     def _start(self) -> None:
-        """Have the thread run, if one can be had; the next call tries again."""
+        """Start the thread, if one can be started; the next call tries again."""
         if not self._runs():
             self._thread = threading.Thread(target=self._run, name="kvoffload-forget", daemon=True)
             with contextlib.suppress(RuntimeError):

@@ -178,7 +178,7 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
     Parameters
     ----------
     folder : str or Path
-        The slab's folder; nobody may have it open.
+        The slab's folder; no process may have it open.
     progress : callable, optional
         Called with the number of blocks that are done.
 
@@ -243,7 +243,7 @@ class _Block:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._drop()
 
     def read(self, start: int) -> bool:

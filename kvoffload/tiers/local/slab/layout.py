@@ -1,4 +1,4 @@
-r"""What the files of a slab hold.
+r"""The contents of a slab's files.
 
 A slab is a folder, named by the fingerprint of its namespace in hex, with
 

@@ -101,7 +101,7 @@ def _take(fd: int, path: Path, until: float) -> None:
 
 
 def lock_shared(folder: OpenFolder) -> None:
-    """Keep others from having a folder open until it is closed; nothing is written.
+    """Keep other processes from opening a folder until it is closed; nothing is written.
 
     Raises
     ------

@@ -240,7 +240,7 @@ class FileTier(IndexedTier):
         self._stale_stamps.update((slots // STAMPS_PER_PAGE).tolist())
 
     def _write_stamps(self, most: int | None) -> None:
-        """Have stamps that changed written, in at most so many pieces."""
+        """Queue stamps that changed to be written, in at most so many pieces."""
         pages = sorted(self._stale_stamps)
         starts = [p for i, p in enumerate(pages) if i == 0 or pages[i - 1] != p - 1]
         for start in starts[:most]:
@@ -270,7 +270,7 @@ class FileTier(IndexedTier):
             self._write_stamps(STAMP_WRITES)
 
     def _count_stamps_anew(self, slots: npt.NDArray[np.int64]) -> None:
-        """Give slots the stamps from 1 on, in this order, and have all stamps written."""
+        """Give slots the stamps from 1 on, in this order, and queue all stamps to be written."""
         self._stamps[:] = 0
         self._stamps[slots] = np.arange(1, len(slots) + 1)
         self._stamp_clock = len(slots)
@@ -320,7 +320,7 @@ class FileTier(IndexedTier):
         return False
 
     def _new_epoch(self, timeout_s: float) -> bool:
-        """Go on in a new epoch; return whether it is on the disk before the time is over."""
+        """Begin a new epoch; return whether it is on the disk before the time is over."""
         page = self._files.write_header(new_epoch(self._epoch))
         self._forgetter.want(page)
         self._is_forgetting = False
