@@ -1,0 +1,34 @@
+"""A policy is two files and an entry: what is missing is named, with the file that lacks it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvoffload.policies import registry
+
+ROOT = Path(__file__).parents[2]
+POLICIES = Path("kvoffload") / "policies"
+TABLE = POLICIES / "builtin.py"
+CLASS = re.compile(r"^class (\w+CachePolicy)\(", re.MULTILINE)
+
+if not (ROOT / POLICIES).is_dir():
+    pytest.skip("the source tree is not beside the tests", allow_module_level=True)
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("ending", ["py.py", "c.pyx"])
+def test_every_entry_has_both_twins(name: str, ending: str) -> None:
+    entry = registry.entry(name)
+    path = POLICIES / f"_{entry.stem}_{ending}"
+    assert (ROOT / path).is_file(), f"{path} is missing: {name!r} of {TABLE} has its classes there"
+    classes = CLASS.findall((ROOT / path).read_text(encoding="utf-8"))
+    assert classes == [entry.class_name], f"{path} must define {entry.class_name} alone"
+
+
+def test_every_policy_has_an_entry() -> None:
+    known = {registry.entry(name).class_name for name in registry.names()}
+    for path in sorted((ROOT / POLICIES).glob("_*_*.py*")):
+        if path.name.endswith(("_py.py", "_c.pyx")):
+            for name in CLASS.findall(path.read_text(encoding="utf-8")):
+                assert name in known, f"{TABLE} has no entry for {name} of {path.name}"
