@@ -1,4 +1,4 @@
-"""What a watch says: the curve, causes, waste, explanations, overdue transfers; and bad input."""
+"""Reports of a watch: the curve, causes, waste, explanations, overdue transfers; and bad input."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(
         other = twin.CPUOffloadingManager(16, int(200 * memory))
         hits = sum(serve_and_generate(other, *pair[::-1]) for pair in enumerate(documents))
         assert sum(judged[: size + 1]) / asked == pytest.approx(hits / asked, abs=0.03)
-    # The miniatures too, which nobody asks for those blocks.
+    # The miniatures too, which are not asked for those blocks.
     (arc,) = (mini for mini in manager.watch._subject.minis if mini.policy == "arc")
     stats = arc.managers[0].stats()
     assert stats["lookup_blocks"] <= asked
