@@ -105,7 +105,8 @@ def promote(primary: KVOffloadPrimaryTier, number: int, request: ReqContext) -> 
 
 
 @pytest.mark.parametrize(
-    "cache_policy", [name for name in registry.names() if name != "hit-density"]
+    "cache_policy",
+    [name for name in registry.names() if not registry.entry(name).learns_by_request],
 )
 def test_promotions_for_one_request_do_not_evict_each_other(cache_policy):
     primary, request = tier(3, cache_policy), ReqContext("r")
