@@ -43,14 +43,15 @@ nitpick_ignore_regex = [
 
 def policy_table():
     """Make the table of all policies from the registry."""
-    lines = ["| name | what leaves | options |", "|---|---|---|"]
+    lines = ["| name | what leaves | options | simplicity |", "|---|---|---|---|"]
     for entry in map(registry.entry, registry.names()):
         options = "; ".join(
             f"`{option.name}` = {option.default} ({option.minimum} … {option.maximum}): "
             f"{option.summary}"
             for option in entry.options
         )
-        lines.append(f"| `{entry.name}` | {entry.summary} | {options} |")
+        simplicity = f"{entry.simplicity}: {entry.explained_by.rstrip('.')}"
+        lines.append(f"| `{entry.name}` | {entry.summary} | {options} | {simplicity} |")
     return "\n".join(lines)
 
 
