@@ -65,6 +65,7 @@ cdef void guard_clear(Guard* guard) noexcept:
     guard.lag = 1
     guard.request = 0
     guard.num_noted = 0
+    guard.store_begins = False
     memset(guard.hits, 0, sizeof(guard.hits))
     if guard.on:
         trials_clear(&guard.trials)
@@ -89,6 +90,7 @@ cdef inline uint64_t mix(const uint8_t* key, uint64_t length) noexcept:
 
 cdef void guard_note_store(Guard* guard, uint64_t hashed) noexcept:
     cdef Noted* noted
+    guard.store_begins = False
     if guard.num_noted == MOST_NOTED:
         guard.oldest = (guard.oldest + 1) % MOST_NOTED
         guard.num_noted -= 1

@@ -147,6 +147,7 @@ class Guard:
         "_request",
         "_rule",
         "_shift",
+        "_store_begins",
         "_trials",
     )
 
@@ -163,6 +164,7 @@ class Guard:
         self._noted: deque[tuple[BlockHash, int]] = deque(maxlen=_MOST_NOTED)
         self._lag = 1
         self._request = 0  # number of the request that is served
+        self._store_begins = False  # nothing was inserted since
         self._rule = HIT_DENSITY
         self._hits = dict.fromkeys(RULES, 0.0)
 
@@ -181,9 +183,15 @@ class Guard:
         """Size that ARC's T1 should have in the cache that is guarded, in blocks."""
         return self._arc.target_t1_size * self._capacity / self._arc.cache_capacity
 
-    def note_store(self, block_hash: BlockHash) -> None:
+    def begin_store(self) -> None:
+        """Note that the cache begins a store."""
+        self._store_begins = True
+
+    def note_insert(self, block_hash: BlockHash) -> None:
         """Note a store of the cache by its first block."""
-        self._noted.append((block_hash, self._request))
+        if self._store_begins:
+            self._store_begins = False
+            self._noted.append((block_hash, self._request))
 
     def serve(
         self,
@@ -244,6 +252,7 @@ class Guard:
         self._noted.clear()
         self._lag = 1
         self._request = 0
+        self._store_begins = False
         for name, trial in self._trials.items():
             trial.clear()
             self._hits[name] = 0.0

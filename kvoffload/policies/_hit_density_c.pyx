@@ -64,6 +64,7 @@ from kvoffload.policies._touch_pairs_c cimport (
     requests_complete,
     requests_end,
     requests_find,
+    requests_follow_offer,
     requests_newest_open,
     requests_offer,
 )
@@ -107,10 +108,6 @@ cdef class _HitDensity(Records):
     cdef int64_t num_admitted       # of its keys
     cdef int64_t num_offered
     cdef OpenRequests open_requests
-    cdef bint any_offered           # since the last touch; `offered_last` is of the last one
-    cdef uint64_t offered_last      # hash of its last key
-    cdef bint is_loading            # blocks of the last request
-    cdef bint store_begins          # room was made, and nothing inserted since
     cdef bint told_second           # the caller says which touches are second ones
     cdef Guard protector
     cdef int64_t t1_size            # by ARC's rule: of ring 0, with what takes victims' places
@@ -133,7 +130,7 @@ cdef class _HitDensity(Records):
         self.open_records(total - reused, reused)
         self.ghosts_a_block = ghosts
         self.offered = NULL
-        self.forget_requests()
+        memset(&self.open_requests, 0, sizeof(OpenRequests))
         self.told_second = False
         guard_close(&self.protector)
         guard_clear(&self.protector)
@@ -206,8 +203,7 @@ cdef class _HitDensity(Records):
             self.use_first(batch)
             return
         key = request_key(self.table, batch, &last)
-        follows_offer = self.any_offered and self.offered_last == last
-        self.any_offered = False
+        follows_offer = requests_follow_offer(&self.open_requests, last)
         continues = self.continues_request(batch)
         place = requests_find(&self.open_requests, key)
         if place != NOT_OPEN:
@@ -222,7 +218,6 @@ cdef class _HitDensity(Records):
             self.renew(batch)
             return
         requests_begin(&self.open_requests, key, last)
-        self.is_loading = False
         if continues:
             self.renew(batch)
             if self.protector.rule == ARC:
@@ -247,8 +242,8 @@ cdef class _HitDensity(Records):
 
     cdef bint is_at_work(self) noexcept:
         """Return whether the last request may come again as nothing was done for it yet."""
-        cdef bint none_began = self.request == 0
-        return (none_began or requests_newest_open(&self.open_requests)) and not self.is_loading
+        cdef OpenRequests* requests = &self.open_requests
+        return (self.request == 0 or requests_newest_open(requests)) and not requests.is_loading
 
     cdef void c_touch_first(self, Batch* batch) noexcept:
         self.told_second = True
@@ -266,26 +261,18 @@ cdef class _HitDensity(Records):
         if batch.size == 0 or batch.slots[0] == NIL:
             return
         if self.last[batch.slots[0]] == self.request:
-            self.is_loading = True
+            self.open_requests.is_loading = True
 
     cdef void c_offers(self, Batch* batch) noexcept:
-        self.any_offered = batch.size != 0
+        self.open_requests.any_offered = False
         if batch.size:
-            self.offered_last = hash_item(self.table, batch, batch.size - 1)
-            requests_offer(&self.open_requests, self.offered_last)
+            requests_offer(
+                &self.open_requests, hash_item(self.table, batch, batch.size - 1)
+            )
 
     cdef void c_completes(self, Batch* batch, Py_ssize_t place) noexcept:
-        cdef uint64_t last
-        if batch.size == 0:
-            return
-        last = hash_item(self.table, batch, place)
-        requests_complete(&self.open_requests, last)
-        if self.offered_last == last:
-            self.any_offered = False
-
-    cdef void forget_requests(self) noexcept:
-        memset(&self.open_requests, 0, sizeof(OpenRequests))
-        self.any_offered = self.is_loading = self.store_begins = False
+        if batch.size:
+            requests_complete(&self.open_requests, hash_item(self.table, batch, place))
 
     cdef bint is_any_being_stored(self, Batch* batch) noexcept:
         cdef Py_ssize_t place
@@ -490,10 +477,8 @@ cdef class _HitDensity(Records):
             self.last[slot] = ghost.last
             ghosts_remove(&self.memory, place)
         ring_append(self.table, &self.rings[reuse_class], slot, node)
-        if self.store_begins:
-            self.store_begins = False
-            if self.protector.on:
-                guard_note_store(&self.protector, hash_node(self.table, node))
+        if self.protector.store_begins:
+            guard_note_store(&self.protector, hash_node(self.table, node))
 
     cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
         end_age(&self.learned, class_of(node), self.last[slot], self.request)
@@ -659,7 +644,7 @@ cdef class _HitDensity(Records):
         cdef uint32_t place
         if self.offered == NULL:
             return
-        self.store_begins = True
+        self.protector.store_begins = self.protector.on
         for number in range(self.num_admitted, self.num_offered):
             place = self.ghost_offered(self.offered, number)
             if place != NIL:
@@ -669,7 +654,7 @@ cdef class _HitDensity(Records):
     cdef void c_clear(self) noexcept:
         self.clear_records()
         self.offered = NULL
-        self.forget_requests()
+        memset(&self.open_requests, 0, sizeof(OpenRequests))
         guard_clear(&self.protector)
 
     cdef const char* c_check(self) noexcept:

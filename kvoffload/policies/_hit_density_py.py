@@ -108,14 +108,11 @@ class HitDensityCachePolicy(PythonPolicy):
         "_densities",
         "_ghosts",
         "_guard",
-        "_is_loading",
         "_num_ghosts",
-        "_offered",
         "_open_requests",
         "_records",
         "_request",
         "_rings",
-        "_store_begins",
     )
 
     def __init__(self, cache_capacity: int, *, ghosts: float = 3.5, guard: int = 1) -> None:
@@ -133,9 +130,6 @@ class HitDensityCachePolicy(PythonPolicy):
         self._request = 0
         self._num_ghosts = 0
         self._open_requests = OpenRequests()
-        self._offered: BlockHash | None = None  # the last of what was offered since the last touch
-        self._is_loading = False  # blocks of the last request
-        self._store_begins = False  # room was made, and nothing inserted since
         self._guard: Guard | None = None
         if guard and capacity:
             trial = _Trial(capacity >> sample_shift(capacity), ghosts, self._densities)
@@ -194,8 +188,7 @@ class HitDensityCachePolicy(PythonPolicy):
     def _touch(self, batch: list[BlockHash]) -> None:
         if not batch:
             return
-        follows_offer = self._offered == batch[-1]
-        self._offered = None
+        follows_offer = self._open_requests.follows_offer(batch[-1])
         continues = self._continues_request(batch)
         if self._open_requests.ends(
             batch, lambda: continues or follows_offer or self._is_any_being_stored(batch)
@@ -208,7 +201,6 @@ class HitDensityCachePolicy(PythonPolicy):
             self._renew(batch)
         else:
             self._open_requests.begin(batch)
-            self._is_loading = False
             if continues:
                 self._renew(batch)
                 if self.rule == ARC:
@@ -223,23 +215,19 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _is_at_work(self) -> bool:
         """Return whether the last request may come again as nothing was done for it yet."""
-        none_began = self._request == 0
-        return (none_began or self._open_requests.is_newest_open) and not self._is_loading
+        requests = self._open_requests
+        return (self._request == 0 or requests.is_newest_open) and not requests.is_loading
 
     def _loads(self, batch: list[BlockHash]) -> None:
         if batch and batch[0] in self._resident and self._continues_request(batch[:1]):
-            self._is_loading = True
+            self._open_requests.is_loading = True
 
     def _offers(self, batch: list[BlockHash]) -> None:
-        self._offered = batch[-1] if batch else None
-        if batch:
-            self._open_requests.offer(batch[-1])
+        self._open_requests.offer(batch[-1] if batch else None)
 
     def _completes(self, batch: list[BlockHash]) -> None:
         if batch:
             self._open_requests.complete(batch[-1])
-            if self._offered == batch[-1]:
-                self._offered = None
 
     def _use(self, batch: list[BlockHash], *, again: bool = False) -> int:
         """Count a use of each block, or, `again` by a request that is under way, none.
@@ -414,10 +402,8 @@ class HitDensityCachePolicy(PythonPolicy):
             record.declined = False
             self._resident[block_hash] = status
             self._rings[record.reuse_class][block_hash] = status
-        if self._store_begins and blocks:
-            self._store_begins = False
-            if self._guard is not None:
-                self._guard.note_store(next(iter(blocks)))
+        if self._guard is not None and blocks:
+            self._guard.note_insert(next(iter(blocks)))
 
     def _remove(self, hashes: Collection[BlockHash]) -> None:
         for block_hash in hashes:
@@ -437,7 +423,8 @@ class HitDensityCachePolicy(PythonPolicy):
             ghost = self._ghost(block_hash)
             if ghost is not None:
                 ghost.declined = True
-        self._store_begins = True
+        if self._guard is not None:
+            self._guard.begin_store()
         return num_admitted, self._let_go(victims)
 
     def _admit(
@@ -525,8 +512,6 @@ class HitDensityCachePolicy(PythonPolicy):
         self._resident.clear()
         self._records.clear()
         self._open_requests.clear()
-        self._offered = None
-        self._is_loading = self._store_begins = False
         self._request = self._num_ghosts = 0
         if self._guard is not None:
             self._guard.clear()

@@ -16,6 +16,9 @@ cdef struct OpenRequests:
     uint32_t next               # the place of the oldest
     uint32_t num_open
     uint32_t confirmed          # second touches that were certain, less requests without one
+    bint any_offered            # since the last touch; `last_offered` is of the last one
+    uint64_t last_offered       # hash of its last key
+    bint is_loading             # blocks of the request that began last
 
 
 cdef class TouchPairs:
@@ -32,6 +35,8 @@ cdef class TouchPairs:
 cdef uint64_t request_key(Table* table, const Batch* batch, uint64_t* last) noexcept
 # Note the first touch of a request, in the place of the oldest.
 cdef void requests_begin(OpenRequests* requests, uint64_t key, uint64_t last) noexcept
+# Return whether a touch with that last key follows the offer of the same; forget that.
+cdef bint requests_follow_offer(OpenRequests* requests, uint64_t last) noexcept
 # Note that blocks of the newest request with that last key are offered to store.
 cdef void requests_offer(OpenRequests* requests, uint64_t last) noexcept
 # Note that the store of a request has ended: it was touched once only.

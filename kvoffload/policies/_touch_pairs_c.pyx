@@ -68,6 +68,13 @@ cdef void requests_begin(OpenRequests* requests, uint64_t key, uint64_t last) no
     requests.lasts[requests.next] = last
     requests.offered[requests.next] = False
     requests.next = (requests.next + 1) % MOST_OPEN
+    requests.is_loading = False
+
+
+cdef bint requests_follow_offer(OpenRequests* requests, uint64_t last) noexcept:
+    cdef bint follows = requests.any_offered and requests.last_offered == last
+    requests.any_offered = False
+    return follows
 
 
 cdef uint32_t find_last(const OpenRequests* requests, uint64_t last, bint offered) noexcept:
@@ -85,12 +92,16 @@ cdef uint32_t find_last(const OpenRequests* requests, uint64_t last, bint offere
 
 cdef void requests_offer(OpenRequests* requests, uint64_t last) noexcept:
     cdef uint32_t place = find_last(requests, last, False)
+    requests.any_offered = True
+    requests.last_offered = last
     if place != NOT_OPEN:
         requests.offered[place] = True
 
 
 cdef void requests_complete(OpenRequests* requests, uint64_t last) noexcept:
     cdef uint32_t place = find_last(requests, last, True)
+    if requests.last_offered == last:
+        requests.any_offered = False
     if place != NOT_OPEN:
         requests.keys[place] = 0
         requests.num_open -= 1

@@ -64,12 +64,14 @@ class _Open:
 class OpenRequests:
     """The last requests that were touched once so far, and which of them were offered since."""
 
-    __slots__ = ("_confirmed", "_next", "_open")
+    __slots__ = ("_confirmed", "_next", "_offered", "_open", "is_loading")
 
     def __init__(self) -> None:
         self._open: list[_Open | None] = [None] * _MOST_OPEN
         self._next = 0  # the place of the oldest
         self._confirmed = 0  # second touches that were certain, less requests without one
+        self._offered: BlockHash | None = None  # the last of what was offered since the last touch
+        self.is_loading = False  # blocks of the request that began last
 
     def begin(self, batch: list[BlockHash]) -> None:
         """Note the first touch of a request, in the place of the oldest."""
@@ -77,9 +79,17 @@ class OpenRequests:
             self._confirmed = max(0, self._confirmed - 1)
         self._open[self._next] = _Open(_key_of(batch))
         self._next = (self._next + 1) % _MOST_OPEN
+        self.is_loading = False
 
-    def offer(self, last: BlockHash) -> None:
+    def follows_offer(self, last: BlockHash) -> bool:
+        """Return whether a touch with that last hash follows the offer of the same; forget that."""
+        follows = self._offered == last
+        self._offered = None
+        return follows
+
+    def offer(self, last: BlockHash | None) -> None:
         """Note that blocks of the newest such request with that last hash are offered to store."""
+        self._offered = last
         for place in self._newest_first():
             request = self._open[place]
             if request is not None and request.key[2] == last and not request.is_offered:
@@ -88,6 +98,8 @@ class OpenRequests:
 
     def complete(self, last: BlockHash) -> None:
         """Note that the store of a request has ended: it was touched once only."""
+        if self._offered == last:
+            self._offered = None
         for place in self._newest_first():
             request = self._open[place]
             if request is not None and request.key[2] == last and request.is_offered:
@@ -122,10 +134,12 @@ class OpenRequests:
         return ((self._next - back) % _MOST_OPEN for back in range(1, _MOST_OPEN + 1))
 
     def clear(self) -> None:
-        """Forget all requests; this takes no memory."""
+        """Forget all requests."""
         for place in range(_MOST_OPEN):
             self._open[place] = None
         self._next = self._confirmed = 0
+        self._offered = None
+        self.is_loading = False
 
 
 def _key_of(batch: list[BlockHash]) -> _Key:
