@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockHash, BlockStatus, CachePolicy, PolicyError
+from kvoffload.watch import Watch
 from tests.blocks import A, B, C, D, E, F, names, once, slots, store
 from tests.observation import observe
 from tests.parts import KeepingListPolicy, ListPolicy
@@ -67,6 +69,17 @@ def test_a_class_without_clear_is_built_anew_on_reset(twin: ModuleType) -> None:
     assert manager.policy is not first
     assert (len(manager), A in manager, manager.stats()["free"]) == (0, False, 3)
     assert slots(store(manager, [C]).store_spec) == [0]
+
+
+def test_a_watch_sees_the_policy_that_a_reset_builds(twin: ModuleType) -> None:
+    watch = Watch()
+    manager = twin.CPUOffloadingManager(16, 3, NoClear, watch=watch)
+    store(manager, [A])
+    before = watch.explain([A])[0].state
+    manager.reset_cache()
+    assert watch.explain([A])[0].state != before
+    store(manager, [A])
+    assert watch.explain([A])[0].state == before
 
 
 def test_a_class_with_clear_is_cleared_on_reset(twin: ModuleType) -> None:
@@ -285,6 +298,18 @@ def test_a_policy_that_evicts_wrongly(
     manager.complete_load([B])
     manager.complete_store([C])
     assert manager.lookup([A, B, C]) == 3
+
+
+def test_a_victim_that_is_named_twice_is_not_resident_the_second_time(twin: ModuleType) -> None:
+    class Faulty(Wrong):
+        answer = staticmethod(victim_twice)
+
+    manager = twin.CPUOffloadingManager(16, 2, Faulty)
+    store(manager, [A])
+    store(manager, [B])
+    message = f"^Faulty evicted a block that is not resident: {re.escape(repr(A)[:10])}"
+    with pytest.raises(PolicyError, match=message):
+        manager.prepare_store([C, D])
 
 
 @pytest.mark.parametrize(
