@@ -13,10 +13,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
-from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers.remote.tier import RemoteTier
