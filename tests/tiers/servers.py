@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers.remote.tier import RemoteTier
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SomeTier = TypeVar("SomeTier", bound=RemoteTier)
 
