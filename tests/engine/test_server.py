@@ -9,9 +9,9 @@ pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vll
 from tests.engine.runs import NUM_ASKED_AGAIN, NUM_CHUNKS, NUM_TURNS, POLICIES
 from tests.engine.server import BLOCK_TOKENS
 
-ALIKE = [("vllm lru", "lru"), ("vllm arc", "arc"), ("vllm lru", "lru in vllm's manager")]
+ALIKE = [("vllm lru", "lru"), ("vllm arc", "arc")]
 EVERY_RELEASE = {"none", "vllm lru", "lru"}  # the runs that are made with each
-ONE_BY_ONE = ("vllm lru", "vllm arc", "lru", "arc", "lru in vllm's manager")
+ONE_BY_ONE = ("vllm lru", "vllm arc", "lru", "arc")
 
 
 def runs_of(*names: str) -> pytest.MarkDecorator:

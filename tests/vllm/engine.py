@@ -40,7 +40,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvoffload.integrations.vllm.versions import installed_release
+from kvoffload.integrations.vllm._upstream import installed_release
 from tests.vllm.configuration import PACKAGE
 
 BLOCK_TOKENS = 16

@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import make_offload_key
 
-from kvoffload.integrations.vllm.versions import installed_release
+from kvoffload.integrations.vllm._upstream import installed_release
 from tests.vllm.pair import Pair
 
 RELEASE = installed_release()

@@ -9,18 +9,11 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
-from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 
 from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadPrimaryTier
-from kvoffload.integrations.vllm._manager_c import ManagerCore
+from kvoffload.integrations.vllm._manager_c import RequestManagerCore
 from kvoffload.integrations.vllm._ranked_lru_c import RankedLRU
 from kvoffload.integrations.vllm._rules_c import ARCRules, ChainRules, LRURules, UseRules
-from kvoffload.integrations.vllm.policy_adapter import (
-    ADAPTED_POLICIES,
-    KVOffloadARC,
-    KVOffloadHitDensity,
-    KVOffloadLRU,
-)
 from kvoffload.policies import registry
 from tests.allocations import fail_after
 
@@ -29,19 +22,15 @@ ARGUMENTS = {
     "key": KEY,
     "keys": [KEY],
     "protected": [KEY],
-    "insertion_only_keys": {KEY},
-    "reused_keys": {KEY},
-    "key_groups": [[KEY]],
     "req_context": ReqContext("r"),
-    "chunk": ChunkStatus(0),
     "n": 1,
     "request": None,
     "name": "chunks",
     "success": True,
 }
-CLASSES = [ManagerCore, KVOffloadManager, KVOffloadPrimaryTier, KVOffloadLRU, KVOffloadARC]
+CLASSES = [RequestManagerCore, KVOffloadManager, KVOffloadPrimaryTier]
 #: What constructs.
-CONSTRUCTION = {"_setup", "_open"}
+CONSTRUCTION = {"_setup"}
 
 
 def methods(of: type) -> list[str]:
@@ -88,7 +77,7 @@ def test_every_method_says_that_the_construction_is_missing(of, how):
             method(*[ARGUMENTS[one] for one in wanted])
     if how is skipping:
         with pytest.raises(RuntimeError, match="is not initialised"):
-            _ = made.target_t1_size if of is KVOffloadARC else made._require_ready()
+            made._require_ready()
 
 
 @pytest.mark.parametrize("rules", [LRURules, UseRules, ChainRules, ARCRules])
@@ -178,19 +167,3 @@ def test_a_manager_can_be_constructed_again(first, then):
     manager._check()
     with pytest.raises(ValueError, match="num_chunks must be >= 0"):
         manager.__init__(-1)
-
-
-def test_a_policy_class_can_be_constructed_again():
-    for policy_class in (KVOffloadLRU, KVOffloadHitDensity):
-        policy = policy_class(4)
-        context = ReqContext("r")
-        context.set_offload_key_position(KEY, 16)
-        chunk = ChunkStatus(3)
-        policy.insert(KEY, chunk, context)
-        policy.__init__(2)
-        assert policy.get(KEY) is None
-        policy.insert(KEY, chunk, context)
-        del context
-        assert policy.get(KEY) is chunk
-        policy._check()
-    assert len(ADAPTED_POLICIES) == 8

@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload import BlockNotFoundError, BlockNotPinnedError, BlockNotReadyError, OffloadError
 from kvoffload.integrations.vllm import KVOffloadManager
-from kvoffload.integrations.vllm.versions import installed_release
+from kvoffload.integrations.vllm._upstream import installed_release
 from tests.vllm.pair import statuses
 
 

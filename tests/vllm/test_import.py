@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTED = "tests/vllm/test_doors.py"
+TESTED = "tests/vllm/test_spec.py"
 SUPPORTED = "0.33.*, 0.32.*, 0.31.*"
 
 
@@ -39,8 +39,8 @@ def pretend(folder: Path, version: str, distribution: str = "vllm") -> Path:
     return folder
 
 
-@pytest.mark.parametrize("version", ["0.19.1", "0.30.0", "0.34.0", "0.310.0", "1.31.0"])
-def test_another_version_is_named_with_those_supported(tmp_path: Path, version: str) -> None:
+@pytest.mark.parametrize("version", ["0.19.1", "0.30.0", "0.3.3", "main"])
+def test_an_older_version_is_named_with_those_supported(tmp_path: Path, version: str) -> None:
     done = run("import kvoffload.integrations.vllm", pretend(tmp_path, version))
     assert done.returncode == 1
     assert f"ImportError: kvoffload.integrations.vllm found vLLM {version}" in done.stderr
@@ -63,7 +63,7 @@ import kvoffload.integrations.vllm
     ("version", "text"),
     [
         ("0.30.0", f"found vLLM 0.30.0; supported versions: {SUPPORTED}"),
-        ("0.32.0", "found vLLM 0.32.0 whose vllm.v1.kv_offload.base cannot be imported"),
+        ("0.32.0", "vllm.v1.kv_offload.base cannot be imported (No module named 'vllm.v1')"),
     ],
 )
 def test_the_build_for_cpus_counts_as_vllm(tmp_path: Path, version: str, text: str) -> None:
@@ -76,13 +76,28 @@ def test_no_vllm_at_all_is_said(tmp_path: Path) -> None:
     assert "ImportError: kvoffload.integrations.vllm needs vLLM, and found none" in done.stderr
 
 
-@pytest.mark.parametrize("version", ["0.31.2", "0.32.0", "0.33.0rc1"])
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("0.31.2", "0.31"),
+        ("0.32.0", "0.32"),
+        ("0.33.0rc1", "0.33"),
+        ("0.34.0", "0.33"),
+        ("0.310.0", "0.33"),
+        ("1.31.0", "0.33"),
+    ],
+)
 def test_a_vllm_without_the_modules_is_named_with_what_is_missing(
-    tmp_path: Path, version: str
+    tmp_path: Path, version: str, release: str
 ) -> None:
     done = run("import kvoffload.integrations.vllm", pretend(tmp_path, version))
     assert done.returncode == 1
-    assert f"found vLLM {version} whose vllm.v1.kv_offload.base cannot be imported" in done.stderr
+    assert (
+        f"ImportError: kvoffload.integrations.vllm found vLLM {version}, whose offloading "
+        f"interface is not that of {release}:" in done.stderr
+    )
+    assert "vllm.v1.kv_offload.base cannot be imported" in done.stderr
+    assert f"supported versions: {SUPPORTED}" in done.stderr
 
 
 def test_the_library_itself_imports_neither_vllm_nor_torch() -> None:

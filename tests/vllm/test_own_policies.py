@@ -1,4 +1,4 @@
-"""The library's own policies under vLLM: by name in our manager, by class in vLLM's.
+"""The library's own policies under vLLM, by name.
 
 What a policy declines to store, and what that means to the scheduler, is in test_admission.py.
 """
@@ -12,19 +12,14 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
-from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
-from kvoffload.integrations.vllm.policy_adapter import ADAPTED_POLICIES
 from kvoffload.policies import registry
-from tests.vllm.configuration import PACKAGE
 from tests.vllm.conftest import SEED
-from tests.vllm.pair import Pair, statuses
+from tests.vllm.pair import Pair
 from tests.vllm.sequences import Sequence, Shape
 
 OWN = [name for name in registry.names() if name not in ("lru", "arc")]
-# Of vLLM's door admission cannot be asked, so there a policy that declines only evicts.
-DECLINE = {"KVOffloadHitDensity"}
 
 
 def key(number: int) -> bytes:
@@ -69,54 +64,6 @@ def test_random_sequences_keep_every_invariant_and_repeat(cache_policy):
             KVOffloadManager(shape.num_chunks, cache_policy, enable_events=True) for _ in range(2)
         ]
         Sequence(Pair(*managers, keys), chains, rng, shape.unpositioned).run(150)
-
-
-def test_every_policy_of_the_library_has_a_class():
-    assert sorted(ADAPTED_POLICIES.values()) == sorted(registry.names())
-
-
-@pytest.mark.parametrize("name", sorted(ADAPTED_POLICIES.keys() - DECLINE))
-def test_random_sequences_through_the_policy_door(name):
-    for number in range(40):
-        rng = random.Random(SEED + number)
-        shape = Shape.draw(rng)
-        chains = shape.chains(rng)
-        keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
-        door = CPUOffloadingManager(
-            shape.num_chunks, name, cache_policy_module_path=PACKAGE, enable_events=True
-        )
-        ours = KVOffloadManager(shape.num_chunks, ADAPTED_POLICIES[name], enable_events=True)
-        Sequence(Pair(door, ours, keys), chains, rng, shape.unpositioned).run(150)
-        door._policy._check()
-
-
-@pytest.mark.parametrize("name", sorted(ADAPTED_POLICIES))
-def test_a_policy_behind_the_door_is_asked_for_no_more_than_it_can_say(name):
-    """Random sequences: what is absent is stored as long as something may leave."""
-    refused = stored = evicted = 0
-    for number in range(40):
-        rng = random.Random(SEED + number)
-        shape = Shape.draw(rng)
-        chains = shape.chains(rng)
-        keys = list(dict.fromkeys(key for chain in chains for groups in chain for key in groups))
-        managers = [
-            CPUOffloadingManager(
-                shape.num_chunks, name, cache_policy_module_path=PACKAGE, enable_events=True
-            )
-            for _ in range(2)
-        ]
-        pair = Pair(*managers, keys)
-        sequence = Sequence(pair, chains, rng, shape.unpositioned)
-        for _ in range(150):
-            sequence.step()
-            for manager in managers:
-                manager._policy._check()
-        refused += pair.refusals
-        evicted += pair.evictions
-        stored += sum(len(statuses(manager, keys)) for manager in managers)
-    assert refused > 5
-    assert evicted > 5
-    assert stored > 5
 
 
 def test_a_use_is_counted_once_a_request_and_an_insertion_is_none():

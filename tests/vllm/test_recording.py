@@ -22,8 +22,8 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvoffload import CPUBackend, LRUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
+from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.integrations.vllm.recording import Recording, RequestRecorder
-from kvoffload.integrations.vllm.versions import installed_release
 from kvoffload.replay import replay
 from kvoffload.traces import MissingExtraError, Trace
 from tests.vllm.configuration import PACKAGE, configuration
@@ -319,7 +319,7 @@ def test_a_manager_of_vllm_is_recorded_too(tmp_path):
     path = tmp_path / "trace.gz"
     others = {
         "eviction_policy": "Someones",
-        "cache_policy_module_path": "tests.vllm.test_doors",
+        "cache_policy_module_path": "tests.vllm.test_spec",
     }
     manager = create(8, kvoffload_record=str(path), **others).get_manager()
     assert type(manager) is CPUOffloadingManager

@@ -19,13 +19,11 @@ from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
-from kvoffload.integrations.vllm.policy_adapter import ADAPTED_POLICIES
-from tests.vllm.configuration import PACKAGE
+from kvoffload.policies import registry
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import Pair
 from tests.vllm.sequences import Sequence, Shape
 
-CLASSES = {text: name for name, text in ADAPTED_POLICIES.items()}
 REMEMBER = ["arc", "arc-classic", "s3fifo"]  # policies with ghosts in the table of keys
 
 
@@ -33,26 +31,14 @@ def key(number: int) -> bytes:
     return bytes(make_offload_key(b"%032d" % number, 0))
 
 
-def adapter(cache_policy: str, **arguments):
-    """Return vLLM's own manager over a policy of the library."""
-    return CPUOffloadingManager(
-        cache_policy=CLASSES[cache_policy], cache_policy_module_path=PACKAGE, **arguments
-    )
-
-
-def check(manager) -> None:
-    """Verify the invariants of our part of a manager."""
-    (manager if isinstance(manager, KVOffloadManager) else manager._policy)._check()
-
-
 class CheckedPair(Pair):
-    """Verify both managers' invariants after every call."""
+    """Verify the invariants of our managers after every call."""
 
     def compare(self) -> None:
         super().compare()
         for manager in self.both:
-            if type(manager) is not CPUOffloadingManager or hasattr(manager._policy, "_check"):
-                check(manager)
+            if isinstance(manager, KVOffloadManager):
+                manager._check()
 
 
 def run_tiny_sequence(seed: int, first, second, cache_policy: str) -> None:
@@ -76,18 +62,12 @@ def run_tiny_sequence(seed: int, first, second, cache_policy: str) -> None:
     pair.call("touch", keys, contexts=pair.context("all"))  # every key that is still known
 
 
-@pytest.mark.parametrize("cache_policy", REMEMBER)
-def test_ghosts_below_the_threshold_keep_every_invariant(cache_policy):
-    for number in range(SEQUENCES):
-        run_tiny_sequence(SEED + number, adapter, KVOffloadManager, cache_policy)
-
-
 def test_ghosts_below_the_threshold_are_those_of_vllm():
     for number in range(SEQUENCES):
         run_tiny_sequence(SEED + number, CPUOffloadingManager, KVOffloadManager, "arc")
 
 
-@pytest.mark.parametrize("cache_policy", sorted(ADAPTED_POLICIES.values()))
+@pytest.mark.parametrize("cache_policy", registry.names())
 def test_every_policy_keeps_its_invariants_below_the_threshold(cache_policy):
     for number in range(SEQUENCES // 15):
         run_tiny_sequence(SEED + number, KVOffloadManager, KVOffloadManager, cache_policy)
@@ -101,12 +81,11 @@ def resident_bytes() -> int:
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize(("build", "offers"), [(KVOffloadManager, 300_000), (adapter, 100_000)])
 @pytest.mark.parametrize("cache_policy", REMEMBER)
-def test_ghosts_that_are_offered_below_the_threshold_leave_memory_flat(build, offers, cache_policy):
+def test_ghosts_that_are_offered_below_the_threshold_leave_memory_flat(cache_policy):
     """Every second offer stores a key, and has with it ghosts, the oldest among them."""
-    capacity = 8
-    manager = build(
+    capacity, offers = 8, 300_000
+    manager = KVOffloadManager(
         cache_policy=cache_policy, num_chunks=capacity, store_threshold=2, max_tracker_size=4
     )
     context = ReqContext("r")
@@ -131,7 +110,7 @@ def test_ghosts_that_are_offered_below_the_threshold_leave_memory_flat(build, of
             manager.on_request_finished(reader)
     grown = resident_bytes() - before
     assert grown < 400_000, f"grew by {grown:,} bytes"
-    check(manager)
+    manager._check()
 
 
 @pytest.mark.parametrize("cache_policy", ["arc", "s3fifo"])

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
-from kvoffload.integrations.vllm.versions import installed_release
+from kvoffload.integrations.vllm._upstream import installed_release
 from tests.vllm.upstream.pretend import VARIABLE
 
 ROOT = Path(__file__).parents[2]

@@ -255,7 +255,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     # -- what is there -----------------------------------------------------------------------
 
     def exists(self, key: str) -> bool:
-        """Say whether a page is there."""
+        """Return whether a page is there."""
         return self.batch_exists([key]) == 1
 
     def batch_exists(

@@ -1,16 +1,28 @@
 """The offload managers of this package as parts of vLLM.
 
-Nothing of vLLM is changed: vLLM loads the classes of this module by name, from
+Nothing of vLLM is changed: vLLM loads the classes of this package by name, from
 ``kv_connector_extra_config``. Importing it needs a supported vLLM, whose rules it then follows, and
-the compiled layer.
+the compiled layer. What needs vLLM's tiers is imported at first use: only then must their interface
+be as expected.
 """
 
 import importlib
 import os
+from typing import TYPE_CHECKING, Any
 
 from kvoffload._implementation import import_compiled
 
-from .versions import installed_release
+from ._upstream import installed_release
+
+if TYPE_CHECKING:
+    from .secondary_tiers import (
+        KVOffloadFileTier,
+        KVOffloadObjectTier,
+        KVOffloadRedisTier,
+        KVOffloadSharedTier,
+        KVOffloadTier,
+    )
+    from .tiering import KVOffloadPrimaryTier, KVOffloadTieringSpec
 
 _VARIABLE = "KVOFFLOAD_PURE_PYTHON"
 
@@ -43,42 +55,45 @@ _require_compiled_layer()
 
 # After the checks, whose messages are clearer.
 from .manager import KVOffloadManager  # noqa: E402
-from .policy_adapter import (  # noqa: E402
-    KVOffloadARC,
-    KVOffloadARCClassic,
-    KVOffloadHitDensity,
-    KVOffloadLFU,
-    KVOffloadLRU,
-    KVOffloadS3FIFO,
-    KVOffloadSieve,
-    KVOffloadSLRU,
-)
-from .primary_tier import KVOffloadPrimaryTier  # noqa: E402
-from .secondary_tiers import (  # noqa: E402
-    KVOffloadFileTier,
-    KVOffloadObjectTier,
-    KVOffloadRedisTier,
-    KVOffloadSharedTier,
-    KVOffloadTier,
-)
-from .spec import KVOffloadSpec, KVOffloadTieringSpec  # noqa: E402
+from .spec import KVOffloadSpec  # noqa: E402
 
 __all__ = [
-    "KVOffloadARC",
-    "KVOffloadARCClassic",
     "KVOffloadFileTier",
-    "KVOffloadHitDensity",
-    "KVOffloadLFU",
-    "KVOffloadLRU",
     "KVOffloadManager",
     "KVOffloadObjectTier",
     "KVOffloadPrimaryTier",
     "KVOffloadRedisTier",
-    "KVOffloadS3FIFO",
-    "KVOffloadSLRU",
     "KVOffloadSharedTier",
-    "KVOffloadSieve",
     "KVOffloadSpec",
     "KVOffloadTier",
     "KVOffloadTieringSpec",
 ]
+
+#: Name -> module, of what needs vLLM's tiers.
+_TIERING = {
+    "KVOffloadFileTier": "secondary_tiers",
+    "KVOffloadObjectTier": "secondary_tiers",
+    "KVOffloadPrimaryTier": "tiering",
+    "KVOffloadRedisTier": "secondary_tiers",
+    "KVOffloadSharedTier": "secondary_tiers",
+    "KVOffloadTier": "secondary_tiers",
+    "KVOffloadTieringSpec": "tiering",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs vLLM's tiers.
+
+    Raises
+    ------
+    ImportError
+        If their interface is not as expected; the message names each difference.
+    """
+    if name not in _TIERING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f".{_TIERING[name]}", __name__)
+    return globals().setdefault(name, getattr(module, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

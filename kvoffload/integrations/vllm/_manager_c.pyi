@@ -10,10 +10,7 @@ from kvoffload.watch import Watch
 
 class RequestFinishedError(OffloadError, RuntimeError): ...
 
-class PolicyDriver:
-    def _require_ready(self) -> None: ...
-
-class ManagerCore(PolicyDriver):
+class RequestManagerCore:
     _num_chunks: int
     medium: Any
     events: list[Any] | None
@@ -22,6 +19,7 @@ class ManagerCore(PolicyDriver):
     max_tracker_size: int
     stores_skipped_in_current_batch: int
     allocation_sizes_in_current_batch: list[int]
+    def _require_ready(self) -> None: ...
     def _setup(
         self, num_chunks: int, rules: Any, names: Any, reports_failed_stores: bool
     ) -> None: ...

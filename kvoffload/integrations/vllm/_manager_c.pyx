@@ -1,4 +1,4 @@
-"""vLLM's CPU manager over the library's compiled policies and pool, one call after the other.
+"""Hot path of vLLM's CPU manager over the library's compiled policies and pool.
 
 Structure
     A compiled policy holds the nodes and chooses who leaves, a pool holds the chunk ids. What a
@@ -14,10 +14,10 @@ Order
     No Python code runs between the first look at the state and the last change: keys are copied
     before, and the collector is off while results are allocated. `observe` does everything about an
     access that can fail; `record` and the rules then change state and cannot. A store allocates
-    everything before the policy learns from the offer, which cannot be undone: the objects of the
-    keys to be evicted, too, though which these are is not known yet; until they are written they
-    are in no object that Python code can reach. What is changed until then is taken back on an
-    error.
+    everything before the policy learns from the offer, which cannot be undone. That includes the
+    objects for the keys of the victims, which are not known yet: for each victim one of every
+    length that a key can have, of its final size, and in no object that Python code can
+    reach until it is written. Changes made up to then are undone on an error.
 """
 
 cimport numpy as cnp
@@ -97,6 +97,7 @@ from kvoffload.managers._lifecycle_c cimport (
     forget,
     pending_keys,
     pin,
+    resident,
     unpin,
 )
 from kvoffload.managers._watch_c cimport LOAD, STORE
@@ -124,10 +125,6 @@ cdef extern from "Python.h":
 
 cdef object new_object = object.__new__
 
-# Objects for evicted keys are made before it is known how long each is; longer ones afterwards.
-cdef enum:
-    LONGEST_BLANK = 4096
-
 
 cdef void shorten(list items, Py_ssize_t size) noexcept:
     """Drop the last items of a list; no allocation, which every method of lists may need."""
@@ -138,8 +135,8 @@ cdef void shorten(list items, Py_ssize_t size) noexcept:
         Py_DECREF(<object>last)
 
 
-cdef list blank_keys(int64_t number, uint64_t length):
-    """Return as many new keys of that length, to be written and shortened before they are seen.
+cdef list new_keys(int64_t number, uint64_t length):
+    """Return as many new keys of that length; they are written before they are seen.
 
     The list is hidden from the collector, or a profiler could find keys in it and hash them.
     """
@@ -154,32 +151,113 @@ cdef list blank_keys(int64_t number, uint64_t length):
 
 
 class RequestFinishedError(OffloadError, RuntimeError):
-    """Say that a request that has finished accesses a key that it had not accessed before."""
+    """A request that has finished accessed a key that it had not accessed before."""
 
 
-cdef class PolicyDriver:
-    """What drives a policy by requests: the manager, and the adapter to vLLM's own manager."""
+cdef class Offer:
+    """The changes that one offer makes to the counts of offers."""
+
+    cdef list known         # keys that were counted before, in the order offered
+    cdef list numbers       # how often each was offered by now
+    cdef list tracked       # keys that are counted from now on
+    cdef list dropped       # keys that make room for them, oldest first
+
+
+cdef class RequestManagerCore:
+    """Hot path of vLLM's CPU manager; the rest is in ``KVOffloadManager``."""
+
+    cdef CompiledPolicy policy      # None until the construction has succeeded
+    cdef RequestRules rules
+    cdef Pool pool
+    cdef BlockStates states
+    cdef Batch batch                # of the call at work
+    cdef Access* accesses           # beside its slots
+    cdef Py_ssize_t accesses_room
+    cdef uint64_t generation        # how often the cache was reset
+    cdef list chain                 # keys of the request at work, None if they are not to be shown
+    cdef uint64_t* key_lengths      # bytes of the keys that were ever stored, each length once
+    cdef Py_ssize_t num_lengths
+    cdef uint32_t last              # node of the last key that was looked up, or NIL
+    cdef RequestWatch watching      # None without a watch
+    cdef object asker               # context of the last lookup, where it is not settled yet
+    cdef object first_asked, last_asked     # its first and its last key since then
+    cdef int64_t asked_until    # the largest token position of its keys at that lookup
+    cdef readonly object _num_chunks
+    # vLLM's own classes and constants
+    cdef object context_class
+    cdef object miss, hit, hit_pending, host
+    cdef object request_context_class, spec_class, output_class, event_class
+    cdef bint reports_failed_stores     # a store that fails gives an event
+    # vLLM's public attributes
+    cdef public object medium, counts, store_threshold, max_tracker_size
+    cdef public object stores_skipped_in_current_batch
+    cdef public list events, allocation_sizes_in_current_batch
 
     def __cinit__(self):
+        memset(&self.pool, 0, sizeof(Pool))
         memset(&self.batch, 0, sizeof(Batch))
         self.accesses = NULL
         self.accesses_room = 0
+        self.key_lengths = NULL
+        self.num_lengths = 0
 
     def __dealloc__(self):
+        pool_close(&self.pool)
         batch_close(&self.batch)
         discard(self.accesses)
+        discard(self.key_lengths)
 
-    cdef void follow(self, RequestRules rules) noexcept:
+    def _setup(
+        self, int64_t num_chunks, RequestRules rules not None, names, bint reports_failed_stores
+    ):
+        """Join the parts; `names` has vLLM's classes and constants as attributes."""
+        cdef Pool pool
+        self.policy = None
+        if not pool_open(&pool, num_chunks):
+            raise MemoryError(f"no room for {num_chunks} chunk ids")
+        pool_close(&self.pool)
+        self.pool = pool
+        self._num_chunks = num_chunks
+        self.states = BlockStates(0, 0)
+        self.last = NIL
+        self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
+        self.hit_pending = names.LookupResult.HIT_PENDING
+        self.host = names.host
+        self.context_class = names.ReqContext
+        self.request_context_class = names.RequestOffloadingContext
+        self.spec_class = names.CPULoadStoreSpec
+        self.output_class = names.PrepareStoreOutput
+        self.event_class = names.OffloadingEvent
+        self.reports_failed_stores = reports_failed_stores
+        self.watching = None
+        self.asker = self.first_asked = self.last_asked = None
+        self.num_lengths = 0
         self.generation += 1
         self.rules = rules
-        self.policy = rules.policy
+        self.policy = rules.policy  # at last: until then every method raises
 
-    cdef object not_initialised(self):
-        return manager_not_initialised()
+    def _look_on(self, request):
+        """Attach a watch, as its ``WatchRequest`` says."""
+        cdef RequestWatch core
+        self.require_ready()
+        core = RequestWatch(request.plan(self, self._num_chunks), request.watch)
+        core.attach(self.policy)
+        self.watching = core
+        core.watch._join(self, core)
+
+    @property
+    def watch(self):
+        """The ``Watch`` that is attached, or None."""
+        return None if self.watching is None else self.watching.watch
 
     def _require_ready(self):
         """Raise an error unless the construction has succeeded."""
         self.require_ready()
+
+    cdef inline int require_ready(self) except -1:
+        if self.policy is None:
+            raise manager_not_initialised()
+        return 0
 
     # -- keys in -----------------------------------------------------------------------------
 
@@ -208,20 +286,20 @@ cdef class PolicyDriver:
         return 0
 
     cdef object state_of(self, object req_context, object state_class):
-        """Return what hangs on a request's context under a class, or None."""
+        """Return the state of a class on a request's context, or None."""
         if type(req_context) is self.context_class:
             return req_context._state.get(state_class)
         return req_context.get_state(state_class)
 
     cdef RequestAccess access_of(self, object req_context):
-        """Return what the request has shown to this manager in its present life, or None."""
+        """Return the request's accesses of this manager since its last reset, or None."""
         cdef RequestAccess access = self.state_of(req_context, RequestAccess)
         if access is None or access.owner is not self or access.generation != self.generation:
             return None
         return access
 
     cdef RequestRank rank_of(self, object req_context):
-        """Return the rank that the request has in this policy in its present life, or None."""
+        """Return the request's rank in this policy since its last reset, or None."""
         cdef RequestRank rank = self.state_of(req_context, RequestRank)
         cdef RankedLRU policy = <RankedLRU>self.policy
         if rank is None or rank.owner is not policy or rank.generation != policy.generation:
@@ -229,10 +307,10 @@ cdef class PolicyDriver:
         return rank
 
     cdef int attach(self, object req_context, object access, object rank) except -1:
-        """Hang new state on a request's context: all that is given or, on an error, none.
+        """Attach new state to a request's context: all that is given or, on an error, none.
 
-        A context has one place for each class, and the last comer has it: where two managers serve
-        one context, each takes the other's place, as vLLM's do.
+        A context has one place for each class: where two managers serve one context, each replaces
+        the other's state, as vLLM's do.
         """
         cdef object before = None
         if access is not None:
@@ -249,7 +327,7 @@ cdef class PolicyDriver:
         return 0
 
     cdef int put_back(self, object req_context, object state_class, object state) except -1:
-        """Hang on a context what hung there before `attach`, None if nothing did."""
+        """Restore the state that a context had before `attach`; None if it had none."""
         if type(req_context) is self.context_class:
             if state is None:
                 req_context._state.pop(state_class, None)
@@ -378,6 +456,10 @@ cdef class PolicyDriver:
             elif not uses[0] & INSERTED:
                 uses[0] |= REUSED
 
+    cdef inline Node* resident(self, Py_ssize_t place) noexcept:
+        """Return the node of a key of the batch if it is resident, else NULL."""
+        return resident(self.policy.table, &self.batch, place)
+
     cdef void protect_resident(self) noexcept:
         """Let the resident keys of the batch stay in the search that follows.
 
@@ -391,87 +473,10 @@ cdef class PolicyDriver:
             if node != NULL:
                 node.block.mark = self.policy.table.epoch
 
-
-cdef class Offer:
-    """What one offer changes in the counts of offers."""
-
-    cdef list known         # keys that were counted before, in the order offered
-    cdef list numbers       # how often each was offered by now
-    cdef list tracked       # keys that are counted from now on
-    cdef list dropped       # keys that make room for them, oldest first
-
-
-cdef class ManagerCore(PolicyDriver):
-    """Do for vLLM what its own CPU manager does; ``KVOffloadManager`` adds what is not hot."""
-
-    cdef Pool pool
-    cdef BlockStates states
-    cdef uint64_t longest_key       # bytes of the longest key that was ever stored
-    cdef uint32_t last              # node of the last key that was looked up, or NIL
-    cdef RequestWatch watching      # None when nobody looks on
-    cdef object asker               # context of the last lookup, where it is not settled yet
-    cdef object first_asked, last_asked     # its first and its last key since then
-    cdef int64_t asked_until    # the largest token position of its keys at that lookup
-    cdef readonly object _num_chunks
-    # vLLM's own classes and constants
-    cdef object miss, hit, hit_pending, host
-    cdef object request_context_class, spec_class, output_class, event_class
-    cdef bint reports_failed_stores     # a store that fails gives an event
-    # vLLM's public attributes
-    cdef public object medium, counts, store_threshold, max_tracker_size
-    cdef public object stores_skipped_in_current_batch
-    cdef public list events, allocation_sizes_in_current_batch
-
-    def __cinit__(self):
-        memset(&self.pool, 0, sizeof(Pool))
-
-    def __dealloc__(self):
-        pool_close(&self.pool)
-
-    def _setup(
-        self, int64_t num_chunks, RequestRules rules not None, names, bint reports_failed_stores
-    ):
-        """Join the parts; `names` has vLLM's classes and constants as attributes."""
-        cdef Pool pool
-        self.policy = None
-        if not pool_open(&pool, num_chunks):
-            raise MemoryError(f"no room for {num_chunks} chunk ids")
-        pool_close(&self.pool)
-        self.pool = pool
-        self._num_chunks = num_chunks
-        self.states = BlockStates(0, 0)
-        self.last = NIL
-        self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
-        self.hit_pending = names.LookupResult.HIT_PENDING
-        self.host = names.host
-        self.context_class = names.ReqContext
-        self.request_context_class = names.RequestOffloadingContext
-        self.spec_class = names.CPULoadStoreSpec
-        self.output_class = names.PrepareStoreOutput
-        self.event_class = names.OffloadingEvent
-        self.reports_failed_stores = reports_failed_stores
-        self.watching = None
-        self.asker = self.first_asked = self.last_asked = None
-        self.follow(rules)
-
-    def _look_on(self, request):
-        """Let a watch look on, as its ``WatchRequest`` says."""
-        cdef RequestWatch core
-        self.require_ready()
-        core = RequestWatch(request.plan(self, self._num_chunks), request.watch)
-        core.attach(self.policy)
-        self.watching = core
-        core.watch._join(self, core)
-
-    @property
-    def watch(self):
-        """The ``Watch`` that looks on, or None."""
-        return None if self.watching is None else self.watching.watch
-
     # -- reads -------------------------------------------------------------------------------
 
     def lookup(self, key, req_context):
-        """Tell whether one chunk is resident and readable; changes no order."""
+        """Return whether one chunk is resident and readable; no order changes."""
         cdef Table* table
         cdef const uint8_t* address
         cdef uint64_t length
@@ -502,7 +507,7 @@ cdef class ManagerCore(PolicyDriver):
         return self.hit if node.block.ref_cnt >= 0 else self.hit_pending
 
     cdef int ask(self, object key, object req_context) except -1:
-        """Note that another request than before looks a key up.
+        """Note that a request other than the last one looks up a key.
 
         Only its first and its last key are kept: vLLM looks up in the order of positions, forwards
         or, in a sliding window, backwards.
@@ -531,7 +536,7 @@ cdef class ManagerCore(PolicyDriver):
         return max(positions.values())
 
     cdef int settle(self) except -1:
-        """Tell the request that looked up last from which position on it did so."""
+        """Note on the request that looked up last which positions it looked up."""
         cdef object asker = self.asker, keys = (self.first_asked, self.last_asked), key
         cdef RequestAccess access
         if asker is None:
@@ -551,7 +556,7 @@ cdef class ManagerCore(PolicyDriver):
         return 0
 
     def get_load_source(self, key, req_context):
-        """Name the tier that a hit comes from: host memory."""
+        """Return the tier that a hit comes from: host memory."""
         self.require_ready()
         return self.host
 
@@ -698,8 +703,9 @@ cdef class ManagerCore(PolicyDriver):
         cdef Py_ssize_t num_missing, num_skipped = 0
         cdef bint refused
         cdef int64_t num_new, num_admitted = -1, num_leaving
-        cdef cnp.ndarray chunk_ids
+        cdef cnp.ndarray chunk_ids, cut = None
         cdef list to_store, evicted, blanks, removed = None
+        cdef object spec
         cdef Offer offer = None
         # Request: what it has shown so far, or that it is new.
         if access is None:
@@ -723,11 +729,12 @@ cdef class ManagerCore(PolicyDriver):
                 raise MemoryError()
             chunk_ids = self.new_ids(num_missing)
             if not self.rules.all_or_none:
-                chunk_ids = chunk_ids[:]  # a view can be cut to what is admitted
+                cut = chunk_ids[:]  # a view, to be cut to what is admitted before it is seen
             to_store = self.missing_keys(num_missing)
-            blanks = blank_keys(num_leaving, min(self.longest_key, <uint64_t>LONGEST_BLANK))
+            blanks = self.blank_keys(num_leaving)
             evicted = [None] * num_leaving  # a profiler may look at what is given to a constructor
-            output = self.new_output(to_store, self.new_spec(chunk_ids), evicted)
+            spec = self.new_spec(chunk_ids)
+            output = self.output_class(to_store, spec, evicted)
             if self.events is not None and num_leaving:
                 removed = list(evicted)
                 self.events.append(
@@ -792,7 +799,8 @@ cdef class ManagerCore(PolicyDriver):
             return None
         if num_admitted < num_missing:
             shorten(to_store, num_admitted)
-            cnp.PyArray_DIMS(chunk_ids)[0] = num_admitted
+            cnp.PyArray_DIMS(cut)[0] = num_admitted
+            spec.block_ids = cut
         self.place(access, rank, num_admitted, num_missing, <int32_t*>cnp.PyArray_DATA(chunk_ids))
         if self.watching is not None:
             self.watching.c_begun(
@@ -855,7 +863,8 @@ cdef class ManagerCore(PolicyDriver):
             place = keys.places[number]
             slot = keys.slots[place]
             if slot == NIL:
-                slot = add_once(table, keys, place, self.accesses[place].hashed)
+                if self.note_length(item_length(keys, place)):
+                    slot = add_once(table, keys, place, self.accesses[place].hashed)
                 if slot == NIL:
                     forget(table, keys, 0, num_missing)
                     raise MemoryError()
@@ -863,7 +872,6 @@ cdef class ManagerCore(PolicyDriver):
                 if node.block.mark == table.epoch:
                     continue  # a repeat
                 node.block.mark = table.epoch
-                self.longest_key = max(self.longest_key, item_length(keys, place))
             self.accesses[place].flags = OBSERVED
             keys.chosen[num_missing] = slot
             keys.places[num_missing] = <uint32_t>place
@@ -908,18 +916,51 @@ cdef class ManagerCore(PolicyDriver):
         return self.num_idle() - num_protected
 
     cdef bint any_positioned(self, Py_ssize_t num_missing) noexcept:
-        """Tell whether the request knows the token position of a key that was chosen."""
+        """Return whether the request knows the token position of a key that was chosen."""
         cdef Py_ssize_t place
         for place in range(num_missing):
             if self.accesses[self.batch.places[place]].flags & POSITIONED:
                 return True
         return False
 
+    cdef inline Py_ssize_t length_number(self, uint64_t length) noexcept:
+        """Return the index of a length in `key_lengths`; `num_lengths` if it is not there."""
+        cdef Py_ssize_t number = 0
+        while number < self.num_lengths and self.key_lengths[number] != length:
+            number += 1
+        return number
+
+    cdef bint note_length(self, uint64_t length) noexcept:
+        """Keep the length of a key that is to be stored; False if there is no memory."""
+        cdef uint64_t* lengths
+        if self.length_number(length) < self.num_lengths:
+            return True
+        lengths = <uint64_t*>resize(
+            self.key_lengths, <uint64_t>(self.num_lengths + 1) * sizeof(uint64_t)
+        )
+        if lengths == NULL:
+            return False
+        lengths[self.num_lengths] = length
+        self.key_lengths = lengths
+        self.num_lengths += 1
+        return True
+
+    cdef list blank_keys(self, int64_t number):
+        """Return objects for `number` victims: as many of each length that a victim can have.
+
+        vLLM's keys are all of one length.
+        """
+        cdef Py_ssize_t which
+        return [
+            new_keys(number, self.key_lengths[which]) for which in range(self.num_lengths)
+        ]
+
     cdef int write_keys(self, list blanks, list evicted, list removed) except -1:
         """Write the keys of the victims over blank ones, and put them into both lists."""
         cdef Py_ssize_t place, size = <Py_ssize_t>self.policy.victims.size
         cdef uint64_t length
         cdef const uint8_t* key
+        cdef list of_length
         cdef PyObject* blank
         cdef Node* node
         shorten(evicted, size)
@@ -928,15 +969,10 @@ cdef class ManagerCore(PolicyDriver):
         for place in range(size):
             node = node_at(self.policy.table, self.policy.victims.items[place].slot)
             key = key_bytes(node, &length)
-            blank = PyList_GET_ITEM(blanks, place)
-            if length > <uint64_t>PyBytes_GET_SIZE(blank):
-                evicted[place] = key_of(node)
-            else:
-                memcpy(PyBytes_AS_STRING(blank), key, length)
-                if length < <uint64_t>PyBytes_GET_SIZE(blank):
-                    Py_SET_SIZE(blank, <Py_ssize_t>length)
-                    PyBytes_AS_STRING(blank)[length] = 0
-                evicted[place] = <object>blank
+            of_length = <list>PyList_GET_ITEM(blanks, self.length_number(length))
+            blank = PyList_GET_ITEM(of_length, place)
+            memcpy(PyBytes_AS_STRING(blank), key, length)
+            evicted[place] = <object>blank
             if removed is not None:
                 removed[place] = evicted[place]
         return 0
@@ -1019,7 +1055,7 @@ cdef class ManagerCore(PolicyDriver):
     # -- the threshold -----------------------------------------------------------------------
 
     cdef bint offered_enough(self, object key) except -1:
-        """Tell whether this offer of a key is at least the threshold's."""
+        """Return whether a key has been offered as often as the threshold asks, this time included."""
         count = self.counts.get(key)
         return count is not None and count + 1 >= self.store_threshold
 
@@ -1080,21 +1116,17 @@ cdef class ManagerCore(PolicyDriver):
 
     cdef cnp.ndarray new_ids(self, Py_ssize_t size):
         cdef cnp.npy_intp length = size
-        return cnp.PyArray_SimpleNew(1, &length, cnp.NPY_INT32)
+        return cnp.PyArray_ZEROS(1, &length, cnp.NPY_INT32, 0)
 
     cdef object new_spec(self, cnp.ndarray chunk_ids):
-        """Build vLLM's spec without its constructor, which copies from a list."""
+        """Return vLLM's spec, whose constructor only sets ``block_ids``, to a copy.
+
+        It is not called: it takes 0.5 µs, a 40th of the load of 512 chunks and a quarter of that of
+        16; setting the attribute takes 0.1 µs. `_upstream` checks that it sets nothing else.
+        """
         spec = new_object(self.spec_class)
         spec.block_ids = chunk_ids
         return spec
-
-    cdef object new_output(self, list to_store, object spec, list evicted):
-        """Build vLLM's output without its constructor, which only sets what is given."""
-        output = new_object(self.output_class)
-        output.keys_to_store = to_store
-        output.store_spec = spec
-        output.evicted_keys = evicted
-        return output
 
     # -- requests ----------------------------------------------------------------------------
 

@@ -301,7 +301,7 @@ cdef bint order_ensure(Order* order, uint64_t entries, uint64_t idle) noexcept:
 
 
 cdef inline bint may_leave(Order* order, uint32_t slot) noexcept nogil:
-    """Tell whether a node that has just been passed may leave."""
+    """Return whether a node that has just been passed may leave."""
     cdef Node* node = node_at(order.table, slot)
     if node.block.ref_cnt != 0:
         return False

@@ -1,4 +1,4 @@
-"""What one request has shown to a manager: its keys, in the order seen, and what became of them."""
+"""The accesses of one request: its keys, in the order seen, and what became of each."""
 
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
 from cpython.exc cimport PyErr_Occurred

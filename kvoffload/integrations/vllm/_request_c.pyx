@@ -1,4 +1,4 @@
-"""What one request has shown to a manager, and the order in which vLLM counts it at its end.
+"""The accesses of one request, and the order in which vLLM counts them at its end.
 
 At the end the keys stand in groups by index; inside a group by token position if all its keys have
 one, else as seen; then all together by position if all have one. Every step is stable.

@@ -1,4 +1,4 @@
-"""What a request's accesses mean to a policy: the part in which policies differ under vLLM."""
+"""Rules from a request's accesses to calls of a policy: what policies differ in under vLLM."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -70,14 +70,14 @@ cdef class UseRules(RequestRules):
     cdef public bint demotes    # a touch may move other chunks than those that are touched
     cdef Batch part             # some keys of a batch; its items are its own array
     cdef uint64_t items_room
-    cdef int32_t* counts        # ref_cnt of chunks in disguise
+    cdef int32_t* counts        # ref_cnt of chunks that are shown as pending
 
     # Take the keys that have one of the flags, of those that are absent one of the others.
     cdef void choose(
         self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
     ) noexcept
     cdef void touch(self, Batch* batch, const Access* accesses, uint8_t flags) noexcept
-    cdef void disguise(
+    cdef void show_pending(
         self, Batch* batch, const Access* accesses, uint8_t flags, bint pending
     ) noexcept
 

@@ -1,4 +1,4 @@
-"""What a request's accesses mean to a policy; see ``_rules_c.pxd``.
+"""Rules from a request's accesses to calls of a policy; see ``_rules_c.pxd``.
 
 ``LRURules`` and ``ARCRules`` decide as vLLM's own policies do; in releases before 0.33 requests
 take no ranks. ``UseRules`` drives any other policy of the library: one touch a request and key, at
@@ -210,14 +210,14 @@ cdef class UseRules(RequestRules):
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
         # What was only inserted is touched as a pending block: it becomes recent, tail first, in
         # the place that it has, and does not count as used.
-        self.disguise(batch, accesses, ONLY_INSERTED, True)
+        self.show_pending(batch, accesses, ONLY_INSERTED, True)
         self.touch(batch, accesses, USED_AGAIN | ONLY_INSERTED)
-        self.disguise(batch, accesses, ONLY_INSERTED, False)
+        self.show_pending(batch, accesses, ONLY_INSERTED, False)
 
-    cdef void disguise(
+    cdef void show_pending(
         self, Batch* batch, const Access* accesses, uint8_t flags, bint pending
     ) noexcept:
-        """Let chunks with one of the flags look pending, or give their counts back."""
+        """Show chunks with one of the flags as pending, or restore their counts."""
         cdef Py_ssize_t place
         cdef Node* node
         for place in range(batch.size):

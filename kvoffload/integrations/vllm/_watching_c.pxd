@@ -1,4 +1,4 @@
-"""What ``KVOffloadManager`` tells a watch: requests that are known bit by bit, judged at their end.
+"""Requests are revealed to a watch incrementally and scored on completion.
 
 A request of the library is one lookup. vLLM looks single keys up, stops at the first miss, asks
 again while it waits, and shows what it has in loads and offers. So the first access of a key

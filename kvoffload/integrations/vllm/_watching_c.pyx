@@ -1,4 +1,4 @@
-"""What ``KVOffloadManager`` tells a watch; see ``_watching_c.pxd``."""
+"""Requests are revealed to a watch incrementally; see ``_watching_c.pxd``."""
 
 from libc.string cimport memcpy
 

@@ -10,25 +10,28 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
-from vllm.v1.kv_offload import base
-from vllm.v1.kv_offload.cpu.common import CPUOffloadingMetrics
-from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
-
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 from kvoffload.managers._watching import watch_request
 from kvoffload.watch import Watch
 
-from ._manager_c import ManagerCore
+from ._manager_c import RequestManagerCore
+from ._upstream import (
+    ChunkStatus,
+    CPUOffloadingMetrics,
+    Medium,
+    OffloadingConnectorStats,
+    OffloadingManager,
+    Release,
+    installed_release,
+)
 from .rules import make_rules
-from .versions import Release, installed_release
 from .watching import WatchExport
 
 __all__ = ["KVOffloadManager"]
 
 
-class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[misc]
-    """Track the chunks in host memory for vLLM's offloading connector.
+class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[misc]
+    """The chunks in host memory, for vLLM's offloading connector.
 
     With `cache_policy` ``"lru"`` and ``"arc"`` it decides as the own manager of the vLLM that is
     installed; any other policy of the library is driven by request: a request's use of a key is one
@@ -89,7 +92,7 @@ class KVOffloadManager(ManagerCore, base.OffloadingManager):  # type: ignore[mis
         self._config_info = info.as_config_info() if info is not None else {}
         self._rules = rules
         self._policy = PolicyView(self, rules)
-        self.medium = base.Medium.CPU
+        self.medium = Medium.CPU
         self.events = [] if enable_events else None
         self.store_threshold = threshold
         self.max_tracker_size = max_tracker_size
@@ -153,7 +156,7 @@ def _take_events(manager: KVOffloadManager) -> Iterator[Any]:
 
 
 class PolicyView:
-    """Show the state of a manager's policy; the statuses are copies.
+    """A view of the state of a manager's policy; the statuses are copies.
 
     ``chunks`` (LRU), ``t1``, ``t2``, ``b1``, ``b2`` (ARC) are ordered dicts, least to most recent.
 

@@ -1,4 +1,4 @@
-"""Recording under vLLM: what the key ``kvoffload_record`` turns on.
+"""Recording of requests under vLLM, which the key ``kvoffload_record`` turns on.
 
 A request is recorded when it finishes. Its context has its keys by token position, whatever part of
 them was looked up or found on the accelerator; recorded are those up to the last that it loaded or
@@ -18,20 +18,19 @@ takes as many chunks of the cache as there are groups.
 from __future__ import annotations
 
 import atexit
+import logging
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm.logger import init_logger
-from vllm.v1.kv_offload.base import OffloadingManager, ReqContext
-from vllm.v1.kv_offload.config import OffloadingConfig
-
 from kvoffload._checks import check_int
 from kvoffload.errors import describe
 from kvoffload.traces.lines import RECORDING
 from kvoffload.traces.request_log import MIN_BYTES, RequestLog
+
+from ._upstream import OffloadingConfig, OffloadingManager, ReqContext
 
 __all__ = ["MAX_BYTES", "RECORD", "RECORD_MAX_BYTES", "Recording", "RequestRecorder"]
 
@@ -44,12 +43,12 @@ MAX_BYTES = 2**30
 
 _GROUP_BYTES = 4  # of a key: the index of its group, big endian
 
-logger = init_logger("vllm.kvoffload")
+logger = logging.getLogger("vllm.kvoffload")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Where to record, and how much.
+    """The path of a recording and its size limit.
 
     Attributes
     ----------
@@ -171,7 +170,7 @@ class RequestRecorder:
         manager.shutdown = shutdown
 
     def reach(self, keys: Collection[bytes], req_context: ReqContext) -> None:
-        """Note how far into its tokens a request has come. Raises nothing."""
+        """Note the last token position that a request has reached. Raises nothing."""
         if not self.log.recording:
             return
         try:
@@ -235,7 +234,7 @@ def _close_if_alive(recorder: weakref.ref[RequestRecorder]) -> None:
 
 
 class _Progress:
-    """How far a request has come; hangs on its context, under this type.
+    """The progress of a request; state of its context, under this type.
 
     Attributes
     ----------

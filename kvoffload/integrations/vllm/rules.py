@@ -6,22 +6,15 @@ from kvoffload.policies import registry
 
 from ._ranked_lru_c import RankedLRU
 from ._rules_c import ARCRules, ChainRules, LRURules, RequestRules, UseRules
-from .versions import Release
+from ._upstream import Release
 
 __all__ = ["make_rules"]
 
 
 def make_rules(
-    cache_policy: str,
-    module_path: str | None,
-    capacity: int,
-    release: Release,
-    *,
-    only_evicts: bool = False,
+    cache_policy: str, module_path: str | None, capacity: int, release: Release
 ) -> RequestRules:
     """Build the policy named by `cache_policy` and the rules that drive it in a release of vLLM.
-
-    Where it `only_evicts`, it is neither shown whole requests nor asked what to store.
 
     Raises
     ------
@@ -43,13 +36,10 @@ def make_rules(
         ) from None
     if spec.entry.name == "lru":
         return LRURules(RankedLRU(capacity), release.provisional_ranks)
-    options = dict(spec.options)
-    if only_evicts and spec.entry.learns_by_request:
-        options = {**dict(spec.entry.without_requests), **options}
-    policy = registry.load(spec.entry, "c")(cache_capacity=capacity, **options)
+    policy = registry.load(spec.entry, "c")(cache_capacity=capacity, **dict(spec.options))
     if spec.entry.name == "arc":
         return ARCRules(policy)
-    if spec.entry.learns_by_request and not only_evicts:
+    if spec.entry.learns_by_request:
         return ChainRules(policy)
     rules = UseRules(policy)
     rules.demotes = spec.entry.demotes_on_touch

@@ -15,6 +15,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -23,27 +24,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import vllm
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import (
-    canonical_format_id,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
-from vllm.logger import init_logger
-from vllm.v1.kv_offload.base import (
-    Locality,
-    LookupResult,
-    Medium,
-    OffloadingCounterMetadata,
-    OffloadingEvent,
-    OffloadingGaugeMetadata,
-    OffloadingHistogramMetadata,
-    OffloadingMetricMetadata,
-    OffloadKey,
-    ReqContext,
-    RequestOffloadingContext,
-)
-from vllm.v1.kv_offload.config import OffloadingConfig
-from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Metric
 from kvoffload._sizes import parse_size
@@ -61,6 +41,29 @@ from kvoffload.tiers import (
     weights_identity,
 )
 
+from ._upstream import (
+    JobResult,
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingConfig,
+    OffloadingConnectorStats,
+    OffloadingCounterMetadata,
+    OffloadingEvent,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+    OffloadingMetricMetadata,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    SecondaryTierManager,
+    TransferJob,
+    canonical_format_id,
+    check_tiering,
+)
+from ._upstream import __version__ as vllm_version
+
+check_tiering()  # also of what these names do not say
 __all__ = [
     "KVOffloadFileTier",
     "KVOffloadObjectTier",
@@ -71,7 +74,7 @@ __all__ = [
     "namespace_of",
 ]
 
-logger = init_logger("vllm.kvoffload")
+logger = logging.getLogger("vllm.kvoffload")
 
 WAIT_LOG_S = 5.0
 """Seconds between two lines in the log while a reset waits for jobs."""
@@ -137,7 +140,7 @@ def namespace_of(
     return Namespace(
         model=config.model.name,
         block_bytes=block_bytes,
-        engine=f"vllm {'.'.join(vllm.__version__.split('.')[:2])}",
+        engine=f"vllm {'.'.join(vllm_version.split('.')[:2])}",
         weights=weights_identity(config.model.name, revision) if weights_id is None else weights_id,
         kv_dtype=config.model.dtype,
         layout={
@@ -165,7 +168,7 @@ def namespace_of(
 
 @dataclass(slots=True)
 class _Request:
-    """What is known for one request.
+    """The state of one request.
 
     Attributes
     ----------
@@ -301,7 +304,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
             self._log_error("touch", error)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Say whether a chunk is there: HIT, MISS, or RETRY while a server is being asked."""
+        """Return whether a chunk is there: HIT, MISS, or RETRY while a server is being asked."""
         request = self._requests.get(req_context.req_id)
         if (request is not None and key in request.failed) or not self._serves():
             return LookupResult.MISS
@@ -315,7 +318,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         return _RESULTS[state]
 
     def _ask(self, key: bytes, req_context: ReqContext) -> State:
-        """Ask for all chunks of a request at once, or say what was answered."""
+        """Ask for all chunks of a request at once, or return the answer."""
         request = self._requests.setdefault(req_context.req_id, _Request())
         if key not in request.answers:
             chain = dict.fromkeys([*_chain(req_context), key])
@@ -464,7 +467,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     # -- events and metrics ------------------------------------------------------------------
 
     def take_events(self) -> Iterator[OffloadingEvent]:
-        """Give what was stored and what left since the last call.
+        """Return the events of stores and removals since the last call.
 
         A reset gives none: vLLM announces it for all tiers.
         """
@@ -654,7 +657,7 @@ class KVOffloadTier(SecondaryTier):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
-    """What `url` may start with; any, if empty."""
+    """Schemes that `url` may have; any, if empty."""
 
     def __init__(
         self,

@@ -1,32 +1,28 @@
-"""``KVOffloadSpec`` and ``KVOffloadTieringSpec``: what vLLM loads by ``spec_name``."""
+"""``KVOffloadSpec``, which vLLM loads by ``spec_name``, and what every such spec reads."""
 
 from __future__ import annotations
 
-import threading
+import logging
 from collections.abc import Mapping
 from typing import Any
-
-from vllm.logger import init_logger
-from vllm.v1.kv_offload.base import OffloadingManager
-from vllm.v1.kv_offload.config import OffloadingConfig
-from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
-from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
-from vllm.v1.kv_offload.tiering import manager as tiering_manager
-from vllm.v1.kv_offload.tiering import spec as tiering_spec
 
 from kvoffload.managers._watching import WatchRequest
 from kvoffload.policies import registry
 
+from ._upstream import (
+    CachePolicyFactory,
+    CPUOffloadingSpec,
+    OffloadingConfig,
+    OffloadingManager,
+    installed_release,
+)
 from .manager import KVOffloadManager
-from .policy_adapter import ADAPTED_POLICIES
-from .primary_tier import KVOffloadPrimaryTier
 from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
-from .versions import installed_release
 from .watching import WATCH, WatchExport, Watching, metric_definitions
 
-__all__ = ["KVOffloadSpec", "KVOffloadTieringSpec"]
+__all__ = ["KVOffloadSpec", "OwnPolicy"]
 
-logger = init_logger("vllm.kvoffload")
+logger = logging.getLogger("vllm.kvoffload")
 
 _PACKAGE = __package__
 _PREFIX = "kvoffload_"
@@ -50,21 +46,28 @@ def _policy_text(name: str, module_path: str | None) -> str | None:
     Raises
     ------
     ValueError
-        If the policy is nobody's.
+        If neither the library nor vLLM knows it.
     """
-    if module_path == _PACKAGE and name in ADAPTED_POLICIES:
-        return ADAPTED_POLICIES[name]
     try:
         registry.parse(name)
     except ValueError:
-        if module_path not in (None, _PACKAGE) or name in CachePolicyFactory._registry:
-            return None
-        raise
+        if module_path in (None, _PACKAGE) and not _is_vllms(name):
+            raise
+        return None
     return name
 
 
-class _OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
-    """Read the configuration: which policy, and whose; whether to record, and to watch."""
+def _is_vllms(name: str) -> bool:
+    """Return whether vLLM knows a policy of that name without a module path."""
+    try:
+        CachePolicyFactory.get_cache_policy_cls(name)
+    except ValueError:
+        return False
+    return True
+
+
+class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
+    """A spec that reads the policy, the recording and the watch from the configuration."""
 
     _manager: OffloadingManager | None
     eviction_policy: str
@@ -105,7 +108,7 @@ class _OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
         return self._manager
 
     def _watch(self, manager: Any, watching: Watching) -> None:
-        """Let a watch look on at a new manager, and export what it sees."""
+        """Attach a watch to a new manager, and export its metrics."""
         own = getattr(manager, "primary_tier", manager)
         if not isinstance(own, KVOffloadManager):
             logger.warning("kvoffload: %s needs a policy of kvoffload; nothing is watched", WATCH)
@@ -119,8 +122,8 @@ class _OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
         return super().get_manager()
 
 
-class KVOffloadSpec(_OwnPolicy):
-    """Offload to host memory with `KVOffloadManager`; the worker and all metrics are vLLM's.
+class KVOffloadSpec(OwnPolicy):
+    """Offloading to host memory with `KVOffloadManager`; the worker and all metrics are vLLM's.
 
     ``{"spec_name": "KVOffloadSpec", "spec_module_path": "kvoffload.integrations.vllm"}`` in
     ``kv_connector_extra_config``; every option of vLLM's ``CPUOffloadingSpec`` holds.
@@ -155,63 +158,3 @@ class KVOffloadSpec(_OwnPolicy):
             self.num_chunks,
         )
         return self._manager
-
-
-# Held while the class below is exchanged.
-_exchange = threading.Lock()
-
-
-class KVOffloadTieringSpec(_OwnPolicy, tiering_spec.TieringOffloadingSpec):  # type: ignore[misc]
-    """Put vLLM's secondary tiers behind a primary tier of this package.
-
-    ``{"spec_name": "KVOffloadTieringSpec", "spec_module_path": "kvoffload.integrations.vllm"}`` in
-    ``kv_connector_extra_config``; every option of vLLM's ``TieringOffloadingSpec`` holds.
-
-    vLLM names the class of its primary tier inside ``get_manager``. While that runs, and only
-    then, the name stands for `KVOffloadPrimaryTier`.
-
-    Parameters
-    ----------
-    config : OffloadingConfig
-        From vLLM.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For an unknown policy, and for keys that begin with ``kvoffload_`` and are unknown or have a
-        wrong value.
-    """
-
-    def _new_manager(self) -> OffloadingManager:
-        """Build vLLM's tiering manager over our primary tier.
-
-        Raises
-        ------
-        RuntimeError
-            If vLLM's module does not have the class that is to be exchanged.
-        """
-        if self._policy_text is None:
-            return super()._new_manager()
-        name = "CPUPrimaryTierOffloadingManager"
-        with _exchange:
-            original = getattr(tiering_spec, name, None)
-            if original is None or original is not getattr(tiering_manager, name, None):
-                raise RuntimeError(
-                    f"kvoffload: {tiering_spec.__name__}.{name} is not vLLM's own class, so the "
-                    "primary tier cannot be exchanged"
-                )
-            own_policy, self.eviction_policy = self.eviction_policy, self._policy_text
-            setattr(tiering_spec, name, KVOffloadPrimaryTier)
-            try:
-                manager = super()._new_manager()
-            finally:
-                setattr(tiering_spec, name, original)
-                self.eviction_policy = own_policy
-        if not isinstance(manager.primary_tier, KVOffloadPrimaryTier):
-            raise RuntimeError("kvoffload: vLLM did not build the primary tier by its known name")
-        logger.info(
-            "kvoffload: compiled primary tier active, policy %s, %d chunks",
-            self._policy_text,
-            self.num_chunks,
-        )
-        return manager

@@ -1,4 +1,4 @@
-"""Watching under vLLM: what the key ``kvoffload_watch`` turns on, and its way to ``/metrics``.
+"""A watch under vLLM, which the key ``kvoffload_watch`` turns on, and its way to ``/metrics``.
 
 vLLM asks the spec, in each frontend, which metrics there are, and the manager, at every step of the
 scheduler, for what is new of them; it adds the labels of the engine. So names come from the
@@ -8,6 +8,7 @@ in parts, each short enough for a line.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -15,18 +16,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.logger import init_logger
-from vllm.v1.kv_offload import base
-
 from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX, Histogram, Metric
 from kvoffload.errors import describe
 from kvoffload.watch import Watch
 from kvoffload.watch._watch import bin_start
 from kvoffload.watch.metrics import samples
 
+from ._upstream import (
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+)
+
 __all__ = ["WATCH", "WatchExport", "Watching", "metric_definitions"]
 
-logger = init_logger("vllm.kvoffload")
+logger = logging.getLogger("vllm.kvoffload")
 
 #: Key of ``kv_connector_extra_config``.
 WATCH = "kvoffload_watch"
@@ -51,7 +55,7 @@ MOST_AGES = 256
 
 @dataclass(frozen=True)
 class Watching:
-    """What the configuration says about watching.
+    """The configuration of a watch.
 
     Attributes
     ----------
@@ -136,15 +140,15 @@ def exported_name(metric: Metric) -> str:
 
 def _definition(metric: Metric) -> Any:
     if metric.kind == "counter":
-        return base.OffloadingCounterMetadata(metric.help, metric.labels)
+        return OffloadingCounterMetadata(metric.help, metric.labels)
     if metric.kind == "gauge":
-        return base.OffloadingGaugeMetadata(metric.help, metric.labels)
-    return base.OffloadingHistogramMetadata(metric.help, metric.labels, buckets=metric.bounds)
+        return OffloadingGaugeMetadata(metric.help, metric.labels)
+    return OffloadingHistogramMetadata(metric.help, metric.labels, buckets=metric.bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What is new of one series; of a histogram a list of values."""
+    """The change of one series; for a histogram a list of values."""
 
     metric: Metric
     labels: tuple[str, ...]

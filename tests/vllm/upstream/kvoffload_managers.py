@@ -18,12 +18,7 @@ def pytest_configure() -> None:
     from vllm.v1.kv_offload.tiering import manager as tiering_manager
     from vllm.v1.kv_offload.tiering import spec as tiering_spec
 
-    from kvoffload.integrations.vllm import (
-        KVOffloadARC,
-        KVOffloadLRU,
-        KVOffloadManager,
-        KVOffloadPrimaryTier,
-    )
+    from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadPrimaryTier
     from kvoffload.integrations.vllm.manager import PolicyView
 
     class ViewToo(ABCMeta):
@@ -32,8 +27,8 @@ def pytest_configure() -> None:
         def __instancecheck__(cls, one: Any) -> bool:
             return isinstance(one, PolicyView) or super().__instancecheck__(one)
 
-    lru.LRUCachePolicy = ViewToo("LRUCachePolicy", (KVOffloadLRU,), {})
-    arc.ARCCachePolicy = ViewToo("ARCCachePolicy", (KVOffloadARC,), {})
+    lru.LRUCachePolicy = ViewToo("LRUCachePolicy", (lru.LRUCachePolicy,), {})
+    arc.ARCCachePolicy = ViewToo("ARCCachePolicy", (arc.ARCCachePolicy,), {})
     manager.CPUOffloadingManager = KVOffloadManager
     for module in (tiering_manager, tiering_spec):
         module.CPUPrimaryTierOffloadingManager = KVOffloadPrimaryTier

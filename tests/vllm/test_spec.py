@@ -1,4 +1,4 @@
-"""Both doors, through vLLM's own factories, with the keys that the how-to page gives."""
+"""``KVOffloadSpec`` through vLLM's own factory, with the keys that the how-to page gives."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
 from vllm.v1.kv_offload.base import OffloadingManager
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
+from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-from kvoffload.integrations.vllm import (
-    KVOffloadARC,
-    KVOffloadLRU,
-    KVOffloadManager,
-    KVOffloadSpec,
-)
-from kvoffload.integrations.vllm.versions import installed_release
+from kvoffload.integrations.vllm import KVOffloadManager, KVOffloadSpec
+from kvoffload.integrations.vllm._upstream import installed_release
 from tests.vllm.configuration import PACKAGE, configuration
 
 SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
@@ -68,16 +65,9 @@ def test_the_library_s_own_policies_go_by_name(policy):
     assert type(create(**SPEC, eviction_policy=policy).get_manager()) is KVOffloadManager
 
 
-def test_our_policy_classes_are_known_to_the_spec():
-    extra = {"eviction_policy": "KVOffloadARC", "cache_policy_module_path": PACKAGE}
-    manager = create(**SPEC, **extra).get_manager()
-    assert type(manager) is KVOffloadManager
-    assert list(manager._policy.t1) == []
-
-
 def test_a_policy_of_others_gets_vllm_s_manager_and_a_line_in_the_log(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    extra = {"eviction_policy": "Someones", "cache_policy_module_path": "tests.vllm.test_doors"}
+    extra = {"eviction_policy": "Someones", "cache_policy_module_path": "tests.vllm.test_spec"}
     with caplog.at_level(logging.WARNING, logger="vllm.kvoffload"):
         manager = create(**SPEC, **extra).get_manager()
     assert type(manager) is CPUOffloadingManager
@@ -85,7 +75,7 @@ def test_a_policy_of_others_gets_vllm_s_manager_and_a_line_in_the_log(caplog, mo
     assert "vLLM's own manager drives it" in caplog.text
 
 
-class Someones(KVOffloadLRU):
+class Someones(LRUCachePolicy):
     """A policy that is not the library's."""
 
 
@@ -94,6 +84,10 @@ class Someones(KVOffloadLRU):
     [
         ({"kvoffload_recrod": "x"}, "unknown kvoffload keys: kvoffload_recrod"),
         ({"eviction_policy": "nonesuch"}, "cache_policy must be one of"),
+        (
+            {"eviction_policy": "nonesuch", "cache_policy_module_path": PACKAGE},
+            "cache_policy must be one of",
+        ),
         ({"eviction_policy": "slru?protected=2"}, "protected must be in"),
     ],
 )
@@ -102,12 +96,9 @@ def test_bad_configuration_is_an_error_at_once(extra, text):
         create(**SPEC, **extra)
 
 
-@pytest.mark.parametrize(
-    ("name", "policy_class"), [("KVOffloadLRU", KVOffloadLRU), ("KVOffloadARC", KVOffloadARC)]
-)
-def test_the_policy_door(name, policy_class):
-    spec = create(eviction_policy=name, cache_policy_module_path=PACKAGE)
-    manager = spec.get_manager()
+def test_a_policy_that_was_registered_with_vllm_gets_vllm_s_manager(monkeypatch):
+    monkeypatch.setattr(CachePolicyFactory, "_registry", dict(CachePolicyFactory._registry))
+    CachePolicyFactory.register_cache_policy("someones", "tests.vllm.test_spec", "Someones")
+    manager = create(**SPEC, eviction_policy="someones").get_manager()
     assert type(manager) is CPUOffloadingManager
-    assert type(manager._policy) is policy_class
-    assert manager._policy.cache_capacity == 8
+    assert type(manager._policy) is Someones

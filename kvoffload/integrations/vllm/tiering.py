@@ -1,4 +1,4 @@
-"""The primary tier: the manager of host memory as vLLM's secondary tiers see it.
+"""Host memory as the primary tier of vLLM's secondary tiers, and the spec that builds it.
 
 A request whose chunks lie in a secondary tier waits until all of them are in the primary one. In
 vLLM itself a promotion may evict what was promoted before it, for the same request or for another
@@ -9,19 +9,29 @@ promotion brings a waiting request nearer to its end, or finds no room, which is
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
-from vllm.v1.kv_offload.base import LoadStoreSpec, PrepareStoreOutput, ReqContext
-
+from ._upstream import (
+    LoadStoreSpec,
+    OffloadingManager,
+    PrepareStoreOutput,
+    ReqContext,
+    TieringOffloadingSpec,
+    primary_tier_exchanged,
+)
 from .manager import KVOffloadManager
+from .spec import OwnPolicy
 
-__all__ = ["KVOffloadPrimaryTier"]
+__all__ = ["KVOffloadPrimaryTier", "KVOffloadTieringSpec"]
+
+logger = logging.getLogger("vllm.kvoffload")
 
 
 class KVOffloadPrimaryTier(KVOffloadManager):
-    """Manage host memory that vLLM's secondary tiers read from and write to.
+    """Host memory that vLLM's secondary tiers read from and write to.
 
     Parameters
     ----------
@@ -147,3 +157,47 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         super().shutdown()
         self._memory.release()
         self._mmap_region.cleanup()
+
+
+class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[misc]
+    """vLLM's secondary tiers behind a primary tier of this package.
+
+    ``{"spec_name": "KVOffloadTieringSpec", "spec_module_path": "kvoffload.integrations.vllm"}`` in
+    ``kv_connector_extra_config``; every option of vLLM's ``TieringOffloadingSpec`` holds.
+
+    Parameters
+    ----------
+    config : OffloadingConfig
+        From vLLM.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an unknown policy, and for keys that begin with ``kvoffload_`` and are unknown or have a
+        wrong value.
+    """
+
+    def _new_manager(self) -> OffloadingManager:
+        """Build vLLM's tiering manager over our primary tier.
+
+        Raises
+        ------
+        RuntimeError
+            If vLLM's module does not have the class that is to be exchanged.
+        """
+        if self._policy_text is None:
+            return super()._new_manager()
+        with primary_tier_exchanged(KVOffloadPrimaryTier):
+            own_policy, self.eviction_policy = self.eviction_policy, self._policy_text
+            try:
+                manager = super()._new_manager()
+            finally:
+                self.eviction_policy = own_policy
+        if not isinstance(manager.primary_tier, KVOffloadPrimaryTier):
+            raise RuntimeError("kvoffload: vLLM did not build the primary tier by its known name")
+        logger.info(
+            "kvoffload: compiled primary tier active, policy %s, %d chunks",
+            self._policy_text,
+            self.num_chunks,
+        )
+        return manager
