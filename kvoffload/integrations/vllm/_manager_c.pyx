@@ -819,7 +819,7 @@ cdef class RequestManagerCore:
         cdef Batch* keys = &self.batch
         cdef Py_ssize_t place, number, num_absent = 0, num_unknown = 0, num_missing = 0
         cdef uint32_t slot
-        cdef uint64_t hashed
+        cdef uint64_t hashed, length, noted = 0
         cdef Node* node
         for place in range(keys.size):
             hashed = hash_key(table, item_key(keys, place), item_length(keys, place))
@@ -863,7 +863,9 @@ cdef class RequestManagerCore:
             place = keys.places[number]
             slot = keys.slots[place]
             if slot == NIL:
-                if self.note_length(item_length(keys, place)):
+                length = item_length(keys, place)
+                if length == noted or self.note_length(length):
+                    noted = length
                     slot = add_once(table, keys, place, self.accesses[place].hashed)
                 if slot == NIL:
                     forget(table, keys, 0, num_missing)
@@ -958,9 +960,9 @@ cdef class RequestManagerCore:
     cdef int write_keys(self, list blanks, list evicted, list removed) except -1:
         """Write the keys of the victims over blank ones, and put them into both lists."""
         cdef Py_ssize_t place, size = <Py_ssize_t>self.policy.victims.size
-        cdef uint64_t length
+        cdef uint64_t length, before = 0
         cdef const uint8_t* key
-        cdef list of_length
+        cdef list of_length = None
         cdef PyObject* blank
         cdef Node* node
         shorten(evicted, size)
@@ -969,7 +971,9 @@ cdef class RequestManagerCore:
         for place in range(size):
             node = node_at(self.policy.table, self.policy.victims.items[place].slot)
             key = key_bytes(node, &length)
-            of_length = <list>PyList_GET_ITEM(blanks, self.length_number(length))
+            if length != before:  # keys are never empty
+                of_length = <list>PyList_GET_ITEM(blanks, self.length_number(length))
+                before = length
             blank = PyList_GET_ITEM(of_length, place)
             memcpy(PyBytes_AS_STRING(blank), key, length)
             evicted[place] = <object>blank
