@@ -144,10 +144,15 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
     def _release_all(self, statuses: list[BlockStatus]) -> None:
         """Take back all slots of one manager; ids start at 0 again if no others are given out."""
         if self._num_fresh - len(self._freed) == len(statuses):
+            self._freed.clear()  # first: interrupted in between, slots are missing, not given twice
             self._num_fresh = 0
-            self._freed.clear()
         else:
             self._free(statuses)
+
+    def _free_all_but(self, statuses: Iterable[BlockStatus]) -> None:
+        """Free every slot that is neither lent nor one of these; O(slots)."""
+        used = self._lent.union(_slots_of(statuses))
+        self._freed = {slot: None for slot in range(self._num_fresh) if slot not in used}
 
     def _check(self) -> None:
         if not 0 <= self._num_fresh <= self._num_blocks:

@@ -8,7 +8,8 @@ Invariants
     belongs to one resident block.
     A call checks everything, then changes the state (loads change pins as they check, and take the
     changes back): an error of its own leaves no trace, while an exception from outside
-    (KeyboardInterrupt, MemoryError) may leave the state in between.
+    (KeyboardInterrupt, MemoryError) may leave the state in between. Slots that it left without a
+    block are free again at the next store, where the pool is this manager's own.
 Cost
     O(1) a block, and the victim search of the policy.
 """
@@ -73,6 +74,7 @@ class Manager(OffloadingManager[Spec_co]):
 
     _twin: Literal["py", "c"] = "py"
     _backend_class: type[CPUBackend] = CPUBackend
+    _owns_pool = False  # a backend that was given may have other users
 
     _policy_object: CachePolicy
     _backend_object: Backend[Spec_co]
@@ -222,6 +224,7 @@ class Manager(OffloadingManager[Spec_co]):
             output = PrepareStoreOutput([], self._backend._load_store_spec([], []), [])
             self._policy._offers(batch)
             return output
+        self._regain_slots()
         try:
             room = self._policy._make_room(missing, self._backend._num_free(), distinct.keys())
         except EvictionFaultError as fault:
@@ -319,6 +322,15 @@ class Manager(OffloadingManager[Spec_co]):
             self._watch.attach(self._find)
         if policy is not former:
             ownership.release(former, owner)
+
+    def _regain_slots(self) -> None:
+        """Free the slots that an exception from outside has left without a block."""
+        if not self._owns_pool or isinstance(self._policy, UserPolicy):
+            return
+        pool: Any = self._backend
+        resident = self._policy._resident
+        if pool._num_free() + len(resident) < pool._num_blocks:
+            pool._free_all_but(resident.values())
 
     def _release(self, victims: list[tuple[BlockHash, BlockStatus]]) -> list[BlockHash]:
         """Free the slots of victims, count them, emit their event; return their hashes."""

@@ -48,6 +48,8 @@ class CPUOffloadingManager(Manager[CPULoadStoreSpec]):
 
     __module__ = "kvoffload"
 
+    _owns_pool = True
+
     def __init__(
         self,
         block_size: int,

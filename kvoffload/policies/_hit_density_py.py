@@ -407,10 +407,11 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _remove(self, hashes: Collection[BlockHash]) -> None:
         for block_hash in hashes:
-            record = self._records.pop(block_hash)
+            record = self._records[block_hash]
             self._densities.end(record.reuse_class, record.last)
             del self._rings[record.ring][block_hash]
             del self._resident[block_hash]
+            del self._records[block_hash]
 
     def _make_room(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
