@@ -64,7 +64,7 @@ def hot_paths() -> Iterator[HotPath]:
 
     resident = requests(0, CAPACITY // REQUEST)
     known = resident[::-2]  # backwards, with gaps: no guess is right by the order of the requests
-    for policy in ("lru", "arc"):
+    for policy in ("lru", "arc", "hit-density"):
         full, empty = (CPUOffloadingManager(16, CAPACITY, policy) for _ in range(2))
         for request in resident:
             store(full, request)
@@ -114,12 +114,12 @@ def chains_with_pinned_tails(policy: str, num_chains: int) -> Any:
     return manager
 
 
-def work() -> None:
+def work(*groups: Callable[[], Iterator[HotPath]]) -> None:
     """Take each path between two marks, and print its name.
 
     A mark is a call of getppid in the C library, which callgrind heeds and nothing else makes.
     """
-    for name, call, manager, batches in [*hot_paths(), *growing_paths()]:
+    for name, call, manager, batches in [path for group in groups for path in group()]:
         gc.collect()
         gc.disable()
         os.getppid()
@@ -129,8 +129,8 @@ def work() -> None:
         print(name)
 
 
-def count(tree: str) -> dict[str, int]:
-    """Give the instructions of each path of the package in a folder."""
+def count(tree: str, *groups: str) -> dict[str, int]:
+    """Give the instructions of each path of some groups, of the package in a folder."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(tree).resolve()),
@@ -141,7 +141,7 @@ def count(tree: str) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         command = ["valgrind", "--tool=callgrind", "--dump-before=getppid"]
         command += [f"--callgrind-out-file={folder}/at", f"--log-file={folder}/log"]
-        command += [sys.executable, __file__, "work"]
+        command += [sys.executable, __file__, *groups]
         done = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
@@ -172,13 +172,13 @@ def growth(counts: dict[str, int]) -> float:
 
 def main(tree: str, base: str | None = None) -> int:
     """Print the tables; give 1 if a path of `tree` takes or grows more than is allowed."""
-    before = count(base) if base else {}
-    counts = count(tree)
+    before = count(base, "hot_paths") if base else {}
+    counts = count(tree, "hot_paths", "growing_paths")
     ratios = [1.0]
     for name, instructions in counts.items():
         if name.endswith(tuple(f", {size}" for size in SIZES)):
             continue
-        line = f"{name:26} {instructions / (ROUNDS * REQUEST):8.1f} instructions per block"
+        line = f"{name:32} {instructions / (ROUNDS * REQUEST):8.1f} instructions per block"
         if name in before:
             ratios.append(instructions / before[name])
             line += f" {before[name] / (ROUNDS * REQUEST):8.1f} before {ratios[-1]:8.4f}"
@@ -191,8 +191,8 @@ def main(tree: str, base: str | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["work"]:
-        work()
+    if sys.argv[1:2] == ["hot_paths"]:
+        work(*(globals()[name] for name in sys.argv[1:]))
     elif len(sys.argv) in (2, 3):
         sys.exit(main(*sys.argv[1:]))
     else:
