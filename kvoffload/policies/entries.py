@@ -79,8 +79,6 @@ class Entry:
         Keywords of the constructor besides ``cache_capacity``.
     learns_by_request : bool
         Whether it learns from whole requests, and declines stores by what it has learned.
-    without_requests : tuple of (str, int or float)
-        Options of such a policy where it is shown no whole requests, unless others are given.
     demotes_on_touch : bool
         Whether a touch may move other blocks than those that are touched.
     tail_first : str
@@ -99,7 +97,6 @@ class Entry:
     explained_by: str
     options: tuple[Option, ...] = ()
     learns_by_request: bool = False
-    without_requests: tuple[tuple[str, int | float], ...] = ()
     demotes_on_touch: bool = False
     tail_first: Literal["always", "in each list", "never"] = "always"
     scales: bool = True
