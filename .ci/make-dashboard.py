@@ -25,7 +25,7 @@ from kvoffload.watch.metrics import UNMARKED
 
 TARGET = Path(__file__).parents[1] / "kvoffload" / "watch"
 PREFIX = "${prefix}"
-"""What an engine puts before the names: a variable of the dashboard, filled in for rules."""
+"""The prefix of an engine's metrics: a variable of the dashboard, filled in for rules."""
 WINDOW = "15m"
 """Range of the recording rules."""
 SELECTOR = '{model_name=~"$model", engine=~"$engine"}'

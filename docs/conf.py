@@ -1,4 +1,4 @@
-"""How the documentation is built: ``sphinx-build -W -n -b html docs docs/_build/html``."""
+"""Configuration of the documentation: ``sphinx-build -W -n -b html docs docs/_build/html``."""
 
 from importlib.metadata import version as installed_version
 

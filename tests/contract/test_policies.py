@@ -1,4 +1,4 @@
-"""What holds for every policy of the table beyond the contract: texts of errors, names, managers.
+"""Every policy of the table beyond the contract: texts of errors, names, managers.
 
 The contract itself is held by `kvoffload.testing.policies`, in `test_conformance`.
 """

@@ -257,7 +257,7 @@ def test_twins_are_the_public_abstractions(twin: ModuleType) -> None:
 
 
 def test_generic_classes_take_the_type_of_their_specs(twin: ModuleType) -> None:
-    """What a type checker reads is run too, where annotations or base classes are evaluated."""
+    """Annotations and base classes that are evaluated at run time hold there, too."""
     spec = CPULoadStoreSpec([0])
     output = PrepareStoreOutput[CPULoadStoreSpec]([A], spec, [B])
     assert output == PrepareStoreOutput([A], spec, [B])

@@ -1,4 +1,4 @@
-"""What the engine is asked: conversations of many turns, and prompts that nobody asks again.
+"""Requests for the engine: conversations of many turns, and prompts that do not come again.
 
 The plan is drawn from a seed. What a request says in full is known when the answers before it are:
 each turn repeats its conversation, the model's answers included, as a chat client does.

@@ -1,4 +1,4 @@
-"""What a server says of itself under ``/metrics``, in numbers that can be compared."""
+"""A server's ``/metrics`` as numbers that can be compared."""
 
 from __future__ import annotations
 

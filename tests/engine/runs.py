@@ -47,7 +47,7 @@ NO_DEVICE_CACHE = ("--no-enable-prefix-caching",)
 
 @dataclass(frozen=True)
 class Setting:
-    """How a server is started, asked and stopped.
+    """A plan to start, ask and stop a server.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Setting:
 
 @dataclass
 class Run:
-    """What came out of a run.
+    """The results of a run.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What advise and a replay foretell of a trace is what the engine then hits, to the block.
+"""Predictions of advise and of a replay against the engine's hits, equal to the block.
 
 The requests of the trace are those of `kvoffload workload`, the configuration is the one that
 advise recommends. What makes both equal: the device keeps nothing, or the offload cache would be
@@ -62,7 +62,7 @@ def kvoffload(*arguments: object) -> str:
 
 @dataclass
 class Measured:
-    """What an engine was asked and what came out.
+    """The requests to an engine and their results.
 
     Attributes
     ----------

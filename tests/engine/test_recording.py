@@ -1,4 +1,4 @@
-"""What the engine's own recording holds, after each way to stop, and that it foretells its hits."""
+"""The engine's own recording after each way to stop, and the hits predicted from it."""
 
 from __future__ import annotations
 

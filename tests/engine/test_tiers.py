@@ -33,7 +33,7 @@ def test_what_leaves_host_memory_goes_to_the_disk(runs):
 
 @pytest.mark.engine_runs("disk", "disk after kill -9")
 def test_after_kill_9_the_same_prompts_hit_the_disk(runs):
-    """What the first had to compute, and the disk had before the second began."""
+    """The second engine hits what the first had to compute, and the disk had before it began."""
     first, second = runs["disk"].metrics, runs["disk after kill -9"].metrics
     assert second.disk("bytes_total", op="get") > 0
     assert second.computed_tokens < 0.5 * first.computed_tokens

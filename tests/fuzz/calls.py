@@ -23,7 +23,7 @@ MAX_SLOTS = 24
 LENGTHS = (1, 4, 16, 32, 36, 37, 64, 300)
 KEYS: list[Any] = [block_hash(number, max(4, LENGTHS[number % 8])) for number in range(64)]
 KEYS += [b"", None, "text", bytearray(b"x")]
-"""What a byte of a batch stands for, taken modulo their number: few blocks, so that they meet."""
+"""The blocks that the bytes of a batch name, modulo their number: few, so that they meet."""
 
 POLICIES = [*registry.names(), *options_at_their_bounds()]
 FORMS: tuple[Callable[[list[Any]], Any], ...] = (list, tuple, once, list)
@@ -38,7 +38,7 @@ BATCH_CALLS = (
 
 
 class Sequence:
-    """What is left of the bytes."""
+    """The bytes that are left."""
 
     def __init__(self, data: bytes) -> None:
         self._bytes = iter(data)

@@ -117,5 +117,5 @@ def check_apart(
 
 
 def in_order(requests: list[Request]) -> bool:
-    """Tell whether no request comes before the one that it follows."""
+    """Return whether no request comes before the one that it follows."""
     return all(one.timestamp <= other.timestamp for one, other in pairwise(requests))

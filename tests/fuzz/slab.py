@@ -145,7 +145,7 @@ def with_epoch(table: bytes, epoch: int) -> bytes:
 
 
 class Damage:
-    """What is left of the bytes, and the files that they change."""
+    """The bytes that are left, and the files that they change."""
 
     def __init__(self, data: bytes) -> None:
         self._bytes = iter(data)

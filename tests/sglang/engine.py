@@ -215,7 +215,7 @@ class Controller:
 
 @contextmanager
 def one_process(rank: Rank | None = None) -> Iterator[None]:
-    """Be the one process of an engine, or one of its tensor-parallel ranks."""
+    """Run as the one process of an engine, or as one of its tensor-parallel ranks."""
     number, size, file = rank or (0, 1, "")
     if not torch.distributed.is_initialized():
         store = torch.distributed.FileStore(file, size) if file else torch.distributed.HashStore()

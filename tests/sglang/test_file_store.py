@@ -160,7 +160,7 @@ def test_prompts_hit_at_least_as_often_when_some_have_to_leave(stores):
 
 
 def test_the_file_store_loads_a_flipped_byte_as_if_it_were_right(stores, tmp_path):
-    """What the guide says of it; `test_storage` has the same with a tier."""
+    """The store of the guide; `test_storage` has the same with a tier."""
     theirs, _, _ = stores(NUM_SLOTS)
     keys, indices = page_keys(list(range(PAGE_TOKENS))), tokens_of([0])
     before = page_bytes(theirs.host, 0)

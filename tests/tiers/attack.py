@@ -1,4 +1,4 @@
-"""What the attacks share: how often, children that can be killed, file systems that can be cut off.
+"""Parts of the attacks: numbers of rounds, children to kill, file systems to cut off.
 
 Without ``KVOFFLOAD_TEST_BUDGET`` they make a twentieth of the rounds that the documentation states;
 ``KVOFFLOAD_TEST_BUDGET=20`` makes all of them.

@@ -1,4 +1,4 @@
-"""What the tests of tiers share: both implementations, namespaces, tiers in folders of their
+"""Fixtures of the tests of tiers: both implementations, namespaces, tiers in folders of their
 own."""
 
 import importlib

@@ -36,7 +36,7 @@ def doubt(tier: RemoteTier) -> None:
 
 
 def epoch_of(tier: RemoteTier) -> int:
-    """Return the epoch that the tier goes by, 0 for none."""
+    """Return the epoch of the tier, 0 for none."""
     return tier._store.epoch
 
 

@@ -27,7 +27,7 @@ SomeTier = TypeVar("SomeTier", bound=RemoteTier)
 
 
 def free_port() -> int:
-    """Return a port of the loopback that nobody listens on, and a cluster of Redis can have."""
+    """Return a free port of the loopback, low enough for a cluster of Redis."""
     while True:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))

@@ -322,7 +322,7 @@ def test_the_json_beside_the_data_is_compared(slab: Slab) -> None:
 
 
 def test_all_mixtures_of_old_and_new_sectors(tmp_path: Path, tier_twin: Twin, seed: int) -> None:
-    """What a power cut can leave: any sector of any file old or new. Stated: 1,000 mixtures."""
+    """A power cut can leave any sector of any file old or new. Stated: 1,000 mixtures."""
     universe = Universe(2 * NUM_SLOTS)
     tier, region = open_slab(tmp_path / "slab", NUM_SLOTS, twin=tier_twin)
     for start in range(0, 64, 32):

@@ -1,4 +1,4 @@
-"""What a slab has forgotten stays so: through failing headers, frozen disks, kills and restarts."""
+"""A slab stays forgotten: through failing headers, frozen disks, kills and restarts."""
 
 import contextlib
 import logging

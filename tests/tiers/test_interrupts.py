@@ -218,7 +218,7 @@ def opener(
 
 
 def prepared(opener: Opener, region: Region) -> Caller:
-    """Return a caller whose tier is full, has dropped keys, and jobs of which nobody was told."""
+    """Return a caller with a full tier, dropped keys, and jobs whose numbers it does not know."""
     tier = opener()
     tier.attach(region)
     caller = Caller(tier, region)
@@ -285,7 +285,7 @@ def test_an_exception_at_any_line_leaves_no_wrong_byte(
 
 
 class AlarmError(Exception):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 @pytest.mark.attack

@@ -166,7 +166,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path, tier_twin: Twin) 
 
 
 def test_what_was_forgotten_stays_so(tmp_path: Path, tier_twin: Twin, seed: int) -> None:
-    """Killed right after `forget`: nothing of before is served. Stated: 60 rounds."""
+    """Killed right after `forget`: no earlier block is served. Stated: 60 rounds."""
     universe = Universe(64)
     turns = rounds(60)
     ready, tell = os.pipe()

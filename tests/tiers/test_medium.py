@@ -43,7 +43,7 @@ from .servers import stop
 pytestmark = pytest.mark.attack
 
 SLACK_S = 0.05
-"""What a deadline may be exceeded by."""
+"""The time by which a deadline may be exceeded."""
 
 
 # -- power -----------------------------------------------------------------------------------------
@@ -651,7 +651,7 @@ assert time.monotonic() - before < 5
 
 
 def _has_ended(process: subprocess.Popen) -> bool:
-    """Tell whether a program has ended, and at most threads in the kernel keep its process."""
+    """Return whether a program has ended, and at most threads in the kernel keep its process."""
     if process.poll() is not None:
         return True
     _, _, state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")

@@ -126,7 +126,7 @@ class HostileServer:
         self.port = self._listener.getsockname()[1]
         self._clients: set[socket.socket] = set()
         self.gate = threading.Event()
-        """What the bucket ``gated`` waits for before it answers for blocks."""
+        """The event that the bucket ``gated`` waits for before it answers for blocks."""
         self.gate.set()
         self.waiting = threading.Event()
         """That somebody waits, or has."""
@@ -350,7 +350,7 @@ def has_all(tier: ObjectTier, region: Region) -> bool:
 
 
 def is_running(process: int) -> bool:
-    """Tell whether there is a process that is no zombie."""
+    """Return whether there is a process that is no zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -494,7 +494,7 @@ class TestOpening:
         assert not Path("/nonexistent").exists()
 
     def test_a_tier_of_an_installed_package(self, tmp_path: Path, monkeypatch) -> None:
-        """What pip leaves of a package is a folder with its entry points."""
+        """Pip may leave of a package a folder with its entry points."""
         folder = tmp_path / "tape_tier-1.0.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tape-tier\nVersion: 1.0\n")

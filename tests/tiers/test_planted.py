@@ -1,4 +1,4 @@
-"""What strangers leave where slabs are: files and folders of theirs, links, pipes, holes."""
+"""Files that strangers leave where slabs are: their folders, links, pipes, holes."""
 
 import contextlib
 import os
@@ -78,7 +78,7 @@ def test_a_file_with_a_second_name_is_refused(slab: Path, tmp_path: Path, name: 
 
 
 def test_a_linked_slab_is_refused_and_a_linked_path_is_followed(slab: Path, tmp_path: Path) -> None:
-    """The way to the folder is the user's; the slab in it is nobody's but the tier's."""
+    """The way to the folder is the user's; the slab in it belongs to the tier alone."""
     (tmp_path / "way").symlink_to(slab.parent)
     with opens(tmp_path / "way") as tier:
         assert tier.num_restored == 8

@@ -54,8 +54,9 @@ BLOCK = 16_384
 NAMESPACE = Namespace("chaos", BLOCK)
 KEYS = [b"key-%02d" % number for number in range(64)]
 GRACE_S = 0.5
-"""What a job may take beyond its deadline in a test: other tests run beside it. The contract's
-50 ms are measured where nothing else runs."""
+"""The time that a job may take beyond its deadline in a test: other tests run beside it.
+
+The contract's 50 ms are measured where nothing else runs."""
 
 
 def open_redis(server: Server, **options) -> RedisTier:
@@ -582,7 +583,7 @@ class TestTLS:
 
     @pytest.fixture
     def certificate(self, tmp_path: Path) -> tuple[Path, Path]:
-        """Give a key and a certificate that nobody knows."""
+        """Return a new key with a certificate that no client trusts yet."""
         if shutil.which("openssl") is None:
             pytest.skip("openssl is not installed")
         key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"

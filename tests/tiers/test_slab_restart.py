@@ -1,4 +1,4 @@
-"""What a restart finds in a slab, and what it must not find."""
+"""A restart on a slab: the blocks that it finds, and those that it must not find."""
 
 import os
 import time

@@ -31,7 +31,7 @@ SHORT_S = 0.05
 
 
 class Engine:
-    """What an engine does with a store: write what it computed, verify what it gets."""
+    """Use a store as an engine does: write what was computed, verify what is loaded."""
 
     def __init__(self, store: TieredStore) -> None:
         self.store = store

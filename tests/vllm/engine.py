@@ -217,7 +217,7 @@ class Engine:
         return plain_orders(orders), sorted(output.num_scheduled_tokens.items())
 
     def is_loading(self):
-        """Tell whether loaded blocks wait for their request: vLLM refuses to reset then."""
+        """Return whether loaded blocks wait for their request: vLLM refuses to reset then."""
         return any(
             request.status is not RequestStatus.RUNNING
             and any(self.scheduler.kv_cache_manager.get_block_ids(name))
@@ -229,7 +229,7 @@ class Engine:
 
 
 def is_sync(job) -> bool:
-    """Tell whether a load is over before the step's forward pass; before 0.33 none was."""
+    """Return whether a load is over before the step's forward pass; before 0.33 none was."""
     return getattr(job, "sync", False)
 
 

@@ -24,7 +24,7 @@ TAKEN = (None,) if RELEASE.name in ("0.31", "0.32") else (None, 0, 1)
 
 @dataclass
 class Shape:
-    """What a sequence is drawn from.
+    """The parameters of a drawn sequence.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What `kvoffload advise` prints is what vLLM's own loader takes, and holds the blocks it says."""
+"""The configuration of `kvoffload advise` in vLLM's own loader: it holds the stated blocks."""
 
 from types import MappingProxyType
 

@@ -153,7 +153,7 @@ def test_a_tier_that_is_none_lets_its_memory_go():
 @pytest.mark.parametrize("first", ["lru", "arc", "hit-density"])
 @pytest.mark.parametrize("then", ["lru", "arc", "hit-density"])
 def test_a_manager_can_be_constructed_again(first, then):
-    """What an earlier life hung on a request's context counts for nothing."""
+    """State that an earlier manager left on a request's context is ignored."""
     context = ReqContext("r")
     context.set_offload_key_position(KEY, 16)
     manager = KVOffloadManager(4, first, enable_events=True)

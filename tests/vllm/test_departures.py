@@ -1,4 +1,4 @@
-"""Where our manager differs from vLLM's on purpose: repeats, and errors before any change."""
+"""Intended differences from vLLM's manager: repeats, and errors before any change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an import says where vLLM, a supported one, or the compiled layer is not there."""
+"""Errors of the import without vLLM, without a supported one, and without the compiled layer."""
 
 from __future__ import annotations
 

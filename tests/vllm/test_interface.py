@@ -1,4 +1,4 @@
-"""What is declared of vLLM, against a vLLM in which one name at a time is another.
+"""The declared interface of vLLM, against a vLLM in which one name at a time is renamed.
 
 ``_upstream`` finds every difference from what a release declares, and says which; a difference in
 what only tiers use leaves the plain spec alone; a newer release without any difference works.

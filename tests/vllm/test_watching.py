@@ -45,7 +45,7 @@ def test_the_same_decisions_with_a_watch(cache_policy):
 
 @pytest.mark.parametrize("rate", [1.0, 0.3])
 def test_requests_one_by_one_are_judged_as_the_library_judges_lookups(rate):
-    """What differs between the two is only how a request is told."""
+    """The two differ only in how a request is reported."""
     rng = random.Random(SEED)
     chains = []
     for number in range(40):

@@ -59,7 +59,7 @@ _ANSWERED = (Status.OK, Status.CORRUPT, Status.MISS)
 
 
 class Verdicts:
-    """What is believed about keys, each for some time.
+    """Beliefs about keys, each held for some time.
 
     Parameters
     ----------

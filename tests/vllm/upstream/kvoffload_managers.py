@@ -22,7 +22,7 @@ def pytest_configure() -> None:
     from kvoffload.integrations.vllm.manager import PolicyView
 
     class ViewToo(ABCMeta):
-        """What tests ask of a manager's `_policy` before they look at it: its class."""
+        """The class of a manager's `_policy`, which tests ask for before they look at it."""
 
         def __instancecheck__(cls, one: Any) -> bool:
             return isinstance(one, PolicyView) or super().__instancecheck__(one)

@@ -47,7 +47,7 @@ class Slab(KVOffloadFileTier):
 
 
 class Chunks(MutableMapping):
-    """What a tier has, by key, as a mapping that can be written."""
+    """The blocks of a tier by key, as a mapping that can be written."""
 
     def __init__(self, adapter):
         self.adapter, self.tier = adapter, adapter.tier
