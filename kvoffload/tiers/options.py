@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from kvoffload._checks import check_int
+from kvoffload._checks import check_bool, check_int
 from kvoffload._sizes import parse_size
 from kvoffload.errors import describe
 
@@ -59,6 +59,8 @@ class TierOptions:
             raise ValueError(f"ack must be 'copied' or 'stored', got {describe(self.ack)}")
         if not isinstance(self.name, str):
             raise TypeError(f"name must be text, got {describe(self.name)}")
+        check_bool("enable_events", self.enable_events)
+        check_int("max_queued_bytes", self.max_queued_bytes, 0)
 
     @property
     def ack_copied(self) -> bool:

@@ -248,6 +248,9 @@ def test_arguments() -> None:
         ({"threads": True}, TypeError, "threads must be an integer, got True"),
         ({"staging_bytes": -1}, ValueError, "staging_bytes must be >= 0, got -1"),
         ({"ack": "sent"}, ValueError, "ack must be 'copied' or 'stored', got 'sent'"),
+        ({"enable_events": 1}, TypeError, "enable_events must be True or False, got 1"),
+        ({"max_queued_bytes": -1}, ValueError, "max_queued_bytes must be >= 0, got -1"),
+        ({"max_queued_bytes": 0.5}, TypeError, "max_queued_bytes must be an integer, got 0.5"),
         ({"name": 5}, TypeError, "name must be text, got 5"),
     ],
 )
