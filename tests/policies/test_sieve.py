@@ -64,6 +64,16 @@ def test_a_new_block_stands_before_the_hand_at_a_laps_end(twin: ModuleType) -> N
     assert evict(policy, 2) == "CA"
 
 
+def test_a_block_that_was_removed_comes_back_without_its_mark(twin: ModuleType) -> None:
+    policy = sieve(twin, [A, B])
+    use(policy, A)
+    policy.remove(A)
+    for block in (A, C):
+        policy.insert(block, idle())
+    assert evict(policy, 2) == "BA"
+    assert queue(policy) == "C"
+
+
 def test_a_pending_block_is_not_visited_and_moves_to_the_newest_end(twin: ModuleType) -> None:
     policy = sieve(twin, [A])
     policy.insert(B, BlockStatus(1))
