@@ -588,7 +588,7 @@ def test_every_part_of_the_configuration_is_in_the_namespace(tmp_path, monkeypat
     monkeypatch.setenv("PYTHONHASHSEED", "12345")
     found["seed"] = namespace_of(config, CHUNK_BYTES).fingerprint
     monkeypatch.delenv("PYTHONHASHSEED")
-    monkeypatch.setattr(secondary_tiers, "vllm", SimpleNamespace(__version__="9.9.0"))
+    monkeypatch.setattr(secondary_tiers, "vllm_version", "9.9.0")
     found["vllm"] = namespace_of(config, CHUNK_BYTES).fingerprint
     assert len(set(found.values())) == len(found)
 
