@@ -115,7 +115,7 @@ vllm_builds() {
   "$python" setup.py --quiet build_ext --inplace
 }
 
-# vllm_release VERSION SEQUENCES: the tests of the integration against one release of vLLM, with vLLM's own tests on our
+# vllm_release VERSION SEQUENCES [OPTION…]: the tests of the integration against one release of vLLM, with vLLM's own tests on our
 # managers; the same transfers under three hash seeds; allocations that are refused, in a build that can.
 vllm_release() {
   local python vllm_tests seed
@@ -125,7 +125,7 @@ vllm_release() {
     PYTHONHASHSEED=$seed tests "pytest-vllm-$1-hash-$seed" "$python" -m pytest -q tests/vllm/test_scheduler.py
   done
   PYTHONHASHSEED=3 KVOFFLOAD_VLLM_TESTS=$vllm_tests KVOFFLOAD_VLLM_SEQUENCES=$2 \
-    tests "pytest-vllm-$1" "$python" -m pytest -q tests/vllm
+    tests "pytest-vllm-$1" "$python" -m pytest -q "${@:3}" tests/vllm
   (
     cd "$KVO_WORK/vllm-debug"
     refuses_allocations "$python"
