@@ -80,7 +80,7 @@ class SharedStore(Store):
         self._met_at = 0.0  # when that was
 
     def use(self, memory: Region) -> None:
-        """Tell the medium of the buffers."""
+        """Register the buffers with the medium."""
         self.medium.use(memory)
 
     def close(self) -> None:
