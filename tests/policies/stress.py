@@ -11,6 +11,7 @@ import argparse
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -71,12 +72,12 @@ def scans(seed: int, requests: int) -> list[Request]:
     ]
 
 
-def loops(seed: int, requests: int) -> list[Request]:
+def loops(seed: int, requests: int, noise: float = 0.1) -> list[Request]:
     """Go through the same prompts over and over, as an evaluation does: LRU never hits."""
     draw, fresh = random.Random(seed), fresh_numbers()
     prompts = [fresh(draw.randrange(6, 14)) for _ in range(200)]
     return [
-        list(draw.choice(prompts)) if draw.random() < 0.1 else list(prompts[number % 200])
+        list(draw.choice(prompts)) if draw.random() < noise else list(prompts[number % 200])
         for number in range(requests)
     ]
 
@@ -228,6 +229,7 @@ WORKLOADS = {
     "agents": agents,
     "mixture": mixture,
 }
+KINDS = {**WORKLOADS, "bare-loop": partial(loops, noise=0.0)}
 
 
 def repeated(requests: list[Request], share: float) -> list[Request]:
@@ -344,7 +346,7 @@ def losses(name: str, chosen: argparse.Namespace) -> list[tuple[float, float]]:
     """Return what each cell lies above the better classic: with the guard, and without."""
     cells = []
     for seed in range(1, chosen.seeds + 1):
-        requests = repeated(WORKLOADS[name](seed, chosen.requests), chosen.repeats)
+        requests = repeated(KINDS[name](seed, chosen.requests), chosen.repeats)
         unique = len({number for request in requests for number in request})
         for percent in (1, 2, 5, 10, 20, 40):
             if unique * percent < 1600:  # a cache of a request or two
@@ -356,6 +358,9 @@ def losses(name: str, chosen: argparse.Namespace) -> list[tuple[float, float]]:
                 pending=chosen.pending,
                 policies=(*CLASSICS, GUARDED, UNGUARDED),
             )
+            if chosen.cells:
+                found = (f"{policy} {ratio:.4f}" for policy, ratio in ratios.items())
+                print(f"{name}, seed {seed}, {percent} %: {', '.join(found)}")
             better = max(ratios[policy] for policy in CLASSICS)
             cells.append((ratios[GUARDED] - better, ratios[UNGUARDED] - better))
     return cells
@@ -377,13 +382,17 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=float, default=0.0, help="share that comes twice in a row"
     )
+    parser.add_argument("--kind", choices=KINDS, help="of the workloads, this one alone")
+    parser.add_argument("--cells", action="store_true", help="print the hit ratios of each cell")
     parser.add_argument("--seeds", type=int, default=5, help="of each workload, from 1")
     chosen = parser.parse_args()
     print(f"{'':14}cells{'guard: worst':>12}{'mean':>7}{'guard=0: worst':>16}{'mean':>5}")
     by_kind = {}
-    for name in WORKLOADS:
+    for name in [chosen.kind] if chosen.kind else WORKLOADS:
         by_kind[name] = losses(name, chosen)
         print(line_of(name, by_kind[name]), flush=True)
+    if chosen.kind:
+        return
     bounded = [cell for name in BOUNDED for cell in by_kind[name]]
     print(line_of(f"first {len(BOUNDED)} kinds", bounded))
     print(line_of("all", [cell for cells in by_kind.values() for cell in cells]))

@@ -52,7 +52,8 @@ EXIT_S = 1.0
 """Seconds that jobs under way have, of all tiers together, when the interpreter ends."""
 
 _FAILING = (Status.TIMEOUT, Status.UNAVAILABLE, Status.FAILED)
-_ANSWERED = (Status.OK, Status.CORRUPT, Status.MISS)
+ANSWERED = (Status.OK, Status.CORRUPT, Status.MISS)
+"""Statuses of blocks about which the medium has said something."""
 
 
 @dataclass(slots=True, eq=False)
@@ -565,7 +566,7 @@ class PooledTier(Tier):
 
     def _ended(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
         """Make the `Done` of a job that moved blocks."""
-        if not record.failed and not _any(counts, _ANSWERED) and _any(counts, _FAILING):
+        if not record.failed and not _any(counts, ANSWERED) and _any(counts, _FAILING):
             record.failed = True
             self._breaker(record).fail()
         moved = counts[Status.OK] * self.block_bytes
@@ -585,7 +586,7 @@ class PooledTier(Tier):
             self._metrics.count("store", counts)
         else:
             breaker.count_corrupt(counts[Status.CORRUPT], counts[Status.OK])
-        if _any(counts, _ANSWERED):
+        if _any(counts, ANSWERED):
             breaker.succeed()
         elif not record.failed:
             breaker.fail()

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from kvoffload.errors import describe
 from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.engine.contract import DROP, FORGET, MEET, QUERY, TOUCH, Pool
-from kvoffload.tiers.engine.jobs import QUERY_DEADLINE_S, PooledTier, Record
+from kvoffload.tiers.engine.jobs import ANSWERED, QUERY_DEADLINE_S, PooledTier, Record
 from kvoffload.tiers.engine.threads import Pool as Threads
 from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.region import Region
@@ -55,7 +55,6 @@ FORGET_S = 1.0
 """Seconds that `RemoteTier.forget` waits for the medium."""
 RETRY_DROPS_S = 1.0
 CORRUPT_LOG_S = 60.0
-_ANSWERED = (Status.OK, Status.CORRUPT, Status.MISS)
 
 
 class Verdicts:
@@ -374,7 +373,7 @@ class RemoteTier(PooledTier):
     # -- what became of it -------------------------------------------------------------------
 
     def _ended(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
-        if not any(counts[status] for status in _ANSWERED) and counts[Status.TIMEOUT]:
+        if not any(counts[status] for status in ANSWERED) and counts[Status.TIMEOUT]:
             record.failed = True
             self._breaker(record).trip()  # a server that hangs costs one deadline, not five
         if record.op != "put" and self._is_stale(record):
@@ -386,7 +385,7 @@ class RemoteTier(PooledTier):
         self._finish(record.job, "query", record.started, record.status)
 
     def _count(self, record: Record, counts: list[int]) -> None:
-        answered = any(counts[status] for status in _ANSWERED)
+        answered = any(counts[status] for status in ANSWERED)
         if not answered and counts[Status.TIMEOUT] and not record.failed:
             record.failed = True
             self._breaker(record).trip()
