@@ -14,8 +14,8 @@ from kvoffload.advise.units import percent_text
 from kvoffload.replay import CEILINGS, Cell, Counts
 from kvoffload.replay.policies import implementation_of
 
-from ._sources import Source
-from ._terminal import Column, print_json, print_tables
+from ._sources import BlockSize, Source
+from ._terminal import Column, print_json, print_prose, print_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Grid:
         Distinct blocks of the trace.
     block_bytes : int or None
         Size of a block, where it is known.
+    block_size : BlockSize
+        Tokens per block, and their origin.
     sizes : dict of str to int
         By capacity as given, its number of blocks.
     cells : list of Cell
@@ -44,6 +46,7 @@ class Grid:
     version: str
     unique_blocks: int
     block_bytes: int | None
+    block_size: BlockSize
     sizes: dict[str, int]
     cells: list[Cell]
     counts: dict[Cell, Counts]
@@ -53,13 +56,22 @@ class Grid:
         """The policies, in the order given."""
         return list(dict.fromkeys(cell.policy for cell in self.cells))
 
+    @property
+    def no_tokens(self) -> str | None:
+        """The reason why no share of tokens is known; None if it is."""
+        if not self.counts[self.cells[0]].tokens:
+            return "the trace has no lengths of prompts"
+        if self.block_size.tokens is None:
+            return "no block size fits all requests: give --block-tokens"
+        return None
+
     def row(self, policy: str) -> list[tuple[Cell, Counts]]:
         """Return a policy's cells and their counts, in the order of the capacities."""
         return [(cell, self.counts[cell]) for cell in self.cells if cell.policy == policy]
 
 
 def print_grid(grid: Grid) -> None:
-    """Print the hit ratios and the blocks stored, a row per policy and a column per capacity."""
+    """Print hit ratios, shares of tokens and blocks stored; a row per policy."""
     cell, counts = grid.row(grid.policies[0])[0]
     ids = [] if grid.source.ids_text is None else [grid.source.ids_text]
     facts = [grid.source.name, *ids, f"{counts.requests:,} requests", f"{counts.blocks:,} blocks"]
@@ -70,6 +82,12 @@ def print_grid(grid: Grid) -> None:
         facts.append(f"stores in flight for {cell.pending:,} requests")
     title = ["; ".join(facts), "", "hit ratio"]
     _print_matrix(title, grid, lambda found: percent_text(found.hit_ratio))
+    click.echo()
+    if grid.no_tokens is None:
+        title = [f"share of prompt tokens hit, {grid.block_size}"]
+        _print_matrix(title, grid, lambda found: percent_text(found.token_hit_ratio))
+    else:
+        print_prose(f"share of prompt tokens hit: not known, {grid.no_tokens}")
     click.echo()
     _print_matrix(["blocks stored"], grid, lambda found: f"{found.stored:,}")
 
@@ -95,6 +113,7 @@ def _object(given: str, cell: Cell, counts: Counts, block_bytes: int | None) -> 
         "pending": cell.pending,
         **asdict(counts),
         "hit_ratio": counts.hit_ratio,
+        "token_hit_ratio": counts.token_hit_ratio,
     }
     if cell.policy in CEILINGS:
         values.update(dict.fromkeys(("implementation", "evicted", "refused", "not_admitted")))
@@ -120,6 +139,9 @@ def print_grid_json(grid: Grid) -> None:
             "version": grid.version,
             "unique_blocks": grid.unique_blocks,
             "block_bytes": grid.block_bytes,
+            "block_tokens": grid.block_size.tokens,
+            "block_tokens_from": grid.block_size.origin,
+            "no_token_hit_ratio": grid.no_tokens,
             "results": _objects(grid),
         }
     )

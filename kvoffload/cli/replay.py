@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import click
@@ -136,7 +136,7 @@ def replay(
             )
         sizes = [asked.resolve(block_bytes, survey.unique_blocks) for asked in capacities]
         device_blocks = device_memory_blocks(device_memory, block_bytes, survey.unique_blocks)
-        ceilings = _Ceilings(requests, device_blocks)
+        ceilings = _Ceilings(requests, device_blocks, block_tokens)
         cells = []
         for asked, num_blocks in zip(capacities, sizes, strict=True):
             for policy in policies:
@@ -239,32 +239,35 @@ def _manager(policy: str, num_blocks: int, block_tokens: int | None) -> CPUOfflo
 class _Ceilings:
     """The ceilings of a trace, which is decoded when the first is asked for."""
 
-    def __init__(self, requests: Iterable[Request], device_blocks: int) -> None:
+    def __init__(
+        self, requests: Iterable[Request], device_blocks: int, block_tokens: int | None
+    ) -> None:
         self._requests = requests
         self._device_blocks = device_blocks
+        self._block_tokens = block_tokens
 
     @functools.cached_property
-    def _decoded(self) -> tuple[DecodedTrace, npt.NDArray[np.int64], int]:
-        tokens = 0
-
-        def counted() -> Iterator[Request]:
-            nonlocal tokens
-            for request in self._requests:
-                tokens += request.input_length
-                yield request
-
-        trace = DecodedTrace.of(counted())
-        return trace, device_hits(trace, self._device_blocks), tokens
+    def _decoded(self) -> tuple[DecodedTrace, npt.NDArray[np.int64]]:
+        trace = DecodedTrace.of(self._requests)
+        return trace, device_hits(trace, self._device_blocks)
 
     def at(self, ceiling: str, num_blocks: int) -> ReplayResult:
         """Return the counts of a ceiling, which has no times, evictions or refusals."""
-        trace, front, tokens = self._decoded
-        counts = simulate(trace, [], ceiling, num_blocks, device_hits=front)
+        trace, front = self._decoded
+        counts = simulate(
+            trace,
+            [],
+            ceiling,
+            num_blocks,
+            device_hits=front,
+            block_tokens=self._block_tokens,
+        )
         return ReplayResult(
             requests=counts.requests,
             blocks=counts.blocks,
             asked=counts.asked,
-            tokens=tokens,
+            tokens=counts.tokens,
             hits=counts.hits,
+            hit_tokens=counts.hit_tokens,
             stored=counts.stored,
         )

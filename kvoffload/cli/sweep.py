@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 
 import click
 
@@ -19,7 +19,7 @@ from kvoffload.replay import (
     run_grid,
 )
 from kvoffload.replay.policies import is_own, new_manager
-from kvoffload.traces import Request, Survey
+from kvoffload.traces import Survey
 
 from ._options import (
     Capacity,
@@ -66,7 +66,7 @@ def read_picture(text: str) -> str:
 @click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
-    help="Tokens per block, for --full-blocks; inferred where one size fits all requests.",
+    help="Tokens per block; inferred where one size fits all requests.",
 )
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @device_memory_option
@@ -123,10 +123,6 @@ def sweep(
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other, got both")
-    if block_tokens is not None and not full_blocks:
-        raise click.UsageError(
-            f"--block-tokens must go with --full-blocks, got {block_tokens} without it"
-        )
     check_outputs(traces, {"--plot": plot, "--results": results}, append=("--results",))
     if results is not None:
         _check_results(results)
@@ -140,9 +136,9 @@ def sweep(
         limit=limit,
         same_ids=same_ids,
     ) as source:
-        requests = _full(source, block_tokens, quiet=quiet) if full_blocks else source.requests
-        with progress_bar("reading", limit, quiet=quiet) as progress:
-            decoded = DecodedTrace.of(requests, progress)
+        decoded, block_size = _read(
+            source, block_tokens, limit, full_blocks=full_blocks, quiet=quiet
+        )
         if source.bad_lines:
             note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
     block_bytes = block_bytes or source.block_bytes
@@ -155,10 +151,20 @@ def sweep(
         for size in sizes.values()
     ]
     _check_buildable(cells)
-    file = None if results is None else ResultsFile(results, decoded)
+    work = GridWork(decoded, cells, block_tokens=block_size.tokens)
+    file = None if results is None else ResultsFile(results, decoded, block_size.tokens)
     faults: list[OSError] = []  # of files; the result is printed all the same
-    counts = _counts(decoded, cells, file, jobs or usable_cores(), faults, quiet=quiet)
-    grid = Grid(source, __version__, decoded.unique_blocks, block_bytes, sizes, cells, counts)
+    counts = _counts(work, file, jobs or usable_cores(), faults, quiet=quiet)
+    grid = Grid(
+        source,
+        __version__,
+        decoded.unique_blocks,
+        block_bytes,
+        block_size,
+        sizes,
+        cells,
+        counts,
+    )
     if plot is not None:
         _draw(grid, plot, faults)
     if as_json:
@@ -188,14 +194,28 @@ def _draw(grid: Grid, plot: str, faults: list[OSError]) -> None:
         faults.append(error)
 
 
-def _full(source: Source, block_tokens: int | None, *, quiet: bool) -> Iterable[Request]:
-    """Return the requests without partly filled blocks."""
-    with progress_bar("finding the block size", None, quiet=quiet) as progress:
-        survey = Survey.of(
-            source.requests, unique=False, block_tokens=block_tokens, progress=progress
-        )
-    block_size = BlockSize.of(source, survey, block_tokens)
-    return block_size.full_blocks(source.requests, quiet=quiet)
+def _read(
+    source: Source,
+    block_tokens: int | None,
+    limit: int | None,
+    *,
+    full_blocks: bool,
+    quiet: bool,
+) -> tuple[DecodedTrace, BlockSize]:
+    """Decode the trace and determine its block size, which full blocks have to be known for."""
+    survey = Survey.of((), unique=False, block_tokens=block_tokens)
+    if full_blocks:
+        with progress_bar("finding the block size", None, quiet=quiet) as progress:
+            survey = Survey.of(
+                source.requests, unique=False, block_tokens=block_tokens, progress=progress
+            )
+        block_size = BlockSize.of(source, survey, block_tokens)
+        requests = block_size.full_blocks(source.requests, quiet=quiet)
+    else:
+        requests = survey.counting(source.requests)
+    with progress_bar("reading", limit, quiet=quiet) as progress:
+        decoded = DecodedTrace.of(requests, progress)
+    return decoded, BlockSize.of(source, survey, block_tokens)
 
 
 def _check_buildable(cells: list[Cell]) -> None:
@@ -211,8 +231,7 @@ def _check_buildable(cells: list[Cell]) -> None:
 
 
 def _counts(
-    trace: DecodedTrace,
-    cells: list[Cell],
+    work: GridWork,
     file: ResultsFile | None,
     jobs: int,
     faults: list[OSError],
@@ -223,12 +242,14 @@ def _counts(
 
     Results of a class of the user's are not kept: the class may have changed by the next time.
     """
+    cells = work.cells
     counts = {} if file is None else file.read([c for c in cells if not is_own(c.policy)])
     wanted = [cell for cell in dict.fromkeys(cells) if cell not in counts]
     if len(wanted) < len(cells) and file is not None:
         note(f"{len(cells) - len(wanted):,} of {len(cells):,} results were known", quiet=quiet)
     with progress_bar("sweeping", len(wanted), quiet=quiet, unit="cells") as progress:
-        for done, (cell, (found,)) in enumerate(run_grid(jobs, GridWork(trace, wanted)), start=1):
+        missing = replace(work, cells=wanted)
+        for done, (cell, (found,)) in enumerate(run_grid(jobs, missing), start=1):
             counts[cell] = found
             if file is not None and not faults and not is_own(cell.policy):
                 _add(file, cell, found, faults)

@@ -59,11 +59,14 @@ class GridWork:
     parts : int
         Number of parts, of equally many requests give or take one, that a policy's counts are
         divided into. Those of a ceiling are never divided.
+    block_tokens : int, optional
+        Tokens per block, for the share of tokens that were hit.
     """
 
     trace: DecodedTrace
     cells: Sequence[Cell]
     parts: int = 1
+    block_tokens: int | None = None
 
 
 def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[Counts]]]:
@@ -84,12 +87,12 @@ def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[Counts]]]:
     # Belady takes longest; the cells that start last should be short.
     ordered = sorted(set(work.cells), key=lambda cell: (cell.policy != BELADY, cell))
     if jobs == 1 or len(ordered) < 2:
-        bench = _Bench.of(work.trace, work.parts)
+        bench = _Bench.of(work.trace, work.parts, work.block_tokens)
         for cell in ordered:
             yield cell, bench.compute(cell)
         return
     with shared_arrays(work.trace.arrays()) as paths:
-        yield from spread(ordered, _compute, jobs, _begin, (paths, work.parts))
+        yield from spread(ordered, _compute, jobs, _begin, (paths, work.parts, work.block_tokens))
 
 
 @dataclass(slots=True)
@@ -99,11 +102,12 @@ class _Bench:
     trace: DecodedTrace
     keys: list[BlockHash]
     parts: int
+    block_tokens: int | None
     on_device: dict[int, npt.NDArray[np.int64]]
 
     @classmethod
-    def of(cls, trace: DecodedTrace, parts: int) -> _Bench:
-        return cls(trace, trace.keys(), parts, {})
+    def of(cls, trace: DecodedTrace, parts: int, block_tokens: int | None) -> _Bench:
+        return cls(trace, trace.keys(), parts, block_tokens, {})
 
     def compute(self, cell: Cell) -> list[Counts]:
         """Compute one cell."""
@@ -118,16 +122,17 @@ class _Bench:
             device_hits=front,
             pending=cell.pending,
             parts=self.parts,
+            block_tokens=self.block_tokens,
         )
 
 
 _bench: _Bench
 
 
-def _begin(paths: dict[str, str], parts: int) -> None:
+def _begin(paths: dict[str, str], parts: int, block_tokens: int | None) -> None:
     """Load the trace in a new process."""
     global _bench  # noqa: PLW0603 - what a pool's process keeps between its cells
-    _bench = _Bench.of(DecodedTrace(**mapped_arrays(paths)), parts)
+    _bench = _Bench.of(DecodedTrace(**mapped_arrays(paths)), parts, block_tokens)
 
 
 def _compute(cell: Cell) -> list[Counts]:

@@ -37,6 +37,13 @@ def infinite_hits(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> in
 
     Complexity: O(n log n) in numpy.
     """
+    return int(infinite_hits_of_each(trace, device_hits).sum())
+
+
+def infinite_hits_of_each(
+    trace: DecodedTrace, device_hits: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the hits of each request, where `infinite_hits` returns their sum."""
     lengths = np.diff(trace.starts)
     starts = trace.starts[:-1]
     _, first = np.unique(trace.blocks, return_index=True)
@@ -44,7 +51,10 @@ def infinite_hits(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> in
     is_new[first] = True
     new_places = np.append(np.flatnonzero(is_new), trace.num_blocks)
     first_new = new_places[np.searchsorted(new_places, starts)]
-    return int((np.minimum(first_new - starts, lengths) - device_hits).clip(min=0).sum())
+    hits: npt.NDArray[np.int64] = (np.minimum(first_new - starts, lengths) - device_hits).clip(
+        min=0
+    )
+    return hits
 
 
 def belady(

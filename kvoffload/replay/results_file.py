@@ -21,6 +21,7 @@ from kvoffload.traces.outputs import open_output, own_descriptor
 from .counts import Counts
 from .decoded import DecodedTrace
 from .grid import Cell
+from .offline import BELADY
 
 __all__ = ["ResultsFile"]
 
@@ -39,6 +40,8 @@ class ResultsFile:
         The file; it is created if it does not exist.
     trace : DecodedTrace
         The trace.
+    block_tokens : int, optional
+        Tokens per block; the share of tokens that were hit depends on it.
 
     Raises
     ------
@@ -50,11 +53,18 @@ class ResultsFile:
 
     MAX_LINE_BYTES = 2**16  # a policy string with every option is far shorter
 
-    def __init__(self, path: str | os.PathLike[str], trace: DecodedTrace) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], trace: DecodedTrace, block_tokens: int | None = None
+    ) -> None:
         self.check(path)
         self._path = Path(path)
         self._trace = trace
-        self._about = {"trace": trace.fingerprint(), "version": __version__}
+        self._tokens = sum(trace.lengths.tolist())
+        self._about = {
+            "trace": trace.fingerprint(),
+            "version": __version__,
+            "block_tokens": block_tokens,
+        }
         self._ends_in_newline = True
 
     @classmethod
@@ -125,7 +135,13 @@ class ResultsFile:
             and 0 <= counts.evicted <= counts.stored <= blocks
             and 0 <= counts.refused <= requests
             and 0 <= counts.not_admitted <= blocks
+            and counts.tokens == self._tokens
+            and (counts.hit_tokens is None) == self._lacks_tokens(cell)
+            and 0 <= (counts.hit_tokens or 0) <= self._tokens
         )
+
+    def _lacks_tokens(self, cell: Cell) -> bool:
+        return self._about["block_tokens"] is None or cell.policy == BELADY
 
 
 def _is_result(line: bytes) -> bool:
@@ -140,7 +156,7 @@ def _is_result(line: bytes) -> bool:
 def _of(kind: type[Any], values: dict[str, Any]) -> Any:
     """Build a dataclass from a file's values, which must be its fields, of their types."""
     for field in fields(kind):
-        wanted = str if field.type == "str" else int
-        if type(values[field.name]) is not wanted:
-            raise TypeError(f"{field.name} must be {wanted.__name__}")
+        kind_of_value = type(values[field.name]).__name__.replace("NoneType", "None")
+        if kind_of_value not in field.type.split(" | "):
+            raise TypeError(f"{field.name} must be {field.type}, got {kind_of_value}")
     return kind(**values)

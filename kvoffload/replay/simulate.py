@@ -15,14 +15,20 @@ import numpy.typing as npt
 
 from kvoffload import BlockHash
 
-from .counts import Counts
+from .counts import Counts, prompt_tokens
 from .decoded import DecodedTrace
-from .offline import CEILINGS, INFINITE, belady, infinite_hits
+from .offline import CEILINGS, INFINITE, belady, infinite_hits_of_each
 from .policies import new_manager
 from .protocol import serve
 
-# counters of a manager, in the order of the fields of Counts from `hits` on
-_COUNTED = ("hit_blocks", "stored_blocks", "evicted_blocks", "refused_stores", "not_admitted")
+# by field of Counts, the counter of a manager
+_COUNTED = {
+    "hits": "hit_blocks",
+    "stored": "stored_blocks",
+    "evicted": "evicted_blocks",
+    "refused": "refused_stores",
+    "not_admitted": "not_admitted",
+}
 
 
 def simulate(
@@ -33,6 +39,7 @@ def simulate(
     *,
     device_hits: npt.NDArray[np.int64],
     pending: int = 0,
+    block_tokens: int | None = None,
 ) -> Counts:
     """Replay a decoded trace.
 
@@ -53,13 +60,22 @@ def simulate(
         Leading blocks of each request that the device's own cache has.
     pending : int
         Number of further requests during which a store is in flight; 0: it completes at once.
+    block_tokens : int, optional
+        Tokens per block, for the share of tokens that were hit.
 
     Returns
     -------
     Counts
     """
     (counts,) = simulate_in_parts(
-        trace, keys, policy, capacity, device_hits=device_hits, pending=pending, parts=1
+        trace,
+        keys,
+        policy,
+        capacity,
+        device_hits=device_hits,
+        pending=pending,
+        parts=1,
+        block_tokens=block_tokens,
     )
     return counts
 
@@ -73,12 +89,13 @@ def simulate_in_parts(
     device_hits: npt.NDArray[np.int64],
     pending: int = 0,
     parts: int,
+    block_tokens: int | None = None,
 ) -> list[Counts]:
     """Replay a decoded trace and count each part separately; the cache is kept between parts.
 
     Parameters
     ----------
-    trace, keys, policy, capacity, device_hits, pending
+    trace, keys, policy, capacity, device_hits, pending, block_tokens
         As in `simulate`.
     parts : int
         Number of parts, of equally many requests give or take one.
@@ -89,26 +106,31 @@ def simulate_in_parts(
         One per part; for a ceiling a single one, of the whole trace.
     """
     if policy in CEILINGS:
-        return [_ceiling(trace, policy, capacity, device_hits)]
+        return [_ceiling(trace, policy, capacity, device_hits, block_tokens)]
     manager = new_manager(policy, capacity)
     in_flight: deque[list[BlockHash]] = deque()
     key_of = keys.__getitem__
-    rows = zip(trace.rows(), device_hits.tolist(), strict=True)
+    rows = zip(trace.rows(), device_hits.tolist(), trace.lengths.tolist(), strict=True)
     before = manager.stats()
     found = []
     for part in range(parts):
         start, end = (trace.num_requests * n // parts for n in (part, part + 1))
-        asked = blocks = 0
-        for row, on_device in itertools.islice(rows, end - start):
+        asked = blocks = tokens = hit_tokens = 0
+        for row, on_device, length in itertools.islice(rows, end - start):
             hashes = list(map(key_of, row))
             blocks += len(hashes)
             asked += len(hashes) - on_device
-            in_flight.append(serve(manager, hashes, on_device).to_store)
+            tokens += length
+            served = serve(manager, hashes, on_device)
+            if block_tokens is not None:
+                hit_tokens += prompt_tokens(on_device, served.hits, block_tokens, length)
+            in_flight.append(served.to_store)
             if len(in_flight) > pending:
                 manager.complete_store(in_flight.popleft())
         after = manager.stats()
-        counted = (after[name] - before[name] for name in _COUNTED)
-        found.append(Counts(end - start, blocks, asked, *counted))
+        counted = {field: after[name] - before[name] for field, name in _COUNTED.items()}
+        known = None if block_tokens is None else hit_tokens
+        found.append(Counts(end - start, blocks, asked, **counted, tokens=tokens, hit_tokens=known))
         before = after
     return found
 
@@ -145,11 +167,32 @@ def simulate_requests(
 
 
 def _ceiling(
-    trace: DecodedTrace, policy: str, capacity: int, device_hits: npt.NDArray[np.int64]
+    trace: DecodedTrace,
+    policy: str,
+    capacity: int,
+    device_hits: npt.NDArray[np.int64],
+    block_tokens: int | None,
 ) -> Counts:
     asked = trace.num_blocks - int(device_hits.sum())
+    lengths = trace.lengths.tolist()
+    hit_tokens = None
     if policy == INFINITE:
-        hits, stored = infinite_hits(trace, device_hits), trace.unique_blocks
+        of_each = infinite_hits_of_each(trace, device_hits)
+        hits, stored = int(of_each.sum()), trace.unique_blocks
+        if block_tokens is not None:
+            rows = zip(device_hits.tolist(), of_each.tolist(), lengths, strict=True)
+            hit_tokens = sum(
+                prompt_tokens(on_device, found, block_tokens, length)
+                for on_device, found, length in rows
+            )
     else:
         hits, stored = belady(trace, capacity, device_hits)
-    return Counts(trace.num_requests, trace.num_blocks, asked, hits, stored=stored)
+    return Counts(
+        trace.num_requests,
+        trace.num_blocks,
+        asked,
+        hits,
+        stored=stored,
+        tokens=sum(lengths),
+        hit_tokens=hit_tokens,
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 
+from .counts import tokens_ratio
+
 _STEP_BITS = 6
 
 
@@ -114,9 +116,7 @@ class ReplayResult:
 
         None without a block size, or where the lengths of the prompts are not known.
         """
-        if self.hit_tokens is None or not self.tokens:
-            return None
-        return self.hit_tokens / self.tokens
+        return tokens_ratio(self.hit_tokens, self.tokens)
 
     @property
     def manager_seconds(self) -> float:

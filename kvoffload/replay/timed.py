@@ -9,6 +9,7 @@ from time import perf_counter_ns
 from kvoffload import BlockHash, OffloadingManager
 from kvoffload.traces import Request
 
+from .counts import prompt_tokens
 from .device import DeviceCache
 from .protocol import serve
 from .statistics import ReplayResult
@@ -92,7 +93,8 @@ def replay(
         result.tokens += request.input_length
         result.hits += found
         if block_tokens is not None and result.hit_tokens is not None:
-            result.hit_tokens += _tokens(on_device, found, block_tokens, request.input_length)
+            length = request.input_length
+            result.hit_tokens += prompt_tokens(on_device, found, block_tokens, length)
         if output is None:
             result.refused += 1
         else:
@@ -102,11 +104,6 @@ def replay(
             progress(result.requests)
     result.not_admitted = _not_admitted(manager)
     return result
-
-
-def _tokens(on_device: int, found: int, block_tokens: int, length: int) -> int:
-    """Return the prompt tokens of the `found` blocks after those that the device has."""
-    return min((on_device + found) * block_tokens, length) - min(on_device * block_tokens, length)
 
 
 def _not_admitted(manager: OffloadingManager) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -305,17 +305,7 @@ class Survey:
         self = cls(block_lengths=BlockLengths(block_tokens))
         counter = IdealCounter() if unique else None
         for request in requests:
-            length = len(request.hash_ids)
-            if self.requests == 0:
-                self.first = self.last = request.timestamp
-            self.first = min(self.first, request.timestamp)
-            self.last = max(self.last, request.timestamp)
-            self.requests += 1
-            self.blocks += length
-            self.input_tokens += request.input_length
-            self.output_tokens += request.output_length
-            self.longest = max(self.longest, length)
-            self.block_lengths.add(request.input_length, length)
+            self.add(request)
             if counter is not None:
                 counter.add(request.hash_ids)
             if progress is not None and self.requests % PROGRESS_REQUESTS == 0:
@@ -324,3 +314,23 @@ class Survey:
             counter.finish()
             self.unique_blocks, self.ideal_hits = counter.unique_blocks, counter.ideal_hits
         return self
+
+    def add(self, request: Request) -> None:
+        """Count a request, except for distinct blocks and ideal hits."""
+        length = len(request.hash_ids)
+        if self.requests == 0:
+            self.first = self.last = request.timestamp
+        self.first = min(self.first, request.timestamp)
+        self.last = max(self.last, request.timestamp)
+        self.requests += 1
+        self.blocks += length
+        self.input_tokens += request.input_length
+        self.output_tokens += request.output_length
+        self.longest = max(self.longest, length)
+        self.block_lengths.add(request.input_length, length)
+
+    def counting(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Yield the requests, each counted by `add`, for whoever reads them at the same time."""
+        for request in requests:
+            self.add(request)
+            yield request

@@ -10,6 +10,7 @@ ADVISE = ["--capacity", "1MiB", "--kv-bytes-per-token", "100", "--jobs", "1"]
 COMMANDS = {
     "replay": ["--capacity", "9", "--policy", "lru"],
     "replay --full-blocks": ["--capacity", "9", "--policy", "lru"],
+    "sweep": ["--capacity", "9", "--policy", "lru", "--jobs", "1"],
     "sweep --full-blocks": ["--capacity", "9", "--policy", "lru", "--jobs", "1"],
     "advise": ADVISE,
 }
@@ -90,12 +91,13 @@ def test_a_block_size_that_agrees_is_taken(run, command, trace, given):
 
 def test_it_is_told_who_says_it(run):
     for trace, origin in ((Workload(30), "lengths"), (LMCACHE, "trace"), (BAILIAN, "trace")):
-        for command in ("replay", "advise"):
+        for command in ("replay", "advise", "sweep"):
             whole = json.loads(run(command, trace, "--json").out)
             assert whole["block_tokens_from"] == origin
     unsized = [Request(0, 1000, 1, (1, 2)), Request(1, 1000, 1, (1,))]
-    whole = json.loads(run("replay", unsized, "--json").out)
-    assert (whole["block_tokens"], whole["block_tokens_from"]) == (None, None)
+    for command in ("replay", "sweep"):
+        whole = json.loads(run(command, unsized, "--json").out)
+        assert (whole["block_tokens"], whole["block_tokens_from"]) == (None, None)
 
 
 HEX = "00c0ffee 0badcafe\n00c0ffee\n"
@@ -111,13 +113,10 @@ def test_where_the_trace_has_no_lengths_it_is_believed_and_said(run, trace):
         assert said in done.out
         whole = json.loads(run(command, trace, "--block-tokens", 16, "--json").out)
         assert (whole["block_tokens"], whole["block_tokens_from"]) == (16, "option")
+    whole = json.loads(run("sweep", trace, "--block-tokens", 16, "--json").out)
+    assert whole["no_token_hit_ratio"] == "the trace has no lengths of prompts"
+    assert whole["results"][0]["token_hit_ratio"] is None
     for command in ("replay --full-blocks", "sweep --full-blocks"):
         done = run(command, trace, "--block-tokens", 16)
         assert done.code == 0
         assert done.err == "note: the trace has no lengths: --full-blocks leaves all blocks\n"
-
-
-def test_a_block_size_that_would_have_no_effect_is_an_error(kvoffload):
-    done = kvoffload("sweep", "absent", "--block-tokens", "16")
-    assert done.code == 2
-    assert done.error == "--block-tokens must go with --full-blocks, got 16 without it"

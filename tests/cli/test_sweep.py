@@ -57,13 +57,58 @@ def test_csv_and_json_say_the_same(kvoffload, trace):
 
 
 def test_it_agrees_with_replay(kvoffload, trace):
-    done = kvoffload("replay", trace, "--policy", "lru,arc", "--capacity", "3%", "--json")
-    replayed = json.loads(done.out)["results"]
-    arguments = ("--policy", "lru,arc", "--capacity", "3%", "--json")
-    found = json.loads(swept(kvoffload, trace, *arguments))["results"]
-    for one, other in zip(replayed, found, strict=True):
-        for name in ("policy", "capacity", "hits", "hit_ratio", "stored", "evicted", "refused"):
-            assert one[name] == other[name]
+    arguments = ("--policy", "lru,arc,belady,infinite", "--capacity", "3%", "--json")
+    arguments += ("--device-memory", "60")
+    replayed = json.loads(kvoffload("replay", trace, *arguments).out)
+    found = json.loads(swept(kvoffload, trace, *arguments))
+    assert found["block_tokens"] == replayed["block_tokens"] == 512
+    for one, other in zip(replayed["results"], found["results"], strict=True):
+        for name in one.keys() & other.keys():
+            assert one[name] == other[name], name
+        assert (other["token_hit_ratio"] is None) == (other["policy"] == "belady")
+
+
+def test_a_share_of_tokens_counts_no_more_than_a_prompt_holds(kvoffload, tmp_path):
+    """Two blocks of 16 tokens, the second filled to 10, hit once; then the first one alone."""
+    path = tmp_path / "trace.jsonl"
+    rows = [(26, (1, 2)), (26, (1, 2)), (40, (1, 3, 4))]
+    write_trace([Request(0, length, 1, ids) for length, ids in rows], path)
+    arguments = ("--policy", "lru,infinite", "--capacity", "9", "--block-tokens", "16")
+    found = json.loads(swept(kvoffload, path, *arguments, "--json"))
+    assert found["no_token_hit_ratio"] is None
+    for result in found["results"]:
+        assert (result["hits"], result["hit_tokens"], result["tokens"]) == (3, 26 + 16, 92)
+        assert result["token_hit_ratio"] == 42 / 92
+    out = swept(kvoffload, path, *arguments)
+    assert "share of prompt tokens hit, blocks of 16 tokens" in out
+    assert out.count(" 45.7 %") == 2
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason"),
+    [
+        ((0, 0), "the trace has no lengths of prompts"),
+        ((1000, 1000), "no block size fits all requests: give --block-tokens"),
+    ],
+)
+def test_where_no_share_of_tokens_is_known_it_says_why(kvoffload, tmp_path, lengths, reason):
+    path = tmp_path / "trace.jsonl"
+    write_trace([Request(0, lengths[0], 1, (1, 2)), Request(1, lengths[1], 1, (1,))], path)
+    arguments = ("--policy", "lru,infinite", "--capacity", "9")
+    found = json.loads(swept(kvoffload, path, *arguments, "--json"))
+    assert found["no_token_hit_ratio"] == reason
+    assert [result["token_hit_ratio"] for result in found["results"]] == [None, None]
+    said = f"share of prompt tokens hit: not known, {reason}"
+    assert said in " ".join(swept(kvoffload, path, *arguments).split())
+
+
+def test_results_of_another_block_size_are_not_taken(kvoffload, tmp_path):
+    path, results = tmp_path / "trace.jsonl", tmp_path / "results.jsonl"
+    write_trace([Request(0, 1000, 1, (1, 2)), Request(1, 1000, 1, (1,))] * 2, path)
+    arguments = ("--policy", "lru", "--capacity", "9", "--results", results, "--json")
+    for tokens, known in (("512", 0), ("500", 0), ("512", 1)):
+        done = kvoffload("sweep", path, "--jobs", "1", *arguments, "--block-tokens", tokens)
+        assert ("1 of 1 results were known" in done.err) == bool(known), done.err
 
 
 def test_known_results_are_not_computed_again(kvoffload, trace, tmp_path):

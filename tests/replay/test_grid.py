@@ -51,9 +51,11 @@ def test_every_cell_is_what_a_simulation_gives(trace) -> None:
 
 
 def test_processes_give_the_same(trace) -> None:
-    alone = dict(run(trace, CELLS, 1))
-    assert dict(run(trace, CELLS, 2)) == alone
+    work = GridWork(trace, CELLS, block_tokens=512)
+    alone = dict(run_grid(1, work))
+    assert dict(run_grid(2, work)) == alone
     assert set(alone) == set(CELLS)
+    assert all((found.hit_tokens or 1) > 0 for [found] in alone.values())
 
 
 def test_repeated_cells_are_computed_once(trace) -> None:
@@ -120,30 +122,34 @@ IMPOSSIBLE = {
     "evicted": (-1, 10**9, 10**400),
     "refused": (-1, 201, 10**400),
     "not_admitted": (-1, 10**9, 10**400),
+    "tokens": (-1, 0, 10**400),
+    "hit_tokens": (-1, 10**9, 10**400),
 }
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_counts_that_no_replay_of_the_trace_can_have_are_not_used(trace, tmp_path, name) -> None:
     path = tmp_path / "results.jsonl"
-    [(cell, counts)] = run(trace, CELLS[:1], 1)
-    ResultsFile(path, trace).add(cell, counts)
+    [(cell, [counts])] = run_grid(1, GridWork(trace, CELLS[:1], block_tokens=512))
+    ResultsFile(path, trace, 512).add(cell, counts)
     row = json.loads(path.read_text())
     for value in ("3", None, 1.5, True, *IMPOSSIBLE[name]):
         path.write_text(json.dumps(row | {"counts": row["counts"] | {name: value}}) + "\n")
-        assert ResultsFile(path, trace).read(CELLS) == {}, value
+        assert ResultsFile(path, trace, 512).read(CELLS) == {}, value
     path.write_text(json.dumps(row) + "\n")
-    assert ResultsFile(path, trace).read(CELLS) == {cell: counts}
+    assert ResultsFile(path, trace, 512).read(CELLS) == {cell: counts}
+    assert ResultsFile(path, trace).read(CELLS) == {}
 
 
 @pytest.mark.parametrize("policy", [*registry.names(), "belady", "infinite"])
 def test_what_a_replay_gives_is_possible(trace, tmp_path, policy) -> None:
     path = tmp_path / "results.jsonl"
     cells = [Cell(policy, *rest) for rest in itertools.product((1, 40), (0, 100), (0, 3))]
-    found = dict(run(trace, cells, 1))
+    work = GridWork(trace, cells, block_tokens=512)
+    found = {cell: counts for cell, (counts,) in run_grid(1, work)}
     for cell, counts in found.items():
-        ResultsFile(path, trace).add(cell, counts)
-    assert ResultsFile(path, trace).read(cells) == found
+        ResultsFile(path, trace, 512).add(cell, counts)
+    assert ResultsFile(path, trace, 512).read(cells) == found
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")

@@ -149,14 +149,16 @@ def test_a_shared_trace_is_the_same() -> None:
         loaded = DecodedTrace(**mapped_arrays(paths))
     assert loaded.fingerprint() == trace.fingerprint()
     assert list(loaded.rows()) == list(trace.rows())
+    assert loaded.lengths.tolist() == trace.lengths.tolist()
     assert loaded.keys() == trace.keys()
 
 
-def test_the_fingerprint_knows_where_requests_end() -> None:
+def test_the_fingerprint_knows_where_requests_end_and_how_long_they_are() -> None:
     prints = {
         trace_of(*rows).fingerprint() for rows in ([(1, 2)], [(1,), (2,)], [(2, 1)], [(1, 3)])
     }
-    assert len(prints) == 4
+    prints.add(DecodedTrace.of([Request(0, 5, 0, (1, 2))]).fingerprint())
+    assert len(prints) == 5
 
 
 @pytest.mark.parametrize("parts", [1, 3, 10, 500])
