@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvoffload.errors import describe
+from kvoffload.replay.groups import GroupLayout
+
+from .model_groups import DTYPE_BYTES, Layers, check_workers, group_layout
 
 __all__ = ["DTYPE_BYTES", "WINDOWED", "ModelShape"]
-
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1}
-"""Bytes that an element of the KV cache takes."""
 
 WINDOWED = "{} only; counted as if they kept all, so the memory holds more than is said here"
 """Remark on models some of whose layers attend to a window of the tokens."""
@@ -25,7 +25,7 @@ _HUB = "https://huggingface.co"
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The part of a model's configuration that determines the size of its KV cache.
+    """The part of a model's configuration that determines its KV cache.
 
     Attributes
     ----------
@@ -34,9 +34,10 @@ class ModelShape:
     repository : str
         Repository on the Hugging Face Hub that publishes the configuration.
     layers : int
-        Layers with attention.
+        Layers that keep a cache.
     kv_heads : int
-        KV heads per layer; 0 with latent attention.
+        KV heads per layer; 0 with latent attention. Where layers differ, this and the sizes below
+        are those of the first kind with attention.
     head_size : int
         Elements of a head's key, and of its value; 0 with latent attention.
     latent : int
@@ -51,6 +52,9 @@ class ModelShape:
         Parameters active per token; 0: all.
     weights : float
         Bytes of the weights as published; 0: 2 per parameter.
+    groups : tuple of Layers
+        Layers by kind, in order of each kind's first layer; empty where all are alike and keep
+        keys and values, or a latent vector, of every token.
     """
 
     name: str
@@ -64,6 +68,15 @@ class ModelShape:
     parameters: float = 0.0
     active: float = 0.0
     weights: float = 0.0
+    groups: tuple[Layers, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[Layers, ...]:
+        """Layers by kind, in order of each kind's first layer; at least one."""
+        if self.groups:
+            return self.groups
+        sizes = (self.kv_heads, self.head_size, self.head_size, self.latent, self.rotary)
+        return (Layers("full", self.layers, *sizes),)
 
     @property
     def source(self) -> str:
@@ -83,7 +96,10 @@ class ModelShape:
         return self.weights or 2 * self.parameters
 
     def bytes_per_token(self, dtype: str = "bfloat16", tensor_parallel: int = 1) -> int:
-        """Return the bytes of host memory that a token's keys and values take.
+        """Return the bytes of host memory that a token's keys and values take in all layers.
+
+        Layers that attend to a window count as if they kept every token; `layout` tells what an
+        engine makes of them.
 
         Parameters
         ----------
@@ -96,19 +112,44 @@ class ModelShape:
         Raises
         ------
         ValueError
-            If there is no such type, or if the heads cannot be divided evenly.
+            If there is no such type, if the heads cannot be divided evenly, or if layers keep a
+            state, which takes the same whatever the number of tokens.
         """
+        self._check(dtype, tensor_parallel)
+        if any(one.state for one in self.kinds):
+            raise ValueError(
+                f"model must keep keys and values of every token to have bytes per token, got "
+                f"{self.name}, some layers of which keep a state"
+            )
+        check_workers(self.name, self.kinds, tensor_parallel)
+        copies = 1 if all(one.latent for one in self.kinds) else tensor_parallel
+        return copies * sum(
+            one.count * one.token_bytes(dtype, tensor_parallel) for one in self.kinds
+        )
+
+    def layout(self, dtype: str = "bfloat16", tensor_parallel: int = 1) -> GroupLayout:
+        """Return the groups that an engine divides the layers into, and the bytes of a block.
+
+        Parameters
+        ----------
+        dtype : str
+            Element type of keys and values, a key of `DTYPE_BYTES`. States have the type that the
+            configuration gives them.
+        tensor_parallel : int
+            Workers that a layer is divided among, as in `bytes_per_token`.
+
+        Raises
+        ------
+        ValueError
+            If there is no such type, if heads or states cannot be divided evenly, or if an engine
+            cannot keep blocks of all layers in one pool.
+        """
+        self._check(dtype, tensor_parallel)
+        return group_layout(self.name, self.kinds, dtype, tensor_parallel)
+
+    def _check(self, dtype: str, tensor_parallel: int) -> None:
         if dtype not in DTYPE_BYTES:
             known = ", ".join(DTYPE_BYTES)
             raise ValueError(f"dtype must be one of {known}, got {describe(dtype)}")
         if tensor_parallel < 1:
             raise ValueError(f"tensor_parallel must be >= 1, got {tensor_parallel}")
-        if self.latent:
-            return self.layers * (self.latent + self.rotary) * DTYPE_BYTES[dtype]
-        more, fewer = max(tensor_parallel, self.kv_heads), min(tensor_parallel, self.kv_heads)
-        if more % fewer:
-            raise ValueError(
-                f"tensor_parallel must divide the {self.kv_heads} KV heads of {self.name} or be "
-                f"a multiple of them, got {tensor_parallel}"
-            )
-        return 2 * self.layers * more * self.head_size * DTYPE_BYTES[dtype]

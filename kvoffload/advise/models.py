@@ -9,6 +9,7 @@ from pathlib import Path
 from kvoffload.errors import describe
 
 from .model_config import shape_of_config
+from .model_groups import Layers
 from .model_shape import WINDOWED, ModelShape
 
 __all__ = ["model_names", "model_shape"]
@@ -52,6 +53,7 @@ _SHAPES = (
         24,
         8,
         64,
+        groups=(Layers("window", 12, 8, 64, 64, window=128), Layers("full", 12, 8, 64, 64)),
         remark=_WINDOWS,
         parameters=20.9e9,
         active=3.6e9,
@@ -63,6 +65,7 @@ _SHAPES = (
         36,
         8,
         64,
+        groups=(Layers("window", 18, 8, 64, 64, window=128), Layers("full", 18, 8, 64, 64)),
         remark=_WINDOWS,
         parameters=116.8e9,
         active=5.1e9,
