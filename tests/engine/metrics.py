@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvoffload._metrics import TIER_PREFIX
+
 Labels = frozenset[tuple[str, str]]
 OF_THE_SERVER = ("engine", "model_name")
 OFFLOAD = "vllm:kv_offload_"
+TIER = f"vllm:{TIER_PREFIX}"
 PREFIX_CACHE = ("vllm:prefix_cache_", "vllm:external_prefix_cache_", "vllm:prompt_tokens")
 
 
@@ -38,7 +41,11 @@ class Metrics:
 
     def disk(self, name: str, **labels: str) -> float:
         """Return one sample of the disk tier's."""
-        return self.value(f"kvoffload:tier_{name}", tier="disk", **labels)
+        return self.tier(name, "disk", **labels)
+
+    def tier(self, name: str, tier: str, **labels: str) -> float:
+        """Return one sample of a tier's."""
+        return self.value(f"{TIER}{name}", tier=tier, **labels)
 
     @property
     def computed_tokens(self) -> int:

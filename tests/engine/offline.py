@@ -1,8 +1,9 @@
 """An engine without a server: `vllm.LLM`, as a program that a test runs.
 
-``python -m tests.engine.offline MODEL EXTRA BATCHES LENGTHS``: answers some batches of prompts and
-ends as a user's script does, without a word to the engine. LENGTHS is a file for the lengths of the
-prompts; vLLM itself writes to the standard output.
+``python -m tests.engine.offline MODEL EXTRA BATCHES ENGINES OUTCOME``: answers some batches of
+prompts with each of some engines, one after the other, and ends as a user's script does, without a
+word to the last. All are asked the same. OUTCOME is a file for what came out; vLLM itself writes to
+the standard output.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.engine.model import NUM_WORDS, SPECIAL
 from tests.engine.server import engine_arguments, engine_environment
@@ -22,14 +23,37 @@ BATCH = 10
 SECONDS = 300
 
 
+class Outcome(NamedTuple):
+    """What a run has left.
+
+    Attributes
+    ----------
+    lengths : list of int
+        Tokens of the prompts that the last engine answered.
+    answers : list of list of list of int
+        By engine and prompt, the tokens of the answer.
+    metrics : list of dict of str to float
+        By engine, the counters and gauges that it gives in process, summed over their labels.
+    """
+
+    lengths: list[int]
+    answers: list[list[list[int]]]
+    metrics: list[dict[str, float]]
+
+
 def run_offline(
-    model: Path, folder: Path, extra: Mapping[str, Any], batches: int, **variables: str
-) -> list[int]:
-    """Run the program; return the lengths of the prompts that it answered."""
-    lengths = folder / "lengths.json"
-    lengths.unlink(missing_ok=True)
+    model: Path,
+    folder: Path,
+    extra: Mapping[str, Any],
+    batches: int,
+    engines: int = 1,
+    **variables: str,
+) -> Outcome:
+    """Run the program."""
+    outcome = folder / "outcome.json"
+    outcome.unlink(missing_ok=True)
     variables.setdefault("VLLM_CACHE_ROOT", str(model.parent / "vllm-cache"))
-    arguments = [str(model), json.dumps(dict(extra)), str(batches), str(lengths)]
+    arguments = [str(model), json.dumps(dict(extra)), str(batches), str(engines), str(outcome)]
     done = subprocess.run(
         [sys.executable, "-m", __name__, *arguments],
         env=engine_environment(folder, **variables),
@@ -40,25 +64,39 @@ def run_offline(
         timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    return json.loads(lengths.read_text())
+    return Outcome(**json.loads(outcome.read_text()))
 
 
-def main(model: str, extra: str, batches: str, path: str) -> None:
+def main(model: str, extra: str, batches: str, engines: str, path: str) -> None:
     from vllm import LLM, SamplingParams
+    from vllm.v1.metrics.reader import Counter, Gauge
 
-    rng = random.Random(0)
-    engine = LLM(**engine_arguments(Path(model), json.loads(extra)))
     answer = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
-    lengths: list[int] = []
-    for _ in range(int(batches)):
-        prompts = [
-            [len(SPECIAL) + rng.randrange(NUM_WORDS) for _ in range(rng.randint(40, 300))]
-            for _ in range(BATCH)
-        ]
-        outputs = engine.generate([{"prompt_token_ids": one} for one in prompts], answer)
-        assert all(len(output.outputs[0].token_ids) == 4 for output in outputs)
-        lengths += map(len, prompts)
-    Path(path).write_text(json.dumps(lengths))
+    outcome = Outcome([], [], [])
+    for number in range(int(engines)):
+        rng = random.Random(0)
+        # In process, vLLM has metrics only where it is told so.
+        arguments = engine_arguments(Path(model), json.loads(extra), f"offline-{number}")
+        engine = LLM(**arguments, disable_log_stats=False)
+        outcome.lengths.clear()
+        outcome.answers.append([])
+        for _ in range(int(batches)):
+            prompts = [
+                [len(SPECIAL) + rng.randrange(NUM_WORDS) for _ in range(rng.randint(40, 300))]
+                for _ in range(BATCH)
+            ]
+            outputs = engine.generate([{"prompt_token_ids": one} for one in prompts], answer)
+            assert all(len(output.outputs[0].token_ids) == 4 for output in outputs)
+            outcome.lengths.extend(map(len, prompts))
+            outcome.answers[-1] += [list(output.outputs[0].token_ids) for output in outputs]
+        outcome.metrics.append({})
+        for metric in engine.get_metrics():
+            if isinstance(metric, Counter | Gauge):
+                found = outcome.metrics[-1]
+                found[metric.name] = found.get(metric.name, 0) + metric.value
+        if number + 1 < int(engines):
+            engine.llm_engine.engine_core.shutdown()
+    Path(path).write_text(json.dumps(outcome._asdict()))
 
 
 if __name__ == "__main__":

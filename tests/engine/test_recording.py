@@ -86,5 +86,5 @@ def test_an_offline_engine_leaves_its_last_batch_too(model, tmp_path):
         "cpu_bytes_to_use": NUM_CHUNKS * CHUNK_BYTES,
         "kvoffload_record": str(trace),
     }
-    lengths = run_offline(model, tmp_path, extra, BATCHES)
+    lengths = run_offline(model, tmp_path, extra, BATCHES).lengths
     assert sorted(recorded_blocks(trace)) == sorted(length // BLOCK_TOKENS for length in lengths)

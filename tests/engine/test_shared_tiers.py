@@ -128,7 +128,7 @@ class Engine:
 
 
 def tier_value(metrics: Metrics, name: str, **labels: str) -> float:
-    return metrics.value(f"kvoffload:tier_{name}", tier=NAME, **labels)
+    return metrics.tier(name, NAME, **labels)
 
 
 @pytest.mark.parametrize("tier", [directory, redis], ids=["directory", "redis"])

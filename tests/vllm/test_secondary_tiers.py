@@ -41,6 +41,7 @@ from kvoffload.tiers import Done, MemoryTier, State, Status, TierError
 from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
 from tests.vllm.test_tiers import OURS, THEIRS, Engine, content, key
 
+IN_VLLM = f"vllm:{TIER_PREFIX}"
 SPECS = pytest.mark.parametrize("names", [OURS, THEIRS], ids=["ours", "theirs"])
 
 
@@ -729,8 +730,8 @@ def test_metrics_are_those_of_the_tier(tmp_path, engines):
     tier = slab(tmp_path, 8, name="near")
     engine = engines(tier)
     definitions = type(engine.spec).build_metric_definitions({"secondary_tiers": [tier]})
-    assert {name for name in definitions if name.startswith(TIER_PREFIX)} == {
-        TIER_PREFIX + metric.name for metric in TIER_METRICS
+    assert {name for name in definitions if name.startswith(IN_VLLM)} == {
+        IN_VLLM + metric.name for metric in TIER_METRICS
     }
     kinds = {
         "counter": OffloadingCounterMetadata,
@@ -738,8 +739,8 @@ def test_metrics_are_those_of_the_tier(tmp_path, engines):
         "histogram": OffloadingHistogramMetadata,
     }
     for metric in TIER_METRICS:
-        assert type(definitions[TIER_PREFIX + metric.name]) is kinds[metric.kind]
-        assert definitions[TIER_PREFIX + metric.name].labelnames == ("tier", *metric.labels)
+        assert type(definitions[IN_VLLM + metric.name]) is kinds[metric.kind]
+        assert definitions[IN_VLLM + metric.name].labelnames == ("tier", *metric.labels)
     total = engine.tier.get_stats()
     for start in (0, 10, 0, 20, 30):
         engine.request(chain(start))
@@ -747,18 +748,18 @@ def test_metrics_are_those_of_the_tier(tmp_path, engines):
     engine.settle()
     total.aggregate(engine.manager.get_stats())
     for name, values in total.data["data"].items():
-        if name.startswith(TIER_PREFIX):
+        if name.startswith(IN_VLLM):
             assert all(
                 labels[0] == "near" and len(labels) == len(definitions[name].labelnames)
                 for labels in values
             )
     found, stats = total.data["data"], engine.tier.tier.stats()
-    assert found[f"{TIER_PREFIX}hits"]["near",] == stats["hits"] > 0
-    assert found[f"{TIER_PREFIX}misses"]["near",] == stats["misses"] > 0
-    assert found[f"{TIER_PREFIX}blocks"]["near", "put", "ok"] == stats["put_ok"] == 16
-    assert found[f"{TIER_PREFIX}bytes"]["near", "get"] == stats["get_bytes"] == 4 * CHUNK_BYTES
-    assert found[f"{TIER_PREFIX}evicted"]["near", "evicted"] == stats["removed_evicted"] == 8
-    assert found[f"{TIER_PREFIX}used_bytes"]["near",] == stats["used_bytes"] == 8 * CHUNK_BYTES
-    assert len(found[f"{TIER_PREFIX}seconds"]["near", "put"]) == 4
-    assert len(found[f"{TIER_PREFIX}seconds"]["near", "get"]) == 1
-    assert engine.tier.get_stats().data["types"].get(f"{TIER_PREFIX}hits") is None  # told already
+    assert found[f"{IN_VLLM}hits"]["near",] == stats["hits"] > 0
+    assert found[f"{IN_VLLM}misses"]["near",] == stats["misses"] > 0
+    assert found[f"{IN_VLLM}blocks"]["near", "put", "ok"] == stats["put_ok"] == 16
+    assert found[f"{IN_VLLM}bytes"]["near", "get"] == stats["get_bytes"] == 4 * CHUNK_BYTES
+    assert found[f"{IN_VLLM}evicted"]["near", "evicted"] == stats["removed_evicted"] == 8
+    assert found[f"{IN_VLLM}used_bytes"]["near",] == stats["used_bytes"] == 8 * CHUNK_BYTES
+    assert len(found[f"{IN_VLLM}seconds"]["near", "put"]) == 4
+    assert len(found[f"{IN_VLLM}seconds"]["near", "get"]) == 1
+    assert engine.tier.get_stats().data["types"].get(f"{IN_VLLM}hits") is None  # told already

@@ -62,6 +62,7 @@ from ._upstream import (
     check_tiering,
 )
 from ._upstream import __version__ as vllm_version
+from .watching import ENGINE_PREFIX
 
 check_tiering()  # also of what these names do not say
 __all__ = [
@@ -490,14 +491,14 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         extra_config: dict[str, Any],  # noqa: ARG003
     ) -> dict[str, OffloadingMetricMetadata]:
         """Return the metrics of every tier, with the label ``tier``."""
-        return {TIER_PREFIX + metric.name: _definition(metric) for metric in TIER_METRICS}
+        return {exported_name(metric.name): _definition(metric) for metric in TIER_METRICS}
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return what was counted since the last call."""
         stats = OffloadingConnectorStats()
         samples = getattr(self.tier, "samples", None)
         for metric, labels, value in samples() if samples is not None else ():
-            name = TIER_PREFIX + metric.name
+            name = exported_name(metric.name)
             values = (self.tier.name, *(labels[label] for label in metric.labels))
             if metric.kind == "gauge":
                 stats.set_gauge(name, value, values)
@@ -507,7 +508,7 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
                     self._counted[name, values] = value
                     stats.increase_counter(name, more, values)
         for op, seconds in self._times:
-            stats.observe_histogram(f"{TIER_PREFIX}seconds", seconds, (self.tier.name, op))
+            stats.observe_histogram(exported_name("seconds"), seconds, (self.tier.name, op))
         self._times.clear()
         return stats
 
@@ -527,6 +528,11 @@ def _emits_events(offloading_spec: Any, tier_type: str, is_enabled: bool) -> boo
         )
         return False
     return is_enabled
+
+
+def exported_name(name: str) -> str:
+    """Return the name in vLLM of a metric of tiers."""
+    return f"{ENGINE_PREFIX}{TIER_PREFIX}{name}"
 
 
 def _definition(metric: Metric) -> OffloadingMetricMetadata:
