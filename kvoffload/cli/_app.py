@@ -20,6 +20,7 @@ from ._options import present_name
 from .advise import advise
 from .convert import convert
 from .dashboard import dashboard
+from .demo import demo
 from .generate import generate
 from .info import info
 from .policies import policies
@@ -65,6 +66,7 @@ for command in (
     tier,
     top,
     dashboard,
+    demo,
 ):
     root.add_command(command)
 

@@ -160,6 +160,18 @@ def read_size(text: str) -> int:
     return size
 
 
+def check_prefix(prefix: str) -> None:
+    """Refuse what cannot stand in front of a metric's name.
+
+    Raises
+    ------
+    click.UsageError
+        If it cannot.
+    """
+    if not re.fullmatch(r"([A-Za-z_:][A-Za-z0-9_:]*)?", prefix):
+        raise click.UsageError(f"--prefix must be the start of a metric's name, got {prefix!r}")
+
+
 def examples(*commands: str) -> str:
     """Return the end of a help text: example commands, unwrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
@@ -342,4 +354,10 @@ seed_option = click.option(
     default=0,
     show_default=True,
     help="Seed of the generated workload.",
+)
+
+workload_seed_option = click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Seed of the generated workload; without TRACE.  [default: 0]",
 )

@@ -11,7 +11,15 @@ from pathlib import Path
 import click
 
 from kvoffload.replay import Selection
-from kvoffload.traces import MergedTrace, Request, Survey, Trace, trace_files, write_requests
+from kvoffload.traces import (
+    MergedTrace,
+    Request,
+    Survey,
+    Trace,
+    Workload,
+    trace_files,
+    write_requests,
+)
 from kvoffload.traces.lines import STDIN
 from kvoffload.traces.scratch import scratch_file
 
@@ -126,6 +134,48 @@ def open_source(
         write_requests(requests, stream)
         stream.flush()
         yield Source(name, Trace(copy), trace, same_ids)
+
+
+def open_or_generate(
+    paths: Sequence[str],
+    requests: int,
+    *,
+    seed: int | None,
+    format: str | None,
+    model_name: str | None,
+    skip_bad: bool,
+    limit: int | None,
+    same_ids: bool,
+) -> contextlib.AbstractContextManager[Source]:
+    """Open a trace, or give a workload of that many requests where none is named.
+
+    Raises
+    ------
+    click.UsageError
+        If an option would have no effect.
+    """
+    if paths:
+        if seed is not None:
+            raise click.UsageError(f"--seed must go without TRACE, got {seed} with {paths[0]!r}")
+        return open_source(
+            paths,
+            format=format,
+            model_name=model_name,
+            skip_bad=skip_bad,
+            limit=limit,
+            same_ids=same_ids,
+        )
+    options = {
+        "--format": format,
+        "--model-name": model_name,
+        "--skip-bad": skip_bad or None,
+        "--same-ids": same_ids or None,
+    }
+    for option, value in options.items():
+        if value is not None:
+            raise click.UsageError(f"{option} must go with TRACE, got it without")
+    workload = Workload(limit or requests, seed=seed or 0)
+    return contextlib.nullcontext(Source(workload.name, workload))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import click
 
-from ._options import examples
+from ._options import check_prefix, examples
 
 
 @click.group(
@@ -37,6 +35,5 @@ def rules(prefix: str) -> None:
     """Print recording rules for Prometheus."""
     from kvoffload.watch.dashboard import rules_yaml
 
-    if not re.fullmatch(r"([A-Za-z_:][A-Za-z0-9_:]*)?", prefix):
-        raise click.UsageError(f"--prefix must be the start of a metric's name, got {prefix!r}")
+    check_prefix(prefix)
     click.echo(rules_yaml(prefix), nl=False)

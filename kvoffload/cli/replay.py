@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 
 import click
 import numpy as np
@@ -21,7 +20,7 @@ from kvoffload.replay import (
 )
 from kvoffload.replay import replay as replay_trace
 from kvoffload.replay.policies import new_manager
-from kvoffload.traces import Request, Survey, Workload
+from kvoffload.traces import Request, Survey
 
 from ._options import (
     Capacity,
@@ -34,10 +33,11 @@ from ._options import (
     json_option,
     policy_option,
     reading_options,
+    workload_seed_option,
 )
 from ._output import check_outputs
 from ._replay_result import Cell, as_object, print_cells
-from ._sources import BlockSize, Source, open_source
+from ._sources import BlockSize, open_or_generate
 from ._streams import standard_input_waits
 from ._terminal import note, print_json, progress_bar
 
@@ -62,11 +62,7 @@ GENERATED_REQUESTS = 5_000
     help="Tokens per block; inferred where one size fits all requests.",
 )
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    help="Seed of the generated workload; without TRACE.  [default: 0]",
-)
+@workload_seed_option
 @reading_options
 @json_option
 def replay(
@@ -96,13 +92,11 @@ def replay(
     Times are those of the manager's calls alone, all calls of a request together; percentiles are
     within 1/64 of the exact ones.
     """
-    _check_options_of_a_workload(
-        traces, seed, format, model_name, skip_bad=skip_bad, same_ids=same_ids
-    )
     check_outputs(traces)
-    with _open(
+    with open_or_generate(
         traces,
-        seed,
+        GENERATED_REQUESTS,
+        seed=seed,
         format=format,
         model_name=model_name,
         skip_bad=skip_bad,
@@ -179,54 +173,6 @@ def replay(
             )
         else:
             print_cells(source, cells, block_size, survey.unique_blocks, device_blocks)
-
-
-def _check_options_of_a_workload(
-    traces: tuple[str, ...],
-    seed: int | None,
-    format: str | None,
-    model_name: str | None,
-    *,
-    skip_bad: bool,
-    same_ids: bool,
-) -> None:
-    """Refuse the options that would have no effect on what is replayed."""
-    if traces:
-        if seed is not None:
-            raise click.UsageError(f"--seed must go without TRACE, got {seed} with {traces[0]!r}")
-        return
-    options = {
-        "--format": format,
-        "--model-name": model_name,
-        "--skip-bad": skip_bad or None,
-        "--same-ids": same_ids or None,
-    }
-    for option, value in options.items():
-        if value is not None:
-            raise click.UsageError(f"{option} must go with TRACE, got it without")
-
-
-def _open(
-    traces: tuple[str, ...],
-    seed: int | None,
-    *,
-    format: str | None,
-    model_name: str | None,
-    skip_bad: bool,
-    limit: int | None,
-    same_ids: bool,
-) -> AbstractContextManager[Source]:
-    if traces:
-        return open_source(
-            traces,
-            format=format,
-            model_name=model_name,
-            skip_bad=skip_bad,
-            limit=limit,
-            same_ids=same_ids,
-        )
-    workload = Workload(limit or GENERATED_REQUESTS, seed=seed or 0)
-    return nullcontext(Source(workload.name, workload))
 
 
 def _manager(policy: str, num_blocks: int, block_tokens: int | None) -> CPUOffloadingManager:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvoffload import IMPLEMENTATION, CachePolicy, CPUOffloadingManager
 from kvoffload.errors import describe
 from kvoffload.policies import registry
 
 from .offline import BELADY, CEILINGS, INFINITE
+
+if TYPE_CHECKING:
+    from kvoffload.watch import Watch
 
 __all__ = ["implementation_of", "is_own", "new_manager", "read_policy", "summary"]
 
@@ -60,8 +63,10 @@ def summary(policy: str) -> str:
     return text.partition("\n")[0].strip() or "a class of one's own"
 
 
-def new_manager(policy: str, num_blocks: int, block_tokens: int = 1) -> CPUOffloadingManager:
-    """Return an empty manager with a policy.
+def new_manager(
+    policy: str, num_blocks: int, block_tokens: int = 1, watch: Watch | None = None
+) -> CPUOffloadingManager:
+    """Return an empty manager with a policy, and with a watch if one is given.
 
     Raises
     ------
@@ -69,9 +74,9 @@ def new_manager(policy: str, num_blocks: int, block_tokens: int = 1) -> CPUOfflo
         If the policy, its options or the capacity are wrong.
     """
     if not is_own(policy):
-        return CPUOffloadingManager(block_tokens, num_blocks, policy)
+        return CPUOffloadingManager(block_tokens, num_blocks, policy, watch=watch)
     own = _own_class(policy)(cache_capacity=num_blocks, **_own_options(policy))
-    return CPUOffloadingManager(block_tokens, num_blocks, own)
+    return CPUOffloadingManager(block_tokens, num_blocks, own, watch=watch)
 
 
 def _own_class(policy: str) -> Any:

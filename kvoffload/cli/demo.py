@@ -1,0 +1,254 @@
+"""``kvoffload demo``: a manager at work without an engine, whose watch serves metrics."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import click
+
+from kvoffload._extras import require
+from kvoffload.replay import serve
+from kvoffload.replay.policies import new_manager
+from kvoffload.replay.timed import BlockKeys
+from kvoffload.traces import Request, Survey
+
+from ._options import (
+    Capacity,
+    block_bytes_option,
+    check_prefix,
+    check_sizes,
+    examples,
+    read_capacity,
+    read_policy,
+    reading_options,
+    value_of,
+    workload_seed_option,
+)
+from ._output import check_outputs
+from ._sources import Source, open_or_generate
+from ._terminal import note, progress_bar
+
+if TYPE_CHECKING:
+    from kvoffload.watch import Watch
+
+ADDRESS = "127.0.0.1"
+LABELS = {"model_name": "demo", "engine": "0"}
+"""Labels of every series, as vLLM has them: rules and dashboard add up by them."""
+GENERATED_CAPACITY = Capacity("2000", blocks=2000)
+TRACE_CAPACITY = "5%"
+ENDLESS = 2**62
+"""Requests of the generated workload, which Ctrl-C ends."""
+
+NEXT_STEPS = """\
+look at it:
+  kvoffload top {target}
+
+scrape it, with this as prometheus.yml:
+  global: {{scrape_interval: 5s, evaluation_interval: 5s}}
+  rule_files: [rules.yml]
+  scrape_configs:
+    - job_name: kvoffload
+      static_configs: [{{targets: ["{target}"]}}]
+
+rules for Prometheus, and a dashboard that Grafana imports{variable}:
+  kvoffload dashboard rules{option} > rules.yml
+  kvoffload dashboard grafana > kvoffload.json
+"""
+
+
+@click.command(
+    epilog=examples(
+        "kvoffload demo",
+        "kvoffload demo trace.jsonl.gz --policy arc --rate 20 --port 9500",
+    )
+)
+@click.argument("traces", metavar="[TRACE]...", nargs=-1)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0.01, 100_000),
+    default=100.0,
+    show_default=True,
+    help="Requests per second.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=9400,
+    show_default=True,
+    help=f"Port on {ADDRESS}; 0 takes a free one.",
+)
+@click.option(
+    "--policy",
+    default="lru",
+    show_default=True,
+    metavar="POLICY",
+    callback=value_of(read_policy),
+    help="The manager's policy: NAME or 'NAME?OPTION=VALUE' (see kvoffload policies), or "
+    "MODULE:CLASS for your own.",
+)
+@click.option(
+    "--capacity",
+    metavar="SIZE",
+    callback=value_of(read_capacity),
+    help="Memory of the manager: blocks (4096), a share of the unique blocks (5%), or a size "
+    f"(64GiB, with --block-bytes).  [default: {GENERATED_CAPACITY.text}; {TRACE_CAPACITY} of a "
+    "TRACE]",
+)
+@block_bytes_option
+@click.option(
+    "--prefix",
+    default="vllm:",
+    show_default=True,
+    help="What stands in front of kvoffload_ in the names of the metrics.",
+)
+@workload_seed_option
+@reading_options
+def demo(
+    traces: tuple[str, ...],
+    *,
+    rate: float,
+    port: int,
+    policy: str,
+    capacity: Capacity | None,
+    block_bytes: int | None,
+    prefix: str,
+    seed: int | None,
+    format: str | None,
+    model_name: str | None,
+    limit: int | None,
+    skip_bad: bool,
+    same_ids: bool,
+    quiet: bool,
+) -> None:
+    """Serve the metrics of a manager at work, without an engine.
+
+    top, Prometheus and the dashboard can be tried on it: a watched manager answers the requests of
+    a trace, so many a second, until Ctrl-C. Without TRACE, the requests are generated and do not
+    end.
+
+    Metrics have the names and labels that vLLM gives to those of a watch. Nothing is copied, and
+    stores end at once: so no block is pending and no transfer overdue. The watch samples more than
+    it would in an engine, so that estimates are there within a minute.
+    """
+    check_prefix(prefix)
+    check_outputs(traces)
+    require("prometheus_client", "kvoffload demo", "watch")
+    from kvoffload.watch import Watch
+
+    with open_or_generate(
+        traces,
+        ENDLESS,
+        seed=seed,
+        format=format,
+        model_name=model_name,
+        skip_bad=skip_bad,
+        limit=limit,
+        same_ids=same_ids,
+    ) as source:
+        asked = capacity or (read_capacity(TRACE_CAPACITY) if traces else GENERATED_CAPACITY)
+        blocks = _blocks(source, asked, block_bytes, quiet=quiet)
+        # Of memories of up to 16,384 blocks, all that the shadows have room for is sampled.
+        watch = Watch(max_rate=1.0)
+        try:
+            manager = new_manager(policy, blocks, watch=watch)
+        except (TypeError, ValueError) as error:
+            raise click.UsageError(f"--policy {policy} at {blocks} blocks: {error}") from None
+        with _serving(watch, port, prefix) as target:
+            click.echo(
+                f"serving http://{target}/metrics until Ctrl-C: {source.name}, "
+                f"{rate:g} requests per second; {policy}, {blocks:,} blocks of memory\n"
+            )
+            variable = f" (variable prefix: {prefix})" if prefix else ""
+            option = f" --prefix {prefix}" if prefix else ""
+            click.echo(NEXT_STEPS.format(target=target, variable=variable, option=option), nl=False)
+            keys = BlockKeys()
+            served = 0
+            for request in _paced(source.requests, rate):
+                manager.complete_store(serve(manager, keys.of(request)).to_store)
+                served += 1
+            ended = f"the trace ended after {served:,} requests"
+            note(f"{ended}; its metrics are served until Ctrl-C", quiet=quiet)
+            while True:
+                time.sleep(3600)
+
+
+def _blocks(source: Source, asked: Capacity, block_bytes: int | None, *, quiet: bool) -> int:
+    """Return a capacity in blocks; a share needs a pass over the trace."""
+    unique = None
+    if asked.percent is not None:
+        if source.trace is None:
+            raise click.UsageError(
+                f"--capacity must be blocks or a size without TRACE, got {asked.text!r}"
+            )
+        with progress_bar("reading", None, quiet=quiet) as progress:
+            unique = Survey.of(source.requests, progress=progress).unique_blocks
+    block_bytes = block_bytes or source.block_bytes
+    check_sizes(block_bytes, capacity=[asked])
+    return asked.resolve(block_bytes, unique)
+
+
+@contextmanager
+def _serving(watch: Watch, port: int, prefix: str) -> Iterator[str]:
+    """Serve the metrics of a watch in threads; give the host and port."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from kvoffload.watch.prometheus import WatchCollector
+
+    class EngineCollector(WatchCollector):
+        """A collector under the names that an engine gives to the metrics."""
+
+        def __init__(self) -> None:
+            super().__init__(watch, LABELS)
+            self._prefix = prefix + self._prefix
+
+    registry = CollectorRegistry()
+    registry.register(EngineCollector())
+
+    class Handler(BaseHTTPRequestHandler):
+        """One format for all: in another one prometheus_client 0.23 to 0.26 turn : into _."""
+
+        timeout = 10  # seconds, for a request that does not come
+
+        def do_GET(self) -> None:
+            body = generate_latest(registry)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    try:
+        server = ThreadingHTTPServer((ADDRESS, port), Handler)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise click.UsageError(
+            f"--port must be free, got {port}, on which another program listens"
+        ) from None
+    with server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"{ADDRESS}:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _paced(requests: Iterable[Request], rate: float) -> Iterator[Request]:
+    """Yield requests at even intervals; one that is late is not waited for."""
+    start = time.monotonic()
+    for number, request in enumerate(requests):
+        wait = start + number / rate - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+        yield request
