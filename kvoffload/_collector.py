@@ -7,15 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from prometheus_client.core import (
+from kvoffload._extras import require
+from kvoffload._metrics import Histogram, Metric, Sample
+from kvoffload.errors import describe
+
+require("prometheus_client", "export to Prometheus", "watch")
+
+from prometheus_client.core import (  # noqa: E402
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
 )
-from prometheus_client.registry import Collector
-
-from kvoffload._metrics import Histogram, Metric, Sample
-from kvoffload.errors import describe
+from prometheus_client.registry import Collector  # noqa: E402
 
 __all__ = ["Family", "TableCollector"]
 

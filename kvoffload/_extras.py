@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
+from pathlib import Path
 from types import ModuleType
 
 
@@ -27,12 +28,25 @@ def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:
     Raises
     ------
     MissingExtraError
-        If it is not installed; the message is the command that installs it. It names this
-        interpreter, whose pip finds the package installed; a bare ``pip`` may belong to another.
+        If it is not installed; the message ends with the command that installs it.
     """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        command = [sys.executable, "-m", "pip", "install", f"kvoffload[{extra}]"]
-        message = f"{purpose} needs {module}: {shlex.join(command)}"
+        message = f"{purpose} needs {module}: {_command(extra)}"
         raise MissingExtraError(message, name=error.name) from error
+
+
+def _command(extra: str) -> str:
+    """Return the command that installs an extra.
+
+    It names this interpreter, as a bare ``pip`` may belong to another. Its pip finds the package
+    installed, and builds nothing.
+    """
+    requirement = ["kvoffload"]
+    try:
+        metadata.distribution("kvoffload")
+    except metadata.PackageNotFoundError:  # a source tree on sys.path; an index would be asked
+        requirement = ["-e", str(Path(__file__).parents[1])]
+    requirement[-1] += f"[{extra}]"
+    return shlex.join([sys.executable, "-m", "pip", "install", *requirement])

@@ -18,9 +18,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kvoffload._extras import require
 from kvoffload._printable import printable
 from kvoffload.advise.units import count_text, percent_text
-from kvoffload.traces import MissingExtraError
 
 from ._options import examples, json_option
 from ._terminal import note, print_json
@@ -122,14 +122,9 @@ def _address(url: str) -> str:
 
 def _look(urls: Sequence[str]) -> tuple[list[Engine], list[str]]:
     """Scrape all URLs; return the watches, and a message for each URL without one."""
-    try:
-        import prometheus_client  # noqa: F401
+    require("prometheus_client", "kvoffload top", "watch")
+    from kvoffload.watch.scraped import read_engines
 
-        from kvoffload.watch.scraped import read_engines
-    except ImportError as error:
-        raise MissingExtraError(
-            "kvoffload top needs prometheus_client: pip install 'kvoffload[watch]'", name=error.name
-        ) from error
     looks = [_Look(url, read_engines) for url in urls]
     deadline = time.monotonic() + TIMEOUT
     engines: list[Engine] = []

@@ -165,29 +165,6 @@ def test_a_name_cannot_move_the_cursor(kvoffload, tmp_path, name):
     assert whole.isascii()
 
 
-def test_a_missing_extra_is_one_line_that_says_what_to_install():
-    code = (
-        "import sys\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] == {0!r}:\n"
-        "            raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "from kvoffload.__main__ import main\n"
-        "sys.exit(main(['--version']))"
-    )
-    for module in ("click", "rich", "msgspec"):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(module)],
-            capture_output=True, check=False, text=True,
-        )  # fmt: skip
-        assert done.returncode == 2
-        assert done.stderr == (
-            f"kvoffload: the command needs {module}: "
-            f"{sys.executable} -m pip install 'kvoffload[cli]'\n"
-        )
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize(
     ("quiet", "kind", "wanted"),

@@ -18,14 +18,14 @@ if not PACKAGE.is_dir():
 # A layer may import from the layers of the lines above its own, and from itself.
 LAYERS = [
     {"types", "errors"},
-    {"_checks", "_metrics", "_sizes"},
+    {"_checks", "_extras", "_metrics", "_sizes"},
     {"_collector"},
     {"_implementation"},
     {"_core"},
     {"policies"},
     {"backends"},
     {"managers"},
-    {"__init__", "_extras", "_printable"},
+    {"__init__", "_printable"},
     {"tiers", "watch"},
     {"testing"},
     {"traces"},
@@ -39,7 +39,12 @@ LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 PUBLIC = LEVELS["__init__"]
 # Below the public level, but everyone may import them by path: their names are documented.
 DOCUMENTED = {"errors", "types", "policies.registry"}
-DOCUMENTED |= {"_checks", "_implementation", "_sizes"}  # and these are the same for every module
+DOCUMENTED |= {
+    "_checks",
+    "_extras",
+    "_implementation",
+    "_sizes",
+}  # and these are the same for every module
 BUILT_ON_THE_CORE = {"tiers", "watch", "integrations"}
 FORMER_PLACES = {"tiers/testing.py"}  # of public names: they import from the new one
 # Within tiers a module or folder may import from those of the lines above, and from itself; those

@@ -530,16 +530,3 @@ def test_numpy_is_all_that_is_needed() -> None:
         import kvoffload.tiers, kvoffload.testing.tiers
     """
     run_script(script, environment={"KVOFFLOAD_PURE_PYTHON": "0"})
-
-
-def test_without_the_extensions_a_missing_xxhash_is_named() -> None:
-    script = """
-        import sys
-        sys.modules["xxhash"] = None
-        try:
-            import kvoffload.tiers
-        except ImportError as error:
-            print(error)
-    """
-    printed = run_script(script, environment={"KVOFFLOAD_PURE_PYTHON": "1"})
-    assert "pip install 'kvoffload[tiers]'" in printed

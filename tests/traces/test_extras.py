@@ -1,9 +1,7 @@
-"""Features that work without the `cli` extra, and the error of those that do not."""
+"""Features that work without the `cli` extra."""
 
 import subprocess
 import sys
-
-import pytest
 
 PRELUDE = """
 import sys
@@ -31,23 +29,3 @@ print(Survey.of(Workload(50)).requests, write_trace(Workload(50), {str(tmp_path 
 print(replay(Workload(50), CPUOffloadingManager(16, 100)).requests)
 """)
     assert out.split() == ["50", "50", "50"]
-
-
-@pytest.mark.parametrize(
-    ("code", "what"),
-    [
-        ("list(Trace({path!r}))", "reading a trace needs msgspec"),
-        ("write_trace(Workload(1), {path!r} + '.zst')", "a zstandard trace needs"),
-    ],
-)
-def test_the_message_names_what_is_missing_and_how_to_get_it(tmp_path, code, what):
-    path = tmp_path / "t.jsonl"
-    path.write_text("{}")
-    out = run_without_extra(f"""
-from kvoffload.traces import MissingExtraError, Trace, Workload, write_trace
-try: {code.format(path=str(path))}
-except MissingExtraError as error: print(error)
-""")
-    assert what in out
-    assert "pip install 'kvoffload[cli]'" in out
-    assert out.count("\n") == 1

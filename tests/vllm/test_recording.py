@@ -362,5 +362,5 @@ def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path):
 def test_zstandard_needs_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "backports.zstd", None)
     spec = create(kvoffload_record=str(tmp_path / "trace.zst"))
-    with pytest.raises(MissingExtraError, match=r"pip install 'kvoffload\[cli\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs backports\.zstd: .*\[cli\]'"):
         spec.get_manager()

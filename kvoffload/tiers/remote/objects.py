@@ -30,6 +30,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from kvoffload._extras import require
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import MOVING, Block
@@ -358,13 +359,10 @@ def _settings(
     ValueError
         If obstore does not take it; the message does not show it.
     """
-    try:
-        import obstore.exceptions
-        import obstore.store
-    except ImportError as error:
-        raise ImportError(
-            "ObjectTier needs obstore: pip install 'kvoffload[objects]'", name="obstore"
-        ) from error
+    require("obstore", "ObjectTier", "objects")
+    import obstore.exceptions
+    import obstore.store
+
     options = {
         "config": dict(config),
         "client_options": {

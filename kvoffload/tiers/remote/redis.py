@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from kvoffload._extras import require
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
@@ -66,13 +67,7 @@ ROUNDS = 8
 
 
 def _client_package() -> Any:
-    try:
-        import redis
-    except ImportError as error:
-        raise ImportError(
-            "RedisTier needs redis: pip install 'kvoffload[redis]'", name="redis"
-        ) from error
-    return redis
+    return require("redis", "RedisTier", "redis")
 
 
 class _BoundedSocket:
