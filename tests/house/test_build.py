@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
-BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
+BUILD = "from setuptools import build_meta; print(build_meta.build_{}('dist'))"
 LINE = (
     "kvoffload: the extensions cannot be built, see above; "
     "KVOFFLOAD_PURE_PYTHON=1 installs the Python implementation instead"
@@ -54,11 +54,11 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build(tree: Path, **variables: str) -> Built:
+def build(tree: Path, kind: str = "wheel", **variables: str) -> Built:
     """Build a wheel as pip would, with no variable of the caller's that a compiler heeds."""
     kept = {name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR") if name in os.environ}
     done = subprocess.run(
-        [sys.executable, "-c", BUILD],
+        [sys.executable, "-c", BUILD.format(kind)],
         cwd=tree,
         env=kept | variables,
         capture_output=True,
@@ -100,6 +100,16 @@ def test_the_wheel_is_pure_where_that_is_asked_for(tree: Path) -> None:
     built = build(tree, KVOFFLOAD_PURE_PYTHON="1")
     assert built.wheel.endswith("-py3-none-any.whl")
     assert held(tree, built.wheel) == {".py"}
+
+
+def test_an_editable_install_is_a_folder_on_the_path_where_type_checkers_look(tree: Path) -> None:
+    """They read the lines of a .pth file that name folders, and run no import hook."""
+    built = build(tree, "editable", KVOFFLOAD_PURE_PYTHON="1")
+    with zipfile.ZipFile(tree / "dist" / built.wheel) as archive:
+        (name,) = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert name.endswith(".pth")
+        (line,) = archive.read(name).decode().splitlines()
+    assert Path(line).samefile(tree)
 
 
 def failing_compiler(tree: Path) -> dict[str, str]:
