@@ -39,6 +39,7 @@ CASES = [
     ("kvoffload sweep trace.jsonl --plot x.svg", "--plot", "matplotlib", "plot"),
     ("kvoffload advise trace.jsonl --capacity 1 --report x", "a report", "jinja2", "report"),
     ("kvoffload top localhost:1", "kvoffload top", "prometheus_client", "watch"),
+    ("kvoffload demo", "kvoffload demo", "prometheus_client", "watch"),
     ("kvoffload tier info .", "kvoffload.tiers without the extensions", "xxhash", "tiers"),
     ("import kvoffload.tiers", "kvoffload.tiers without the extensions", "xxhash", "tiers"),
     ("import kvoffload.watch.prometheus", "export to Prometheus", "prometheus_client", "watch"),
