@@ -1,0 +1,51 @@
+"""GDSF, greedy dual by size and frequency (Cherkasova, HP Laboratories, 1998).
+
+Structure
+    Each block has a count of accesses F and a priority H; the cache has an age L, 0 at first.
+How it works
+    H is set to L + F · C / S at each access, with the cost C of a miss and the size S. The block of
+    the least H leaves, the least recently used among equals, and L becomes its H.
+Differs from the paper
+    A block waits for those behind it in its chain (see ``_chained``). All blocks are of one size
+    and cost the same here, C = S = 1, so that H = L + F. What then remains is LFU with dynamic
+    aging, as the built-in ``lfu``, but its counts have no upper bound.
+Cost
+    insert, remove, get O(1), touch O(n log resident), evict O(n log resident).
+"""
+
+from __future__ import annotations
+
+from ._chained import ChainedPolicy, MayLeave
+
+
+class GDSF(ChainedPolicy):
+    """A policy that evicts the block used least, by counts that fade as the cache ages.
+
+    References
+    ----------
+    Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy",
+    HP Laboratories HPL-98-69, 1998.
+    """
+
+    def _reset(self) -> None:
+        self._queue = self._new_queue()
+        self._counts: dict[bytes, int] = {}
+        self._age = 0
+
+    def _added(self, block_hash: bytes) -> None:
+        self._counts[block_hash] = 0
+        self._touched(block_hash, is_access=True)
+
+    def _touched(self, block_hash: bytes, *, is_access: bool) -> None:
+        if is_access:
+            self._counts[block_hash] += 1
+            self._queue.put(block_hash, (self._age + self._counts[block_hash], self._now()))
+
+    def _gone(self, block_hash: bytes, *, evicted: bool) -> None:
+        priority, _ = self._queue.drop(block_hash)
+        del self._counts[block_hash]
+        if evicted:
+            self._age = max(self._age, priority)  # a block that had waited may have less
+
+    def _choose(self, may_leave: MayLeave, arrivals: int) -> bytes | None:  # noqa: ARG002
+        return self._queue.first(may_leave)
