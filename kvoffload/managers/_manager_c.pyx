@@ -210,6 +210,14 @@ cdef class CompiledSteps(Steps):
         find_all(self._policy.table, &self.batch)
         self._policy.c_touch(&self.batch)
 
+    def _touch_told(self, hashes, bint again):
+        cdef list batch = self.open_batch(hashes)
+        find_all(self._policy.table, &self.batch)
+        if again:
+            self._policy.c_touch_again(&self.batch)
+        else:
+            self._policy.c_touch_first(&self.batch)
+
     cdef object prepare_load(self, object hashes):
         cdef list batch = self.open_batch(hashes)
         cdef cnp.ndarray block_ids
@@ -766,6 +774,10 @@ cdef class ManagerCore:
     def complete_store(self, hashes, success=True):
         cdef Steps steps = self.steps
         return steps.complete_store(hashes, success)
+
+    def _touch_told(self, hashes, again):
+        """Touch blocks, and say whether a request uses them again; see the Python twin."""
+        self.skeleton._touch_told(hashes, again)
 
     def _serve_at_once(self, requests):
         """Serve requests as an engine does whose transfers end at once; see the Python twin."""

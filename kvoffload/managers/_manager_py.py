@@ -164,6 +164,13 @@ class Manager(OffloadingManager[Spec_co]):
         """Mark blocks as recently used, last hash first."""
         self._policy._touch(as_batch(hashes))
 
+    def _touch_told(self, hashes: Iterable[bytes], again: bool) -> None:
+        """Touch blocks, and say whether a request that was touched before uses them again.
+
+        For callers that know: `touch` guesses it from the calls before.
+        """
+        self._policy._touch_told(as_batch(hashes), again)
+
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
         """Pin every block for reading and return where they lie."""
         find = self._find

@@ -64,6 +64,10 @@ class UserPolicy:
         with self._restoring():
             self.policy.touch(list(batch))
 
+    def _touch_told(self, batch: list[BlockHash], again: bool) -> None:
+        del again  # the contract of a policy does not tell it
+        self._touch(batch)
+
     def _loads(self, batch: list[BlockHash]) -> None:
         if self._is_builtin:
             self.policy._loads(batch)  # type: ignore[attr-defined]

@@ -113,6 +113,7 @@ class HitDensityCachePolicy(PythonPolicy):
         "_records",
         "_request",
         "_rings",
+        "_told_second",
     )
 
     def __init__(self, cache_capacity: int, *, ghosts: float = 3.5, guard: int = 1) -> None:
@@ -130,6 +131,7 @@ class HitDensityCachePolicy(PythonPolicy):
         self._request = 0
         self._num_ghosts = 0
         self._open_requests = OpenRequests()
+        self._told_second = False  # the caller says which touches are second ones
         self._guard: Guard | None = None
         if guard and capacity:
             trial = _Trial(capacity >> sample_shift(capacity), ghosts, self._densities)
@@ -188,6 +190,9 @@ class HitDensityCachePolicy(PythonPolicy):
     def _touch(self, batch: list[BlockHash]) -> None:
         if not batch:
             return
+        if self._told_second:
+            self._use_first(batch)
+            return
         follows_offer = self._open_requests.follows_offer(batch[-1])
         continues = self._continues_request(batch)
         if self._open_requests.ends(
@@ -205,13 +210,31 @@ class HitDensityCachePolicy(PythonPolicy):
                 self._renew(batch)
                 if self.rule == ARC:
                     self._use_at_once(batch)
-                num_stored = self._num_stored(batch)
+                self._guard_request(batch, self._num_stored(batch))
             else:
-                self._request += 1
-                num_stored = self._use(batch)
-                self._densities.end_request(len(batch), self._request)
-            if self._guard is not None:
-                self._guard.serve(batch, num_stored, self._resident, self._densities.mean_length)
+                self._use_first(batch)
+
+    def _touch_told(self, batch: list[BlockHash], again: bool) -> None:
+        self._told_second = True
+        if not batch:
+            return
+        if not again:
+            self._use_first(batch)
+        elif self._continues_request(batch):
+            self._renew(batch)
+        else:
+            self._use(batch, again=True)
+
+    def _use_first(self, batch: list[BlockHash]) -> None:
+        """Count a request."""
+        self._request += 1
+        num_stored = self._use(batch)
+        self._densities.end_request(len(batch), self._request)
+        self._guard_request(batch, num_stored)
+
+    def _guard_request(self, batch: list[BlockHash], num_stored: int) -> None:
+        if self._guard is not None:
+            self._guard.serve(batch, num_stored, self._resident, self._densities.mean_length)
 
     def _is_at_work(self) -> bool:
         """Return whether the last request may come again as nothing was done for it yet."""

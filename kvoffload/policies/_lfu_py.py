@@ -96,6 +96,11 @@ class LFUCachePolicy(PythonPolicy):
             del self._counts[block_hash]
             del self._resident[block_hash]
 
+    def _touch_told(self, batch: list[BlockHash], again: bool) -> None:
+        if not again:
+            self._touches.clear()
+        self._touch(batch)
+
     def _touch(self, batch: list[BlockHash]) -> None:
         is_access = not self._touches.repeats(batch)
         for block_hash in reversed(batch):

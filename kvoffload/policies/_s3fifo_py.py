@@ -142,6 +142,11 @@ class S3FIFOCachePolicy(PythonPolicy):
     def _queue_of(self, block_hash: BlockHash) -> _Queue:
         return self._small if block_hash in self._small else self._main
 
+    def _touch_told(self, batch: list[BlockHash], again: bool) -> None:
+        if not again:
+            self._touches.clear()
+        self._touch(batch)
+
     def _touch(self, batch: list[BlockHash]) -> None:
         self._chains.link(batch)
         is_access = not self._touches.repeats(batch)

@@ -194,6 +194,11 @@ class PythonPolicy(CachePolicy):
     def _touch(self, batch: list[BlockHash]) -> None:
         """Mark blocks as recently used, last hash first."""
 
+    def _touch_told(self, batch: list[BlockHash], again: bool) -> None:
+        """Mark blocks as recently used, `again` by a request that was touched before, or not."""
+        del again
+        self._touch(batch)
+
     def _loads(self, batch: list[BlockHash]) -> None:
         """Note that blocks are about to be loaded."""
 

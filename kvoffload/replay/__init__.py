@@ -4,6 +4,8 @@ from .counts import Counts
 from .decoded import DecodedTrace
 from .device import DeviceCache, device_hits
 from .grid import Cell, GridWork, run_grid
+from .group_replay import GroupDevice, GroupServed, GroupServer, group_device_tokens, group_key
+from .groups import Group, GroupChunks, GroupKind, GroupLayout, Place, Retention, Runs
 from .offline import CEILINGS, belady, infinite_hits
 from .protocol import Served, serve
 from .results_file import ResultsFile
@@ -12,7 +14,7 @@ from .selection import Selection
 from .simulate import simulate, simulate_in_parts, simulate_requests
 from .statistics import DurationHistogram, ReplayResult
 from .tiers import TierCounts, simulate_tiers
-from .timed import replay
+from .timed import replay, replay_groups
 
 __all__ = [
     "CEILINGS",
@@ -22,15 +24,28 @@ __all__ = [
     "DeviceCache",
     "DurationHistogram",
     "GridWork",
+    "Group",
+    "GroupChunks",
+    "GroupDevice",
+    "GroupKind",
+    "GroupLayout",
+    "GroupServed",
+    "GroupServer",
+    "Place",
     "ReplayResult",
     "ResultsFile",
+    "Retention",
+    "Runs",
     "Selection",
     "Served",
     "TierCounts",
     "belady",
     "device_hits",
+    "group_device_tokens",
+    "group_key",
     "infinite_hits",
     "replay",
+    "replay_groups",
     "run_grid",
     "serve",
     "simulate",

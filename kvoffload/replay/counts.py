@@ -11,6 +11,8 @@ __all__ = ["Counts"]
 class Counts:
     """Counts of one policy at one capacity.
 
+    With several KV groups `asked` and `hits` are tokens, `stored` and `evicted` are slots.
+
     Attributes
     ----------
     requests, blocks : int

@@ -17,6 +17,8 @@ from kvoffload import BlockHash
 from .counts import Counts
 from .decoded import DecodedTrace
 from .device import device_hits
+from .group_replay import group_device_tokens
+from .groups import GroupChunks
 from .offline import BELADY
 from .processes import mapped_arrays, shared_arrays, spread
 from .simulate import simulate_in_parts
@@ -61,12 +63,15 @@ class GridWork:
         divided into. Those of a ceiling are never divided.
     block_tokens : int, optional
         Tokens per block, for the share of tokens that were hit.
+    groups : GroupChunks, optional
+        The KV groups of the model; capacities, the accelerator's included, are slots then.
     """
 
     trace: DecodedTrace
     cells: Sequence[Cell]
     parts: int = 1
     block_tokens: int | None = None
+    groups: GroupChunks | None = None
 
 
 def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[Counts]]]:
@@ -87,12 +92,13 @@ def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[Counts]]]:
     # Belady takes longest; the cells that start last should be short.
     ordered = sorted(set(work.cells), key=lambda cell: (cell.policy != BELADY, cell))
     if jobs == 1 or len(ordered) < 2:
-        bench = _Bench.of(work.trace, work.parts, work.block_tokens)
+        bench = _Bench.of(work.trace, work.parts, work.block_tokens, work.groups)
         for cell in ordered:
             yield cell, bench.compute(cell)
         return
     with shared_arrays(work.trace.arrays()) as paths:
-        yield from spread(ordered, _compute, jobs, _begin, (paths, work.parts, work.block_tokens))
+        arguments = (paths, work.parts, work.block_tokens, work.groups)
+        yield from spread(ordered, _compute, jobs, _begin, arguments)
 
 
 @dataclass(slots=True)
@@ -103,17 +109,24 @@ class _Bench:
     keys: list[BlockHash]
     parts: int
     block_tokens: int | None
+    groups: GroupChunks | None
     on_device: dict[int, npt.NDArray[np.int64]]
 
     @classmethod
-    def of(cls, trace: DecodedTrace, parts: int, block_tokens: int | None) -> _Bench:
-        return cls(trace, trace.keys(), parts, block_tokens, {})
+    def of(
+        cls,
+        trace: DecodedTrace,
+        parts: int,
+        block_tokens: int | None,
+        groups: GroupChunks | None,
+    ) -> _Bench:
+        return cls(trace, trace.keys(), parts, block_tokens, groups, {})
 
     def compute(self, cell: Cell) -> list[Counts]:
         """Compute one cell."""
         front = self.on_device.get(cell.device_blocks)
         if front is None:
-            front = self.on_device[cell.device_blocks] = device_hits(self.trace, cell.device_blocks)
+            front = self.on_device[cell.device_blocks] = self._front(cell.device_blocks)
         return simulate_in_parts(
             self.trace,
             self.keys,
@@ -123,16 +136,24 @@ class _Bench:
             pending=cell.pending,
             parts=self.parts,
             block_tokens=self.block_tokens,
+            groups=self.groups,
         )
+
+    def _front(self, num_blocks: int) -> npt.NDArray[np.int64]:
+        if self.groups is None:
+            return device_hits(self.trace, num_blocks)
+        return group_device_tokens(self.trace, self.groups, num_blocks)
 
 
 _bench: _Bench
 
 
-def _begin(paths: dict[str, str], parts: int, block_tokens: int | None) -> None:
+def _begin(
+    paths: dict[str, str], parts: int, block_tokens: int | None, groups: GroupChunks | None
+) -> None:
     """Load the trace in a new process."""
     global _bench  # noqa: PLW0603 - what a pool's process keeps between its cells
-    _bench = _Bench.of(DecodedTrace(**mapped_arrays(paths)), parts, block_tokens)
+    _bench = _Bench.of(DecodedTrace(**mapped_arrays(paths)), parts, block_tokens, groups)
 
 
 def _compute(cell: Cell) -> list[Counts]:

@@ -6,10 +6,13 @@ pool, so a slot is as wide as the widest group. A prefix of a prompt has a key p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 
-__all__ = ["Group", "GroupKind", "GroupLayout"]
+__all__ = ["Group", "GroupChunks", "GroupKind", "GroupLayout", "Place", "Retention", "Runs"]
 
 GroupKind = Literal["full", "window", "state", "chunked"]
 
@@ -58,3 +61,539 @@ class GroupLayout:
         """Return the bytes of a slot, which holds a chunk of `blocks_per_chunk` blocks."""
         size = self.block_bytes * blocks_per_chunk
         return -(-size // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+
+
+Retention = int | None
+"""Which prefixes a window or a state can be resumed at: ``prefix_cache_retention_interval``.
+
+0, only before the last token of a prompt; N tokens, at the multiples of N, too; None, at every
+chunk.
+"""
+
+
+class Place(NamedTuple):
+    """A chunk of a group in a prompt.
+
+    Attributes
+    ----------
+    group : int
+        Index of the group.
+    chunk : int
+        Index of the chunk; it ends after ``chunk + 1`` chunks' tokens.
+    """
+
+    group: int
+    chunk: int
+
+
+class Runs(Protocol):
+    """What a cache has of the chunks of a prompt."""
+
+    def leading(self, group: int, start: int, end: int) -> int:
+        """Return how many chunks from `start` on are there, before one that is not or `end`."""
+
+    def trailing(self, group: int, start: int, end: int) -> int:
+        """Return how many chunks before `end` are there, after one that is not or `start`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A group in tokens of the trace.
+
+    Attributes
+    ----------
+    kind, window
+        As in `Group`.
+    chunk, block : int
+        Tokens of a chunk and of a block.
+    span : int
+        Chunks in a row that a hit needs; 0 for all.
+    need : int
+        Blocks in a row that are stored before a resume point; 0 where everything is stored.
+    """
+
+    kind: GroupKind
+    window: int
+    chunk: int
+    block: int
+    span: int
+    need: int
+
+    @classmethod
+    def of(cls, group: Group, chunk: int, block: int) -> _Rule:
+        full = group.kind == "full"
+        attended = group.window if group.kind in ("window", "chunked") else 1
+        need = {"window": _whole(group.window - 1, block), "state": 1}.get(group.kind, 0)
+        return cls(
+            group.kind, group.window, chunk, block, 0 if full else _whole(attended, chunk), need
+        )
+
+    @property
+    def blocks_per_chunk(self) -> int:
+        return self.chunk // self.block
+
+    def span_before(self, end: int) -> int:
+        """Return how many chunks in a row the first run before token `end` needs."""
+        if self.kind != "window":
+            return self.span
+        return max(self.span, _whole(self.window - 1 + -end % self.chunk, self.chunk))
+
+    def first_kept(self, tokens: int) -> int:
+        """Return the first block that the accelerator keeps of a prefix of `tokens` tokens."""
+        if self.kind == "window":
+            return max(0, tokens - self.window + 1) // self.block
+        if self.kind == "state":
+            return max(0, tokens - 1) // self.block
+        if self.kind == "chunked":
+            return tokens // self.window * self.window // self.block
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChunks:
+    """Groups whose chunks are blocks of a trace: what a request hits, loads and offers.
+
+    A chunk of the group with the smallest blocks is a block of the trace where that is whole blocks
+    of the groups; otherwise it stands for one of the engine's, and `is_exact` is False. No chunk is
+    smaller than a block of the trace, whose last block may be full in part.
+
+    The rules are those of vLLM's ``OffloadingConnectorScheduler``; none of them needs a manager.
+
+    Attributes
+    ----------
+    layout : GroupLayout
+        The groups.
+    block_tokens : int
+        Tokens per block of the trace.
+    retention : int or None
+        As given, tokens of the engine.
+    blocks_per_chunk : int
+        Blocks of the engine in a chunk: its ``blocks_per_chunk``.
+    chunk_tokens : tuple of int
+        Tokens per chunk of each group in the trace: multiples of `block_tokens`.
+    engine_chunk_tokens : tuple of int
+        Tokens per chunk of each group in the engine; those of `chunk_tokens` if `is_exact`.
+    align : int or None
+        Tokens to whose multiples resume points are floored; None where full groups have chunks of
+        several sizes.
+    step_tokens : int
+        Most tokens of a prompt that a scheduler step computes: ``max_num_batched_tokens``.
+    """
+
+    layout: GroupLayout
+    block_tokens: int
+    retention: Retention
+    blocks_per_chunk: int
+    chunk_tokens: tuple[int, ...]
+    engine_chunk_tokens: tuple[int, ...]
+    align: int | None
+    step_tokens: int
+    _rules: tuple[_Rule, ...] = field(repr=False)
+    _order: tuple[int, ...] = field(repr=False)  # in which groups are looked up
+    _interval: int = field(repr=False)  # tokens of the trace, 0 for none
+    _step_block: int = field(repr=False)  # tokens to whose multiples the engine floors its steps
+
+    @classmethod
+    def of(
+        cls,
+        layout: GroupLayout,
+        block_tokens: int,
+        retention: Retention = 0,
+        *,
+        step_tokens: int = 8192,
+    ) -> GroupChunks:
+        """Bind groups to the blocks of a trace.
+
+        Parameters
+        ----------
+        layout : GroupLayout
+            The groups.
+        block_tokens : int
+            Tokens per block of the trace, >= 1.
+        retention : int or None
+            ``prefix_cache_retention_interval``, tokens.
+        step_tokens : int
+            Most tokens of a prompt that a scheduler step computes.
+
+        Raises
+        ------
+        ValueError
+            If `retention` is neither 0 nor None nor a multiple that the groups allow; the message
+            names the number that it must be a multiple of.
+        """
+        blocks = [group.block_tokens for group in layout.groups]
+        unit = math.gcd(*blocks)
+        smallest = block_tokens * max(1, (2 * unit + block_tokens) // (2 * block_tokens))
+        blocks_per_chunk = max(1, (2 * smallest + unit) // (2 * unit))
+        engine_chunks = tuple(block * blocks_per_chunk for block in blocks)
+        _check_retention(layout, engine_chunks, retention)
+        chunks = tuple(block // unit * smallest for block in blocks)
+        exact = chunks == engine_chunks
+        rules = tuple(
+            _Rule.of(group, chunk, group.block_tokens if exact else chunk)
+            for group, chunk in zip(layout.groups, chunks, strict=True)
+        )
+        sparse = [number for number, rule in enumerate(rules) if rule.span]
+        full = [number for number, rule in enumerate(rules) if not rule.span]
+        sparse.sort(key=lambda number: -rules[number].span)
+        of_full = {rules[number].chunk for number in full}
+        return cls(
+            layout=layout,
+            block_tokens=block_tokens,
+            retention=retention,
+            blocks_per_chunk=blocks_per_chunk,
+            chunk_tokens=chunks,
+            engine_chunk_tokens=engine_chunks,
+            align=max(of_full or chunks) if len(of_full) < 2 else None,
+            step_tokens=step_tokens,
+            _rules=rules,
+            _order=(*full, *sparse),
+            _interval=(retention or 0) // (unit * blocks_per_chunk) * smallest,
+            _step_block=math.lcm(*(rule.block for rule in rules)),
+        )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the trace's chunks are the engine's; else they stand for them."""
+        return self.chunk_tokens == self.engine_chunk_tokens
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot, which holds a chunk of any group."""
+        return self.layout.slot_bytes(self.blocks_per_chunk)
+
+    @property
+    def num_full(self) -> int:
+        """Number of full groups."""
+        return sum(group.kind == "full" for group in self.layout.groups)
+
+    def length_of(self, input_length: int, num_blocks: int) -> int:
+        """Return the tokens of a prompt that has so many blocks in the trace.
+
+        A length that is not known, 0, is that of the blocks and a token; what is longer than the
+        blocks say is cut before the next block.
+        """
+        known = num_blocks * self.block_tokens
+        return min(input_length, known + self.block_tokens - 1) if input_length else known + 1
+
+    def resume_points(self, length: int, junction: int = 0) -> list[int]:
+        """Return the prefixes of a prompt of `length` tokens that can be resumed at, ascending.
+
+        Of windows and states nothing else is stored; of full and chunked groups everything is.
+
+        Parameters
+        ----------
+        length : int
+            Tokens of the prompt.
+        junction : int
+            Leading tokens that the accelerator's full groups have where others have less; else 0.
+        """
+        align = self.align or min(self.chunk_tokens)
+        points = {point // align * align for point in (length - 1, junction)}
+        every = align if self.retention is None else self._interval
+        if every:
+            points.update(range(every, length + 1, every))
+        return sorted(point for point in points if point > 0)
+
+    # -- what is loaded ----------------------------------------------------------------------
+
+    def hit(self, length: int, local: int, runs: Runs) -> int:
+        """Return how many tokens after the first `local` ones can be loaded.
+
+        Parameters
+        ----------
+        length : int
+            Tokens of the prompt.
+        local : int
+            Leading tokens that the accelerator has.
+        runs : Runs
+            Answers which chunks are there.
+        """
+        rules = self._rules
+        limit = length
+        if any(rule.span for rule in rules):
+            limit -= 1  # a token is left to compute
+        for rule in rules:
+            if rule.kind == "state":
+                limit -= limit % rule.chunk
+        hit = 0
+        groups = self._order
+        while groups:
+            asked, groups = groups, ()
+            asked_sparse = False
+            for number in asked:
+                rule = rules[number]
+                chunk, keys = rule.chunk, length // rule.chunk
+                limit = min(limit, keys * chunk)
+                if limit - local < chunk:
+                    return 0
+                start = local // chunk
+                if rule.span:
+                    count = _last_run(runs, number, rule, local, limit)
+                else:
+                    count = runs.leading(number, start, _whole(limit, chunk))
+                if not count:
+                    return 0
+                limit = min(limit, chunk * (start + count))
+                if limit - local < chunk:
+                    return 0
+                if limit - local < hit and asked_sparse and not groups:
+                    groups = tuple(other for other in self._order if rules[other].span)
+                asked_sparse = asked_sparse or rule.span > 0
+                hit = limit - local
+        return hit
+
+    def loaded(self, local: int, hit: int) -> list[Place]:
+        """Return the chunks that are loaded for `hit` tokens after the first `local` ones."""
+        end = local + hit
+        places: list[Place] = []
+        for number, rule in enumerate(self._rules):
+            first = max(_whole(local, rule.block), rule.first_kept(end))
+            if hit and first < _whole(end, rule.block):
+                chunks = range(first // rule.blocks_per_chunk, _whole(end, rule.chunk))
+                places.extend(Place(number, chunk) for chunk in chunks)
+        return places
+
+    # -- what is offered ---------------------------------------------------------------------
+
+    def offers(self, length: int, local: int, hit: int, junction: int = 0) -> list[list[Place]]:
+        """Return the chunks that are offered to store, in order, one list per call.
+
+        Parameters
+        ----------
+        length, local, hit
+            As in `hit`, and its answer.
+        junction : int
+            Leading tokens that the accelerator's full groups have where others have less; else 0.
+        """
+        calls: list[list[Place]] = []
+        kept = local + hit
+        starts = [_whole(kept, rule.chunk) if hit else 0 for rule in self._rules]
+        for end in self._step_ends(length, kept, junction):
+            calls.extend(self._states(length, end, junction))
+            call: list[Place] = []
+            for number, rule in enumerate(self._rules):
+                if rule.kind == "state":
+                    continue
+                chunks = self._stored(rule, starts[number], end // rule.chunk, length, junction)
+                first = rule.first_kept(kept)
+                call.extend(
+                    Place(number, chunk)
+                    for chunk in chunks
+                    if chunk * rule.blocks_per_chunk >= first
+                    or self._is_kept(rule, chunk, first, length, junction)
+                )
+                starts[number] = max(starts[number], end // rule.chunk)
+            if call:
+                calls.append(call)
+        return calls
+
+    # -- the accelerator's own cache ---------------------------------------------------------
+
+    def local(self, length: int, is_there: Callable[[Place], bool]) -> tuple[int, int]:
+        """Return the leading tokens that the accelerator has, and the junction.
+
+        Parameters
+        ----------
+        length : int
+            Tokens of the prompt.
+        is_there : callable
+            Returns whether a chunk is in the accelerator's cache.
+        """
+        align = math.lcm(*self.chunk_tokens)
+        kinds: dict[_Rule, list[int]] = {}
+        for number in self._order[: self.num_full] + tuple(range(len(self._rules))):
+            numbers = kinds.setdefault(self._rules[number], [])
+            if number not in numbers:
+                numbers.append(number)
+        hit, longest = length - 1, 0
+        of_full: dict[_Rule, int] = {}
+        while True:
+            found = hit
+            for rule, numbers in kinds.items():
+                if rule in of_full:
+                    found = min(found, of_full[rule])
+                    continue
+
+                def has(chunk: int, numbers: list[int] = numbers) -> bool:
+                    return all(is_there(Place(number, chunk)) for number in numbers)
+
+                found = _local_hit(rule, found, align, has)
+                if rule.kind == "full":
+                    of_full[rule] = found
+                longest = max(longest, found)
+            if found >= hit or (len(kinds) == 2 and of_full):
+                break
+            hit = found
+        return found, longest if longest > found else 0
+
+    def left_on_device(self, length: int, junction: int = 0) -> list[Place]:
+        """Return the chunks that a prompt leaves in the accelerator's cache, head first."""
+        places = [
+            Place(number, chunk)
+            for number, rule in enumerate(self._rules)
+            if rule.kind != "state"
+            for chunk in self._stored(rule, 0, length // rule.chunk, length, junction)
+        ]
+        for end in self._step_ends(length, 0, junction):
+            places.extend(itertools.chain.from_iterable(self._states(length, end, junction)))
+        tokens = self.chunk_tokens
+        return sorted(places, key=lambda place: ((place.chunk + 1) * tokens[place.group], place))
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _step_ends(self, length: int, start: int, junction: int) -> Iterator[int]:
+        """Yield the tokens that are computed after each step that matters.
+
+        A state is only where a step ends, so that with states the engine ends steps at its blocks.
+        Without states the calls of several steps are taken as one.
+        """
+        block = self._step_block
+        has_states = any(rule.kind == "state" for rule in self._rules)
+        while has_states and start < length:
+            end = min(start + self.step_tokens, length)
+            if end < length and (end // block * block > start or block <= self.step_tokens):
+                end = end // block * block
+            stops = [(length - 1) // block * block]
+            if start % block:
+                stops.append((start // block + 1) * block)
+            if start < junction < end:
+                stops.append(start + (junction - start) // block * block)
+            end = min((stop for stop in stops if start < stop < end), default=end)
+            if end <= start:
+                return
+            yield end
+            start = end
+        if not has_states:
+            yield length
+
+    def _states(self, length: int, end: int, junction: int) -> Iterator[list[Place]]:
+        """Yield the calls that offer the states after a step."""
+        block = self._step_block
+        points = {point // block * block for point in (length - 1, junction)}
+        for number, rule in enumerate(self._rules):
+            if rule.kind == "state" and end % rule.chunk == 0:
+                every = rule.block if self.retention is None else self._interval
+                if end in points or (every and end % every == 0):
+                    yield [Place(number, end // rule.chunk - 1)]
+
+    def _stored(
+        self, rule: _Rule, start: int, end: int, length: int, junction: int
+    ) -> Iterator[int]:
+        """Yield the chunks of a group from `start` to before `end` that are ever stored."""
+        before = start
+        for first, last in self._reachable(rule, start, end, length, junction):
+            size = rule.blocks_per_chunk
+            for chunk in range(max(before, first // size), min(end, _whole(last, size))):
+                yield chunk
+                before = chunk + 1
+
+    def _is_kept(self, rule: _Rule, chunk: int, first: int, length: int, junction: int) -> bool:
+        """Return whether the accelerator has what is stored of a chunk, from block `first` on."""
+        size = rule.blocks_per_chunk
+        if (chunk + 1) * size <= first:
+            return False
+        return all(
+            min(stop, first) <= max(start, chunk * size)
+            for start, stop in self._reachable(rule, chunk, chunk + 1, length, junction)
+        )
+
+    def _reachable(
+        self, rule: _Rule, start: int, end: int, length: int, junction: int
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the blocks that are stored of the chunks from `start` to before `end`, in order.
+
+        Each item is the first block and the one after the last; they may overlap.
+        """
+        size, align = rule.blocks_per_chunk, self.align
+        first, last = start * size, end * size
+        every = align if self.retention is None else self._interval
+        segment = (every or 0) // rule.block
+        if (
+            rule.kind != "window"
+            or align is None
+            or align % rule.block
+            or (segment and rule.need >= segment)
+        ):
+            yield first, last
+            return
+        tails: set[int] = set()
+        if segment:
+            tails.update(range(_whole(first, segment) * segment, last + segment, segment))
+        if self.retention is None:
+            horizon = length // rule.chunk * size
+            tails.add(horizon)
+            cut = horizon // segment * segment  # the last, shorter segment has a tail of its own
+        else:
+            tails.update(point // align * align // rule.block for point in (length - 1, junction))
+            cut = 0
+        for tail in sorted(tails):
+            begin = max(tail - rule.need, cut if tail > cut else 0, first)
+            if begin < min(tail, last):
+                yield begin, min(tail, last)
+
+
+def _whole(tokens: int, size: int) -> int:
+    """Return how many pieces of `size` hold `tokens`."""
+    return -(-tokens // size)
+
+
+def _local_hit(rule: _Rule, limit: int, align: int, has: Callable[[int], bool]) -> int:
+    """Return the longest prefix of up to `limit` tokens, a multiple of `align`, that groups have.
+
+    A chunk is a block here.
+    """
+    size = rule.chunk
+    if rule.kind in ("full", "chunked"):
+        first = limit // rule.window * rule.window // size if rule.window else 0
+        chunks = range(first, limit // size)
+        found = next((chunk for chunk in chunks if not has(chunk)), limit // size)
+        return max(first, found) * size // align * align
+    needed = 1 if rule.kind == "state" else max(1, _whole(rule.window - 1, size))
+    run = 0
+    for chunk in range(limit // size - 1, -1, -1):
+        if not has(chunk):
+            run = 0
+        elif run or (chunk + 1) * size % align == 0:
+            run += 1
+            if run == needed:
+                return (chunk + run) * size
+    return run * size // align * align
+
+
+def _last_run(runs: Runs, number: int, rule: _Rule, local: int, limit: int) -> int:
+    """Return the end of the last run of chunks before `limit` that is long enough, or 0.
+
+    So is a run that reaches the chunk at `local`, from which chunks are counted.
+    """
+    start, end = local // rule.chunk, _whole(limit, rule.chunk)
+    needed = rule.span_before(limit)
+    while end > start:
+        run = runs.trailing(number, max(start, end - needed), end)
+        if run == needed or end - run == start:
+            return end - start
+        end -= run + 1
+        needed = rule.span
+    return 0
+
+
+def _check_retention(
+    layout: GroupLayout, chunk_tokens: tuple[int, ...], retention: Retention
+) -> None:
+    """Raise ValueError unless the engine takes that retention."""
+    if not retention:
+        return
+    if not any(group.kind in ("window", "state") for group in layout.groups):
+        raise ValueError(
+            f"retention must be 0 or none where no group is a window or a state, got {retention}"
+        )
+    multiple = math.lcm(
+        *(group.block_tokens for group in layout.groups),
+        *(
+            tokens
+            for group, tokens in zip(layout.groups, chunk_tokens, strict=True)
+            if group.kind != "full"
+        ),
+    )
+    if retention < 0 or retention % multiple:
+        raise ValueError(f"retention must be 0, none or a multiple of {multiple}, got {retention}")

@@ -17,7 +17,9 @@ from kvoffload import BlockHash
 
 from .counts import Counts, prompt_tokens
 from .decoded import DecodedTrace
-from .offline import CEILINGS, INFINITE, belady, infinite_hits_of_each
+from .group_simulate import belady_of_groups, count_groups, serve_groups
+from .groups import GroupChunks
+from .offline import BELADY, CEILINGS, INFINITE, belady, infinite_hits_of_each
 from .policies import new_manager
 from .protocol import serve
 
@@ -40,6 +42,7 @@ def simulate(
     device_hits: npt.NDArray[np.int64],
     pending: int = 0,
     block_tokens: int | None = None,
+    groups: GroupChunks | None = None,
 ) -> Counts:
     """Replay a decoded trace.
 
@@ -62,6 +65,9 @@ def simulate(
         Number of further requests during which a store is in flight; 0: it completes at once.
     block_tokens : int, optional
         Tokens per block, for the share of tokens that were hit.
+    groups : GroupChunks, optional
+        The KV groups of the model: its rules are followed, by `GroupServer`. Capacities are slots
+        then, and `device_hits` is what `group_device_tokens` returns.
 
     Returns
     -------
@@ -76,6 +82,7 @@ def simulate(
         pending=pending,
         parts=1,
         block_tokens=block_tokens,
+        groups=groups,
     )
     return counts
 
@@ -90,12 +97,13 @@ def simulate_in_parts(
     pending: int = 0,
     parts: int,
     block_tokens: int | None = None,
+    groups: GroupChunks | None = None,
 ) -> list[Counts]:
     """Replay a decoded trace and count each part separately; the cache is kept between parts.
 
     Parameters
     ----------
-    trace, keys, policy, capacity, device_hits, pending, block_tokens
+    trace, keys, policy, capacity, device_hits, pending, block_tokens, groups
         As in `simulate`.
     parts : int
         Number of parts, of equally many requests give or take one.
@@ -105,6 +113,13 @@ def simulate_in_parts(
     list of Counts
         One per part; for a ceiling a single one, of the whole trace.
     """
+    if groups is not None and policy == BELADY:
+        return [belady_of_groups(trace, capacity, groups, device_hits)]
+    if groups is not None:
+        of_each = serve_groups(
+            trace, keys, policy, capacity, groups, device_tokens=device_hits, pending=pending
+        )
+        return list(count_groups(trace, of_each, 1 if policy in CEILINGS else parts))
     if policy in CEILINGS:
         return [_ceiling(trace, policy, capacity, device_hits, block_tokens)]
     manager = new_manager(policy, capacity)
@@ -142,18 +157,23 @@ def simulate_requests(
     capacity: int,
     *,
     device_hits: npt.NDArray[np.int64],
+    groups: GroupChunks | None = None,
 ) -> npt.NDArray[np.int64]:
     """Replay a decoded trace and return the hits of each request; stores complete at once.
 
     Parameters
     ----------
-    trace, keys, policy, capacity, device_hits
+    trace, keys, policy, capacity, device_hits, groups
         As in `simulate`; `policy` is no ceiling.
 
     Returns
     -------
     (requests,) int64
     """
+    if groups is not None:
+        served = serve_groups(trace, keys, policy, capacity, groups, device_tokens=device_hits)
+        of_each = (one.hits for one in served)
+        return np.fromiter(of_each, dtype=np.int64, count=trace.num_requests)
     manager = new_manager(policy, capacity)
     key_of = keys.__getitem__
 

@@ -71,6 +71,8 @@ def _upper_end(step: int) -> int:
 class ReplayResult:
     """The result of a replay.
 
+    With several KV groups `asked` and `hits` are tokens, `stored` and `evicted` are slots.
+
     Attributes
     ----------
     requests, blocks, tokens : int

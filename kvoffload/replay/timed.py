@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable
 from hashlib import sha256
 from time import perf_counter_ns
 
-from kvoffload import BlockHash, OffloadingManager
+from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
 from kvoffload.traces import Request
 
 from .counts import prompt_tokens
 from .device import DeviceCache
+from .group_replay import GroupDevice, GroupServer
+from .groups import GroupChunks
 from .protocol import serve
 from .statistics import ReplayResult
 
@@ -103,6 +105,65 @@ def replay(
         if progress is not None and result.requests % PROGRESS_REQUESTS == 0:
             progress(result.requests)
     result.not_admitted = _not_admitted(manager)
+    return result
+
+
+def replay_groups(
+    requests: Iterable[Request],
+    manager: CPUOffloadingManager,
+    chunks: GroupChunks,
+    *,
+    device: GroupDevice | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> ReplayResult:
+    """Drive a manager with the requests of a trace, for a model with several KV groups.
+
+    What is timed is `GroupServer.serve`, the rule in Python included, and the end of the stores.
+
+    Parameters
+    ----------
+    requests, progress
+        As in `replay`.
+    manager : CPUOffloadingManager
+        The manager, whose slots hold chunks of any group.
+    chunks : GroupChunks
+        The groups, and the rule.
+    device : GroupDevice, optional
+        The accelerator's own cache, which is asked first.
+
+    Returns
+    -------
+    ReplayResult
+        What was asked for and hit is counted in tokens, what was stored and evicted in slots.
+
+    Raises
+    ------
+    TraceError
+        As the trace does.
+    """
+    keys = BlockKeys()
+    server = GroupServer(chunks, manager)
+    result = ReplayResult(hit_tokens=0)
+    for request in requests:
+        hashes = keys.of(request)
+        length = chunks.length_of(request.input_length, len(hashes))
+        local, junction = (0, 0) if device is None else device.ask(hashes, length)
+        start = perf_counter_ns()
+        served = server.serve(hashes, length, local, junction)
+        server.complete(served)
+        result.times.add(perf_counter_ns() - start)
+        result.requests += 1
+        result.blocks += len(hashes)
+        result.asked += served.asked
+        result.tokens += request.input_length
+        result.hits += served.hits
+        result.stored += len(served.stored)
+        result.evicted += len(served.evicted)
+        result.refused += served.refused
+        result.not_admitted += served.not_admitted
+        if progress is not None and result.requests % PROGRESS_REQUESTS == 0:
+            progress(result.requests)
+    result.hit_tokens = result.hits
     return result
 
 

@@ -1,0 +1,140 @@
+"""Replays of a decoded trace of a model with several KV groups, counted and not timed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import BlockHash
+from kvoffload._checks import MAX_NUM_BLOCKS
+
+from .counts import Counts
+from .decoded import DecodedTrace
+from .group_replay import GroupServed, GroupServer
+from .groups import GroupChunks
+from .offline import INFINITE, belady
+from .policies import new_manager
+
+__all__ = ["belady_of_groups", "count_groups", "serve_groups"]
+
+
+def serve_groups(
+    trace: DecodedTrace,
+    keys: list[BlockHash],
+    policy: str,
+    capacity: int,
+    chunks: GroupChunks,
+    *,
+    device_tokens: npt.NDArray[np.int64],
+    pending: int = 0,
+) -> Iterator[GroupServed]:
+    """Yield what each request makes a manager do.
+
+    Parameters
+    ----------
+    trace : DecodedTrace
+        The requests.
+    keys : list of BlockHash
+        ``trace.keys()``.
+    policy : str
+        A policy string, or ``"infinite"``.
+    capacity : int
+        Slots; ``"infinite"`` ignores it.
+    chunks : GroupChunks
+        The rules.
+    device_tokens : (requests, 2) int64
+        What `group_device_tokens` returns.
+    pending : int
+        Number of further requests during which stores are in flight.
+    """
+    if policy == INFINITE:
+        policy = "lru"
+        capacity = min(trace.unique_blocks * len(chunks.chunk_tokens), MAX_NUM_BLOCKS)
+    server = GroupServer(chunks, new_manager(policy, capacity))
+    in_flight: deque[GroupServed] = deque()
+    rows = zip(trace.rows(), trace.lengths.tolist(), device_tokens.tolist(), strict=True)
+    for row, input_length, (local, junction) in rows:
+        hashes = [keys[block] for block in row]
+        length = chunks.length_of(input_length, len(row))
+        served = server.serve(hashes, length, local, junction)
+        in_flight.append(served)
+        if len(in_flight) > pending:
+            server.complete(in_flight.popleft())
+        yield served
+
+
+def count_groups(
+    trace: DecodedTrace, served: Iterator[GroupServed], parts: int
+) -> Iterator[Counts]:
+    """Yield the counts of each part of a trace, of equally many requests give or take one."""
+    for part in range(parts):
+        start, end = (trace.num_requests * n // parts for n in (part, part + 1))
+        asked = hits = stored = evicted = refused = declined = 0
+        for one in itertools.islice(served, end - start):
+            asked += one.asked
+            hits += one.hits
+            stored += len(one.stored)
+            evicted += len(one.evicted)
+            refused += one.refused
+            declined += one.not_admitted
+        yield Counts(
+            end - start,
+            int(trace.starts[end] - trace.starts[start]),
+            asked,
+            hits,
+            stored,
+            evicted,
+            refused,
+            declined,
+            int(trace.lengths[start:end].sum()),
+            hits,
+        )
+
+
+def belady_of_groups(
+    trace: DecodedTrace, capacity: int, chunks: GroupChunks, device_tokens: npt.NDArray[np.int64]
+) -> Counts:
+    """Return an upper bound of every policy's hits: Belady's choice over one of the full groups.
+
+    Each full group stores every chunk, so that one has the slots divided by their number.
+
+    Raises
+    ------
+    ValueError
+        If no group is full: nothing bounds the hits then.
+    """
+    if not chunks.num_full:
+        raise ValueError("policy must not be 'belady' where no group is full")
+    full = [
+        tokens
+        for tokens, group in zip(chunks.chunk_tokens, chunks.layout.groups, strict=True)
+        if group.kind == "full"
+    ]
+    chunk = min(full)
+    stride = chunk // chunks.block_tokens
+    rows, asked = [], 0
+    for row, input_length, local in zip(
+        trace.rows(), trace.lengths.tolist(), device_tokens[:, 0].tolist(), strict=True
+    ):
+        length = chunks.length_of(input_length, len(row))
+        rows.append(row[stride - 1 : length // chunks.block_tokens : stride])
+        asked += length - local
+    of_group = DecodedTrace(
+        starts=np.cumsum([0, *map(len, rows)], dtype=np.int64),
+        blocks=np.fromiter(itertools.chain.from_iterable(rows), dtype=np.uint32),
+        ids=trace.ids,
+        lengths=trace.lengths,
+    )
+    hits, stored = belady(of_group, capacity // len(full), device_tokens[:, 0] // chunk)
+    return Counts(
+        trace.num_requests,
+        trace.num_blocks,
+        asked,
+        hits * chunk,
+        stored=stored * len(full),
+        tokens=int(trace.lengths.sum()),
+    )
