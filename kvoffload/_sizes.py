@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from kvoffload._checks import check_int
 from kvoffload.errors import describe
 
-__all__ = ["parse_size", "read_size"]
+__all__ = ["check_size", "parse_size", "read_size"]
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -45,3 +46,21 @@ def parse_size(text: str) -> int:
     if size is None:
         raise ValueError(f"must be bytes, as 4096, 2TB or 512GiB, got {describe(text)}")
     return size
+
+
+def check_size(name: str, value: int | str, minimum: int = 0) -> int:
+    """Return a number of bytes that is given as one, or as text.
+
+    Raises
+    ------
+    TypeError
+        If `value` is neither.
+    ValueError
+        If the text is no size, or the size is below `minimum`.
+    """
+    if isinstance(value, str):
+        try:
+            value = parse_size(value)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+    return check_int(name, value, minimum)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from kvoffload import IMPLEMENTATION
-from kvoffload.advise.units import percent_text
+from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.replay import CEILINGS, Cell, Counts
 from kvoffload.replay.policies import implementation_of
 
@@ -93,12 +93,19 @@ def print_grid(grid: Grid) -> None:
 
 
 def _print_matrix(title: list[str], grid: Grid, text: Callable[[Counts], str]) -> None:
+    """Print a table whose columns are headed by the capacity: as given, in blocks, in bytes."""
     rows = [[text(found) for _, found in grid.row(policy)] for policy in grid.policies]
-    columns = []
-    for number, (given, blocks) in enumerate(grid.sizes.items()):
-        heading = f"{blocks:,}" if given == str(blocks) else f"{given}\n{blocks:,}"
-        columns.append([Column(heading, [row[number] for row in rows])])
-    print_tables(title, [Column("policy", grid.policies, numeric=False)], columns)
+    headings = {"blocks": [f"{blocks:,}" for blocks in grid.sizes.values()]}
+    if any(given != str(blocks) for given, blocks in grid.sizes.items()):
+        headings = {"capacity": list(grid.sizes), **headings}
+    if grid.block_bytes is not None:
+        headings["size"] = [bytes_text(blocks * grid.block_bytes) for blocks in grid.sizes.values()]
+    columns = [
+        [Column("\n".join(heading), [row[number] for row in rows])]
+        for number, heading in enumerate(zip(*headings.values(), strict=True))
+    ]
+    leading = Column("\n".join(headings), grid.policies, numeric=False)
+    print_tables(title, [leading], columns)
 
 
 def _object(given: str, cell: Cell, counts: Counts, block_bytes: int | None) -> dict[str, object]:

@@ -48,6 +48,12 @@ def note(message: str, *, quiet: bool) -> None:
         click.echo(f"note: {printable(message)}", err=True)
 
 
+def note_bad_lines(number: int, *, quiet: bool) -> None:
+    """Print how many bad lines were skipped, if any."""
+    if number:
+        note(f"{number:,} bad line{'s' * (number > 1)} skipped", quiet=quiet)
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table."""

@@ -54,7 +54,7 @@ from ._options import (
 )
 from ._output import check_outputs
 from ._sources import BlockSize, Source, open_source
-from ._terminal import note, print_json, progress_bar
+from ._terminal import note_bad_lines, print_json, progress_bar
 
 DEFAULT_ACCELERATOR = "h100"
 """Accelerator whose cache is assumed where a model is named and no accelerator is."""
@@ -231,8 +231,7 @@ def advise(
             survey = Survey.of(
                 source.requests, unique=needs_unique, block_tokens=block_tokens, progress=progress
             )
-        if source.bad_lines:
-            note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+        note_bad_lines(source.bad_lines, quiet=quiet)
         block_size = BlockSize.of(source, survey, block_tokens)
         if block_size.tokens is None:
             raise click.UsageError(f"--block-tokens is needed: {_why_no_block_size(survey)}")

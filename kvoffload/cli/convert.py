@@ -10,7 +10,7 @@ from kvoffload.traces import MergedTrace
 from ._options import examples, reading_options, traces_argument
 from ._output import check_output_option, output_option, write_output
 from ._sources import Source, named_files
-from ._terminal import note
+from ._terminal import note, note_bad_lines
 
 
 @click.command(
@@ -50,8 +50,7 @@ def convert(
     ids_text = Source("", source, source, same_ids).ids_text
     if ids_text is not None:
         note(ids_text, quiet=quiet)
-    if source.bad_lines:
-        note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+    note_bad_lines(source.bad_lines, quiet=quiet)
     if source.format == "lmcache" and source.block_tokens is not None:
         note(
             f"blocks of {source.block_tokens:,} tokens, full ones only: "

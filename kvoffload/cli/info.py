@@ -10,7 +10,7 @@ from kvoffload.traces import Survey
 from ._options import examples, json_option, reading_options, traces_argument
 from ._output import check_outputs
 from ._sources import Source, open_source
-from ._terminal import Column, note, print_json, print_tables, progress_bar
+from ._terminal import Column, note_bad_lines, print_json, print_tables, progress_bar
 
 
 @click.command(
@@ -55,8 +55,7 @@ def info(
         names, values = zip(*as_rows(source, survey), strict=True)
         title = [source.name] if source.ids_text is None else [source.name, source.ids_text]
         print_tables(title, [Column("", [*names], numeric=False)], [[Column("", [*values])]])
-        if source.bad_lines:
-            note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+        note_bad_lines(source.bad_lines, quiet=quiet)
 
 
 def as_object(source: Source, survey: Survey) -> dict[str, object]:

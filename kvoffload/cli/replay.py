@@ -39,7 +39,7 @@ from ._output import check_outputs
 from ._replay_result import Cell, as_object, print_cells
 from ._sources import BlockSize, open_or_generate
 from ._streams import standard_input_waits
-from ._terminal import note, print_json, progress_bar
+from ._terminal import note, note_bad_lines, print_json, progress_bar
 
 GENERATED_REQUESTS = 5_000
 
@@ -112,8 +112,7 @@ def replay(
                 block_tokens=block_tokens,
                 progress=progress,
             )
-        if source.bad_lines:
-            note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+        note_bad_lines(source.bad_lines, quiet=quiet)
         block_bytes = block_bytes or source.block_bytes
         check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
         block_size = BlockSize.of(source, survey, block_tokens)

@@ -40,7 +40,7 @@ from ._options import (
 from ._output import check_outputs
 from ._sources import BlockSize, Source, open_source
 from ._sweep_result import Grid, print_csv, print_grid, print_grid_json
-from ._terminal import note, progress_bar
+from ._terminal import note, note_bad_lines, progress_bar
 
 ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
 PICTURES = (".png", ".svg", ".pdf")
@@ -139,8 +139,7 @@ def sweep(
         decoded, block_size = _read(
             source, block_tokens, limit, full_blocks=full_blocks, quiet=quiet
         )
-        if source.bad_lines:
-            note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+        note_bad_lines(source.bad_lines, quiet=quiet)
     block_bytes = block_bytes or source.block_bytes
     check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
     sizes = {asked.text: asked.resolve(block_bytes, decoded.unique_blocks) for asked in capacities}
@@ -249,12 +248,18 @@ def _counts(
         note(f"{len(cells) - len(wanted):,} of {len(cells):,} results were known", quiet=quiet)
     with progress_bar("sweeping", len(wanted), quiet=quiet, unit="cells") as progress:
         missing = replace(work, cells=wanted)
-        for done, (cell, (found,)) in enumerate(run_grid(jobs, missing), start=1):
-            counts[cell] = found
-            if file is not None and not faults and not is_own(cell.policy):
-                _add(file, cell, found, faults)
-            if progress is not None:
-                progress(done)
+        try:
+            for done, (cell, (found,)) in enumerate(run_grid(jobs, missing), start=1):
+                counts[cell] = found
+                if file is not None and not faults and not is_own(cell.policy):
+                    _add(file, cell, found, faults)
+                if progress is not None:
+                    progress(done)
+        except (KeyboardInterrupt, SystemExit):
+            if file is not None:
+                kept = f"{len(file.read(cells)):,} of {len(cells):,} results"
+                note(f"--results has {kept}; the same command continues there", quiet=quiet)
+            raise
     return counts
 
 

@@ -13,7 +13,7 @@ from kvoffload.traces.outputs import open_output
 from ._options import examples, reading_options, traces_argument
 from ._output import STDOUT, check_output_option
 from ._sources import BlockSize, open_source
-from ._terminal import note, progress_bar
+from ._terminal import note, note_bad_lines, progress_bar
 
 
 @click.command(
@@ -78,8 +78,7 @@ def workload(
             )
         if source.ids_text is not None:
             note(source.ids_text, quiet=quiet)
-        if source.bad_lines:
-            note(f"{source.bad_lines:,} bad lines passed over", quiet=quiet)
+        note_bad_lines(source.bad_lines, quiet=quiet)
         block_size = BlockSize.of(source, survey, block_tokens)
         if block_size.tokens is None:
             raise click.UsageError("--block-tokens is needed: no block size fits all requests")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["implementation_of", "is_own", "new_manager", "read_policy", "summary"]
 
+MOST_NAMES = 20
+"""Names of classes that an error lists at most."""
 _CEILING_SUMMARIES = {
     BELADY: "Belady's choice with bypass, which knows the future: no policy can hit more",
     INFINITE: "a cache that keeps everything",
@@ -47,7 +49,13 @@ def read_policy(text: str) -> str:
         If it does not; the message names the rule and the value.
     """
     if not is_own(text):
-        return str(registry.parse(text))
+        try:
+            return str(registry.parse(text))
+        except ValueError as error:
+            module, _, class_name = text.partition("?")[0].rpartition(".")
+            if not _are_names(*module.split("."), class_name):
+                raise
+            raise ValueError(f"{error}; did you mean '{module}:{class_name}'?") from None
     _own_class(text)
     _own_options(text)
     return text
@@ -82,7 +90,7 @@ def new_manager(
 def _own_class(policy: str) -> Any:
     """Import the class that ``module:Class`` names."""
     module_name, _, class_name = policy.partition("?")[0].partition(":")
-    if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
+    if not _are_names(*module_name.split("."), class_name):
         raise ValueError(f"policy must be NAME or MODULE:CLASS, got {describe(policy)}")
     try:
         module = importlib.import_module(module_name)
@@ -90,12 +98,23 @@ def _own_class(policy: str) -> Any:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"policy {policy!r} must be importable, got {reason}") from error
     found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, CachePolicy)):
+    if not _is_policy_class(found):
+        got = describe(found) if hasattr(module, class_name) else f"no {class_name}"
+        own = [name for name, value in vars(module).items() if _is_policy_class(value)]
+        has = ", ".join(sorted(own)[:MOST_NAMES]) or "none"
         raise ValueError(
-            f"policy {policy!r} must name a subclass of kvoffload.CachePolicy, "
-            f"got {describe(found)}"
+            f"policy {policy!r} must name a subclass of kvoffload.CachePolicy, got {got}; "
+            f"{module_name} has {has}"
         )
     return found
+
+
+def _are_names(*parts: str) -> bool:
+    return all(part.isidentifier() for part in parts)
+
+
+def _is_policy_class(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, CachePolicy) and value is not CachePolicy
 
 
 def _own_options(policy: str) -> dict[str, int | float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kvoffload._checks import check_bool, check_int
-from kvoffload._sizes import parse_size
+from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
 
 __all__ = ["MAX_QUEUED_BYTES", "STAGING_BYTES", "Readers", "TierOptions", "read_options"]
@@ -61,6 +61,28 @@ class TierOptions:
             raise TypeError(f"name must be text, got {describe(self.name)}")
         check_bool("enable_events", self.enable_events)
         check_int("max_queued_bytes", self.max_queued_bytes, 0)
+
+    @classmethod
+    def read(
+        cls,
+        threads: int,
+        name: str,
+        staging_bytes: int | str = STAGING_BYTES,
+        ack: str = "copied",
+        *,
+        enable_events: bool = False,
+        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
+    ) -> TierOptions:
+        """Return options whose sizes may be text, as the constructors of tiers take them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If one is wrong.
+        """
+        staging = check_size("staging_bytes", staging_bytes)
+        queued = check_size("max_queued_bytes", max_queued_bytes)
+        return cls(threads, name, staging, ack, enable_events, queued)
 
     @property
     def ack_copied(self) -> bool:

@@ -40,8 +40,19 @@ RECORDING = {
     ".gz": b"\x1f\x8b\x08\x08" + bytes(5) + b"\xffkvoffload recording\0\x03" + bytes(9),
     ".zst": b"\x50\x2a\x4d\x18\x13\0\0\0kvoffload recording",
 }
+# What is no trace, by its first bytes: its name, and what makes a trace of it. The standard library
+# reads bzip2 and xz, but the latter without a bound on memory.
+_OTHERS = {
+    b"BZh": ("bzip2", "bzip2 -dk unpacks it"),
+    b"\xfd7zXZ\0": ("xz", "xz -dk unpacks it"),
+    b"\x04\x22\x4d\x18": ("lz4", "lz4 -dk unpacks it"),
+    b"PK\x03\x04": ("a zip archive", "unzip unpacks it"),
+    b"PAR1": ("Parquet", "a trace has one JSON object per line"),
+    b"\xff\xfe": ("UTF-16", "iconv -f UTF-16 -t UTF-8 converts it"),
+    b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8 converts it"),
+}
 _READ_BYTES = 2**17
-_STARTS = (_GZIP, _ZSTD, *RECORDING.values())
+_STARTS = (_GZIP, _ZSTD, *RECORDING.values(), *_OTHERS)
 START_BYTES = max(map(len, RECORDING.values()))
 _MANY_BLANK_LINES = 16  # in a row; from then on many are skipped at a time
 
@@ -111,6 +122,10 @@ class Lines:
             zstd = require(zstd_module(), "a zstandard trace")
             self._faults = (*self._faults, zstd.ZstdError)
             return cast("BinaryIO", opened.enter_context(zstd.ZstdFile(raw)))
+        for other, (name, advice) in _OTHERS.items():
+            if start.startswith(other):
+                rule = f"must be text, plain or in gzip or zstandard, got {name}: {advice}"
+                raise TraceError(self.name, None, rule)
         for suffix, form in ((".gz", "gzip"), (".zst", "zstandard")):
             if start and path.endswith(suffix):
                 rule = f"must be {form} as its name says, got a file that starts with {start[:4]!r}"

@@ -16,8 +16,8 @@ class Trace:
 
     Nothing is read before iteration and nothing is kept, so a trace may be larger than memory. Each
     iteration opens the file again; standard input can be iterated over once. Blank lines are
-    skipped. A file may be plain or compressed with gzip or zstandard, which is recognised by its
-    first bytes.
+    skipped; a file of nothing else holds no request. A file may be plain or compressed with gzip or
+    zstandard, which is recognised by its first bytes.
 
     Parameters
     ----------
@@ -129,7 +129,8 @@ class Trace:
                 self.block_tokens, self.block_bytes = parse.block_tokens, parse.block_bytes
                 yield request
             if requests == 0:
-                found = f"{self.bad_lines} bad lines" if self.bad_lines else "an empty file"
+                number, kind = self.bad_lines or lines.number, "bad" if self.bad_lines else "blank"
+                found = f"{number} {kind} line{'s' * (number > 1)}" if number else "an empty file"
                 wanted = ""
                 if self._model_name is not None:
                     wanted = f" to model {self._model_name!r}"

@@ -66,7 +66,7 @@ def test_limit_and_bad_lines(kvoffload, lmcache, tmp_path):
     lmcache.write_text("bad\n" + lmcache.read_text())
     out = tmp_path / "out"
     done = kvoffload("convert", lmcache, "-o", out, "--skip-bad", "--limit", 2)
-    assert done.err.startswith("note: 1 bad lines passed over\n")
+    assert done.err.startswith("note: 1 bad line skipped\n")
     assert len(list(Trace(out))) == 2
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.policies import registry
 from kvoffload.traces import Workload, write_trace
 from kvoffload.traces.writer import trace_line
 
@@ -119,6 +120,28 @@ def test_control_c_ends_all_processes_quietly(command, whole_group, delay, trace
         assert (out, error) == (b"", b"")
         wait_for(lambda: not any(map(running, workers)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_that_is_interrupted_says_what_is_kept(trace, tmp_path):
+    """All of it but what was still being computed."""
+    results = tmp_path / "results.jsonl"
+    command = ["sweep", trace, "--jobs", "2", "--results", results]
+    with subprocess.Popen(
+        [*COMMAND, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_signals,  # noqa: PLW1509 (no thread yet)
+    ) as process:
+        wait_for(lambda: results.exists() and results.read_bytes().count(b"\n") >= 3)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    kept = results.read_bytes().count(b"\n")
+    cells = 7 * (len(registry.names()) + 2)
+    assert error == (
+        f"note: --results has {kept} of {cells} results; the same command continues there\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_bad_lines_are_counted_when_skipped(kvoffload, tmp_path):
     path.write_bytes(good + b"bad\n" + good + b"worse\n")
     for source, stdin in ((path, b""), ("-", path.read_bytes())):
         done = kvoffload("replay", source, "--skip-bad", "--capacity=3", "--json", stdin=stdin)
-        assert "note: 2 bad lines passed over" in done.err
+        assert "note: 2 bad lines skipped" in done.err
         assert json.loads(done.out)["bad_lines"] == 2
         assert results(done)[0]["requests"] == 2
         quiet = kvoffload("replay", source, "--skip-bad", "--capacity=3", "--quiet", stdin=stdin)

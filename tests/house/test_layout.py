@@ -18,7 +18,8 @@ if not PACKAGE.is_dir():
 # A layer may import from the layers of the lines above its own, and from itself.
 LAYERS = [
     {"types", "errors"},
-    {"_checks", "_extras", "_metrics", "_sizes"},
+    {"_checks", "_extras", "_metrics"},
+    {"_sizes"},
     {"_collector"},
     {"_implementation"},
     {"_core"},

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS
 from kvoffload._sizes import parse_size
 from kvoffload.tiers import (
+    DirectoryTier,
     FileTier,
     MemoryTier,
     Namespace,
     Region,
+    Tier,
     open_tier,
     stored_key,
     weights_identity,
@@ -530,3 +532,29 @@ def test_numpy_is_all_that_is_needed() -> None:
         import kvoffload.tiers, kvoffload.testing.tiers
     """
     run_script(script, environment={"KVOFFLOAD_PURE_PYTHON": "0"})
+
+
+@pytest.mark.parametrize("kind", ["slab", "memory", "dir"])
+def test_sizes_are_numbers_or_text_as_in_a_url(kind: str, tmp_path: Path) -> None:
+    namespace = Namespace("model", 4096)
+
+    def opened(capacity: int | str, queued: int | str = "2MiB") -> Tier:
+        if kind == "memory":
+            return MemoryTier(capacity, namespace=namespace, max_queued_bytes=queued)
+        made = FileTier if kind == "slab" else DirectoryTier
+        return made(tmp_path / "kv", capacity, namespace=namespace, max_queued_bytes=queued)
+
+    for capacity in ("40 KiB", "0.04096MB", 40_960):
+        with opened(capacity) as tier:
+            assert tier.capacity_bytes == 40_960
+            assert repr(tier).startswith(f"{type(tier).__name__}(")
+            assert f"name={tier.name!r})" in repr(tier)
+            if kind != "dir":
+                assert "capacity_bytes=40960, " in repr(tier)
+            if kind == "slab":
+                assert str(tmp_path) in repr(tier)
+    for argument, text in (("capacity_bytes", "40K"), ("max_queued_bytes", "much")):
+        with pytest.raises(ValueError, match=f"^{argument} must be bytes, as 4096, .*got '{text}'"):
+            opened(*((text,) if argument == "capacity_bytes" else (40_960, text)))
+    with pytest.raises(TypeError, match=r"^capacity_bytes must be an integer, got 4"):
+        opened(40960.0)  # type: ignore[arg-type]

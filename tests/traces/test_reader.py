@@ -1,7 +1,9 @@
 """Trace files: those that are read, those that are refused, and the messages."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -157,7 +159,44 @@ def test_skipping_counts_anew_at_each_iteration(tmp_path):
 def test_refuses_an_empty_file(tmp_path, pack):
     path = write(tmp_path, pack(b""))
     assert fault(path) == "1: a trace must hold at least one request, got an empty file"
-    assert fault(write(tmp_path, pack(b"\n \n"))).endswith("got an empty file")
+    assert fault(write(tmp_path, pack(b"\n \n"))).endswith("one request, got 2 blank lines")
+
+
+@pytest.mark.parametrize(
+    ("start", "advice"),
+    [
+        (bz2.compress(GOOD), "got bzip2: bzip2 -dk unpacks it"),
+        (lzma.compress(GOOD), "got xz: xz -dk unpacks it"),
+        (b"\x04\x22\x4d\x18\x64", "got lz4: lz4 -dk unpacks it"),
+        (b"PK\x03\x04\x14", "got a zip archive: unzip unpacks it"),
+        (b"PAR1\x15", "got Parquet: a trace has one JSON object per line"),
+        (GOOD.decode().encode("utf-16"), "got UTF-16: iconv -f UTF-16 -t UTF-8 converts it"),
+    ],
+    ids=["bz2", "xz", "lz4", "zip", "parquet", "utf-16"],
+)
+def test_says_what_a_file_is_that_is_no_trace(tmp_path, start, advice):
+    path = write(tmp_path, start)
+    for skip_bad in (False, True):
+        with pytest.raises(TraceError) as caught:
+            list(Trace(path, skip_bad=skip_bad))
+        rule = "must be text, plain or in gzip or zstandard, "
+        assert str(caught.value) == f"{path}: {rule}{advice}"
+
+
+@pytest.mark.parametrize(
+    ("first", "advice"),
+    [
+        (b"time,tokens,hash", "for CSV, write each row as an object of timestamp, input_length, "),
+        (b"[\n", "jq -c '.[]' writes the objects of a list as lines"),
+        (b"[" + GOOD, "jq -c '.[]' writes the objects of a list as lines"),
+        (b"{\n", "jq -c . writes each object as one line"),
+    ],
+)
+def test_says_how_to_convert_what_has_no_object_per_line(tmp_path, first, advice):
+    message = fault(write(tmp_path, first + b"\n" + GOOD))
+    assert message.startswith("1: must be a JSON object")
+    assert f"; {advice}" in message
+    assert list(Trace(write(tmp_path, first + b"\n" + GOOD), skip_bad=True))[-1] == REQUEST
 
 
 def test_refuses_a_file_of_bad_lines_only(tmp_path):
@@ -263,7 +302,7 @@ def test_a_decompression_bomb_takes_bounded_memory(tmp_path, pack):
         [sys.executable, "-c", code, str(path)], capture_output=True, check=True, text=True
     )
     message, grown = done.stdout.splitlines()
-    assert message.endswith("got 1 bad lines")
+    assert message.endswith("got 1 bad line")
     assert int(grown) < 100, "MiB"
 
 

@@ -96,6 +96,11 @@ class IndexedTier(PooledTier):
         self._index_generation = 0  # that the index has been emptied for
         self._busy: Counter[int] = Counter()  # slots that threads use for jobs of before a forget
 
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        place = "" if self._place == "it" else f"{self._place!r}, "
+        return f"{name}({place}capacity_bytes={self.capacity_bytes}, name={self.name!r})"
+
     # -- for the tiers that build on it ------------------------------------------------------
 
     def _used(self, keys: list[bytes], slots: npt.NDArray[np.int64]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from kvoffload import CachePolicy
-from kvoffload._checks import check_int
+from kvoffload._sizes import check_size
 from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import check_region
 from kvoffload.tiers.engine.native import Twin
@@ -23,7 +23,7 @@ class MemoryTier(IndexedTier):
 
     Parameters
     ----------
-    capacity_bytes : int
+    capacity_bytes : int or str
         Bytes of blocks that are kept at most; a remainder that is no whole block is not used.
     policy : str, type or CachePolicy
         Which blocks stay; as ``cache_policy`` of `CPUOffloadingManager`.
@@ -37,7 +37,7 @@ class MemoryTier(IndexedTier):
         Label in metrics, events and logs.
     enable_events : bool
         Whether `take_events` has something to give.
-    max_queued_bytes : int
+    max_queued_bytes : int or str
         Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
     twin : Twin, optional
         The implementation; by default that of this process.
@@ -56,7 +56,7 @@ class MemoryTier(IndexedTier):
 
     def __init__(
         self,
-        capacity_bytes: int,
+        capacity_bytes: int | str,
         policy: str | type[CachePolicy] | CachePolicy = "lru",
         threads: int = 2,
         *,
@@ -64,12 +64,12 @@ class MemoryTier(IndexedTier):
         memory: Region | None = None,
         name: str = "memory",
         enable_events: bool = False,
-        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
         twin: Twin | None = None,
     ) -> None:
         block_bytes = check_namespace(namespace).block_bytes
-        num_slots = check_int("capacity_bytes", capacity_bytes, block_bytes) // block_bytes
-        options = TierOptions(
+        num_slots = check_size("capacity_bytes", capacity_bytes, block_bytes) // block_bytes
+        options = TierOptions.read(
             threads, name, enable_events=enable_events, max_queued_bytes=max_queued_bytes
         )
         if memory is not None:

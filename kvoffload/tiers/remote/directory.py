@@ -40,7 +40,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
-from kvoffload._checks import check_int
+from kvoffload._sizes import check_size
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block, Pool
@@ -341,7 +341,7 @@ class DirectoryTier(RemoteTier):
     ----------
     path : str or Path
         The directory; made when it is first needed.
-    capacity_bytes : int
+    capacity_bytes : int or str
         Bytes of blocks of this namespace that are kept at most, whoever wrote them, when a sweep
         has ended; each takes a page of 4096 bytes more. All tiers of a namespace should be given
         the same.
@@ -370,24 +370,31 @@ class DirectoryTier(RemoteTier):
     def __init__(
         self,
         path: str | Path,
-        capacity_bytes: int,
+        capacity_bytes: int | str,
         threads: int = 8,
         *,
         namespace: Namespace,
         sweep_s: float = SWEEP_S,
-        staging_bytes: int = STAGING_BYTES,
+        staging_bytes: int | str = STAGING_BYTES,
         ack: str = "copied",
         name: str = "directory",
         enable_events: bool = False,
-        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
     ) -> None:
         if not isinstance(path, str | Path) or not str(path):  # type: ignore[redundant-expr]
             raise TypeError(f"path must be the path of a directory, got {describe(path)}")
         if not isinstance(sweep_s, int | float) or not sweep_s > 0:  # type: ignore[redundant-expr]
             raise ValueError(f"sweep_s must be a number > 0, got {describe(sweep_s)}")
-        options = TierOptions(threads, name, staging_bytes, ack, enable_events, max_queued_bytes)
+        options = TierOptions.read(
+            threads,
+            name,
+            staging_bytes,
+            ack,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+        )
         self._files = files = DirectoryStore(namespace, Path(path))
-        capacity_bytes = check_int("capacity_bytes", capacity_bytes, namespace.block_bytes)
+        capacity_bytes = check_size("capacity_bytes", capacity_bytes, namespace.block_bytes)
         max_blocks = capacity_bytes // namespace.block_bytes
         self._sweeper = Sweeper(
             files.open_namespace, files.read_epoch, max_blocks, float(sweep_s), files.say

@@ -29,6 +29,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from kvoffload._sizes import check_size
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
@@ -278,7 +279,7 @@ class MooncakeTier(RemoteTier):
         ``"tcp"`` or ``"rdma"``.
     devices : str
         RDMA devices, with commas between.
-    segment_bytes : int
+    segment_bytes : int or str
         Memory of this process that the store may use for anybody's objects; 0: none.
     prefix : str
         What all names begin with.
@@ -312,13 +313,13 @@ class MooncakeTier(RemoteTier):
         hostname: str = "localhost",
         protocol: str = "tcp",
         devices: str = "",
-        segment_bytes: int = 0,
+        segment_bytes: int | str = 0,
         prefix: str = "kvoffload",
-        staging_bytes: int = STAGING_BYTES,
+        staging_bytes: int | str = STAGING_BYTES,
         ack: str = "copied",
         name: str = "mooncake",
         enable_events: bool = False,
-        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
     ) -> None:
         if not master.rpartition(":")[2].isdecimal():
             raise ValueError(f"master must be host:port, got {describe(master)}")
@@ -327,13 +328,20 @@ class MooncakeTier(RemoteTier):
         settings = {  # in the order of the client's arguments
             "hostname": hostname,
             "metadata": metadata,
-            "segment_bytes": segment_bytes,
+            "segment_bytes": check_size("segment_bytes", segment_bytes),
             "local_buffer_bytes": LOCAL_BUFFER_BYTES,
             "protocol": protocol,
             "devices": devices,
             "master": master,
         }
-        options = TierOptions(threads, name, staging_bytes, ack, enable_events, max_queued_bytes)
+        options = TierOptions.read(
+            threads,
+            name,
+            staging_bytes,
+            ack,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+        )
         store = MooncakeStore(namespace, settings, prefix)
         store.place = master
         super().__init__(store, options)

@@ -326,18 +326,25 @@ class ObjectTier(RemoteTier):
         namespace: Namespace,
         config: Mapping[str, Any] | None = None,
         client_options: Mapping[str, Any] | None = None,
-        staging_bytes: int = STAGING_BYTES,
+        staging_bytes: int | str = STAGING_BYTES,
         ack: str = "copied",
         name: str = "objects",
         enable_events: bool = False,
-        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
     ) -> None:
         place = _public(url)
         settings = _settings(url, config or {}, client_options or {})
-        options = TierOptions(threads, name, staging_bytes, ack, enable_events, max_queued_bytes)
+        options = TierOptions.read(
+            threads,
+            name,
+            staging_bytes,
+            ack,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+        )
         requests = threads * BLOCKS_PER_CALL
         block_bytes = check_namespace(namespace).block_bytes + SEAL_BYTES
-        moving = min(requests, staging_buffers(staging_bytes, block_bytes)) * block_bytes
+        moving = min(requests, staging_buffers(options.staging_bytes, block_bytes)) * block_bytes
         memory_bytes = MEMORY_BYTES + 2 * moving + requests * REQUEST_BYTES
         self._client = ObjectsClient(settings, threads, memory_bytes)
         store = ObjectStore(namespace, self._client)

@@ -484,16 +484,23 @@ class RedisTier(RemoteTier):
         prefix: str = "kvoffload",
         cluster: bool = False,
         connection_options: Mapping[str, Any] | None = None,
-        staging_bytes: int = STAGING_BYTES,
+        staging_bytes: int | str = STAGING_BYTES,
         ack: str = "copied",
         name: str = "redis",
         enable_events: bool = False,
-        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
     ) -> None:
         settings = {**_parse(url), **(connection_options or {})}
         if not isinstance(prefix, str) or not prefix:  # type: ignore[redundant-expr]
             raise ValueError(f"prefix must be text, got {describe(prefix)}")
-        options = TierOptions(threads, name, staging_bytes, ack, enable_events, max_queued_bytes)
+        options = TierOptions.read(
+            threads,
+            name,
+            staging_bytes,
+            ack,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+        )
         store = RedisStore(
             namespace, settings, prefix=prefix, cluster=bool(cluster), connections=threads
         )

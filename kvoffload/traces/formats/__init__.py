@@ -26,13 +26,36 @@ _HASHES = re.compile(rb"(?:(?:0x)?[0-9a-fA-F]{8,}(?:[\s,]+|$))+")
 
 
 def recognise(line: bytes) -> Format:
-    """Return the format of a line; Mooncake's, whose parser reports the error, if it has none."""
+    """Return the format of a line; Mooncake's, whose parser reports the error, if it has none.
+
+    Raises
+    ------
+    BadLineError
+        If it looks like a format that is none of a trace's; the message says how to convert it.
+    """
     if _HASHES.fullmatch(line):
         return HEXADECIMAL
     try:
         row = json_object(line)
-    except BadLineError:
+    except BadLineError as error:
+        advice = _advice(line)
+        if advice is not None:
+            raise BadLineError(f"{error}; {advice}") from None
         return MOONCAKE
     if "chunk_hashes" in row:
         return LMCACHE
     return BAILIAN if "chat_id" in row else MOONCAKE
+
+
+def _advice(line: bytes) -> str | None:
+    """Return what makes lines with an object each of something else; None if it is not known."""
+    if line.startswith(b"["):
+        return "jq -c '.[]' writes the objects of a list as lines"
+    if line == b"{":
+        return "jq -c . writes each object as one line"
+    if b"," in line and b"{" not in line:
+        return (
+            "for CSV, write each row as an object of timestamp, input_length, output_length and "
+            "hash_ids"
+        )
+    return None

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from kvoffload import CachePolicy
 from kvoffload._checks import MAX_NUM_BLOCKS, check_int
+from kvoffload._sizes import check_size
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import LONGEST_DEADLINE_S, Record
@@ -68,10 +69,11 @@ class FileTier(IndexedTier):
     path : str or Path
         A folder; made if there is none. The slab lies in a folder in it that is named by the
         namespace's fingerprint.
-    capacity_bytes : int
-        Bytes of ``blocks.dat``, which are allocated at once; a remainder that is no whole block is
-        not used. The table takes 72 bytes per block beside it. A slab that was made with another
-        capacity keeps the blocks that lie within this one.
+    capacity_bytes : int or str
+        Bytes of ``blocks.dat``, as a number or as text such as ``"2TB"``; they are allocated at
+        once, and a remainder that is no whole block is not used. The table takes 72 bytes per block
+        beside it. A slab that was made with another capacity keeps the blocks that lie within this
+        one.
     policy : str, type or CachePolicy
         Which blocks stay; as ``cache_policy`` of `CPUOffloadingManager`. One with admission may
         decline blocks.
@@ -84,7 +86,7 @@ class FileTier(IndexedTier):
         Move blocks through buffers of the tier: a disk that hangs then never holds the region's
         memory, at the price of a copy. The default moves them directly where the file system can do
         ``O_DIRECT`` and the region's blocks are multiples of 4096 bytes at multiples of 4096.
-    staging_bytes : int
+    staging_bytes : int or str
         Bytes of these buffers.
     ack : str
         When a staged put ends: ``"copied"`` (to a buffer) or ``"stored"``.
@@ -92,7 +94,7 @@ class FileTier(IndexedTier):
         Label in metrics, events and logs.
     enable_events : bool
         Whether `take_events` has something to give.
-    max_queued_bytes : int
+    max_queued_bytes : int or str
         Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
     twin : Twin, optional
         The implementation; by default that of this process.
@@ -121,26 +123,33 @@ class FileTier(IndexedTier):
     def __init__(
         self,
         path: str | Path,
-        capacity_bytes: int,
+        capacity_bytes: int | str,
         policy: str | type[CachePolicy] | CachePolicy = "lru",
         threads: int = 8,
         *,
         namespace: Namespace,
         staged: bool = False,
-        staging_bytes: int = STAGING_BYTES,
+        staging_bytes: int | str = STAGING_BYTES,
         ack: str = "copied",
         name: str = "disk",
         enable_events: bool = False,
-        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
         twin: Twin | None = None,
     ) -> None:
         check_namespace(namespace)
         slot_bytes = round_up(namespace.block_bytes)
-        capacity_bytes = check_int("capacity_bytes", capacity_bytes, slot_bytes)
+        capacity_bytes = check_size("capacity_bytes", capacity_bytes, slot_bytes)
         num_slots = check_int(
             "capacity_bytes / block bytes", capacity_bytes // slot_bytes, 1, MAX_NUM_BLOCKS
         )
-        options = TierOptions(threads, name, staging_bytes, ack, enable_events, max_queued_bytes)
+        options = TierOptions.read(
+            threads,
+            name,
+            staging_bytes,
+            ack,
+            enable_events=enable_events,
+            max_queued_bytes=max_queued_bytes,
+        )
         self._staged = bool(staged)
         self.namespace = namespace
         check_space(Path(path), namespace, num_slots)
