@@ -1,10 +1,12 @@
-"""Configuration of the documentation: ``sphinx-build -W -n -b html docs docs/_build/html``."""
+"""Configuration of the documentation: ``sphinx-build -W -n -b html docs docs/_build/html``.
 
+The pages are plain Markdown, so that they read well where they are shown as they are, as on a code
+host. `as_built` makes of them what Sphinx shows more: signatures and docstrings, for which a comment
+``<!-- eval-rst`` has the directives, links to objects, and the tables of contents.
+"""
+
+import re
 from importlib.metadata import version as installed_version
-
-import kvoffload
-from kvoffload._metrics import TIER_METRICS, WATCH_METRICS
-from kvoffload.policies import registry
 
 project = "kvoffload"
 author = "The kvoffload developers"
@@ -22,7 +24,7 @@ extensions = [
 exclude_patterns = ["_build"]
 nitpicky = True
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "substitution"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
@@ -40,50 +42,6 @@ nitpick_ignore_regex = [
     ("py:class", r"kvoffload\.tiers\.engine\.contract\.Pool"),  # not of users
 ]
 
-
-def policy_table():
-    """Make the table of all policies from the registry."""
-    lines = ["| name | what leaves | options | simplicity |", "|---|---|---|---|"]
-    for entry in map(registry.entry, registry.names()):
-        options = "; ".join(
-            f"`{option.name}` = {option.default} ({option.minimum} … {option.maximum}): "
-            f"{option.summary}"
-            for option in entry.options
-        )
-        simplicity = f"{entry.simplicity}: {entry.explained_by.rstrip('.')}"
-        lines.append(f"| `{entry.name}` | {entry.summary} | {options} | {simplicity} |")
-    return "\n".join(lines)
-
-
-def policy_classes():
-    """Make the reference of the policies' classes from the registry: each with what it adds."""
-    lines = ["```{eval-rst}", ".. currentmodule:: kvoffload"]
-    for entry in map(registry.entry, registry.names()):
-        policy_class = getattr(kvoffload, entry.class_name)
-        contract = dir(kvoffload.CachePolicy)
-        own = [name for name in dir(policy_class) if name[0] != "_" and name not in contract]
-        members = ", ".join(name for name in own if name != "cache_capacity")
-        lines += ["", f".. autoclass:: {entry.class_name}"]
-        lines += [f"   :members: {members}", "   :inherited-members:"] if members else []
-    return "\n".join([*lines, "```"])
-
-
-def metrics_table(metrics):
-    """Make a table of metrics from one of the library's own."""
-    lines = ["| name | kind | labels | what |", "|---|---|---|---|"]
-    for metric in metrics:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
-    return "\n".join(lines)
-
-
-myst_substitutions = {
-    "policy_table": policy_table(),
-    "policy_classes": policy_classes(),
-    "tier_metrics": metrics_table(TIER_METRICS),
-    "watch_metrics": metrics_table(WATCH_METRICS),
-}
-
 html_theme = "furo"
 html_title = "kvoffload"
 html_static_path = ["_static"]
@@ -92,6 +50,29 @@ copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 copybutton_line_continuation_character = "\\"
 copybutton_only_copy_prompt_lines = True
+
+
+SECTIONS = ["tutorial", "how-to", "reference", "explanation"]
+HIDDEN = re.compile(r"^<!-- eval-rst\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
+OBJECT = re.compile(r"\[`([^`\]]+)`\]\([^)\s]+ \"(kvoffload[\w.]*)\"\)")
+PAGE = re.compile(r"\]\(([\w-]+)\.md\)")
+
+
+def as_built(app, docname, source):
+    """Show what comments hide, lead links to objects, and append a page's table of contents.
+
+    A link to an object has its full name as the title: ``[`X`](page.md "kvoffload.X")``.
+    """
+    text = HIDDEN.sub(r"```{eval-rst}\n\1```", source[0])
+    text = OBJECT.sub(r"{py:obj}`\1 <\2>`", text)
+    folder, _, name = docname.rpartition("/")
+    if docname == "index":
+        pages = [f"{section}/index" for section in SECTIONS] + ["changes"]
+    else:
+        pages = dict.fromkeys(PAGE.findall(text)) if name == "index" and folder in SECTIONS else ()
+    if pages:
+        text += "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
+    source[0] = text
 
 
 def resolve_public_name(app, env, node, contnode):
@@ -106,4 +87,5 @@ def resolve_public_name(app, env, node, contnode):
 
 def setup(app):
     """Register what this file adds to Sphinx."""
+    app.connect("source-read", as_built)
     app.connect("missing-reference", resolve_public_name)
