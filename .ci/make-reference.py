@@ -23,7 +23,10 @@ from kvoffload._metrics import TIER_METRICS, WATCH_METRICS, Metric
 from kvoffload.policies import registry
 
 ROOT = Path(__file__).parents[1]
-MADE = re.compile(r"(<!-- made by \.ci/make-reference\.py: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MADE = re.compile(
+    r"(<!-- made by \.ci/make-reference\.py: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL
+)
+SCOPE = re.compile(r"^\.\. (?:py:)?(?:current)?module:: (.*)", re.MULTILINE)
 DIRECTIVE = re.compile(r"^\.\. (?:py:)?(auto)?(\w+):: ([\w.]+)(.*(?:\n(?:   .*)?)*)", re.MULTILINE)
 
 
@@ -156,9 +159,9 @@ def made(page: str) -> str:
         begin, what, end = match.groups()
         if what in tables:
             return f"{begin}\n{tables[what]()}\n{end}"
-        scopes = re.findall(r"^\.\. (?:py:)?(?:current)?module:: (.*)", page[: match.start()], re.M)
+        scopes = ["kvoffload", *SCOPE.findall(page[: match.start()])]
         following = page[match.end() :].partition("\n-->")[0]
-        return f"{begin}\n{name_table(following, scopes[-1] if scopes else 'kvoffload')}\n{end}"
+        return f"{begin}\n{name_table(following, scopes[-1])}\n{end}"
 
     return MADE.sub(fill, page)
 

@@ -1,8 +1,8 @@
 """Configuration of the documentation: ``sphinx-build -W -n -b html docs docs/_build/html``.
 
 The pages are plain Markdown, so that they read well where they are shown as they are, as on a code
-host. `as_built` makes of them what Sphinx shows more: signatures and docstrings, for which a comment
-``<!-- eval-rst`` has the directives, links to objects, and the tables of contents.
+host. `as_built` makes of them what Sphinx shows more: signatures and docstrings, for which comments
+``<!-- eval-rst`` have the directives, links to objects, and the tables of contents.
 """
 
 import re
@@ -58,7 +58,7 @@ OBJECT = re.compile(r"\[`([^`\]]+)`\]\([^)\s]+ \"(kvoffload[\w.]*)\"\)")
 PAGE = re.compile(r"\]\(([\w-]+)\.md\)")
 
 
-def as_built(app, docname, source):
+def as_built(_app, docname, source):
     """Show what comments hide, lead links to objects, and append a page's table of contents.
 
     A link to an object has its full name as the title: ``[`X`](page.md "kvoffload.X")``.
