@@ -117,6 +117,20 @@ def test_quick_start_is_one_block_of_two_lines() -> None:
     assert "pytest" in lines[1]
 
 
+def test_the_two_front_pages_agree() -> None:
+    """In their first paragraph, their picture and who finds a way in."""
+    readme, index = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/index.md")
+    )
+    assert readme.split("\n\n")[1] == index.split("\n\n")[1]
+    picture = re.compile(r"!\[(.*?)\]\((?:docs/)?(_static/.*?)\)")
+    assert picture.findall(readme) == picture.findall(index)
+    assert len(picture.findall(readme)) == 1
+    ways = re.findall(r"^### You (.*)$", readme, re.MULTILINE)
+    assert ways == re.findall(r"^\| (?!you|-)(.*?) \|", index, re.MULTILINE)
+    assert len(ways) == 4
+
+
 def without_code(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -146,7 +160,7 @@ def test_links_lead_to_files_and_headings() -> None:
 
 
 def test_pages_are_plain_markdown() -> None:
-    """A code host shows them as they are: nothing of MyST stands in the text."""
+    """A code host shows them as they are: they have no syntax of MyST's own."""
     own = re.compile(r"^```\{|^:::|^\([\w-]+\)=$|\{\{|\{[a-z:]+\}`|^: ", re.MULTILINE)
     shown = {path: own.findall(path.read_text(encoding="utf-8")) for path in DOCUMENTS}
     assert {path.name for path, found in shown.items() if found} == {"changes.md"}
