@@ -1,14 +1,15 @@
 """The shape of a model's KV cache from its ``config.json``, or why it is not counted.
 
-The file is that of Hugging Face's transformers. A model that keeps anything but keys and
-values of every token, such as a state that does not grow, is refused rather than counted wrongly.
+The file is that of Hugging Face's transformers. Fields are read as vLLM 0.33 reads them. A model
+that keeps its cache in another way than these fields tell is refused rather than counted wrongly.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +17,84 @@ from kvoffload._printable import printable
 from kvoffload.errors import describe
 from kvoffload.traces.request import MAX_TOKENS
 
+from .model_fields import HIDDEN, MOST_LAYERS, Fields
+from .model_groups import Layers
 from .model_shape import WINDOWED, ModelShape
+from .model_states import has_states, state_of
 
-__all__ = ["shape_of_config"]
+__all__ = ["shape_of_config", "shape_of_fields"]
 
 MAX_BYTES = 2**20  # published ones are some kilobytes
-MOST = 2**20  # of anything that is counted
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _KV_HEADS = ("num_key_value_heads", "multi_query_group_num", "num_kv_heads")
-_HIDDEN = ("hidden_size", "n_embd", "d_model")
 _HEAD_SIZES = ("head_dim", "kv_channels", "attention_head_dim")
 
-_WITH_KEYS = {"full_attention", "attention", "global", "global_attention"}
-_WITH_WINDOW = {"sliding_attention", "sliding_window", "chunked_attention", "local_attention"}
+# What a layer of each type keeps; "both" is attention beside a state, "" nothing.
+_TYPES = {
+    **dict.fromkeys(("full_attention", "attention", "global", "global_attention", "*"), "full"),
+    **dict.fromkeys(("sliding_attention", "sliding_window", "local_attention"), "window"),
+    "deepseek_sparse_attention": "full",
+    "chunked_attention": "chunked",
+    **dict.fromkeys(("linear_attention", "mamba", "mamba2", "conv", "M"), "state"),
+    "hybrid": "both",
+    **dict.fromkeys(("mlp", "moe", "-", "E"), ""),
+}
+# Every so many layers one has full attention, if the configuration does not say.
+_INTERVALS = {
+    "gpt_oss": 2,
+    "gemma2": 2,
+    "cohere2": 4,
+    "cohere2_moe": 4,
+    "olmo3": 4,
+    "gemma3n": 5,
+    "gemma3n_text": 5,
+    "gemma3": 6,
+    "gemma3_text": 6,
+    "gemma4": 6,
+    "gemma4_text": 6,
+    "gemma4_unified_text": 6,
+    "qwen3_next": 4,
+    "qwen3_5_text": 4,
+    "qwen3_5_moe_text": 4,
+    "llama4": 4,
+    "llama4_text": 4,
+}
 
 _REFUSED = {
-    "recurrent layers keep a state, not keys and values of each token": (
-        "mamba_d_state",
-        "ssm_state_size",
+    "its attention is compressed": ("compress_ratios",),
+    "several layers share one cache": ("cla_share_factor", "num_kv_share"),
+    "several layers share one index": ("index_topk_pattern", "indexer_types"),
+    "its layers have attention of different sizes": (
+        "block_configs",
+        "num_key_value_heads_per_layer",
+        "attention_other_setting",
+        "per_layer_config",
+        "sliding_windows",
+        "swa_kv_lora_rank",
+    ),
+    "its recurrent layers are of a kind that is not known": (
         "ssm_cfg",
-        "mamba_num_heads",
-        "linear_num_value_heads",
-        "linear_attn_config",
-        "hybrid_override_pattern",
-        "full_attention_interval",
-        "attn_layer_period",
-        "attn_layer_indices",
         "block_types",
-        "layers_block_type",
         "attn_type_list",
         "rwkv_hidden_size",
         "state_size",
+        "layer_group_size",
     ),
-    "its layers have attention of different sizes": (
-        "block_configs",
-        "global_head_dim",
-        "num_global_key_value_heads",
-        "swa_num_key_value_heads",
-        "num_key_value_heads_per_layer",
-        "attention_other_setting",
-    ),
-    "several layers share one cache": ("num_kv_shared_layers", "cla_share_factor", "num_kv_share"),
-    "its sparse attention keeps an index beside the cache": ("index_topk", "index_head_dim"),
     "its cross attention keeps what another encoder saw": ("cross_attention_layers",),
+}
+_OTHER_SIZES = ("global_head_dim", "num_global_key_value_heads", "swa_num_key_value_heads")
+# Kinds of models whose layers keep more than their fields tell.
+_REFUSED_TYPES = {
+    "minicpm3": "it keeps keys and values, not its latent vector",
+    "minimax_m3": "its sparse attention keeps an index beside keys and values",
+    "qwen4_exp": "its states have several shapes",
+    "glm5_next": "its index and its states have several shapes",
+    "inkling": "its states have several shapes",
+    "deepseek_v4": "its attention is compressed",
+    "alice_ai": "its recurrent layers are of a kind that is not known",
+    "longcat_flash": "its layers have attention twice",
 }
 
 
@@ -87,83 +121,239 @@ def shape_of_config(path: str | os.PathLike[str]) -> ModelShape:
         raise ValueError(f"model configuration must be JSON, got {describe(data[:40])}") from None
     if not isinstance(config, dict):
         raise ValueError(f"model configuration must be a JSON object, got {describe(config)}")
-    return _Config(os.fspath(path), config).shape()
+    return shape_of_fields(os.fspath(path), config)
 
 
-class _Config:
+def shape_of_fields(name: str, config: Mapping[str, Any]) -> ModelShape:
+    """Return the shape of a model from the fields of its configuration.
+
+    Raises
+    ------
+    ValueError
+        If a field is wrong, or the model cannot be counted; the message says why.
+    """
+    return _Config(name, config).shape()
+
+
+class _Config(Fields):
     """A configuration; of a multimodal model, its text part."""
 
     def __init__(self, path: str, config: Mapping[str, Any]) -> None:
-        self.path = printable(path)
-        self.model_type = describe(config.get("model_type", "model"))
         inner = config.get("text_config", config.get("llm_config"))
-        self.config = inner if isinstance(inner, dict) else config
+        fields = inner if isinstance(inner, dict) else config
+        kind = fields.get("model_type", config.get("model_type", "model"))
+        super().__init__(printable(path), kind if isinstance(kind, str) else describe(kind), fields)
 
     def shape(self) -> ModelShape:
         """Return the shape."""
         self._refuse_what_is_not_counted()
-        layers = self._integer(*_LAYERS)
-        remark = self._windows()
-        if self.config.get("kv_lora_rank") is not None:
-            latent, rotary = self._integer("kv_lora_rank"), self._integer("qk_rope_head_dim")
-            return ModelShape(self.path, "", layers, latent=latent, rotary=rotary, remark=remark)
-        heads = self._integer(*_HEADS)
-        kv_heads = 1 if self.config.get("multi_query") is True else heads
-        if self._given(*_KV_HEADS):
-            kv_heads = self._integer(*_KV_HEADS)
-        if self._given(*_HEAD_SIZES):
-            head_size = self._integer(*_HEAD_SIZES)
-        else:
-            head_size = self._integer(*_HIDDEN) // heads
-        if head_size < 1:
-            raise ValueError(f"{self.path}: hidden_size must be >= the heads, got less")
-        return ModelShape(self.path, "", layers, kv_heads, head_size, remark=remark)
-
-    def _refuse_what_is_not_counted(self) -> None:
-        for reason, names in _REFUSED.items():
-            found = self._given(*names)
-            if found:
-                self._refuse(f"{reason} ({found})")
-        for name in ("is_encoder_decoder", "attention_k_eq_v"):
-            if self.config.get(name) is True:
-                self._refuse(f"it has {name}")
-
-    def _windows(self) -> str:
-        """Return a remark on layers that attend to a window; empty if there are none."""
-        types = self.config.get("layer_types")
-        if types is None:
-            if (
-                self._given("sliding_window") is None
-                or self.config.get("use_sliding_window", True) is False
-            ):
-                return ""
-            window = self._integer("sliding_window", most=MAX_TOKENS)
-            return WINDOWED.format(f"all or some layers attend to {window} tokens")
-        if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
-            raise ValueError(f"{self.path}: layer_types must be a list of strings")
-        other = sorted(set(types) - _WITH_KEYS - _WITH_WINDOW)
-        if other:
-            self._refuse(f"it has layers of type {printable(other[0])[:80]}")
-        windowed = sum(kind in _WITH_WINDOW for kind in types)
-        if not windowed:
-            return ""
-        return WINDOWED.format(f"{windowed} of {len(types)} layers attend to a window")
-
-    def _refuse(self, reason: str) -> None:
-        raise ValueError(
-            f"model {self.model_type} is not counted: {reason}; measure the bytes per token and "
-            "give them with --kv-bytes-per-token"
+        types = self._types()
+        kinds = self._kinds(types)
+        attention = next((one for one in kinds if one.state is None), None)
+        if attention is None:
+            self.refuse("none of its layers has attention")
+        layers = sum(one.count for one in kinds)
+        alike = len(kinds) == 1 and attention.kind == "full" and not attention.index_bytes
+        alike = alike and attention.key_size == attention.value_size
+        return ModelShape(
+            self.path,
+            "",
+            layers,
+            attention.kv_heads,
+            attention.key_size,
+            attention.latent,
+            attention.rotary,
+            remark=self._remark(kinds, layers),
+            groups=() if alike else kinds,
         )
 
-    def _given(self, *names: str) -> str | None:
-        """Return the first of these fields that is set."""
-        return next((n for n in names if self.config.get(n) not in (None, 0, False, [])), None)
+    def _refuse_what_is_not_counted(self) -> None:
+        for prefix, reason in _REFUSED_TYPES.items():
+            if self.model_type.startswith(prefix):
+                self.refuse(reason)
+        for reason, names in _REFUSED.items():
+            found = self.given(*names)
+            if found:
+                self.refuse(f"{reason} ({found})")
+        if not self.model_type.startswith(("gemma4", "mimo_v2")):
+            found = self.given(*_OTHER_SIZES)
+            if found:
+                self.refuse(f"its layers have attention of different sizes ({found})")
+        if self.is_true("is_encoder_decoder"):
+            self.refuse("it has is_encoder_decoder")
+        if self.given("index_topk_freq") and self.integer("index_topk_freq") > 1:
+            self.refuse("several layers share one index (index_topk_freq)")
+        if self.given("index_topk") and not self.given("kv_lora_rank"):
+            self.refuse("its sparse attention keeps an index beside keys and values (index_topk)")
 
-    def _integer(self, *names: str, most: int = MOST) -> int:
-        name = self._given(*names)
-        if name is None:
-            raise ValueError(f"{self.path}: must have the field {names[0]}, got none")
-        value = self.config[name]
-        if type(value) is not int or not 1 <= value <= most:
-            raise ValueError(f"{self.path}: {name} must be 1 ... {most}, got {describe(value)}")
-        return value
+    def _types(self) -> list[str]:
+        """Return what each layer keeps, a value of `_TYPES`; layers that share a cache once."""
+        types = self._listed()
+        if types is None:
+            types = self._by_number(self.integer(*_LAYERS, most=MOST_LAYERS))
+        if self.given("num_kv_shared_layers"):
+            shared = self.integer("num_kv_shared_layers", most=MOST_LAYERS)
+            if shared >= len(types):
+                raise ValueError(
+                    f"{self.path}: num_kv_shared_layers must be < {len(types)} layers, got {shared}"
+                )
+            types = types[: len(types) - shared]
+        return types
+
+    def _listed(self) -> list[str] | None:
+        """Return the types from the field that lists them, if there is one."""
+        name = self.given("layers_block_type", "layer_types")
+        listed: Any
+        if name is not None:
+            listed = self.config[name]
+            if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+                raise ValueError(f"{self.path}: {name} must be a list of strings")
+        elif self.given("hybrid_override_pattern"):
+            name, listed = "hybrid_override_pattern", self.config["hybrid_override_pattern"]
+            if not isinstance(listed, str):
+                raise ValueError(f"{self.path}: {name} must be text, got {describe(listed)}")
+        else:
+            return None
+        other = sorted(set(listed) - _TYPES.keys())
+        if other:
+            self.refuse(f"it has layers of type {printable(other[0])[:80]}")
+        if len(listed) > MOST_LAYERS:
+            raise ValueError(f"{self.path}: {name} must have at most {MOST_LAYERS} layers")
+        layers = len(listed)
+        if self.given(*_LAYERS) and self.model_type != "nemotron_h":
+            layers = self.integer(*_LAYERS, most=MOST_LAYERS)
+        if len(listed) < layers:
+            raise ValueError(f"{self.path}: {name} must have {layers} layers, got {len(listed)}")
+        return [_TYPES[one] for one in listed[:layers]]
+
+    def _by_number(self, layers: int) -> list[str]:
+        """Return the types from the fields that give the numbers of layers of one type."""
+        if self.model_type == "falcon_h1":
+            return ["both"] * layers
+        every = range(layers)
+        other = "window"
+        full: Iterable[int] | None = None
+        if self.given("hybrid_layer_pattern"):
+            listed = self.numbers("hybrid_layer_pattern", least=layers)
+            full = [number for number in every if listed[number] == 0]
+        elif (delta := self.part("linear_attn_config")) is not None:
+            other, full = "state", [one - 1 for one in delta.numbers("full_attn_layers")]
+        elif self.given("full_attn_idxs"):
+            other, full = "state", self.numbers("full_attn_idxs")
+        elif self.given("attn_layer_indices"):
+            other, full = "state", self.numbers("attn_layer_indices")
+        elif self.given("attn_layer_period"):
+            period = self.integer("attn_layer_period")
+            offset = self.integer("attn_layer_offset") if self.given("attn_layer_offset") else 0
+            other, full = "state", range(offset, layers, period)
+        elif self.given("attention_chunk_size"):
+            other, full = "chunked", self._without_rotary(layers)
+        elif has_states(self):
+            other, full = "state", self._every("full_attention_interval", layers)
+            if full is None:
+                self.refuse("it does not say which of its layers are recurrent")
+        elif self._has_window():
+            full = self._every("sliding_window_pattern", layers) or self._before_windows(layers)
+        if full is None:
+            return ["full"] * layers
+        kept = set(full)
+        return ["full" if number in kept else other for number in every]
+
+    def _without_rotary(self, layers: int) -> list[int]:
+        """Return the layers of Llama 4 that attend to all tokens: those without rotary keys."""
+        if self.given("no_rope_layers"):
+            listed = self.numbers("no_rope_layers", least=layers)
+            return [number for number in range(layers) if listed[number] == 0]
+        return list(self._every("no_rope_layer_interval", layers) or ())
+
+    def _every(self, name: str, layers: int) -> range | None:
+        """Return every so many layers, by a field or else by the kind of model."""
+        interval = _INTERVALS.get(self.model_type)
+        if self.given(name):
+            interval = self.integer(name)
+        return None if interval is None else range(interval - 1, layers, interval)
+
+    def _before_windows(self, layers: int) -> range:
+        """Return the first layers of Qwen 2 and 3, which attend to all tokens."""
+        if self.model_type.startswith("qwen") and self.given("max_window_layers"):
+            return range(min(layers, self.integer("max_window_layers")))
+        return range(0)
+
+    def _has_window(self) -> bool:
+        return (
+            self.given("sliding_window") is not None
+            and self.config.get("use_sliding_window", True) is not False
+        )
+
+    def _kinds(self, types: Sequence[str]) -> tuple[Layers, ...]:
+        """Return the layers by kind, in order of each kind's first layer."""
+        counts: dict[str, int] = {}
+        for one in types:
+            for kind in ("full", "state") if one == "both" else (one,):
+                counts[kind] = counts.get(kind, 0) + 1
+        counts.pop("", None)
+        if "state" in counts and self.given("index_topk"):
+            self.refuse("its sparse attention keeps an index beside states (index_topk)")
+        return tuple(replace(self._layers_of(kind), count=count) for kind, count in counts.items())
+
+    def _layers_of(self, kind: str) -> Layers:
+        """Return one layer that keeps its cache in this way."""
+        if kind == "state":
+            return Layers("state", 1, state=state_of(self))
+        if self.given("kv_lora_rank"):
+            if kind != "full":
+                self.refuse(f"its latent attention attends to a {kind}")
+            latent = self.integer("kv_lora_rank")
+            rotary = self.integer("qk_rope_head_dim") if self.given("qk_rope_head_dim") else 0
+            return Layers("full", 1, latent=latent, rotary=rotary, index_bytes=self._index_bytes())
+        heads, key, value = self._heads(kind)
+        if kind == "full":
+            return Layers("full", 1, heads, key, value)
+        if kind == "chunked":
+            window = self.integer("attention_chunk_size", most=MAX_TOKENS)
+            return Layers("chunked", 1, heads, key, value, window=window)
+        window = self.integer("sliding_window", "sliding_window_size", most=MAX_TOKENS)
+        if self.model_type.startswith("cohere2"):
+            window += 1  # the token itself is not counted in Cohere's configurations
+        return Layers("window", 1, heads, key, value, window=window)
+
+    def _heads(self, kind: str) -> tuple[int, int, int]:
+        """Return the KV heads, and the elements of a key and of a value."""
+        heads = self.integer(*_HEADS)
+        kv_heads = 1 if self.is_true("multi_query") else heads
+        if self.given(*_KV_HEADS):
+            kv_heads = self.integer(*_KV_HEADS)
+        if self.given(*_HEAD_SIZES):
+            key = self.integer(*_HEAD_SIZES)
+        else:
+            key = self.integer(*HIDDEN) // heads
+        if key < 1:
+            raise ValueError(f"{self.path}: hidden_size must be >= the heads, got less")
+        value = key
+        if kind == "full" and self.model_type.startswith("gemma4"):
+            key = value = self.integer("global_head_dim") if self.given("global_head_dim") else 512
+            if self.is_true("attention_k_eq_v"):
+                kv_heads = self.optional("num_global_key_value_heads", kv_heads)
+        if self.model_type.startswith("mimo_v2"):
+            before = "swa_" if kind == "window" else ""
+            kv_heads = self.optional(f"{before}num_key_value_heads", kv_heads)
+            key = self.optional(f"{before}head_dim", key)
+            value = self.optional(f"{before}v_head_dim", key)
+        return kv_heads, key, value
+
+    def _index_bytes(self) -> int:
+        """Return the bytes per token of an index: elements in 8 bits, scales in 32 for 128."""
+        if not self.given("index_topk"):
+            return 0
+        size = self.integer("index_head_dim")
+        return size + size // 128 * 4
+
+    def _remark(self, kinds: Sequence[Layers], layers: int) -> str:
+        """Return a remark on layers that attend to a window; empty if there are none."""
+        windowed = [one for one in kinds if one.window]
+        if not windowed:
+            return ""
+        if len(kinds) == 1:
+            return WINDOWED.format(f"all layers attend to {windowed[0].window} tokens")
+        number = sum(one.count for one in windowed)
+        return WINDOWED.format(f"{number} of {layers} layers attend to a window")

@@ -1,10 +1,10 @@
-"""How an engine divides a model's layers into groups, and the bytes of a block.
+"""Groups that an engine divides a model's layers into, and the bytes of a block.
 
 As vLLM 0.33 does it, with its prefix cache on and layers outside blocks in memory:
 
-1. A *page* is what one layer keeps of a block on one worker. A block of attention is 16 tokens.
-   With states it is the least multiple of 16 tokens, or of 128 for latent attention, whose page
-   holds a state.
+1. A *page* is what one layer keeps of a block on one worker. A block of attention is 16 tokens, 64
+   with an index. With states it is the least multiple of 16 tokens, or of 128 for latent attention,
+   whose page holds a state.
 2. Layers that need the same tokens and blocks are one group.
 3. Otherwise all pages become as large as the largest: a page that divides it takes more tokens,
    another is padded.
@@ -26,13 +26,14 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1}
 
 _MODEL_BYTES = 2  # of an element of the model's own type, which states have unless they say more
 _BLOCK_TOKENS = 16
-_LATENT_BLOCK_TOKENS = 128
+_LATENT_STATE_TOKENS = 128  # with latent attention, blocks that hold states are multiples of it
+_INDEX_BLOCK_TOKENS = 64  # of an index; the kernels take no other
 _FP8_INDEXED = 656  # 512 of the latent, 16 of its scales, 128 of the rotary key in 16 bits
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a recurrent layer keeps, whatever the number of tokens.
+    """The state that a recurrent layer keeps, whatever the number of tokens.
 
     Attributes
     ----------
@@ -191,7 +192,8 @@ def group_layout(name: str, kinds: Sequence[Layers], dtype: str, workers: int) -
 
 def _pages_of(name: str, kinds: Sequence[Layers], dtype: str, workers: int) -> list[_Pages]:
     """Return each kind's page and block before they are made equal."""
-    tokens = _BLOCK_TOKENS
+    indexed = any(one.index_bytes for one in kinds)
+    tokens = _INDEX_BLOCK_TOKENS if indexed else _BLOCK_TOKENS
     largest = 0
     for one in kinds:
         if one.state is not None:
@@ -199,7 +201,7 @@ def _pages_of(name: str, kinds: Sequence[Layers], dtype: str, workers: int) -> l
     attention = next((one for one in kinds if one.state is None), None)
     if largest and attention is not None:
         per_token = attention.token_bytes(dtype, workers)
-        step = _LATENT_BLOCK_TOKENS if attention.latent else _BLOCK_TOKENS
+        step = _LATENT_STATE_TOKENS if attention.latent else _BLOCK_TOKENS
         tokens = step * -(-largest // (step * per_token))
         largest = tokens * per_token
     return [

@@ -17,6 +17,10 @@ DEEPSEEK = {
     "model_type": "deepseek_v3", "num_hidden_layers": 61, "num_attention_heads": 128,
     "num_key_value_heads": 128, "hidden_size": 7168, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
 }  # fmt: skip
+DELTA = {
+    "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 
 
 def shape(tmp_path, config):
@@ -48,9 +52,9 @@ def test_it_counts_bytes_per_token(tmp_path, config, token_bytes):
 @pytest.mark.parametrize(
     ("more", "remark"),
     [
-        ({"sliding_window": 4096}, "all or some layers attend to 4096 tokens only"),
+        ({"sliding_window": 4096}, "all layers attend to 4096 tokens only"),
         (
-            {"layer_types": ["full_attention", "sliding_attention"] * 16},
+            {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"] * 16},
             "16 of 32 layers attend to a window only",
         ),
     ],
@@ -64,19 +68,31 @@ def test_windows_are_counted_in_full_and_said(tmp_path, more, remark):
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"mamba_d_state": 128}, "recurrent layers keep a state.*mamba_d_state"),
-        ({"layer_types": ["linear_attention"]}, "it has layers of type linear_attention"),
-        ({"full_attention_interval": 4}, "recurrent layers"),
+        ({"mamba_d_state": 128}, "it does not say which of its layers are recurrent"),
+        ({"layer_types": ["mamba", "rwkv"] * 16}, "it has layers of type rwkv"),
+        ({"layer_types": ["mamba", "attention"] * 16}, "its recurrent layers are of a kind that"),
+        (DELTA | {"full_attention_interval": 33}, "none of its layers"),
+        ({"block_types": ["recurrent"]}, r"its recurrent layers .* \(block_types\)"),
         ({"block_configs": [{}]}, "its layers have attention of different sizes"),
-        ({"num_kv_shared_layers": 10}, "several layers share one cache"),
-        ({"index_topk": 2048}, "its sparse attention keeps an index"),
+        ({"global_head_dim": 512}, "its layers have attention of different sizes"),
+        ({"cla_share_factor": 2}, "several layers share one cache"),
+        ({"index_topk": 2048}, "its sparse attention keeps an index beside keys and values"),
+        ({"compress_ratios": [4]}, "its attention is compressed"),
+        ({"model_type": "deepseek_v4"}, "its attention is compressed"),
+        ({"model_type": "qwen4_exp_text"}, "its states have several shapes"),
         ({"cross_attention_layers": [3]}, "its cross attention"),
         ({"is_encoder_decoder": True}, "it has is_encoder_decoder"),
     ],
 )
 def test_what_is_not_counted_is_refused_by_name(tmp_path, more, reason):
-    with pytest.raises(ValueError, match=f"model 'llama' is not counted: {reason}"):
+    with pytest.raises(ValueError, match=f"model '.*' is not counted: {reason}"):
         shape(tmp_path, LLAMA | more)
+
+
+@pytest.mark.parametrize("more", [{"index_topk_freq": 4}, {"index_topk_pattern": "FSSS"}])
+def test_an_index_that_layers_share_is_refused_by_name(tmp_path, more):
+    with pytest.raises(ValueError, match="several layers share one index"):
+        shape(tmp_path, DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128} | more)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +103,21 @@ def test_what_is_not_counted_is_refused_by_name(tmp_path, more, reason):
         ("[]", "must be a JSON object"),
         ("x" * (2**20 + 1), "must be at most 1048576 bytes"),
         ({}, "must have the field num_hidden_layers"),
-        (LLAMA | {"num_hidden_layers": -1}, "num_hidden_layers must be 1 ... 1048576, got -1"),
-        (LLAMA | {"num_hidden_layers": "32"}, "num_hidden_layers must be 1 ... 1048576, got '32'"),
+        (LLAMA | {"num_hidden_layers": -1}, "num_hidden_layers must be 1 ... 4096, got -1"),
+        (LLAMA | {"num_hidden_layers": "32"}, "num_hidden_layers must be 1 ... 4096, got '32'"),
         (LLAMA | {"hidden_size": 5}, "hidden_size must be >= the heads"),
         (LLAMA | {"layer_types": 5}, "layer_types must be a list of strings"),
+        (LLAMA | {"layer_types": ["mlp"] * 31}, "layer_types must have 32 layers, got 31"),
+        (LLAMA | {"hybrid_override_pattern": ["M"]}, "hybrid_override_pattern must be text"),
+        (LLAMA | {"hybrid_layer_pattern": [1]}, "hybrid_layer_pattern must be at least 32 numbers"),
+        (LLAMA | {"full_attn_idxs": [-1]}, "full_attn_idxs must be a list of numbers 0 ... 4096"),
+        (LLAMA | {"num_kv_shared_layers": 32}, "num_kv_shared_layers must be < 32 layers, got 32"),
+        (LLAMA | {"layer_types": ["sliding_attention"] * 32}, "must have the field sliding_window"),
+        (LLAMA | {"conv_L_cache": 1, "full_attn_idxs": [1]}, "conv_L_cache must be > 1, got 1"),
+        (
+            LLAMA | DELTA | {"model_type": "qwen3_5", "mamba_ssm_dtype": "fp4"},
+            "mamba_ssm_dtype must be one of float32, bfloat16, float16, got 'fp4'",
+        ),
         (LLAMA | {"sliding_window": "x" * 9000}, "sliding_window must be 1 ... .* got 'xxx"),
     ],
 )
@@ -107,6 +134,7 @@ def test_what_is_no_configuration_is_said(tmp_path, config, rule):
         {"layer_types": ["\n\x1b[31m" * 9000]},
         {"layer_types": ["\ud800"]},
         {"index_topk": 1, "model_type": ["\n"] * 9000},
+        {"index_topk": 1, "model_type": "\n\x1b[31m" * 9000},
     ],
 )
 def test_what_a_file_says_is_told_in_one_line(tmp_path, more):

@@ -26,11 +26,14 @@ def test_bytes_a_token_in_bfloat16(name, expected):
 
 
 @pytest.mark.parametrize("name", model_names())
-def test_every_model_has_one_of_the_two_kinds_of_attention_and_a_source(name):
+def test_every_model_has_layers_with_attention_and_a_source(name):
     shape = model_shape(name)
-    assert shape.layers > 0
+    assert shape.name == name
+    assert shape.layers == sum(one.count for one in shape.kinds)
     assert (shape.latent > 0) == (shape.rotary > 0) == (shape.kv_heads == 0 == shape.head_size)
     assert shape.source.startswith("https://huggingface.co/")
+    if any(one.state or one.index_bytes for one in shape.kinds):
+        return
     assert shape.bytes_per_token("fp8") * 2 == shape.bytes_per_token("float16")
 
 
@@ -71,6 +74,10 @@ HEADS = "tensor_parallel must divide the 8 KV heads of llama-3.1-8b or be a mult
             "dtype must be one of bfloat16, float16, fp8, got 'int3'",
         ),
         (lambda: model_shape("llama-3.1-8b").bytes_per_token(tensor_parallel=3), HEADS),
+        (
+            lambda: model_shape("qwen3.5-27b").bytes_per_token(),
+            "bytes per token, got qwen3.5-27b, some layers of which keep a state",
+        ),
         (
             lambda: model_shape("deepseek-v3").bytes_per_token(tensor_parallel=0),
             "tensor_parallel must be >= 1, got 0",

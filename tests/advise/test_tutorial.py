@@ -5,6 +5,7 @@ The trace is Mooncake's conversation trace; ``KVOFFLOAD_TRACES`` names the folde
 
 import os
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,12 +109,14 @@ def test_the_size_of_a_disk_is_what_is_printed(capsys, monkeypatch):
 def test_the_table_of_models_is_right(name):
     text = (ROOT / "docs/how-to/advise.md").read_text(encoding="utf-8")
     shape = model_shape(name)
-    kept = (
-        f"{shape.latent} + {shape.rotary}"
-        if shape.latent
-        else f"{shape.kv_heads} × {shape.head_size}"
-    )
-    cells = [f"`{name}`", str(shape.layers), kept, f"{shape.bytes_per_token():,}"]
+    layout = shape.layout()
+    groups = []
+    for group, number in Counter(layout.groups).items():
+        window = f" {group.window:,}" if group.window else ""
+        groups.append(
+            f"{number} × {group.layers} {group.kind}{window}, {group.block_tokens:,} tokens"
+        )
+    cells = [f"`{name}`", "; ".join(groups), f"{layout.block_bytes:,}"]
     source = f"[{shape.repository}]({shape.source})"
     assert f"| {' | '.join([*cells, source])} |" in text
 

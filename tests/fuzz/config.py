@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from kvoffload.advise import ModelShape, model_config, model_shape
+from kvoffload.advise import ModelShape, model_config, model_fields, model_shape, model_states
 from kvoffload.advise.model_shape import DTYPE_BYTES
 
 from .scratch import scratch
@@ -25,9 +25,20 @@ FIELDS = [
     *model_config._LAYERS,
     *model_config._HEADS,
     *model_config._KV_HEADS,
-    *model_config._HIDDEN,
+    *model_fields.HIDDEN,
     *model_config._HEAD_SIZES,
+    *model_config._OTHER_SIZES,
     *[name for names in model_config._REFUSED.values() for name in names],
+    *model_states.STATE_FIELDS,
+    *("linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    *("linear_conv_kernel_dim", "linear_head_dim", "mamba_ssm_dtype", "mamba_expand"),
+    *("mamba_d_conv", "mamba_d_head", "mamba_d_ssm", "mamba_n_groups", "mamba_head_dim"),
+    *("ssm_state_size", "n_groups", "conv_kernel", "mamba_ssm_cache_dtype", "conv_dim"),
+    *("layers_block_type", "hybrid_override_pattern", "hybrid_layer_pattern", "full_attn_idxs"),
+    *("full_attention_interval", "attn_layer_period", "attn_layer_offset", "attn_layer_indices"),
+    *("no_rope_layers", "no_rope_layer_interval", "attention_chunk_size", "max_window_layers"),
+    *("sliding_window_pattern", "num_kv_shared_layers", "index_topk", "index_head_dim"),
+    *("index_topk_freq", "v_head_dim", "swa_head_dim", "swa_v_head_dim"),
     "model_type",
     "text_config",
     "llm_config",
@@ -46,6 +57,14 @@ VALUES: list[Any] = [
     *([], {}, [0], [None], ["full_attention"] * 4, ["sliding_attention"] * 40, ["\n\x00" * 60]),
     ["full_attention", "chunked_attention"],
     ["mamba"],
+    *(
+        ["mamba", "hybrid", "moe", "full_attention"],
+        ["linear_attention"] * 4095 + ["full_attention"],
+    ),
+    *("M-M*E", "*" * 5000, "auto", "float32", "gemma4_text", "mimo_v2", "qwen3_5", "cohere2"),
+    *("falcon_h1", "qwen3_next", "llama4"),
+    *([0, 1, 1, 1], [3], {"num_heads": 2, "head_dim": 4, "short_conv_kernel_size": 4}),
+    {"num_heads": 2, "head_dim": 4, "short_conv_kernel_size": 4, "full_attn_layers": [2, 4]},
     {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64},
     {"sliding_window": "\n" * 700},
     [[[[[[[[[]]]]]]]]],
@@ -72,23 +91,34 @@ def check_text(text: str, path: str) -> None:
 
 def check_shape(shape: ModelShape, path: str) -> None:
     """Raise unless every figure of a shape is a finite number above 0."""
-    latent = (shape.latent, shape.rotary)
-    heads = (shape.kv_heads, shape.head_size)
-    sizes = (shape.layers, *(latent if shape.latent else heads))
-    if not all(type(size) is int and 1 <= size <= model_config.MOST for size in sizes):
+    counts = [one.count for one in shape.kinds]
+    if not 1 <= sum(counts) <= 2 * model_fields.MOST_LAYERS or min(counts) < 1:
         raise AssertionError(f"no shape: {shape}")
-    if any(heads if shape.latent else latent):
-        raise AssertionError(f"both heads and a latent vector: {shape}")
     check_text(shape.remark, path)
     for dtype in DTYPE_BYTES:
         for workers in WORKERS:
+            check_layout(shape, dtype, workers, path)
             try:
                 figure = shape.bytes_per_token(dtype, workers)
             except ValueError as error:
                 check_text(str(error), path)
                 continue
-            if type(figure) is not int or figure <= 0 or not math.isfinite(float(figure)):
+            if type(figure) is not int or figure <= 0:
                 raise AssertionError(f"{figure} bytes per token of {shape}")
+
+
+def check_layout(shape: ModelShape, dtype: str, workers: int, path: str) -> None:
+    """Raise unless the groups have all layers, and a slot a size above 0."""
+    try:
+        layout = shape.layout(dtype, workers)
+    except ValueError as error:
+        check_text(str(error), path)
+        return
+    if sum(group.layers for group in layout.groups) != sum(one.count for one in shape.kinds):
+        raise AssertionError(f"layers of {layout} are not those of {shape}")
+    figures = [layout.block_bytes, *(group.block_tokens for group in layout.groups)]
+    if not all(type(figure) is int and figure > 0 for figure in figures):
+        raise AssertionError(f"{layout} of {shape}")
 
 
 def run_config(data: bytes) -> int:
@@ -108,6 +138,6 @@ def run_config(data: bytes) -> int:
             check_text(str(error), folder)
             return 0
         check_shape(shape, folder)
-        if model_shape(folder).bytes_per_token() != shape.bytes_per_token():
+        if model_shape(folder).kinds != shape.kinds:
             raise AssertionError(f"the folder has another shape than its file: {shape}")
     return 1
