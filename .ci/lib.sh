@@ -54,7 +54,7 @@ refuses_allocations() {
 # fresh_venv NAME [OPTION…]: an empty virtual environment, made with these options of venv; prints its path.
 fresh_venv() {
   rm -rf "${KVO_WORK:?}/$1"
-  "$KVO_PYTHON" -m venv "${@:2}" "$KVO_WORK/$1"
+  "$KVO_PYTHON" -m venv "${@:2}" "$KVO_WORK/$1" || return # else what follows would take another environment's pip
   echo "$KVO_WORK/$1"
 }
 
