@@ -180,9 +180,20 @@ def test_the_tables_of_the_reference_were_made_by_their_script(tmp_path: Path) -
 
 
 def test_nothing_is_installed_from_an_index_that_does_not_have_it() -> None:
-    command = re.compile(r"pip install [^&\n]*\bkvoffload\b.*")
+    """``kvoffload[extra]`` adds to a package that is installed already, without asking for it."""
+    command = re.compile(r"pip install (?!.*--no-index)[^&\n]*\bkvoffload\b(?!\[).*")
     pages = [path.name for path in DOCUMENTS if command.search(path.read_text(encoding="utf-8"))]
     assert pages == []
+
+
+def test_the_dockerfile_runs_the_lines_of_the_page_on_installing() -> None:
+    file = ROOT / "examples" / "Dockerfile"
+    if not file.exists():
+        pytest.skip("the source tree is not beside the tests")
+    page = (ROOT / "docs" / "tutorial" / "install.md").read_text(encoding="utf-8").splitlines()
+    lines = re.findall(r"^RUN (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(lines) == 3
+    assert [line for line in lines if line.replace("/wheels", "wheels") not in page] == []
 
 
 PUBLIC_MODULES = ("", "traces", "replay", "advise", "tiers", "integrations/vllm")
