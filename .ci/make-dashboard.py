@@ -244,6 +244,14 @@ def panels() -> Iterator[Panel]:
             )
         ),
     )
+    yield Panel(
+        "Tokens that windows and states kept back",
+        "timeseries",
+        "cps",
+        "Tokens per second that the full KV groups had and a window or a state kept from being "
+        "loaded. Above 5 % of the hits the points are marked: tails.",
+        (Target(f"sum({of.rate('tail_missed_tokens')})", "tokens"),),
+    )
     ages = f"sum by (le) ({of.buckets('eviction_age_seconds')})"
     yield Panel(
         "Age at eviction",

@@ -108,6 +108,12 @@ WATCH_METRICS = (
     Metric("declined_blocks", "counter", (), "blocks that the policy did not admit"),
     Metric("refused_stores", "counter", (), "stores that were refused for want of room"),
     Metric("failed_blocks", "counter", (), "blocks whose store failed"),
+    Metric(
+        "tail_missed_tokens",
+        "counter",
+        (),
+        "tokens that the full KV groups had and a window or a state kept from being loaded",
+    ),
     Metric("sampled_missed_blocks", "counter", ("cause",), "sampled blocks that missed, by cause"),
     Metric(
         "sampled_evicted_blocks",

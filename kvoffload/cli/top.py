@@ -51,10 +51,12 @@ MARKS = {
     "in_flight": "stores overlap",
     "learning": "still learning",
     "long_requests": "requests longer than memory",
+    "tails": "windows or states missed",
 }
 REASONS = {
     "few_misses": "few misses",
     "few_slots": "few sampled blocks",
+    "no_full_group": "no full KV group",
     "own_policy": "a policy of your own",
     "wide": "error too large",
 }
@@ -288,6 +290,9 @@ def _waste(view: View) -> Table:
     table.add_row("evicted without a hit", percent_text(view.waste))
     table.add_row("not admitted", count_text(view.declined))
     table.add_row("stores refused", count_text(view.refused))
+    if view.tail_missed_tokens:
+        kept = count_text(view.tail_missed_tokens)
+        table.add_row("tokens not loaded for want of a window or state", kept)
     for kind, blocks in view.overdue.items():
         style = "bold red" if blocks else ""
         table.add_row(Text(f"overdue {kind}s, blocks"), Text(f"{blocks:,.0f}", style=style))

@@ -45,6 +45,7 @@ cdef struct WatchCounts:
     uint64_t refused
     uint64_t failed
     uint64_t untracked                      # transfers that found no room in the ledger
+    uint64_t tail_missed_tokens             # of an integration whose engine has several KV groups
     uint64_t causes[MOST_CAUSES]
     uint64_t evicted_used[2]
     uint64_t long_requests[13]              # by size: requests longer than it

@@ -603,6 +603,11 @@ cdef class WatchCore:
         """Whether a lookup waits for a block that is being stored, as vLLM's do; here it misses."""
         return False
 
+    @property
+    def block_tokens(self):
+        """Tokens of a block, where an integration counts tokens; None where no block is judged."""
+        return 0
+
     def progress(self):
         """Return the requests, those that met a block being stored, refused stores, and the lag.
 
@@ -630,6 +635,7 @@ cdef class WatchCore:
             "refused": self.tally.refused,
             "failed": self.tally.failed,
             "untracked": self.tally.untracked,
+            "tail_missed_tokens": self.tally.tail_missed_tokens,
             "causes": numbers(self.tally.causes, MOST_CAUSES),
             "evicted_used": numbers(self.tally.evicted_used, 2),
             "long_requests": numbers(self.tally.long_requests, self.num_sizes),

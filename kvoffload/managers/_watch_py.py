@@ -131,6 +131,9 @@ class WatchCore:
     waits_for_stores = False
     """Whether a lookup waits for a block that is being stored, as vLLM's do; here it misses."""
 
+    block_tokens = 0
+    """Tokens of a block, where an integration counts tokens; None where no block is judged."""
+
     def __init__(self, plan: WatchPlan, watch: Watching) -> None:
         self.watch = watch
         self.due = False
@@ -480,6 +483,7 @@ _COUNTS = (
     "refused",
     "failed",
     "untracked",
+    "tail_missed_tokens",  # of an integration whose engine has several KV groups
 )
 
 

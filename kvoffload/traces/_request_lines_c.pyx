@@ -86,23 +86,26 @@ cdef inline uint64_t siphash(uint64_t message, uint64_t low, uint64_t high) noex
     return v[0] ^ v[1] ^ v[2] ^ v[3]
 
 
-def packed(list hashes not None):
+def packed(list hashes not None, int64_t more_tokens=0):
     """Return when a request came and ``hash()`` of each block hash, 8 bytes each.
 
     Parameters
     ----------
     hashes : list of bytes
         Block hashes.
+    more_tokens : int
+        Tokens of the request beyond those of its blocks, 0 or 1.
 
     Returns
     -------
     bytes
-        In the machine's order: the monotonic clock, ns, then the hashes.
+        In the machine's order: the monotonic clock, ns, its last bit `more_tokens`; the hashes.
     """
     cdef Py_ssize_t size = len(hashes)
     cdef bytes words = PyBytes_FromStringAndSize(NULL, (1 + size) * WORD_BYTES)
     cdef char* end = PyBytes_AS_STRING(words)
-    cdef int64_t word = monotonic_ns()
+    # Never before the recording began.
+    cdef int64_t word = <int64_t>monotonic_ns() + 1 & -2 | more_tokens
     cdef Py_ssize_t i
     memcpy(end, &word, WORD_BYTES)
     for i in range(size):
@@ -190,7 +193,7 @@ def request_lines(
         end = put_text(end, b'{"timestamp":')
         end = put_number(end, (moment - start) // 1_000_000)
         end = put_text(end, b',"input_length":')
-        end = put_number(end, blocks * block_tokens)
+        end = put_number(end, blocks * block_tokens + (moment & 1))
         end = put_text(end, b',"output_length":0,"hash_ids":[')
         if blocks > MANY_BLOCKS:
             with nogil:

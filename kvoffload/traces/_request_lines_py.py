@@ -40,20 +40,23 @@ _DIGITS = np.array(
 Words = npt.NDArray[np.uint64]
 
 
-def packed(hashes: list[bytes]) -> bytes:
+def packed(hashes: list[bytes], more_tokens: int = 0) -> bytes:
     """Return when a request came and ``hash()`` of each block hash, 8 bytes each.
 
     Parameters
     ----------
     hashes : list of bytes
         Block hashes.
+    more_tokens : int
+        Tokens of the request beyond those of its blocks, 0 or 1.
 
     Returns
     -------
     bytes
-        In the machine's order: the monotonic clock, ns, then the hashes.
+        In the machine's order: the monotonic clock, ns, its last bit `more_tokens`; the hashes.
     """
-    return array("q", [time.monotonic_ns(), *map(hash, hashes)]).tobytes()
+    moment = time.monotonic_ns() + 1 & -2 | more_tokens  # never before the recording began
+    return array("q", [moment, *map(hash, hashes)]).tobytes()
 
 
 def request_lines(
@@ -85,7 +88,8 @@ def request_lines(
         blocks = len(request) // _WORD_BYTES - 1
         last = first + blocks * ID_BYTES
         text = ids[first : last - bool(blocks)]  # without the last comma
-        lines.append(_LINE % ((moment - start) // 1_000_000, blocks * block_tokens, text))
+        tokens = blocks * block_tokens + (moment & 1)
+        lines.append(_LINE % ((moment - start) // 1_000_000, tokens, text))
         first = last
     return b"".join(lines)
 

@@ -68,7 +68,8 @@ class RequestLog:
         The file, ``.zst`` or ``.gz``. An existing file is kept as `previous_path`. A link stays,
         and its target is written; a device is written to directly.
     block_tokens : int
-        Tokens per block, 1 ... 2**31 - 1; a request's length is recorded as that of its blocks.
+        Tokens per block, 1 ... 2**31 - 1; a request's length is recorded as that of its blocks, and
+        the token that `add` is told of.
     max_bytes : int
         Most bytes on disk, both files together, >= 65,536. An existing larger file is counted
         only from when it is replaced.
@@ -136,8 +137,11 @@ class RequestLog:
         atexit.register(self.close)
         _logs.add(self)
 
-    def add(self, hashes: list[Any]) -> None:
-        """Add a request, given as the list of its block hashes. Complexity: O(n)."""
+    def add(self, hashes: list[Any], more_tokens: int = 0) -> None:
+        """Add a request, given as the list of its block hashes. Complexity: O(n).
+
+        `more_tokens` is 1 where its length is that of the blocks and a token more, else 0.
+        """
         if not self.recording:
             return
         try:
@@ -145,7 +149,7 @@ class RequestLog:
             if waiting > WAITING_BLOCKS:
                 self._drop(1, "requests come faster than they can be recorded")
                 return
-            self._queue.append(packed(hashes))
+            self._queue.append(packed(hashes, more_tokens))
             self._added += len(hashes) + REQUEST_BLOCKS
             if waiting > HURRY_BLOCKS and not self._call.is_set():
                 self._call.set()

@@ -38,6 +38,9 @@ SNAPSHOTS = 15
 IN_FLIGHT = 0.02
 """Share of requests that met a block being stored, or were refused, above which points are
 marked."""
+TAILS = 0.05
+"""Tokens that windows or states kept from being loaded, relative to the hits, above which points
+are marked."""
 OVERLAP_REQUESTS = 16
 """Requests from which on overlap is judged."""
 LEAST_MET = 4
@@ -96,10 +99,13 @@ class WatchReport:
     seconds : float
         Length of the window so far.
     requests, asked, missed : int
-        Lookups, their blocks, and those that were no hit. Exact, as the next five are.
+        Lookups, their blocks, and those that were no hit. Exact, as the next six are.
     stored, evicted, declined, refused, failed : int
         Blocks given a slot, evicted, not admitted; stores refused (calls); blocks whose store
         failed.
+    tail_missed_tokens : int
+        Tokens that the full KV groups of an engine had and a window or a state kept from being
+        loaded: a part of the misses. 0 where the manager is not told of groups.
     points : tuple of Point
         Hit ratios at other sizes and under other policies.
     sampled_missed : dict of str to int
@@ -124,6 +130,7 @@ class WatchReport:
     declined: int
     refused: int
     failed: int
+    tail_missed_tokens: int
     points: tuple[Point, ...]
     sampled_missed: dict[str, int]
     sampled_evicted: int
@@ -428,6 +435,7 @@ class Watch:
             declined=counts["declined"],
             refused=counts["refused"],
             failed=counts["failed"],
+            tail_missed_tokens=counts["tail_missed_tokens"],
             points=tuple(self._points(counts, after, before, every["listed"])),
             sampled_missed=dict(zip(CAUSES, counts["causes"], strict=True)),
             sampled_evicted=unused + used,
@@ -589,6 +597,9 @@ class Watch:
         # Requests longer than the memory are refused whatever is under way.
         refused = max(0, counts["refused"] - counts["long_requests"][present])
         in_flight = _overlap(counts["requests"], counts["met_pending"], refused)
+        block_tokens = self._core.block_tokens
+        hit_tokens = (counts["asked"] - counts["missed"]) * (block_tokens or 0)
+        tails = ("tails",) if counts["tail_missed_tokens"] > TAILS * hit_tokens else ()
         totals = [
             [a - b for a, b in zip(new, old, strict=True)]
             for new, old in zip(after.minis, before.minis, strict=True)
@@ -606,7 +617,7 @@ class Watch:
             nearest = min(range(len(self.memory)), key=lambda size: abs(self.memory[size] - memory))
             room = subject.slots * memory
             held = sum(sum(each[: nearest + 1]) for each in listed)
-            found = []
+            found = [*tails]
             if held < math.floor(room * 0.99) - quarters:
                 found.append("filling")
             if overlaps:
@@ -632,6 +643,8 @@ class Watch:
         ) -> Point:
             if self._subject.policy is None:
                 return Point(policy, memory, reason="own_policy")
+            if block_tokens is None:
+                return Point(policy, memory, reason="no_full_group")
             return make_point(
                 policy,
                 memory,

@@ -40,11 +40,11 @@ class Point:
     stores_per_block : float or None
         Blocks that it would store per block asked for.
     reason : str or None
-        ``"few_slots"``, ``"few_misses"``, ``"wide"`` or ``"own_policy"`` (of the live policy there
-        is no shadow).
+        ``"few_slots"``, ``"few_misses"``, ``"wide"``, ``"own_policy"`` (of the live policy there
+        is no shadow) or ``"no_full_group"`` (no KV group of the engine needs every block).
     marks : tuple of str
         What may shift the point: ``"filling"``, ``"long_requests"``, ``"in_flight"``,
-        ``"learning"``, ``"biased"``.
+        ``"learning"``, ``"biased"``, ``"tails"``.
     """
 
     policy: str

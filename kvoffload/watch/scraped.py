@@ -84,6 +84,8 @@ class View:
         The policies in use, separated by commas.
     capacity, asked, missed, stored, evicted, declined, refused, failed : float
         Sums; those of counters since the last look, or since the start.
+    tail_missed_tokens : float
+        Sum of tokens that windows or states kept from being loaded, likewise.
     shadows : tuple of Shadow
         Points in the watches' own window, by policy and memory.
     causes : dict of str to float
@@ -106,6 +108,7 @@ class View:
     declined: float
     refused: float
     failed: float
+    tail_missed_tokens: float
     shadows: tuple[Shadow, ...]
     causes: dict[str, float]
     waste: float | None
@@ -208,6 +211,7 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
         declined=total("declined_blocks"),
         refused=total("refused_stores"),
         failed=total("failed_blocks"),
+        tail_missed_tokens=total("tail_missed_tokens"),
         shadows=shadows,
         causes=causes,
         waste=left.get("false", 0.0) / sum(left.values()) if sum(left.values()) > 0 else None,

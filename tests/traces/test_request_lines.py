@@ -27,18 +27,19 @@ def test_siphash_by_its_published_test_vector():
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**64 - 1),
     st.integers(1, 2**31 - 1),
+    st.integers(0, 1),
 )
-def test_the_twins_write_the_same_lines(batches, low, high, block_tokens):
+def test_the_twins_write_the_same_lines(batches, low, high, block_tokens, more):
     compiled_lines = pytest.importorskip("kvoffload.traces._request_lines_c")
     assert compiled_lines.ID_BYTES == python_lines.ID_BYTES
     assert compiled_lines.LINE_BYTES == python_lines.LINE_BYTES
     start = time.monotonic_ns()
-    requests = [python_lines.packed(hashes) for hashes in batches]
+    requests = [python_lines.packed(hashes, more) for hashes in batches]
     for request, hashes in zip(requests, batches, strict=True):
-        again = compiled_lines.packed(hashes)
+        again = compiled_lines.packed(hashes, more)
         assert again[8:] == request[8:]
         assert start <= int.from_bytes(request[:8], sys.byteorder)
-        assert int.from_bytes(again[:8], sys.byteorder) <= time.monotonic_ns()
+        assert int.from_bytes(again[:8], sys.byteorder) <= time.monotonic_ns() + 2
     text = python_lines.request_lines(requests, low, high, start, block_tokens)
     assert compiled_lines.request_lines(requests, low, high, start, block_tokens) == text
     lines = text.splitlines(keepends=True)
@@ -47,7 +48,7 @@ def test_the_twins_write_the_same_lines(batches, low, high, block_tokens):
     for line, hashes in zip(lines, batches, strict=True):
         assert len(line) <= python_lines.LINE_BYTES + python_lines.ID_BYTES * len(hashes)
         row = json.loads(line)
-        assert row["input_length"] == len(hashes) * block_tokens
+        assert row["input_length"] == len(hashes) * block_tokens + more
         assert all(len(str(hash_id)) == 16 for hash_id in row["hash_ids"])
         ids |= zip(hashes, row["hash_ids"], strict=True)
     assert len(set(ids.values())) == len(set(chain(*batches)))
@@ -55,7 +56,7 @@ def test_the_twins_write_the_same_lines(batches, low, high, block_tokens):
 
 def test_the_longest_line_holds_the_largest_numbers():
     compiled_lines = pytest.importorskip("kvoffload.traces._request_lines_c")
-    request = (2**63 - 1).to_bytes(8, sys.byteorder) + bytes(8)
+    request = (2**63 - 2).to_bytes(8, sys.byteorder) + bytes(8)
     for lines in (python_lines, compiled_lines):
         line = lines.request_lines([request], 0, 0, 0, 2**63 - 1)
         assert line.startswith(b'{"timestamp":9223372036854,"input_length":9223372036854775807,')

@@ -143,6 +143,13 @@ def test_through_the_real_scheduler(tmp_path, host_platform, num_groups):
     )
     for ids in recorded:  # a chain, each chunk once
         assert len(set(ids)) == len(ids)
+    # Of what windows are kept for: whether the prompt's last token is in the last chunk.
+    tells_tails = num_groups == 2 and installed_release().group_kinds
+    assert sorted(one.input_length for one in Trace(str(path))) == sorted(
+        len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS
+        + bool(tells_tails and len(prompt) % BLOCK_TOKENS)
+        for prompt in talk.prompts
+    )
 
 
 def test_one_of_several_groups_stands_for_all(tmp_path):
@@ -167,6 +174,58 @@ def test_one_of_several_groups_stands_for_all(tmp_path):
     (request,) = Trace(str(path))
     assert len(request.hash_ids) == 4
     assert request.input_length == 64
+
+
+@pytest.mark.skipif(not installed_release().group_kinds, reason="vLLM tells no kinds of groups")
+@pytest.mark.parametrize(
+    ("full_until", "window_until", "chunks", "more"),
+    [
+        (64, 64, 4, 1),  # the prompt goes on behind the last chunk
+        (64, 48, 4, 0),  # ends with it
+        (96, 64, 5, 0),  # what comes behind is of an answer
+        (96, 0, 1, 0),  # of one that ended before its window was kept, it cannot be told
+        (0, 64, 4, 1),
+    ],
+)
+def test_the_length_tells_where_windows_are_of_use(
+    tmp_path, full_until, window_until, chunks, more
+):
+    path = tmp_path / "trace.jsonl.gz"
+    config = dataclasses.replace(
+        configuration(8),
+        groups=(
+            OffloadingGroupConfig(8, ("window",), 0, 4),
+            OffloadingGroupConfig(16, ("full",), 1),
+        ),
+    )
+    recorder = RequestRecorder(Recording(path, 2**20), config)
+    made = ReqContext("r")
+    keys = {}
+    for group, tokens in ((0, 8), (1, 16)):
+        for end in range(tokens, 129, tokens):
+            keys[group, end] = key(end, group)
+            made.set_offload_key_position(keys[group, end], end)
+    for group, until in ((1, full_until), (0, window_until)):
+        if until:
+            recorder.reach([keys[group, until]], made)
+    recorder.record(made)
+    recorder.log.close()
+    (request,) = Trace(str(path))
+    assert (len(request.hash_ids), request.input_length) == (chunks, 16 * chunks + more)
+
+
+@pytest.mark.skipif(not installed_release().group_kinds, reason="vLLM tells no kinds of groups")
+def test_a_model_of_windows_alone_is_recorded_by_one_of_them(tmp_path):
+    path = tmp_path / "trace.jsonl.gz"
+    window = OffloadingGroupConfig(16, ("window",), 0, 2)
+    config = dataclasses.replace(configuration(8), groups=(window,))
+    recorder = RequestRecorder(Recording(path, 2**20), config)
+    made = context(range(6))
+    recorder.reach([key(2), key(3)], made)
+    recorder.record(made)
+    recorder.log.close()
+    (request,) = Trace(str(path))
+    assert (len(request.hash_ids), request.input_length) == (4, 4 * 16 + 1)
 
 
 def test_what_counts_is_what_was_loaded_or_offered(tmp_path):

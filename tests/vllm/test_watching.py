@@ -12,8 +12,12 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
+from kvoffload.integrations.vllm._upstream import installed_release
+from kvoffload.integrations.vllm.groups import KVGroups
+from kvoffload.managers._watching import WatchRequest
 from tests.allocations import fail_after
 from tests.vllm.conftest import SEED, SEQUENCES
+from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk
 from tests.vllm.test_differential import run_sequence
 from tests.vllm.watched import Request, Time, keys_of, watch_all, watched
 
@@ -337,6 +341,197 @@ def test_a_context_of_others_that_fails_changes_nothing():
     manager.lookup(b"key" * 12, context)
     manager.lookup(b"key" * 12, ReqContext("other"))
     assert manager.watch.counters()["asked"] == 0
+
+
+def in_groups(num_chunks, full, others, **options):
+    """Return a manager whose watch is told which groups are full, by their numbers."""
+    manager = KVOffloadManager(num_chunks)
+    watch = watch_all(**options)
+    groups = KVGroups(dict.fromkeys(full, 16), dict.fromkeys(others, 16))
+    manager._look_on(WatchRequest(watch, "lru"), groups)
+    return manager
+
+
+def of_group(keys, group):
+    return [key[:-1] + bytes([group]) for key in keys]
+
+
+class GroupedRequest:
+    """One request of several groups, each looked up by the rule for its kind."""
+
+    def __init__(self, manager, keys, full, others, local=0):
+        self.manager, self.context = manager, ReqContext("r")
+        self.keys = {group: of_group(keys, group) for group in sorted([*full, *others])}
+        for each in self.keys.values():
+            for place, key in enumerate(each):
+                self.context.set_offload_key_position(key, (place + 1) * 16)
+        manager.on_new_request(self.context)
+        end = len(keys)
+        for group in full:
+            end = self.forwards(group, local, end)
+        if end > local:
+            for group in others:
+                end = self.backwards(group, local, end)
+        self.local, self.full, self.others, self.end = local, full, others, end
+
+    def forwards(self, group, start, end):
+        for place in range(start, end):
+            if self.manager.lookup(self.keys[group][place], self.context) is LookupResult.MISS:
+                return place
+        return end
+
+    def backwards(self, group, start, end):
+        """A window of one chunk."""
+        for place in reversed(range(start, end)):
+            if self.manager.lookup(self.keys[group][place], self.context) is LookupResult.HIT:
+                return place + 1
+        return start
+
+    def run(self, stored=None):
+        """Load what was hit, store the rest; of the others the chunk that ends at `stored`."""
+        loads = [key for group in self.full for key in self.keys[group][self.local : self.end]]
+        if self.end > self.local:
+            loads += [self.keys[group][self.end - 1] for group in self.others]
+            self.manager.prepare_load(loads, self.context)
+            self.manager.complete_load(set(loads), self.context)
+        stores = [key for group in self.full for key in self.keys[group][self.end :]]
+        if stored is not None:
+            stores += [self.keys[group][stored - 1] for group in self.others]
+        output = self.manager.prepare_store(stores, self.context)
+        self.manager.complete_store(set(output.keys_to_store), self.context)
+        self.manager.on_request_finished(self.context)
+        return self
+
+
+@pytest.mark.parametrize(
+    ("full", "others"), [((0,), (1,)), ((1,), (0,)), ((1, 2), (0, 3)), ((0, 3), (1, 2))]
+)
+def test_what_a_window_keeps_from_being_loaded_is_counted(full, others):
+    manager = in_groups(400, full, others, policies=("arc",))
+    keys = keys_of("a", range(20))
+    ask = [manager, keys, full, others]
+    GroupedRequest(*ask).run(stored=20)
+    assert GroupedRequest(*ask).run(stored=20).end == 20
+    # Another prompt that begins alike, and whose window nobody stored.
+    ask[1] = keys[:12] + keys_of("b", range(8))
+    assert GroupedRequest(*ask).run(stored=20).end == 0
+    counters = manager.watch.counters()
+    assert counters["tail_missed_tokens"] == 12 * 16
+    # One full group stands for all.
+    assert (counters["requests"], counters["asked"], counters["missed"]) == (3, 60, 40)
+    assert sum(sum(each) for each in counters["judged"]) == 60
+    # All of them take room.
+    of_prompt, of_other = 20 * len(full) + len(others), 8 * len(full) + len(others)
+    assert counters["stored"] == of_prompt + of_other
+    assert sum(map(len, manager.watch._core.order())) == of_prompt + of_other
+    (mini,) = manager.watch._subject.minis
+    served = [quarter.stats() for quarter in mini.managers]
+    assert sum(each["lookup_blocks"] for each in served) == 60
+    assert sum(each["stored_blocks"] for each in served) == of_prompt + of_other
+    # The device had part of it.
+    ask[1] = keys[:12] + keys_of("c", range(8))
+    GroupedRequest(*ask, local=4).run(stored=20)
+    assert manager.watch.counters()["tail_missed_tokens"] == (12 + 8) * 16
+    # A part is loaded.
+    ask[1] = [*keys, *keys_of("d", range(3))]
+    request = GroupedRequest(*ask).run(stored=22)
+    assert request.end == 20
+    ask[1] = [*keys, *keys_of("d", range(3)), *keys_of("e", range(3))]
+    GroupedRequest(*ask, local=0).run(stored=23)
+    assert manager.watch.counters()["tail_missed_tokens"] == (12 + 8 + 1) * 16
+    manager._check()
+
+
+def test_of_lookups_that_are_repeated_the_furthest_before_the_first_access_counts():
+    manager = in_groups(400, (0, 2), (1,))
+    keys = keys_of("a", range(20))
+    GroupedRequest(manager, keys, (0, 2), (1,)).run(stored=20)
+    first = GroupedRequest(manager, keys[:12], (0, 2), (1,))
+    assert first.forwards(0, 0, 6) == first.forwards(2, 0, 6) == 6  # what is left is asked again
+    assert first.backwards(1, 0, 6) == 0
+    first.run()
+    assert manager.watch.counters()["tail_missed_tokens"] == 12 * 16
+    second = GroupedRequest(manager, keys[:12], (0, 2), (1,))
+    manager.prepare_store(second.keys[0], second.context)
+    second.forwards(0, 0, 12)  # preempted, and looked up again
+    second.forwards(2, 0, 12)
+    second.backwards(1, 0, 12)
+    second.run()
+    assert manager.watch.counters()["tail_missed_tokens"] == 24 * 16
+
+
+def test_points_are_marked_where_tails_are_more_than_a_twentieth_of_the_hits():
+    manager = in_groups(400, (0,), (1,), memory=(1,), policies=())
+    keys = keys_of("a", range(100))
+    GroupedRequest(manager, keys, (0,), (1,)).run(stored=100)
+    GroupedRequest(manager, keys, (0,), (1,)).run(stored=100)
+    hit = 100
+    for tail, marked in ((5, False), (1, True)):
+        GroupedRequest(manager, keys[:tail], (0,), (1,)).run()
+        report = manager.watch.report()
+        assert report.asked - report.missed == hit
+        assert [("tails" in point.marks) for point in report.points] == [marked]
+    assert report.tail_missed_tokens == 6 * 16
+
+
+def test_without_a_full_group_nothing_is_judged():
+    manager = in_groups(400, (), (0, 1))
+    keys = keys_of("a", range(4))
+    request = Request(manager, keys)
+    request.run()
+    report = manager.watch.report()
+    assert (report.asked, report.stored) == (0, 4)
+    assert {point.reason for point in report.points} == {"no_full_group"}
+
+
+def test_one_full_group_is_judged_as_if_nothing_were_known():
+    manager = in_groups(400, (3,), ())
+    Request(manager, keys_of("a", range(4))).run()  # of group 0
+    assert manager.watch.counters()["asked"] == 4
+
+
+@pytest.mark.skipif(not installed_release().group_kinds, reason="vLLM tells no kinds of groups")
+def test_what_the_scheduler_could_not_load_for_want_of_a_window(tmp_path, host_platform):
+    """Conversations of vLLM's scheduler, whose own lookups tell what the full group had."""
+    extra = {**SPECS["kvoffload"], "kvoffload_watch": {"policies": []}}
+    engines = [Engine(tmp_path, SPECS["vllm"], 2), Engine(tmp_path, extra, 2)]
+    connector = engines[1].connector
+    found: dict[str, int] = {}  # chunks of the full group that were not loaded
+    looked_up: list[int] = []
+    look_up, walk = connector._lookup, connector._maximal_prefix_lookup
+
+    def note_walk(*arguments):
+        count = walk(*arguments)
+        looked_up.append(arguments[-1] + count if count is not None else 0)
+        return count
+
+    def note(state, *limits):
+        looked_up.clear()
+        hit = look_up(state, *limits)
+        if hit is not None and not accessed(state):
+            local = state.num_locally_computed_tokens
+            end = max(looked_up, default=0)
+            loaded = -(-(local + hit) // BLOCK_TOKENS)
+            found[state.req.request_id] = max(0, end - loaded) * BLOCK_TOKENS
+        return hit
+
+    def accessed(state):
+        return state.req.num_preemptions > 0 or state.req.request_id in begun
+
+    connector._maximal_prefix_lookup, connector._lookup = note_walk, note
+    begun: set[str] = set()
+    talk = Talk(engines, random.Random(SEED), resets=False)
+    for _ in range(60):
+        talk.turn()
+        # Some begin as another did.
+        talk.conversations.append(list(talk.rng.choice(talk.conversations)[:64]))
+    talk.drain()
+    for engine in engines:
+        engine.add("last", [1, 2, 3], 1)
+    talk.drain()
+    watch = connector.manager.watch
+    assert watch.counters()["tail_missed_tokens"] == sum(found.values()) > 0
+    connector.manager._check()
 
 
 def test_a_watch_belongs_to_one_manager():

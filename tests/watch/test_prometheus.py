@@ -264,6 +264,7 @@ def expected(counted: Counted) -> dict[str, dict[Labels, float]]:
         "Stores for each hit|now": {(): counted.sum("stored") / (asked - missed)},
         f"Stores for each hit|{of}, each hit of now": counted.each(1, lambda s, a, m: s / (a - m)),
         **blocks,
+        "Tokens that windows and states kept back|tokens": {(): 0.0},  # these have no groups
         **{
             f"Age at eviction|{share:.0%} are younger": {(): counted.age(share)}
             for share in (0.1, 0.5, 0.9)

@@ -73,6 +73,7 @@ from kvoffload.integrations.vllm._request_c cimport (
     RequestAccess,
     RequestRank,
     find_position,
+    group_of,
     order_keys,
 )
 from kvoffload.integrations.vllm._rules_c cimport (
@@ -181,7 +182,11 @@ cdef class RequestManagerCore:
     cdef RequestWatch watching      # None without a watch
     cdef object asker               # context of the last lookup, where it is not settled yet
     cdef object first_asked, last_asked     # its first and its last key since then
+    cdef object first_full      # where groups count apart: the first key of its present lookup
     cdef int64_t asked_until    # the largest token position of its keys at that lookup
+    cdef uint32_t asked_group   # the KV group of the last key, where groups count apart
+    cdef int64_t full_until     # position up to which the full groups looked up so far had all
+    cdef bint full_missed       # one of them ended at a chunk that is absent
     cdef readonly object _num_chunks
     # vLLM's own classes and constants
     cdef object context_class
@@ -236,12 +241,14 @@ cdef class RequestManagerCore:
         self.rules = rules
         self.policy = rules.policy  # at last: until then every method raises
 
-    def _look_on(self, request):
-        """Attach a watch, as its ``WatchRequest`` says."""
+    def _look_on(self, request, groups=None):
+        """Attach a watch, as its ``WatchRequest`` says; `groups` are ``KVGroups``, if known."""
         cdef RequestWatch core
         self.require_ready()
         core = RequestWatch(request.plan(self, self._num_chunks), request.watch)
         core.attach(self.policy)
+        if groups is not None:
+            core.tell_apart(groups.full, groups.others)
         self.watching = core
         core.watch._join(self, core)
 
@@ -488,6 +495,8 @@ cdef class RequestManagerCore:
         if self.watching is not None:
             if req_context is not self.asker:
                 self.ask(key, req_context)
+            elif self.watching.full_groups is not None:
+                self.ask_on(key)
             self.last_asked = key
         table = self.policy.table
         address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
@@ -514,11 +523,51 @@ cdef class RequestManagerCore:
         """
         self.settle()
         self.asker = req_context
-        self.first_asked = key
+        self.first_asked = self.first_full = key
+        self.asked_group = group_of(<PyObject*>key)
+        self.full_until = NOT_ASKED
+        self.full_missed = False
         try:
             self.asked_until = self.last_position(req_context)
         except Exception:  # of a context of others, and nothing may change for a watch
             self.asked_until = NOT_ASKED
+        return 0
+
+    cdef int ask_on(self, object key) except -1:
+        """Note how far the full groups reach: they are looked up first, one after the other.
+
+        Each ends at the first chunk that is absent, or where the one before it did, and nothing
+        changes until a key of the next group is looked up. A lower full group, or one behind a
+        window or a state, begins another lookup: where the request waits for a store, or of what
+        the others have left. The latter meets no absent chunk.
+        """
+        cdef uint32_t group = group_of(<PyObject*>key), before = self.asked_group
+        cdef dict full = self.watching.full_groups
+        cdef RequestAccess access
+        if group == before:
+            return 0
+        self.asked_group = group
+        try:
+            if before not in full or group in full and group < before:
+                self.first_full = key
+                self.full_until = NOT_ASKED
+                self.full_missed = False
+                return 0
+            until = self.asker.get_offload_key_position(self.last_asked)
+            if until is None:
+                return 0
+            if not self.holds(self.last_asked):
+                until -= full[before]
+                self.full_missed = True
+            self.full_until = min(self.full_until, <int64_t>until)
+            access = self.access_of(self.asker)
+            # What it accesses first decides, as it does about hits.
+            if group not in full and access is not None and access.size == 0:
+                if not self.full_missed:
+                    self.full_until = max(self.full_until, access.full_until)
+                access.full_until = self.full_until
+        except Exception:  # of a context of others, and nothing may change for a watch
+            pass
         return 0
 
     cdef int64_t last_position(self, object req_context) except? -1:
@@ -551,9 +600,33 @@ cdef class RequestManagerCore:
                         access.asked_from, -NOT_ASKED if position is None else <int64_t>position
                     )
                 access.asked_until = max(access.asked_until, self.asked_until)
+                if self.watching.full_groups is not None and access.size == 0:
+                    self.settle_groups(asker, access, keys[1])
         except Exception:  # of a context of others, and nothing may change for a watch
             pass
         return 0
+
+    cdef int settle_groups(self, object asker, RequestAccess access, object last) except -1:
+        """Note whether the lookup of a request that has loaded nothing hit nothing.
+
+        Then it ended at an absent chunk of a window or a state. Else the request is looked up
+        again, unless the accelerator has come to have what it could load.
+        """
+        cdef dict full = self.watching.full_groups
+        if self.asked_group in full or self.holds(last):
+            access.full_until = 0
+            return 0
+        access.full_from = asker.get_offload_key_position(self.first_full)
+        access.full_from -= full[group_of(<PyObject*>self.first_full)]
+        return 0
+
+    cdef bint holds(self, object key) noexcept:
+        """Return whether a chunk is resident; a call at work keeps its batch."""
+        cdef Table* table = self.policy.table
+        cdef const uint8_t* address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
+        cdef uint64_t length = <uint64_t>PyBytes_GET_SIZE(<PyObject*>key)
+        cdef uint32_t slot = index_find(table, address, length, hash_key(table, address, length))
+        return slot != NIL and node_at(table, slot).flags & RESIDENT != 0
 
     def get_load_source(self, key, req_context):
         """Return the tier that a hit comes from: host memory."""
@@ -682,7 +755,7 @@ cdef class RequestManagerCore:
         if self.counts is not None:
             batch = self.open_batch(list(dict.fromkeys(batch)))  # repeats are counted once
         if self.watching is not None:
-            if req_context is self.asker:
+            if req_context is self.asker or self.watching.full_groups is not None:
                 self.settle()  # should it be preempted and look up again, it has more positions
             self.watching.tick()
         collecting = PyGC_Disable()

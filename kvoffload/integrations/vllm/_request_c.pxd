@@ -50,6 +50,9 @@ cdef class RequestAccess:
     cdef int64_t asked_from     # least token position that was looked up, NOT_ASKED before
     cdef int64_t asked_until    # largest that it had when it was last looked up; later ones are generated
     cdef RequestAccess passed   # keys that were offered and not recorded, None if there are none
+    # Of the lookup before its first access, where groups count apart:
+    cdef int64_t full_until     # token position up to which the full groups had all; 0: not known
+    cdef int64_t full_from      # and from which on they were looked up, if nothing is loaded
 
     cdef bint ensure(self, uint64_t more) noexcept
     cdef uint32_t add(self, PyObject* key, uint64_t hashed) noexcept
@@ -81,6 +84,21 @@ cdef class RequestRank:
     cdef readonly object owner
     cdef readonly uint64_t generation
     cdef uint32_t group         # NIL until taken
+
+
+# vLLM's keys end in the group's index, big endian.
+cdef enum:
+    GROUP_BYTES = 4
+
+cdef inline uint32_t group_of(PyObject* key) noexcept nogil:
+    """Return the KV group of a key."""
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(key)
+    cdef const uint8_t* last = <const uint8_t*>PyBytes_AS_STRING(key)
+    cdef uint32_t group = 0
+    cdef Py_ssize_t at
+    for at in range(max(0, length - GROUP_BYTES), length):
+        group = group << 8 | last[at]
+    return group
 
 
 cdef struct Place:

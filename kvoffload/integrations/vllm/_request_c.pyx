@@ -91,26 +91,12 @@ cdef class RequestRank:
 
 # -- the order at the end --------------------------------------------------------------------------
 
-# vLLM's keys end in the group's index, big endian.
-cdef enum:
-    GROUP_BYTES = 4
-
 cdef class KeyOrder:
     def __dealloc__(self):
         discard(self.keys)
         discard(self.numbers)
         discard(self.places)
         discard(self.positioned)
-
-
-cdef inline uint32_t group_of(PyObject* key) noexcept nogil:
-    cdef Py_ssize_t length = PyBytes_GET_SIZE(key)
-    cdef const uint8_t* last = <const uint8_t*>PyBytes_AS_STRING(key)
-    cdef uint32_t group = 0
-    cdef Py_ssize_t at
-    for at in range(max(0, length - GROUP_BYTES), length):
-        group = group << 8 | last[at]
-    return group
 
 
 cdef inline int compare(int64_t left, int64_t right) noexcept nogil:

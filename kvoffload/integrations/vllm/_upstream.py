@@ -394,6 +394,8 @@ class Release:
         Whether a manager is asked which tier a hit comes from.
     config_info : bool
         Whether a manager is given labels for an info metric.
+    group_kinds : bool
+        Whether the configuration tells which KV groups are windows or states.
     """
 
     name: str
@@ -403,6 +405,7 @@ class Release:
     reports_failed_stores: bool = True
     hit_sources: bool = True
     config_info: bool = True
+    group_kinds: bool = True
 
     def interface(self, *, tiering: bool) -> Interface:
         """Return what is used of this release, for the plain spec or for tiering besides."""
@@ -442,6 +445,7 @@ RELEASES = (
         reports_failed_stores=False,
         hit_sources=False,
         config_info=False,
+        group_kinds=False,
     ),
     Release(
         "0.32",
@@ -482,6 +486,7 @@ RELEASES = (
         provisional_ranks=False,
         reports_failed_stores=False,
         config_info=False,
+        group_kinds=False,
     ),
     Release(
         "0.33",
@@ -507,6 +512,11 @@ RELEASES = (
                     "has lock",
                 ),
                 "OffloadingManager.config_info": ("(self)",),
+            },
+            _CONFIG: {
+                "OffloadingGroupConfig": (
+                    "has group_id, sliding_window_size_in_chunks, tokens_per_block",
+                ),
             },
             _COMMON: {
                 "CPUOffloadingInfo.as_config_info": ("(self)",),

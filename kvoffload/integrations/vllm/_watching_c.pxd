@@ -15,7 +15,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.shadow cimport Entry
 from kvoffload._core.table cimport Node
-from kvoffload.integrations.vllm._request_c cimport KeyOrder, RequestAccess, SeenKey
+from kvoffload.integrations.vllm._request_c cimport KeyOrder, Place, RequestAccess, SeenKey
 from kvoffload.integrations.vllm._rules_c cimport Access
 from kvoffload.managers._watch_c cimport WatchCore
 
@@ -34,7 +34,16 @@ cdef inline void widen(IdRange* ids, int64_t chunk_id) noexcept:
         ids.greatest = chunk_id
 
 
+# Which groups a watch judges.
+cdef enum:
+    ALL_GROUPS = -1
+    NO_GROUP = -2
+
 cdef class RequestWatch(WatchCore):
+    cdef int64_t judged         # the group whose chunks are judged, or ALL_GROUPS, or NO_GROUP
+    cdef int64_t chunk_tokens   # of a chunk of that group; 0: not known
+    # Full groups where others can keep theirs from being loaded, number -> tokens of a chunk; or None.
+    cdef dict full_groups
     # All are told before the state changes, but for `c_loading` and `c_begun`.
     # A load was granted, and recorded.
     cdef void c_loading(
@@ -55,6 +64,8 @@ cdef class RequestWatch(WatchCore):
     cdef void c_failed(self, Node* node) noexcept
     # A request has finished; its keys, head to tail.
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept
+    # What the full groups had and the others kept from being loaded, tokens.
+    cdef uint64_t tail_of(self, RequestAccess access, const Place* places) noexcept
     cdef void take_passed(
         self, Batch* batch, const Access* accesses, RequestAccess access
     ) noexcept

@@ -47,10 +47,13 @@ cdef enum:
 
 
 cdef inline bint was_asked(
-    RequestAccess access, const Place* place, const uint8_t* positioned
+    RequestAccess access, const Place* place, const uint8_t* positioned, int64_t judged
 ) noexcept:
-    """Return whether a request asked for a key; where it has no position, if it asked at all."""
-    return access.asked_from != NOT_ASKED and (
+    """Return whether a request asked for a key; where it has no position, if it asked at all.
+
+    Of several groups one is judged, and stands for them.
+    """
+    return access.asked_from != NOT_ASKED and (judged == ALL_GROUPS or judged == place.group) and (
         access.asked_from <= place.position <= access.asked_until
         or not positioned[place.number]
     )
@@ -82,6 +85,31 @@ cdef class RequestWatch(WatchCore):
     def waits_for_stores(self):
         """Whether a lookup waits for a block that is being stored; vLLM's does."""
         return True
+
+    @property
+    def block_tokens(self):
+        """Tokens of a block, where groups count apart; None where none of them is full."""
+        return None if self.judged == NO_GROUP else self.chunk_tokens
+
+    def __cinit__(self, plan, watch):
+        self.judged = ALL_GROUPS
+
+    def tell_apart(self, dict full not None, dict others not None):
+        """Judge the first full group; the others take room.
+
+        Parameters
+        ----------
+        full, others : dict of int to int
+            Groups of which a hit needs every chunk, in the order in which they are looked up, and
+            windows and states: number -> tokens of a chunk.
+        """
+        if len(full) + len(others) == 1 and full:
+            return
+        self.judged = NO_GROUP
+        if full:
+            self.judged, self.chunk_tokens = next(iter(full.items()))
+            if others:
+                self.full_groups = full
 
     cdef Py_ssize_t gather(self, Batch* batch, const Access* accesses) noexcept:
         """Put the places of sampled keys into `use_slots`, and fetch what is known of them."""
@@ -269,11 +297,12 @@ cdef class RequestWatch(WatchCore):
         cdef const uint8_t* positioned = order.positioned
         cdef Py_ssize_t number, num_sampled = 0
         cdef bint met_pending = False, asked, late
-        cdef bint has_room = self.ensure_uses(<Py_ssize_t>total)
+        cdef int64_t judged = self.judged
+        cdef bint has_room = self.ensure_uses(<Py_ssize_t>total), others = False
         cdef int quarter, size
         for at in range(total):
             seen = keys + places[at].number
-            if was_asked(access, places + at, positioned):
+            if was_asked(access, places + at, positioned, judged):
                 num_asked += 1
                 if not seen.uses & LOADED:
                     num_missed += 1
@@ -288,6 +317,8 @@ cdef class RequestWatch(WatchCore):
             self.tally.asked += num_asked
             self.tally.missed += num_missed
             self.tally.met_pending += met_pending
+            if access.full_until:
+                self.tally.tail_missed_tokens += self.tail_of(access, places)
             for size in range(self.num_sizes):
                 self.tally.long_requests[size] += total > self.lengths[size]
         for number in range(num_sampled):
@@ -297,12 +328,15 @@ cdef class RequestWatch(WatchCore):
             hashed = self.uses[number]
             quarter = self.quarter_of(hashed)
             bit = <uint32_t>1 << quarter
-            asked = was_asked(access, places + at, positioned)
+            asked = was_asked(access, places + at, positioned, judged)
             late = was_generated(access, places + at, positioned)
             if asked:
                 self.count(hashed, keys + places[at].number)
             if sample_of(hashed) >= self.keeps_below:
                 continue
+            if judged != ALL_GROUPS and judged != places[at].group:
+                others = True
+                continue  # behind what is judged, which must hang together
             if not asked and not late:
                 unasked |= bit
             elif unasked & ~quarters & bit:
@@ -312,6 +346,18 @@ cdef class RequestWatch(WatchCore):
                 self.keep_key(<uint32_t>quarter, <PyObject*>NotImplemented)
                 generated |= bit
             self.keep_key(<uint32_t>quarter, order.keys[at])
+        if others:
+            for number in range(num_sampled):
+                at = self.use_slots[number]
+                hashed = self.uses[number]
+                if sample_of(hashed) >= self.keeps_below or judged == places[at].group:
+                    continue
+                quarter = self.quarter_of(hashed)
+                bit = <uint32_t>1 << quarter
+                if not generated & bit:
+                    self.keep_key(<uint32_t>quarter, <PyObject*>NotImplemented)
+                    generated |= bit
+                self.keep_key(<uint32_t>quarter, order.keys[at])
         for number in range(num_sampled - 1, -1, -1):
             seen = keys + places[self.use_slots[number]].number
             self.use(self.uses[number], seen, <uint32_t>now)
@@ -322,6 +368,22 @@ cdef class RequestWatch(WatchCore):
                 self.keep_key(<uint32_t>quarter, <PyObject*>None)
         self.unended = 0
         self.due = self.num_keys >= DRAIN_KEYS or now >= self.next_due
+
+    cdef uint64_t tail_of(self, RequestAccess access, const Place* places) noexcept:
+        """Return what the full groups had and the others kept from being loaded, tokens.
+
+        A load ends with the group whose last loaded key comes first.
+        """
+        cdef uint64_t at, groups = 0, bit
+        cdef int64_t loaded = access.full_from
+        for at in range(access.size, 0, -1):
+            if not access.seen[places[at - 1].number].uses & LOADED or places[at - 1].group >= 64:
+                continue
+            bit = <uint64_t>1 << places[at - 1].group
+            if not groups & bit:
+                groups |= bit
+                loaded = places[at - 1].position
+        return <uint64_t>max(access.full_until - loaded, <int64_t>0)
 
     cdef void count(self, uint64_t hashed, const SeenKey* seen) noexcept:
         """Count a sampled key that was asked for by its segment, and by its cause if it missed."""
@@ -375,6 +437,8 @@ cdef RequestAccess all_keys(RequestAccess access):
         raise MemoryError()
     every.asked_from = access.asked_from
     every.asked_until = access.asked_until
+    every.full_until = access.full_until
+    every.full_from = access.full_from
     for number in range(access.size):
         place = every.add(access.seen[number].key, access.seen[number].hashed)
         every.seen[place].uses = access.seen[number].uses

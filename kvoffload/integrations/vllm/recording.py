@@ -9,10 +9,15 @@ vLLM tells that a request has finished in the step after its last one, and an en
 may make no more: `vllm.LLM` ends that way each time. So a request of which this was never told is
 recorded when the manager is shut down, or the interpreter ends.
 
-With several KV groups each chunk of tokens has a key a group, and these share one block hash. A
-block of the trace is a chunk of tokens, so one group stands for all: that with the fewest tokens a
-chunk, the first of such. Where every group of the model stores every chunk, a block of the trace
-takes as many chunks of the cache as there are groups.
+With several KV groups each chunk of tokens has a key per group, and these share one block hash. A
+block of the trace is a chunk of tokens, so one group stands for all: a full one if there is any,
+with the fewest tokens per chunk, the first of such.
+
+Windows and states are kept for the last multiple of a chunk before a prompt's last token, and are
+of no use behind it. Where that lies is what a replay by groups asks of the length: it is that of
+the chunks where the last of their keys, loaded or offered, ends before the last chunk, so that the
+prompt may end with it; else a token more. What full groups have offered beyond the next multiple is
+of an answer, and is left out.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from kvoffload.traces.lines import RECORDING
 from kvoffload.traces.request_log import MIN_BYTES, RequestLog
 
 from ._upstream import OffloadingConfig, OffloadingManager, ReqContext
+from .groups import KVGroups
 
 __all__ = ["MAX_BYTES", "RECORD", "RECORD_MAX_BYTES", "Recording", "RequestRecorder"]
 
@@ -120,8 +126,13 @@ class RequestRecorder:
     """
 
     def __init__(self, recording: Recording, config: OffloadingConfig) -> None:
-        group = min(config.groups, key=lambda one: one.tokens_per_block)
+        groups = KVGroups.from_config(config)
+        others: dict[int, int] = {} if groups is None else groups.others
+        full = [one for one in config.groups if one.group_id not in others]
+        group = min(full or config.groups, key=lambda one: one.tokens_per_block)
         self._suffix = group.group_id.to_bytes(_GROUP_BYTES, "big")
+        self._others = {number.to_bytes(_GROUP_BYTES, "big") for number in others}
+        self._align = 0 if groups is None else groups.align
         self._one_group = len(config.groups) == 1
         self._chunk_tokens = group.tokens_per_block * config.cache.blocks_per_chunk
         parallel = config.parallel
@@ -181,6 +192,9 @@ class RequestRecorder:
                 self._unfinished[id(req_context)] = req_context
             position_of = req_context._offload_key_positions.get
             state.tokens = max([state.tokens, *[position_of(key, 0) for key in keys]])
+            if self._others:
+                others = [key for key in keys if key[-_GROUP_BYTES:] in self._others]
+                state.tail = max([state.tail, *[position_of(key, 0) for key in others]])
         except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
             self._stop(error)
 
@@ -193,9 +207,13 @@ class RequestRecorder:
             state = req_context.get_state(_Progress)
             if state is not None and not state.recorded:
                 state.recorded = True
-                keys = self.chain(req_context._offload_key_positions, state.tokens)
+                tokens = state.tokens
+                if self._others:
+                    tokens = min(tokens, state.tail + self._align)
+                keys = self.chain(req_context._offload_key_positions, tokens)
                 if keys:
-                    self.log.add(keys)
+                    end = len(keys) * self._chunk_tokens
+                    self.log.add(keys, int(bool(self._others) and state.tail >= end))
         except Exception as error:  # noqa: BLE001 (nothing may reach the engine)
             self._stop(error)
 
@@ -240,12 +258,15 @@ class _Progress:
     ----------
     tokens : int
         End position of the last key that it loaded or offered.
+    tail : int
+        The same of the keys of windows and states.
     recorded : bool
         Whether it has been written to the log.
     """
 
-    __slots__ = ("recorded", "tokens")
+    __slots__ = ("recorded", "tail", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0
+        self.tail = 0
         self.recorded = False

@@ -16,6 +16,7 @@ from ._upstream import (
     OffloadingManager,
     installed_release,
 )
+from .groups import KVGroups
 from .manager import KVOffloadManager
 from .recording import RECORD, RECORD_MAX_BYTES, Recording, RequestRecorder
 from .watching import WATCH, WatchExport, Watching, metric_definitions
@@ -114,7 +115,7 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
             logger.warning("kvoffload: %s needs a policy of kvoffload; nothing is watched", WATCH)
             return
         watch = watching.new_watch()
-        own._look_on(WatchRequest(watch, self._policy_text))
+        own._look_on(WatchRequest(watch, self._policy_text), KVGroups.from_config(self.config))
         own._watch_export = WatchExport(watch, watching.interval)
 
     def _new_manager(self) -> OffloadingManager:

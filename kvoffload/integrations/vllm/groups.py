@@ -1,0 +1,42 @@
+"""The KV groups of a model, told apart by what a hit needs of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ._upstream import OffloadingConfig, installed_release
+
+__all__ = ["KVGroups"]
+
+
+@dataclass(frozen=True)
+class KVGroups:
+    """The KV groups of a model: number -> tokens of a chunk, in the order of the numbers.
+
+    Attributes
+    ----------
+    full : dict of int to int
+        Groups of which a hit needs every chunk. vLLM looks them up first, in this order.
+    others : dict of int to int
+        Windows and states, of which it needs those at its end.
+    """
+
+    full: dict[int, int]
+    others: dict[int, int]
+
+    @classmethod
+    def from_config(cls, config: OffloadingConfig) -> KVGroups | None:
+        """Return the groups of a configuration; None where vLLM does not tell their kinds."""
+        if not installed_release().group_kinds:
+            return None
+        full: dict[int, int] = {}
+        others: dict[int, int] = {}
+        for group in config.groups:
+            kind = full if group.sliding_window_size_in_chunks is None else others
+            kind[group.group_id] = group.tokens_per_block * config.cache.blocks_per_chunk
+        return cls(full, others)
+
+    @property
+    def align(self) -> int:
+        """Tokens at whose multiples vLLM keeps windows and states, unless it keeps all."""
+        return max((self.full or self.others).values())
