@@ -7,6 +7,7 @@ host. `as_built` makes of them what Sphinx shows more: signatures and docstrings
 
 import re
 from importlib.metadata import version as installed_version
+from pathlib import Path
 
 project = "kvoffload"
 author = "The kvoffload developers"
@@ -40,6 +41,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"kvoffload\.types\.Spec_co"),  # the type of a manager's specs, a type variable
     ("py:.*", r"ABC|abc\.ABC|NDArray|Path|Structure|ImportError"),
     ("py:class", r"kvoffload\.tiers\.engine\.contract\.Pool"),  # not of users
+    ("py:class", r"kvoffload\.replay\.groups\._Rule"),  # not of users
 ]
 
 html_theme = "furo"
@@ -52,17 +54,22 @@ copybutton_line_continuation_character = "\\"
 copybutton_only_copy_prompt_lines = True
 
 
+CHANGES = str(Path(__file__).parents[1] / "CHANGES.md")
 SECTIONS = ["tutorial", "how-to", "reference", "explanation"]
 HIDDEN = re.compile(r"^<!-- eval-rst\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 OBJECT = re.compile(r"\[`([^`\]]+)`\]\([^)\s]+ \"(kvoffload[\w.]*)\"\)")
 PAGE = re.compile(r"\]\(([\w-]+)\.md\)")
 
 
-def as_built(_app, docname, source):
+def as_built(app, docname, source):
     """Show what comments hide, lead links to objects, and append a page's table of contents.
 
     A link to an object has its full name as the title: ``[`X`](page.md "kvoffload.X")``.
     """
+    if docname == "changes":
+        app.env.note_dependency(CHANGES)
+        source[0] = Path(CHANGES).read_text(encoding="utf-8")
+        return
     text = HIDDEN.sub(r"```{eval-rst}\n\1```", source[0])
     text = OBJECT.sub(r"{py:obj}`\1 <\2>`", text)
     folder, _, name = docname.rpartition("/")
