@@ -8,7 +8,6 @@ __all__ = [
     "NO_BREAK_SPACE",
     "bytes_text",
     "count_text",
-    "decimal_bytes_text",
     "duration_text",
     "percent_text",
     "rate_text",
@@ -16,7 +15,6 @@ __all__ = [
 ]
 
 _SIZES = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
-_DECIMAL_SIZES = ((10**15, "PB"), (10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 _RATES = ((10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"))
 _COUNTS = ((10**9, "billion"), (10**6, "million"))
 
@@ -45,11 +43,6 @@ def _in_units(value: float, units: tuple[tuple[int, str], ...], last: str) -> st
 def bytes_text(size: float) -> str:
     """Return a size as in ``512 GiB``."""
     return _in_units(size, _SIZES, "B")
-
-
-def decimal_bytes_text(size: float) -> str:
-    """Return a size in powers of ten as in ``50 GB``, for ticks that are powers of ten."""
-    return _in_units(size, _DECIMAL_SIZES, "B")
 
 
 def rate_text(bytes_per_second: float | None) -> str:

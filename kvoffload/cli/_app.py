@@ -69,6 +69,10 @@ for command in (
     demo,
 ):
     root.add_command(command)
+for group in (root, tier, dashboard):
+    for command in group.commands.values():
+        # Whole, in as many lines as it takes: click cuts a summary that it finds itself.
+        command.short_help = (command.help or "").partition("\n")[0]
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -10,11 +10,11 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from kvoffload._printable import printable
 from kvoffload.advise.axes import apart, ratio_text, ratio_ticks
-from kvoffload.advise.units import decimal_bytes_text
+from kvoffload.advise.units import bytes_text
 from kvoffload.replay import CEILINGS
 from kvoffload.traces.outputs import open_output
 
@@ -140,17 +140,23 @@ def _set_axes(axes: Any, grid: Grid) -> None:
             "top", functions=(lambda blocks: blocks * size, lambda total: total / size)
         )
         above.set_xlabel("capacity, bytes")
-        _set_ticks(above.xaxis, [blocks * size for blocks in sizes], decimal_bytes_text)
+        _set_ticks(above.xaxis, [blocks * size for blocks in sizes], bytes_text, powers_of_two=True)
 
 
-def _set_ticks(axis: Any, sizes: list[int], text: Any) -> None:
-    """Label 1, 2 and 5 of each decade, or the ends where these are too few."""
-    locator = LogLocator(subs=(1.0, 2.0, 5.0))
+def _set_ticks(axis: Any, sizes: list[int], text: Any, *, powers_of_two: bool = False) -> None:
+    """Label 1, 2 and 5 of each decade, or powers of two; the ends where these are too few.
+
+    Over more than three decades 1 alone: there is no room for more.
+    """
     least, most = _ends(sizes)
+    subs = (1.0, 2.0, 5.0) if most < 1000 * least else (1.0,)
+    locator = LogLocator(base=2) if powers_of_two else LogLocator(subs=subs)
     within = [tick for tick in locator.tick_values(least, most) if least <= tick <= most]
     axis.set_major_locator(locator if len(within) > 1 else FixedLocator([sizes[0], sizes[-1]]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     axis.set_minor_formatter(NullFormatter())
+    if powers_of_two:
+        axis.set_minor_locator(NullLocator())
 
 
 def _ends(sizes: list[int]) -> tuple[float, float]:

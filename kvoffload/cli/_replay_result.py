@@ -64,7 +64,7 @@ def known(text: Callable[[ReplayResult], str]) -> Callable[[Cell], str]:
 
 WHICH = [
     Field("policy", lambda cell: cell.policy, numeric=False),
-    Field("capacity", lambda cell: f"{cell.capacity:,}"),
+    Field("capacity\nblocks", lambda cell: f"{cell.capacity:,}"),
 ]
 GIVEN = Field("given", lambda cell: cell.given)
 FOUND = [
@@ -85,12 +85,12 @@ TIME = [
     Field("p99\nms", known(lambda result: milliseconds(result.times.percentile(99)))),
     Field("max\nms", known(lambda result: milliseconds(result.times.max))),
     Field("blocks/s", known(lambda result: f"{result.blocks_per_second:,.0f}")),
-    Field(
-        "implementation",
-        lambda cell: "-" if cell.policy in CEILINGS else implementation_of(cell.policy),
-        numeric=False,
-    ),
 ]
+RAN_BY = Field(
+    "implementation",
+    lambda cell: "-" if cell.policy in CEILINGS else implementation_of(cell.policy),
+    numeric=False,
+)
 
 
 UNKNOWN_OF_CEILINGS = (
@@ -155,8 +155,11 @@ def print_cells(
         facts.append(f"{result.blocks - result.asked:,} found in {device_blocks:,} on device")
     found = [GIVEN, *FOUND] if any(cell.given != str(cell.capacity) for cell in cells) else FOUND
     kept = [*KEPT, NOT_ADMITTED] if any(cell.result.not_admitted for cell in cells) else KEPT
+    ran_by = sorted({RAN_BY.text(cell) for cell in cells} - {"-"})
+    by_one = f", {ran_by[0]} implementation" if len(ran_by) == 1 else ""
+    time = [*TIME, RAN_BY] if len(ran_by) > 1 else TIME
     print_tables(
-        ["; ".join(facts)],
+        ["; ".join(facts), f"ms: time in the manager per request{by_one}"],
         [field.of(cells) for field in WHICH],
-        [[field.of(cells) for field in fields] for fields in (found, kept, TIME)],
+        [[field.of(cells) for field in fields] for fields in (found, kept, time)],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import click
@@ -127,6 +128,8 @@ def sweep(
     if results is not None:
         _check_results(results)
     if plot is not None:
+        if quiet:  # at its first run it says that it looks for fonts
+            logging.getLogger("matplotlib").setLevel(logging.ERROR)
         require("matplotlib", "--plot", "plot")
     with open_source(
         traces,

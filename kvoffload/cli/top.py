@@ -74,7 +74,7 @@ REASONS = {
     help="Seconds between two looks.",
 )
 def top(urls: tuple[str, ...], *, once: bool, as_json: bool, interval: float) -> None:
-    """Show what watches see: whether offloading pays, and what would pay more.
+    """Show whether offloading pays, and what would pay more.
 
     Each URL is an exporter's, such as localhost:8000 or http://host:8000/metrics. Counters are
     since the last look, with --once and --json since the start; the hit ratios of other sizes and

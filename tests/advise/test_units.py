@@ -5,7 +5,6 @@ import pytest
 from kvoffload.advise.units import (
     bytes_text,
     count_text,
-    decimal_bytes_text,
     duration_text,
     percent_text,
     rate_text,
@@ -22,9 +21,6 @@ from kvoffload.advise.wording import points
         (bytes_text(1.5 * 2**40), "1.5 TiB"),
         (bytes_text(512 * 2**30), "512 GiB"),
         (bytes_text(35_979_264), "34.3 MiB"),
-        (decimal_bytes_text(500), "500 B"),
-        (decimal_bytes_text(20e9), "20 GB"),
-        (decimal_bytes_text(13.74e12), "13.7 TB"),
         (duration_text(48.2 * 60), "48.2 min"),
         (duration_text(24.183), "24.2 s"),
         (duration_text(-24.183), "-24.2 s"),

@@ -41,6 +41,18 @@ def test_help(kvoffload, command):
         assert ("Examples:" in done.out) == bool(command)
 
 
+@pytest.mark.parametrize("columns", [60, 120])
+def test_no_summary_of_a_command_is_cut(kvoffload, columns):
+    for group in ([], ["tier"], ["dashboard"]):
+        done = kvoffload(*group, "--help", COLUMNS=str(columns))
+        assert max(map(len, done.out.splitlines())) <= columns
+        listed = " ".join(done.out.partition("\nCommands:")[2].split())
+        assert "..." not in listed
+        commands = root.commands[group[0]].commands if group else root.commands
+        for command in commands.values():
+            assert command.help.partition("\n")[0] in listed
+
+
 def test_generate_writes_the_workload(kvoffload, tmp_path):
     done = kvoffload("generate", "--requests", 30, "--seed", 4, "--block-tokens", 64)
     workload = Workload(30, seed=4, block_tokens=64)

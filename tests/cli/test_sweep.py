@@ -15,7 +15,7 @@ from kvoffload._printable import printable
 from kvoffload.traces import Request, Workload, write_trace
 from kvoffload.traces.writer import trace_line
 
-from .conftest import run_shell
+from .conftest import run_process, run_shell
 
 FAST = ("--jobs", "1", "--quiet")
 
@@ -164,8 +164,33 @@ def test_the_picture(kvoffload, trace, tmp_path, suffix):
     content = path.read_bytes()
     assert content.startswith(starts[suffix])
     if suffix == ".svg":
-        for label in (b"belady", b"infinite", b"capacity, blocks", b"capacity, bytes"):
+        for label in (b"belady", b"infinite", b"capacity, blocks", b"capacity, bytes", b"64 MiB"):
             assert b"<!-- " + label + b" -->" in content
+
+
+def test_quiet_is_quiet_about_matplotlib_too(trace, tmp_path):
+    """It warns of a folder for its fonts that it cannot make, as at its first run of another."""
+    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
+    (tmp_path / "file").write_text("")
+    arguments = ("--policy", "lru", "--capacity", "10", "--jobs", "1")
+    plot = ("--plot", tmp_path / "picture.svg")
+    environment = {"MPLCONFIGDIR": str(tmp_path / "file")}
+    for quiet in ((), ("--quiet",)):
+        done = run_process("sweep", trace, *arguments, *plot, *quiet, **environment)
+        assert done.code == 0
+        assert ("Matplotlib" in done.err, done.err == "") == (not quiet, bool(quiet))
+
+
+def test_the_columns_are_headed_by_blocks_and_bytes(kvoffload, trace):
+    arguments = ("--policy", "lru", "--capacity", "64,3GB")
+    lines = swept(kvoffload, trace, *arguments, "--block-bytes", "32MiB").splitlines()
+    assert [line.split() for line in lines[4:7]] == [
+        ["capacity", "64", "3GB"],
+        ["blocks", "64", "89"],
+        ["size", "2", "GiB", "2.78", "GiB"],
+    ]
+    alone = swept(kvoffload, trace, "--policy", "lru", "--capacity", "64").splitlines()
+    assert alone[4].split() == ["blocks", "64"]
 
 
 def test_one_capacity_makes_a_picture(kvoffload, trace, tmp_path):
