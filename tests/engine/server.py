@@ -39,6 +39,8 @@ START_SECONDS = 300
 SECONDS = 300  # most that one call may take
 STOP_SECONDS = 60
 SETTLE_CALLS = 4
+EXPORT_SECONDS = 60  # in which a watch sends all that it has, by far
+SHORT = (("user", "hello"),)  # fewer tokens than a block
 
 COMMAND = ("vllm.entrypoints.cli.main", "serve")
 SERVER = ("vllm.entrypoints.openai.api_server",)
@@ -368,6 +370,29 @@ class Server:
         response = self.session().get(f"{self.url}/metrics", timeout=SECONDS)
         response.raise_for_status()
         return Metrics.parse(response.text)
+
+    def exported(self) -> Metrics:
+        """Return the metrics when a watch that exports every half second has sent all.
+
+        Only steps bring what is new, and several bring all of it.
+        """
+        deadline = time.monotonic() + EXPORT_SECONDS
+        before = None
+        while True:
+            for _ in range(6):
+                self.ask(SHORT, 1)
+                time.sleep(0.25)
+            metrics = self.metrics()
+            seen = {
+                key: value
+                for key, value in metrics.samples.items()
+                if "kvoffload_" in key[0]
+                and not key[0].endswith("_created")
+                and "oldest_open" not in key[0]
+            }
+            if seen == before or time.monotonic() > deadline:
+                return metrics
+            before = seen
 
     def cpu_seconds(self) -> float:
         """Return the processor's time that the server has taken so far."""

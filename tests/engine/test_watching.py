@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -19,8 +18,6 @@ from tests.engine.server import Server
 
 NUM_CHUNKS = 300
 SIZES = (0.5, 1, 2, 4)
-EXPORT_SECONDS = 60  # in which all is sent, by far
-SHORT = [("user", "hello")]  # fewer tokens than a block
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +41,7 @@ def watched(model, tmp_path_factory):
     }
     with Server(model, folder, extra, arguments=(*NO_DEVICE_CACHE, *ORDERLY)) as server:
         Client(server).one_by_one(plan(NUM_TURNS))
-        deadline = time.monotonic() + EXPORT_SECONDS
-        before = None
-        while time.monotonic() < deadline:
-            # Only steps bring what is new, and several bring all of it.
-            for _ in range(6):
-                server.ask(SHORT, 1)
-                time.sleep(0.25)
-            metrics = server.metrics()
-            seen = {key: v for key, v in metrics.samples.items() if "kvoffload_" in key[0]}
-            ages = [key for key in seen if key[0].endswith("_created") or "oldest_open" in key[0]]
-            for key in ages:
-                del seen[key]
-            if seen == before:
-                break
-            before = seen
+        metrics = server.exported()
         assert server.stop() == 0, server.log()[-4000:]
         log = server.log()
     return metrics, trace, log
