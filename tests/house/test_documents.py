@@ -176,7 +176,8 @@ def test_the_tables_of_the_reference_were_made_by_their_script(tmp_path: Path) -
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
     for page in pages:
         made = (tmp_path / page.name).read_text(encoding="utf-8")
-        assert made == page.read_text(encoding="utf-8"), page.name
+        is_current = made == page.read_text(encoding="utf-8")
+        assert is_current, f"{page.name}: run `python .ci/make-reference.py`"
 
 
 def test_nothing_is_installed_from_an_index_that_does_not_have_it() -> None:
