@@ -25,7 +25,7 @@ def group_key(block_hash: bytes, group: int) -> BlockHash:
 
 @dataclass(slots=True)
 class GroupServed:
-    """What a request made a manager do.
+    """The work that a request made for a manager.
 
     Attributes
     ----------
@@ -77,9 +77,9 @@ class GroupServer:
         self._pending: set[BlockHash] = set()
         entry = _entry_of(manager.policy)
         name = "" if entry is None else entry.name
-        # As ``kvoffload.integrations.vllm`` drives them, by vLLM's rules for the first two.
         self._is_lru = name == "lru"
         self._is_arc = name == "arc"
+        self._learns_from_ghosts = name in ("arc", "arc-classic", "hit-density")
         self._by_chain = entry is not None and entry.learns_by_request
 
     def serve(
@@ -188,13 +188,15 @@ class _Request:
     def end(self, served: GroupServed) -> None:
         """Use what was loaded or offered: the head is the most recent."""
         stored = set(served.stored)
-        used = self._used | {p: key for p, key in self._missed.items() if key in stored}
-        if self._server._is_arc or self._server._by_chain:
-            for place, key in list(used.items()):
-                if key not in self._manager:
-                    del used[place]
+        used = self._used | {place: key for place, key in self._missed.items() if key in stored}
+        if served.evicted and self._server._learns_from_ghosts:
+            # What the request itself has evicted does not come back.
+            used = {place: key for place, key in used.items() if key in self._manager}
         if self._server._by_chain:
-            used |= {p: key for p, key in self._missed.items() if key not in stored}
+            used |= {place: key for place, key in self._missed.items() if key not in stored}
+        if self._server._is_arc:
+            # What was loaded, evicted and stored again counts as used again, stored or not.
+            self._manager.complete_store([key for key in self._used.values() if key in stored])
         batch = self._in_order(used)
         if not batch:
             return

@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
 
 class Runs(Protocol):
-    """What a cache has of the chunks of a prompt."""
+    """Answers of a cache about the chunks of a prompt."""
 
     def leading(self, group: int, start: int, end: int) -> int:
         """Return how many chunks from `start` on are there, before one that is not or `end`."""
@@ -369,8 +369,11 @@ class GroupChunks:
         calls: list[list[Place]] = []
         kept = local + hit
         starts = [_whole(kept, rule.chunk) if hit else 0 for rule in self._rules]
+        # A state that was loaded, and can be resumed at, is offered with those of the first step.
+        ends = [kept] if hit else []
         for end in self._step_ends(length, kept, junction):
-            calls.extend(self._states(length, end, junction))
+            calls.extend(self._states(length, [*ends, end], junction))
+            ends = []
             call: list[Place] = []
             for number, rule in enumerate(self._rules):
                 if rule.kind == "state":
@@ -436,7 +439,7 @@ class GroupChunks:
             for chunk in self._stored(rule, 0, length // rule.chunk, length, junction)
         ]
         for end in self._step_ends(length, 0, junction):
-            places.extend(itertools.chain.from_iterable(self._states(length, end, junction)))
+            places.extend(itertools.chain.from_iterable(self._states(length, [end], junction)))
         tokens = self.chunk_tokens
         return sorted(places, key=lambda place: ((place.chunk + 1) * tokens[place.group], place))
 
@@ -467,14 +470,15 @@ class GroupChunks:
         if not has_states:
             yield length
 
-    def _states(self, length: int, end: int, junction: int) -> Iterator[list[Place]]:
-        """Yield the calls that offer the states after a step."""
+    def _states(self, length: int, ends: list[int], junction: int) -> Iterator[list[Place]]:
+        """Yield the calls that offer the states after so many tokens, each group's in order."""
         block = self._step_block
         points = {point // block * block for point in (length - 1, junction)}
         for number, rule in enumerate(self._rules):
-            if rule.kind == "state" and end % rule.chunk == 0:
+            for end in ends if rule.kind == "state" else ():
                 every = rule.block if self.retention is None else self._interval
-                if end in points or (every and end % every == 0):
+                is_stored = end in points or (every and end % every == 0)
+                if is_stored and end % rule.chunk == 0:
                     yield [Place(number, end // rule.chunk - 1)]
 
     def _stored(

@@ -1,0 +1,361 @@
+"""The rule of several KV groups, worked by hand, and replays by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.policies import registry
+from kvoffload.replay import (
+    Cell,
+    DecodedTrace,
+    DeviceCache,
+    GridWork,
+    Group,
+    GroupChunks,
+    GroupDevice,
+    GroupLayout,
+    GroupServer,
+    device_hits,
+    group_device_tokens,
+    group_key,
+    replay_groups,
+    run_grid,
+    simulate,
+    simulate_requests,
+)
+from kvoffload.traces import Request
+
+FULL = Group("full", 12, 16)
+WINDOW = Group("window", 12, 16, 48)
+STATE = Group("state", 12, 16)
+CHUNKED = Group("chunked", 12, 16, 64)
+
+
+def bound(*groups: Group, block_tokens: int = 16, retention: int | None = 0) -> GroupChunks:
+    return GroupChunks.of(GroupLayout(groups, 393216), block_tokens, retention)
+
+
+class Has:
+    """Runs over a set of places."""
+
+    def __init__(self, *places: tuple[int, range]) -> None:
+        self.places = {(group, chunk) for group, chunks in places for chunk in chunks}
+
+    def leading(self, group: int, start: int, end: int) -> int:
+        found = [(group, chunk) in self.places for chunk in range(start, end)]
+        return found.index(False) if False in found else len(found)
+
+    def trailing(self, group: int, start: int, end: int) -> int:
+        found = [(group, chunk) in self.places for chunk in range(end - 1, start - 1, -1)]
+        return found.index(False) if False in found else len(found)
+
+
+def of_group(places, group: int) -> list[int]:
+    return [place.chunk for place in places if place.group == group]
+
+
+# -- chunks and the trace --------------------------------------------------------------------------
+
+
+def test_a_chunk_is_a_block_of_the_trace_where_that_is_whole_blocks() -> None:
+    chunks = bound(FULL, WINDOW, block_tokens=64)
+    assert (chunks.blocks_per_chunk, chunks.chunk_tokens) == (4, (64, 64))
+    assert chunks.is_exact
+    assert chunks.slot_bytes == 4 * 393216
+
+
+def test_groups_with_larger_blocks_have_larger_chunks() -> None:
+    chunks = bound(FULL, Group("window", 12, 32, 100))
+    assert (chunks.blocks_per_chunk, chunks.chunk_tokens, chunks.align) == (1, (16, 32), 16)
+
+
+def test_other_blocks_stand_for_chunks() -> None:
+    large = [Group("full", 12, 544), Group("state", 36, 544)]
+    chunks = bound(*large, block_tokens=512)
+    assert not chunks.is_exact
+    assert (chunks.chunk_tokens, chunks.engine_chunk_tokens) == ((512, 512), (544, 544))
+    assert bound(*large, block_tokens=16).chunk_tokens == (544, 544)
+    assert bound(*large, block_tokens=16).is_exact
+    assert bound(*large, block_tokens=4096).blocks_per_chunk == 8
+
+
+def test_no_chunk_is_smaller_than_a_block_of_the_trace() -> None:
+    assert min(bound(FULL, WINDOW, block_tokens=512).chunk_tokens) == 512
+
+
+@pytest.mark.parametrize(
+    ("groups", "block_tokens", "retention", "multiple"),
+    [
+        ((FULL, WINDOW), 16, 24, 16),
+        ((FULL, WINDOW), 64, 96, 64),
+        ((FULL, Group("window", 12, 32, 100)), 16, 48, 32),
+        ((FULL, STATE), 64, -64, 64),
+    ],
+)
+def test_a_retention_that_the_engine_refuses_names_the_number(
+    groups, block_tokens, retention, multiple
+) -> None:
+    with pytest.raises(ValueError, match=f"^retention must be .* multiple of {multiple}, got"):
+        bound(*groups, block_tokens=block_tokens, retention=retention)
+
+
+def test_retention_needs_a_window_or_a_state() -> None:
+    with pytest.raises(ValueError, match="no group is a window or a state, got 64"):
+        bound(FULL, CHUNKED, retention=64)
+
+
+def test_the_length_of_a_prompt() -> None:
+    chunks = bound(FULL)
+    assert chunks.length_of(30, 2) == 30
+    assert chunks.length_of(0, 2) == 33  # not known
+    assert chunks.length_of(100, 2) == 47  # what is cut off is not there
+
+
+# -- resume points and what is stored --------------------------------------------------------------
+
+
+def test_resume_points() -> None:
+    assert bound(FULL, WINDOW).resume_points(128) == [112]
+    assert bound(FULL, WINDOW).resume_points(129) == [128]
+    assert bound(FULL, WINDOW).resume_points(129, junction=70) == [64, 128]
+    assert bound(FULL, WINDOW, retention=64).resume_points(200) == [64, 128, 192]
+    assert bound(FULL, WINDOW, retention=None).resume_points(40) == [16, 32]
+    assert bound(FULL, WINDOW, block_tokens=64).resume_points(200) == [192]
+
+
+def test_a_window_is_stored_before_its_resume_points() -> None:
+    (call,) = bound(FULL, WINDOW).offers(128, 0, 0)
+    assert of_group(call, 0) == list(range(8))
+    assert of_group(call, 1) == [4, 5, 6]  # before 112; of 47 tokens
+    (call,) = bound(FULL, WINDOW).offers(128, 0, 0, junction=48)
+    assert of_group(call, 1) == [0, 1, 2, 4, 5, 6]
+    (call,) = bound(FULL, WINDOW, retention=64).offers(130, 0, 0)
+    assert of_group(call, 1) == [1, 2, 3, 5, 6, 7]
+    (call,) = bound(FULL, WINDOW, retention=None).offers(130, 0, 0)
+    assert of_group(call, 1) == list(range(8))
+
+
+def test_a_chunk_of_several_blocks_is_stored_whole() -> None:
+    (call,) = bound(FULL, WINDOW, block_tokens=64).offers(300, 0, 0)
+    assert of_group(call, 1) == [3]  # 48 tokens before 256 lie in the chunk from 192 on
+
+
+def test_full_chunks_of_several_sizes_store_every_chunk_of_a_window() -> None:
+    chunks = bound(FULL, Group("full", 12, 32), WINDOW)
+    assert chunks.align is None
+    (call,) = chunks.offers(128, 0, 0)
+    assert of_group(call, 2) == list(range(8))
+
+
+def test_states_are_offered_step_by_step() -> None:
+    chunks = bound(FULL, STATE)
+    first, second = chunks.offers(40, 0, 0)
+    assert [tuple(place) for place in first] == [(1, 1)]  # after 32 tokens
+    assert of_group(second, 0) == [0, 1]
+    calls = bound(FULL, STATE, retention=None).offers(48, 0, 0)
+    assert [[tuple(place) for place in call] for call in calls] == [
+        [(1, 1)],
+        [(0, 0), (0, 1)],
+        [(1, 2)],
+        [(0, 2)],
+    ]
+
+
+def test_steps_end_where_their_tokens_do() -> None:
+    layout = GroupLayout((FULL, STATE), 4096)
+    chunks = GroupChunks.of(layout, 16, None, step_tokens=40)
+    states = [call[0].chunk for call in chunks.offers(100, 0, 0) if call[0].group == 1]
+    assert states == [1, 3, 5]  # 32, 64 and 96 tokens
+
+
+def test_after_a_load_is_offered_what_follows() -> None:
+    (call,) = bound(FULL, WINDOW).offers(128, 0, 64)
+    assert of_group(call, 0) == [4, 5, 6, 7]
+    (call,) = bound(FULL, WINDOW).offers(128, 64, 0)
+    assert of_group(call, 0) == list(range(8))  # the accelerator has four of them
+
+
+def test_of_a_window_on_the_accelerator_is_offered_what_it_keeps() -> None:
+    (call,) = bound(FULL, WINDOW, retention=None).offers(128, 96, 0)
+    assert of_group(call, 1) == [3, 4, 5, 6, 7]  # from token 49 on
+
+
+# -- the hit rule ----------------------------------------------------------------------------------
+
+
+def test_full_groups_hit_what_all_of_them_have() -> None:
+    chunks = bound(FULL, FULL)
+    assert chunks.hit(128, 0, Has((0, range(5)), (1, range(3)))) == 48
+    assert chunks.hit(128, 0, Has((0, range(8)), (1, range(8)))) == 128
+    assert chunks.hit(128, 32, Has((0, range(2, 5)), (1, range(2, 5)))) == 48
+
+
+def test_a_window_hits_before_the_last_token() -> None:
+    has = Has((0, range(8)), (1, range(3, 7)))
+    assert bound(FULL, WINDOW).hit(128, 0, has) == 112
+    assert bound(FULL, WINDOW).hit(129, 0, has) == 112  # the window before 128 is not there
+
+
+def test_a_window_that_reaches_the_beginning_is_long_enough() -> None:
+    assert bound(FULL, WINDOW).hit(128, 0, Has((0, range(8)), (1, range(2)))) == 32
+
+
+def test_a_window_of_a_chunk_and_a_token_is_stored_one_chunk_short() -> None:
+    """Of 49 tokens over chunks of 16 three are stored and four are asked for."""
+    chunks = bound(FULL, Group("window", 12, 16, 49))
+    (call,) = chunks.offers(129, 0, 0)
+    assert of_group(call, 1) == [5, 6, 7]
+    assert chunks.hit(129, 0, Has((0, range(8)), (1, range(5, 8)))) == 0
+    assert chunks.hit(129, 0, Has((0, range(8)), (1, range(4, 8)))) == 128
+
+
+def test_a_state_hits_where_it_ends() -> None:
+    chunks = bound(FULL, STATE)
+    assert chunks.hit(128, 0, Has((0, range(8)), (1, range(4, 5)))) == 80
+    assert chunks.hit(128, 0, Has((0, range(4)), (1, range(4, 5)))) == 0
+
+
+def test_what_a_later_group_lowers_is_asked_again() -> None:
+    windows = bound(FULL, Group("window", 12, 16, 64), WINDOW)
+    has = Has((0, range(8)), (1, range(4, 8)), (2, range(1, 4)))
+    assert windows.hit(129, 0, has) == 0  # at 64 the wider window has nothing
+    has = Has((0, range(8)), (1, range(8)), (2, range(1, 4)))
+    assert windows.hit(129, 0, has) == 64
+
+
+def test_what_is_loaded() -> None:
+    chunks = bound(FULL, WINDOW, STATE, CHUNKED)
+    loaded = chunks.loaded(0, 112)
+    assert of_group(loaded, 0) == list(range(7))
+    assert of_group(loaded, 1) == [4, 5, 6]  # from token 65 on
+    assert of_group(loaded, 2) == [6]
+    assert of_group(loaded, 3) == [4, 5, 6]  # from token 64 on
+    assert of_group(chunks.loaded(96, 16), 0) == [6]
+    assert chunks.loaded(96, 0) == []
+
+
+# -- replays ---------------------------------------------------------------------------------------
+
+
+def system_prompt(number: int = 40) -> list[Request]:
+    """Prompts that share 4,096 tokens and nothing else; of 4,480 tokens each."""
+    shared = tuple(range(1, 257))
+    return [
+        Request(0, 4480, 0, (*shared, *range(1000 * n, 1000 * n + 24)))
+        for n in range(1, number + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("groups", "retention", "hit_tokens"),
+    [
+        ((FULL,), 0, 4096),
+        ((FULL, WINDOW), 0, 0),
+        ((FULL, WINDOW), 512, 4096),
+        ((FULL, WINDOW), None, 4096),
+        ((FULL, STATE), 0, 0),
+    ],
+)
+def test_a_shared_system_prompt_on_a_cold_cache(groups, retention, hit_tokens) -> None:
+    result = replay_groups(
+        system_prompt(), CPUOffloadingManager(16, 100_000), bound(*groups, retention=retention)
+    )
+    assert result.hits == 39 * hit_tokens
+    assert result.asked == 40 * 4480
+    if hit_tokens:
+        assert result.hit_ratio == pytest.approx(0.891, abs=1e-3)
+
+
+def test_a_junction_makes_the_third_prompt_hit() -> None:
+    chunks = bound(FULL, WINDOW)
+    device = GroupDevice(chunks, 100_000)
+    requests = system_prompt(4)
+    asked = [device.ask(request.hash_ids, 4480) for request in requests]
+    assert asked == [(0, 0), (0, 4096), (4096, 0), (4096, 0)]
+
+
+def test_the_accelerators_cache_forgets_the_least_recent() -> None:
+    trace = DecodedTrace.of(system_prompt(3))
+    chunks = bound(FULL)
+    assert group_device_tokens(trace, chunks, 0).tolist() == [[0, 0]] * 3
+    found = group_device_tokens(trace, chunks, 300)[:, 0]
+    assert found.tolist() == (16 * device_hits(trace, 300)).tolist()
+    assert DeviceCache(300).ask(()) == 0
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_every_policy_replays_groups(policy: str) -> None:
+    chunks = bound(FULL, WINDOW, retention=512)
+    manager = CPUOffloadingManager(16, 400, policy)
+    server = GroupServer(chunks, manager)
+    hits = stored = evicted = 0
+    for request in system_prompt(60):
+        hashes = [b"%d" % block for block in request.hash_ids]
+        served = server.serve(hashes, 4480)
+        server.complete(served)
+        hits += served.hits
+        stored += len(served.stored)
+        evicted += len(served.evicted)
+        assert all(len(call) for call in served.offered)
+    assert hits > 0
+    assert stored - evicted == len(manager) <= 400
+    stats = manager.stats()
+    assert (stats["pending"], stats["pinned"]) == (0, 0)
+    assert stats["stored_blocks"] == stored
+
+
+def test_the_head_of_a_request_is_the_most_recent() -> None:
+    chunks = bound(FULL, WINDOW)
+    manager = CPUOffloadingManager(16, 8, "lru")
+    server = GroupServer(chunks, manager)
+    server.complete(server.serve([b"a", b"b", b"c", b"d"], 65))
+    served = server.serve([b"x"], 17)  # one chunk of each group, and one slot is free
+    assert served.evicted == [group_key(b"d", 1)]
+
+
+def test_a_refused_call_is_refused_whole() -> None:
+    server = GroupServer(bound(FULL, WINDOW), CPUOffloadingManager(16, 4, "lru"))
+    served = server.serve([b"a", b"b", b"c"], 49)
+    assert (served.refused, served.stored) == (1, [])
+
+
+def test_simulations_and_grids_count_as_the_replay_does() -> None:
+    requests = system_prompt(12)
+    trace = DecodedTrace.of(requests)
+    chunks = bound(FULL, WINDOW, retention=512)
+    front = group_device_tokens(trace, chunks, 0)
+    result = replay_groups(requests, CPUOffloadingManager(16, 350), chunks)
+    counts = simulate(trace, trace.keys(), "lru", 350, device_hits=front, groups=chunks)
+    assert (counts.asked, counts.hits) == (result.asked, result.hits)
+    assert (counts.stored, counts.evicted) == (result.stored, result.evicted)
+    assert counts.token_hit_ratio == result.token_hit_ratio
+    of_each = simulate_requests(trace, trace.keys(), "lru", 350, device_hits=front, groups=chunks)
+    assert of_each.sum() == result.hits
+    cells = [Cell("lru", 350), Cell("infinite", 0), Cell("belady", 350)]
+    found = dict(run_grid(1, GridWork(trace, cells, groups=chunks)))
+    assert found[cells[0]] == [counts]
+    (unbounded,), (belady,) = found[cells[1]], found[cells[2]]
+    assert counts.hits <= unbounded.hits <= trace.lengths.sum()
+    assert belady.hits >= counts.hits
+    assert belady.hit_tokens is None
+
+
+def test_a_grid_of_groups_in_other_processes() -> None:
+    trace = DecodedTrace.of(system_prompt(6))
+    work = GridWork(trace, [Cell("lru", 350, 100), Cell("arc", 350)], groups=bound(FULL, WINDOW))
+    assert dict(run_grid(2, work)) == dict(run_grid(1, work))
+
+
+def test_without_a_full_group_belady_bounds_nothing() -> None:
+    trace = DecodedTrace.of(system_prompt(2))
+    chunks = bound(WINDOW)
+    with pytest.raises(ValueError, match="'belady' where no group is full"):
+        simulate(
+            trace,
+            trace.keys(),
+            "belady",
+            10,
+            device_hits=group_device_tokens(trace, chunks, 0),
+            groups=chunks,
+        )

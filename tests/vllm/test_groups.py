@@ -1,0 +1,426 @@
+"""Replays of models with several KV groups, and vLLM's real scheduler over the same requests.
+
+Requests come one at a time: vLLM's scheduler and connector decide what is loaded and offered, and
+its manager, or ours in it, what is stored and evicted. `GroupServer` must decide the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.policies import registry
+from kvoffload.replay import Group, GroupChunks, GroupLayout, GroupServer, group_key
+from tests.vllm.conftest import SEED
+from tests.vllm.engine import HEAD_SIZE, HEADS, MODEL, SPECS
+
+pytestmark = pytest.mark.usefixtures("host_platform")
+
+BLOCK = 16
+STEP_TOKENS = 4096
+LAYOUTS = {
+    "full": [("full", 16, 0)],
+    "two full": [("full", 16, 0), ("full", 16, 0)],
+    "window": [("window", 16, 48)],
+    "full, window": [("full", 16, 0), ("window", 16, 48)],
+    "full, window of a block and a token": [("full", 16, 0), ("window", 16, 49)],
+    "full, two windows": [("full", 16, 0), ("window", 16, 100), ("window", 16, 40)],
+    "full, chunked": [("full", 16, 0), ("chunked", 16, 64)],
+    "full, state": [("full", 16, 0), ("state", 16, 0)],
+    "state": [("state", 16, 0)],
+    "full, three states": [("full", 16, 0), *[("state", 16, 0)] * 3],
+    "full, window, state": [("full", 16, 0), ("window", 16, 48), ("state", 16, 0)],
+    "full, larger window": [("full", 16, 0), ("window", 32, 100)],
+    "full, smaller window": [("full", 32, 0), ("window", 16, 100)],
+    "fulls of two sizes, window": [("full", 16, 0), ("full", 32, 0), ("window", 16, 48)],
+}
+
+
+def layout(name: str) -> GroupLayout:
+    return GroupLayout(tuple(Group(kind, 1, size, w) for kind, size, w in LAYOUTS[name]), 4096)
+
+
+def spec(group: Group) -> Any:
+    shape = {
+        "block_size": group.block_tokens,
+        "num_kv_heads": HEADS,
+        "head_size": HEAD_SIZE * BLOCK // group.block_tokens,
+        "dtype": torch.float16,
+    }
+    if group.kind == "full":
+        return FullAttentionSpec(**shape)
+    if group.kind == "window":
+        return SlidingWindowSpec(**shape, sliding_window=group.window)
+    if group.kind == "chunked":
+        return ChunkedLocalAttentionSpec(**shape, attention_chunk_size=group.window)
+    return MambaSpec(
+        block_size=group.block_tokens,
+        shapes=((HEADS * HEAD_SIZE,),),
+        dtypes=(torch.float16,),
+        page_size_padded=2 * BLOCK * HEADS * HEAD_SIZE * 2,
+        mamba_cache_mode="align",
+    )
+
+
+@dataclass
+class Decisions:
+    """What an engine decided about a request."""
+
+    local: int = 0
+    junction: int = 0
+    hit: int = 0
+    hashes: list[bytes] = field(default_factory=list)
+    loaded: list[bytes] = field(default_factory=list)
+    offered: list[list[bytes]] = field(default_factory=list)
+    stored: list[bytes] = field(default_factory=list)
+    evicted: list[bytes] = field(default_factory=list)
+
+
+class Engine:
+    """vLLM's scheduler with its connector; a request's stores end after the request."""
+
+    def __init__(
+        self, folder, chunks: GroupChunks, num_chunks: int, extra: dict[str, Any], gpu_blocks: int
+    ) -> None:
+        (folder / "config.json").write_text(json.dumps(MODEL | {"max_position_embeddings": 8192}))
+        groups = [
+            KVCacheGroupSpec([f"layer{number}"], spec(group))
+            for number, group in enumerate(chunks.layout.groups)
+        ]
+        page = 2 * BLOCK * HEADS * HEAD_SIZE * 2
+        chunk_bytes = page * len(groups) * chunks.blocks_per_chunk
+        extra = {
+            "cpu_bytes_to_use": num_chunks * -(-chunk_bytes // 4096) * 4096,
+            "blocks_per_chunk": chunks.blocks_per_chunk,
+            **extra,
+        }
+        blocks = [group.block_tokens for group in chunks.layout.groups]
+        config = VllmConfig(
+            model_config=ModelConfig(
+                model=str(folder), skip_tokenizer_init=True, dtype="float16", seed=0
+            ),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=8,
+                max_num_batched_tokens=chunks.step_tokens,
+                max_model_len=8192,
+                enable_chunked_prefill=True,
+                is_encoder_decoder=False,
+            ),
+            cache_config=CacheConfig(block_size=blocks[0], enable_prefix_caching=True),
+            kv_transfer_config=KVTransferConfig(
+                kv_connector="OffloadingConnector",
+                kv_role="kv_both",
+                kv_connector_extra_config=extra,
+            ),
+            device_config=DeviceConfig("cpu"),
+        )
+        config.cache_config.num_gpu_blocks = gpu_blocks
+        config.cache_config.prefix_cache_retention_interval = chunks.retention
+        if any(group.kind == "state" for group in chunks.layout.groups):
+            config.cache_config.mamba_cache_mode = "align"
+        self.hash_tokens = min(blocks)
+        self.scheduler = Scheduler(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=gpu_blocks,
+                kv_cache_tensors=[],
+                kv_cache_groups=groups,
+                prefix_cache_retention_interval=chunks.retention,
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=max(blocks),
+            hash_block_size=self.hash_tokens,
+            log_stats=True,
+        )
+        self.connector = self.scheduler.connector.connector_scheduler
+        self.manager = self.connector.manager
+        assert self.manager._num_chunks == num_chunks
+        self.hasher = get_request_block_hasher(self.hash_tokens, sha256)
+        self.seen = Decisions()
+        self.number = self.hit_tokens = 0
+        self._listen()
+
+    def _listen(self) -> None:
+        """Note what is asked of the connector and of the manager."""
+        connector, manager = self.connector, self.manager
+        match, load, store = (
+            connector.get_num_new_matched_tokens,
+            manager.prepare_load,
+            manager.prepare_store,
+        )
+
+        def matched(request, local, **more):
+            hit, is_async = match(request, local, **more)
+            if hit is not None:
+                self.seen.local, self.seen.hit = local, hit
+                self.seen.junction = request.shared_prefix_boundary
+            return hit, is_async
+
+        def loading(keys, *more):
+            self.seen.loaded.extend(keys)
+            return load(keys, *more)
+
+        def storing(keys, *more):
+            output = store(keys, *more)
+            self.seen.offered.append(list(keys))
+            if output is not None:
+                self.seen.stored.extend(output.keys_to_store)
+                self.seen.evicted.extend(output.evicted_keys)
+            return output
+
+        connector.get_num_new_matched_tokens = matched
+        manager.prepare_load, manager.prepare_store = loading, storing
+
+    def serve(self, prompt: list[int]) -> Decisions:
+        """Run a request to its end and return what was decided."""
+        self.seen = Decisions()
+        self.number += 1
+        name = f"request{self.number}"
+        parameters = SamplingParams(max_tokens=1, ignore_eos=True)
+        parameters.update_from_generation_config({}, eos_token_id=0)
+        request = Request(
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling_params=parameters,
+            pooling_params=None,
+            block_hasher=self.hasher,
+        )
+        self.scheduler.add_request(request)
+        self.seen.hashes = list(request.block_hashes)
+        stores: list[int] = []
+        for _ in range(200):
+            output = self.scheduler.schedule()
+            orders = output.kv_connector_metadata
+            stores += orders.store_jobs
+            over = name not in self.connector._req_status or (
+                self.connector._req_status[name].finished_signaled
+            )
+            worker = OffloadingWorkerMetadata()
+            for job in [*orders.load_jobs, *(stores if over else ())]:
+                worker.mark_completed(job)
+            received = {job.req_id for job in orders.load_jobs.values()}
+            self._update(output, worker, received)
+            if over:
+                assert not self.scheduler.has_requests()
+                return self.seen
+        raise AssertionError("the request does not end")
+
+    def _update(self, output, worker, received) -> None:
+        names = list(output.num_scheduled_tokens)
+        requests = self.scheduler.requests
+        self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: place for place, name in enumerate(names)},
+                sampled_token_ids=[
+                    [7] if requests[name].num_computed_tokens >= requests[name].num_tokens else []
+                    for name in names
+                ],
+                kv_connector_output=KVConnectorOutput(
+                    finished_sending=set(),
+                    finished_recving=received,
+                    kv_connector_worker_meta=worker,
+                ),
+            ),
+        )
+
+    def forget(self) -> None:
+        """Empty the accelerator's cache."""
+        assert self.scheduler.kv_cache_manager.reset_prefix_cache()
+
+
+class Prompts:
+    """Prompts that share beginnings, go on, and repeat."""
+
+    def __init__(self, rng: random.Random, longest: int) -> None:
+        self.rng = rng
+        self.longest = longest
+        self.systems = [self.words(rng.randint(10, longest // 2)) for _ in range(3)]
+        self.said: list[list[int]] = []
+
+    def words(self, number: int) -> list[int]:
+        return [self.rng.randrange(1, 999) for _ in range(number)]
+
+    def next(self) -> list[int]:
+        rng, chance = self.rng, self.rng.random()
+        if self.said and chance < 0.6:
+            prompt = list(rng.choice(self.said[-12:]))
+            if chance < 0.1:
+                del prompt[rng.randint(1, len(prompt)) :]
+            if chance > 0.2:
+                prompt += self.words(rng.randint(1, 90))
+        else:
+            prompt = [*rng.choice(self.systems), *self.words(rng.randint(1, 90))]
+        if chance > 0.9:
+            prompt = prompt[: max(16, len(prompt) // 16 * 16)]
+        del prompt[self.longest :]
+        self.said.append(prompt)
+        return prompt
+
+
+def keys_of(places, decided: Decisions, chunks: GroupChunks, hash_tokens: int) -> list[bytes]:
+    return [
+        group_key(
+            decided.hashes[(place.chunk + 1) * chunks.chunk_tokens[place.group] // hash_tokens - 1],
+            place.group,
+        )
+        for place in places
+    ]
+
+
+def differences(engine: Engine, server: GroupServer, prompt: list[int]) -> list[str]:
+    """Serve a prompt with both and name what differs."""
+    chunks = server.chunks
+    decided = engine.serve(prompt)
+    stride = chunks.block_tokens // engine.hash_tokens
+    served = server.serve(
+        decided.hashes[stride - 1 :: stride], len(prompt), decided.local, decided.junction
+    )
+    server.complete(served)
+    calls = [
+        call
+        for number, call in enumerate(decided.offered)
+        if number == 0 or call != decided.offered[number - 1]  # what was refused comes again
+    ]
+
+    def keys(places):
+        return keys_of(places, decided, chunks, engine.hash_tokens)
+
+    pairs = {
+        "hit": (decided.hit, served.hits),
+        "loaded": (decided.loaded, keys(served.loaded)),
+        "offered": (calls, [keys(call) for call in served.offered]),
+        "stored": (decided.stored, served.stored),
+        "evicted": (decided.evicted, served.evicted),
+    }
+    engine.hit_tokens += decided.hit
+    return [name for name, (theirs, ours) in pairs.items() if theirs != ours]
+
+
+def compare(
+    folder,
+    name: str,
+    retention: int | None,
+    blocks_per_chunk: int,
+    *,
+    seed: int,
+    num_requests: int,
+    num_chunks: int = 150,
+    gpu_blocks: int = 2000,
+    policy: str = "lru",
+    spec_name: str = "vllm",
+    forget: bool = True,
+    longest: int = 700,
+) -> list[tuple[int, list[str]]]:
+    """Serve random prompts with both; return which requests differ, and in what."""
+    bound = GroupChunks.of(
+        layout(name),
+        blocks_per_chunk * min(group.block_tokens for group in layout(name).groups),
+        retention,
+        step_tokens=STEP_TOKENS,
+    )
+    assert bound.is_exact
+    assert bound.blocks_per_chunk == blocks_per_chunk
+    engine = Engine(
+        folder, bound, num_chunks, {"eviction_policy": policy, **SPECS[spec_name]}, gpu_blocks
+    )
+    server = GroupServer(bound, CPUOffloadingManager(bound.block_tokens, num_chunks, policy))
+    prompts = Prompts(random.Random(seed), longest)
+    found = []
+    for number in range(num_requests):
+        differing = differences(engine, server, prompts.next())
+        if differing:
+            found.append((number, differing))
+        if forget:
+            engine.forget()
+    assert engine.hit_tokens or not forget, "nothing was loaded: nothing was compared"
+    return found
+
+
+RETENTIONS = (0, 128, None)
+#: Requests of a sequence; a run with a larger budget has more sequences.
+REQUESTS = 40
+SEQUENCES = max(1, int(float(os.environ.get("KVOFFLOAD_TEST_BUDGET", "") or 1)))
+
+
+def takes(name: str, retention: int | None) -> bool:
+    """Return whether vLLM takes an interval for such groups."""
+    return not retention or any(kind in ("window", "state") for kind, _, _ in LAYOUTS[name])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("on_device", [False, True])
+def test_vllms_own_decisions(tmp_path, name, on_device):
+    for sequence in range(SEQUENCES):
+        for retention in filter(lambda retention: takes(name, retention), RETENTIONS):
+            for blocks_per_chunk in (1, 4):
+                assert not compare(
+                    tmp_path,
+                    name,
+                    retention,
+                    blocks_per_chunk,
+                    seed=SEED + sequence,
+                    num_requests=REQUESTS,
+                    gpu_blocks=150 if on_device else 2000,
+                    forget=not on_device,
+                ), f"retention {retention}, {blocks_per_chunk} blocks per chunk"
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_every_policy_as_our_spec(tmp_path, policy):
+    for sequence in range(SEQUENCES):
+        for name in ("full", "full, two windows", "full, three states", "full, chunked"):
+            assert not compare(
+                tmp_path,
+                name,
+                0,
+                1,
+                seed=SEED + sequence,
+                num_requests=60,
+                num_chunks=100,
+                policy=policy,
+                spec_name="kvoffload",
+            ), name
+
+
+@pytest.mark.parametrize("name", ["full, two windows", "full, three states"])
+def test_vllms_own_arc(tmp_path, name):
+    for sequence in range(SEQUENCES):
+        assert not compare(
+            tmp_path, name, 128, 1, seed=SEED + sequence, num_requests=60, policy="arc"
+        )
