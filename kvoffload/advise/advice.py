@@ -12,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, device_hits, infinite_hits
+from kvoffload.replay import DecodedTrace, device_hits, infinite_hits, simulate
+from kvoffload.replay.group_replay import group_device_tokens
+from kvoffload.replay.groups import GroupChunks
+from kvoffload.replay.offline import INFINITE
 from kvoffload.traces import Request
 
 from .choice import Choice, choose
@@ -59,7 +62,7 @@ class Setup:
     block_tokens : int
         Tokens per block.
     token_bytes : int
-        Bytes of KV cache per token.
+        Bytes of KV cache per token; has no effect with `groups`.
     device_memory : int
         Memory of the accelerator's own prefix cache, bytes; 0 for none in front.
     full_blocks : bool
@@ -72,6 +75,9 @@ class Setup:
         The engine; without both of its rates, whether a policy pays is not known.
     device_is_assumed : bool
         Whether `device_memory` is a typical size, which the user did not give.
+    groups : GroupChunks or None
+        The groups of the model, for blocks of `block_tokens` tokens; None where all layers are one
+        full group. With them memories hold slots, and hits are tokens.
     """
 
     memory: int
@@ -83,6 +89,7 @@ class Setup:
     others: tuple[int, ...] = ()
     engine: Engine | None = None
     device_is_assumed: bool = False
+    groups: GroupChunks | None = None
 
     @property
     def rates(self) -> Engine | None:
@@ -91,8 +98,30 @@ class Setup:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes per block."""
+        """Bytes per block; per slot with `groups`."""
+        if self.groups is not None:
+            return self.groups.slot_bytes
         return self.block_tokens * self.token_bytes
+
+    @property
+    def counted(self) -> str:
+        """What hits are counted in: ``"blocks"``, or ``"tokens"`` with `groups`."""
+        return "blocks" if self.groups is None else "tokens"
+
+    @property
+    def kept_in(self) -> str:
+        """What memory is divided into: ``"blocks"``, or ``"slots"`` with `groups`."""
+        return "blocks" if self.groups is None else "slots"
+
+    @property
+    def counted_tokens(self) -> int:
+        """Tokens of one of these: those of a block, or 1."""
+        return self.block_tokens if self.groups is None else 1
+
+    def capped(self, memory: int, unique_blocks: int) -> int:
+        """Return the capacity to replay: a cache that holds all blocks never evicts, so no more."""
+        most = unique_blocks * (1 if self.groups is None else len(self.groups.layout.groups))
+        return max(1, min(self.capacity(memory), most))
 
     def memories(self) -> list[int]:
         """Return the memories that are compared, bytes, ascending."""
@@ -102,13 +131,19 @@ class Setup:
 
     @property
     def device_blocks(self) -> int:
-        """Blocks of the accelerator's own prefix cache."""
+        """Blocks, or slots, of the accelerator's own prefix cache."""
         return self.capacity(self.device_memory)
 
     @property
     def replays(self) -> int:
         """Number of replays needed, the ceilings counted as one per memory."""
-        return (len(self.replayed) + 1) * len(self.memories())
+        return self.replays_per_memory * len(self.memories())
+
+    @property
+    def replays_per_memory(self) -> int:
+        """Number of replays per memory: of the policies, and of the ceiling where there is one."""
+        has_ceiling = self.groups is None or self.groups.num_full > 0
+        return len(self.replayed) + has_ceiling
 
     @property
     def replayed(self) -> tuple[str, ...]:
@@ -116,7 +151,7 @@ class Setup:
         return tuple(dict.fromkeys((*self.policies, VLLM_DEFAULT)))
 
     def capacity(self, memory: int) -> int:
-        """Return how many blocks fit into `memory` bytes."""
+        """Return how many blocks, or slots, fit into `memory` bytes."""
         return memory // self.block_bytes
 
 
@@ -127,17 +162,19 @@ class Cell:
     Attributes
     ----------
     hit_ratio : float
-        Share of the blocks asked for that are hits.
+        Share of the blocks, or tokens with groups, asked for that are hits.
     saved_tokens : int
         Tokens, over the trace, that need no prefill: those of the blocks that are hits.
     stored : int
-        Blocks stored.
+        Blocks, or slots, stored.
     stored_per_hit : float or None
-        Blocks stored per block hit; None without a hit.
+        Blocks, or slots, stored per block hit; None without a hit.
     store_rate, load_rate : float or None
         Bytes per second to host memory and back, at the trace's rate; None if it has no times.
     busiest_store_rate, busiest_load_rate : float or None
         The same in the part of the trace where the sum of both is highest.
+    loaded : int
+        Blocks, or slots, loaded for the hits.
     """
 
     hit_ratio: float
@@ -148,6 +185,7 @@ class Cell:
     load_rate: float | None
     busiest_store_rate: float | None
     busiest_load_rate: float | None
+    loaded: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +203,8 @@ class Facts:
     blocks, unique_blocks : int
         Blocks of all requests, and the distinct ones among them.
     asked : int
-        Blocks that the manager is asked for: those that the accelerator's own cache does not have.
+        Blocks, or tokens with groups, that the manager is asked for: those that the accelerator's
+        own cache does not have.
     """
 
     requests: int
@@ -198,12 +237,16 @@ class Advice:
         rates of the engine are not known.
     reuse : float
         The hit ratio of an unbounded cache without an accelerator's cache in front.
-    ceilings : list of float
-        In each memory, the hit ratio that no policy can exceed.
+    ceilings : list of float or None
+        In each memory, the hit ratio that no policy can exceed; None where it is not known, because
+        no group is full.
     unbounded : float
         The hit ratio of an unbounded cache.
     objections : list of str
         Why the trace does not suffice for a recommendation; empty if it does.
+    whole : int
+        Blocks, or tokens with groups, of all requests: those asked for, and those that the
+        accelerator's own cache has.
     """
 
     setup: Setup
@@ -213,10 +256,11 @@ class Advice:
     cells: dict[tuple[str, int], Cell]
     choices: list[Choice]
     paying: list[tuple[str, ...]] | None
-    ceilings: list[float]
+    ceilings: list[float | None]
     unbounded: float
     reuse: float
     objections: list[str]
+    whole: int
 
     @property
     def place(self) -> int:
@@ -249,8 +293,8 @@ class Advice:
 
     @property
     def device_hit_ratio(self) -> float:
-        """Share of all blocks that the accelerator's own cache answers for."""
-        return 1 - self.facts.asked / self.facts.blocks if self.facts.blocks else 0.0
+        """Share of all blocks, or tokens, that the accelerator's own cache answers for."""
+        return 1 - self.facts.asked / self.whole if self.whole else 0.0
 
     def cell(self, policy: str, place: int | None = None) -> Cell:
         """Return the results of a policy in the memory that was asked for, or at another place."""
@@ -261,13 +305,14 @@ class Advice:
         """Results of vLLM's default in the memory that was asked for."""
         return self.cell(VLLM_DEFAULT)
 
-    def ceiling_tokens(self) -> tuple[int, int]:
+    def ceiling_tokens(self) -> tuple[int | None, int]:
         """Return the tokens that the best possible cache, and one without bounds, would save."""
-        best, unbounded = (
-            round(ratio * self.facts.asked) * self.setup.block_tokens
-            for ratio in (self.ceilings[self.place], self.unbounded)
-        )
-        return best, unbounded
+
+        def tokens(ratio: float) -> int:
+            return round(ratio * self.facts.asked) * self.setup.counted_tokens
+
+        best = self.ceilings[self.place]
+        return None if best is None else tokens(best), tokens(self.unbounded)
 
     def ranking(self) -> list[str]:
         """Return the policies, the one with the most hits in the memory asked for first."""
@@ -303,16 +348,16 @@ def advise(
     capacities = [setup.capacity(memory) for memory in memories]
     recorded = requests if isinstance(requests, RecordedTrace) else RecordedTrace.of(requests)
     trace = recorded.trace
-    on_device = device_hits(trace, setup.device_blocks)
-    # in a cache that holds all blocks nothing is evicted, however large it is
-    used = [max(1, min(capacity, trace.unique_blocks)) for capacity in capacities]
+    demand = Demand.of(trace, setup)
+    used = [setup.capped(memory, trace.unique_blocks) for memory in memories]
     distinct = sorted(set(used), reverse=True)
-    spared = setup.replays - (len(setup.replayed) + 1) * len(distinct)
+    spared = setup.replays - setup.replays_per_memory * len(distinct)
     grid = replay_grid(
         trace,
         setup.replayed,
         distinct,
         device_blocks=setup.device_blocks,
+        groups=setup.groups,
         jobs=jobs,
         progress=None if progress is None else lambda done: progress(spared + done),
     )
@@ -323,7 +368,7 @@ def advise(
         input_tokens=recorded.tokens,
         blocks=trace.num_blocks,
         unique_blocks=trace.unique_blocks,
-        asked=trace.num_blocks - int(on_device.sum()),
+        asked=int(demand.asked.sum()),
     )
     cells = {
         (policy, place): _cell(grid.outcomes[policy, capacity], setup, seconds)
@@ -338,11 +383,11 @@ def advise(
         )
         for place, capacity in enumerate(used)
     ]
-    asked = facts.asked or 1
-    unbounded = infinite_hits(trace, on_device) / asked
+    asked, whole = facts.asked or 1, int(demand.whole.sum())
+    unbounded = demand.unbounded(trace) / asked
     reuse = unbounded
-    if on_device.any():
-        reuse = infinite_hits(trace, np.zeros_like(on_device)) / (trace.num_blocks or 1)
+    if demand.device_hits.any():
+        reuse = demand.without_device().unbounded(trace) / (whole or 1)
     return Advice(
         setup=setup,
         facts=facts,
@@ -351,11 +396,70 @@ def advise(
         cells=cells,
         choices=choices,
         paying=paying,
-        ceilings=[grid.belady[capacity] / asked for capacity in used],
+        ceilings=[
+            grid.belady[capacity] / asked if capacity in grid.belady else None for capacity in used
+        ],
         unbounded=unbounded,
         reuse=reuse,
-        objections=_objections(facts, unbounded, grid, used[memories.index(setup.memory)], setup),
+        objections=_objections(
+            facts,
+            grid,
+            used[memories.index(setup.memory)],
+            setup,
+            ideal=unbounded,
+            on_device=1 - facts.asked / whole if whole else 0.0,
+        ),
+        whole=whole,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a manager is asked for, request by request: blocks, or tokens with groups.
+
+    Attributes
+    ----------
+    groups : GroupChunks or None
+        As in `Setup`.
+    device_hits : array
+        What the accelerator's own cache has, as `simulate` takes it.
+    whole : (requests,) int64
+        All of each request.
+    asked : (requests,) int64
+        What of it the accelerator's own cache does not have.
+    """
+
+    groups: GroupChunks | None
+    device_hits: npt.NDArray[np.int64]
+    whole: npt.NDArray[np.int64]
+    asked: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, trace: DecodedTrace, setup: Setup) -> Demand:
+        """Return that of a trace behind the accelerator's own cache."""
+        blocks, groups = np.diff(trace.starts), setup.groups
+        if groups is None:
+            front = device_hits(trace, setup.device_blocks)
+            return cls(None, front, blocks, blocks - front)
+        pairs = zip(trace.lengths.tolist(), blocks.tolist(), strict=True)
+        lengths = np.fromiter(
+            (groups.length_of(*pair) for pair in pairs), dtype=np.int64, count=len(blocks)
+        )
+        front = group_device_tokens(trace, groups, setup.device_blocks)
+        return cls(groups, front, lengths, lengths - front[:, 0])
+
+    def without_device(self) -> Demand:
+        """Return that without the accelerator's own cache."""
+        return Demand(self.groups, np.zeros_like(self.device_hits), self.whole, self.whole)
+
+    def unbounded(self, trace: DecodedTrace) -> int:
+        """Return the hits of a cache without bounds."""
+        if self.groups is None:
+            return infinite_hits(trace, self.device_hits)
+        counts = simulate(
+            trace, trace.keys(), INFINITE, 1, device_hits=self.device_hits, groups=self.groups
+        )
+        return counts.hits
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,23 +498,28 @@ class RecordedTrace:
 
 
 def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
+    has_groups = setup.groups is not None
+    loaded = [part.loaded if has_groups else part.hits for part in outcome.parts]
     rates = [
-        (part.stored * setup.block_bytes / time, part.hits * setup.block_bytes / time)
-        for part, time in zip(outcome.parts, seconds, strict=True)
+        (part.stored * setup.block_bytes / time, number * setup.block_bytes / time)
+        for part, number, time in zip(outcome.parts, loaded, seconds, strict=True)
         if time >= LEAST_SECONDS
     ]
     busiest = max(rates, key=sum, default=(None, None))
     span = sum(seconds)
     has_times = span >= LEAST_SECONDS
+    saved = outcome.hits * setup.counted_tokens
+    blocks_hit = saved / setup.block_tokens
     return Cell(
         hit_ratio=outcome.hit_ratio,
-        saved_tokens=outcome.hits * setup.block_tokens,
+        saved_tokens=saved,
         stored=outcome.stored,
-        stored_per_hit=outcome.stored / outcome.hits if outcome.hits else None,
+        stored_per_hit=outcome.stored / blocks_hit if saved else None,
         store_rate=outcome.stored * setup.block_bytes / span if has_times else None,
-        load_rate=outcome.hits * setup.block_bytes / span if has_times else None,
+        load_rate=sum(loaded) * setup.block_bytes / span if has_times else None,
         busiest_store_rate=busiest[0],
         busiest_load_rate=busiest[1],
+        loaded=sum(loaded),
     )
 
 
@@ -427,15 +536,16 @@ def _paying(
     ]
 
 
-def _objections(facts: Facts, ideal: float, grid: Grid, capacity: int, setup: Setup) -> list[str]:
+def _objections(
+    facts: Facts, grid: Grid, capacity: int, setup: Setup, *, ideal: float, on_device: float
+) -> list[str]:
     """Return why a trace does not suffice: few requests, no reuse, or a memory it never fills."""
-    on_device = 1 - facts.asked / facts.blocks if facts.blocks else 0.0
     if ideal < LEAST_REUSE <= on_device:
         size = bytes_text(setup.device_memory)
         objection = (
             "the accelerator's own prefix cache, "
             f"{'assumed to have' if setup.device_is_assumed else 'of'} {size}, serves "
-            f"{percent_text(on_device)} of the blocks itself, which leaves no "
+            f"{percent_text(on_device)} of the {setup.counted} itself, which leaves no "
             f"reuse to speak of: behind it a cache without bounds would hit {percent_text(ideal)} "
             f"of the others, and at least {percent_text(LEAST_REUSE)} is asked for. Running "
             "requests share that memory; --device-memory sets what they leave, 0 leaves it out"
@@ -444,9 +554,11 @@ def _objections(facts: Facts, ideal: float, grid: Grid, capacity: int, setup: Se
     if ideal < LEAST_REUSE:
         objection = (
             "there is no reuse to speak of: a cache without bounds would hit "
-            f"{percent_text(ideal)} of the blocks, and at least {percent_text(LEAST_REUSE)} is "
-            "asked for. Offloading gains nothing on such requests"
+            f"{percent_text(ideal)} of the {setup.counted}, and at least "
+            f"{percent_text(LEAST_REUSE)} is asked for"
         )
+        if setup.groups is None:  # with groups, that may be for want of resume points
+            objection += ". Offloading gains nothing on such requests"
         return [objection]
     found = []
     if facts.requests < LEAST_REQUESTS:
@@ -460,11 +572,18 @@ def _objections(facts: Facts, ideal: float, grid: Grid, capacity: int, setup: Se
         for part in grid.outcomes[policy, capacity].parts[: PARTS // 2]
     )
     if not any(evicted):
-        unique = facts.unique_blocks
         found.append(
             "the trace is too short for this memory: in the first half of its requests nothing is "
-            f"evicted from {bytes_text(setup.memory)}, so the policies cannot be told apart. All "
-            f"of its {unique:,} distinct blocks take {bytes_text(unique * setup.block_bytes)}; "
-            "record for longer, or ask for less --capacity"
+            f"evicted from {bytes_text(setup.memory)}, so the policies cannot be told apart. "
+            f"{_all_blocks(facts, setup)}record for longer, or ask for less --capacity"
         )
     return found
+
+
+def _all_blocks(facts: Facts, setup: Setup) -> str:
+    """Return what all blocks take; with groups that depends on where the prompts end."""
+    unique = facts.unique_blocks
+    if setup.groups is not None:
+        return ""
+    size = bytes_text(unique * setup.block_bytes)
+    return f"All of its {unique:,} distinct blocks take {size}; "

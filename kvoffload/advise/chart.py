@@ -114,7 +114,8 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
     longest = max(map(len, advice.setup.replayed))
     width = right + max(NAME_MARGIN, math.ceil(NAME_PLACE + NAME_UNITS * longest))
     ratios = [cell.hit_ratio for cell in advice.cells.values()]
-    highest = max([*ratios, *advice.ceilings, advice.unbounded])
+    ceilings = [ratio for ratio in advice.ceilings if ratio is not None]
+    highest = max([*ratios, *ceilings, advice.unbounded])
     ticks = ratio_ticks(highest)
 
     def y(ratio: float) -> float:
@@ -146,7 +147,7 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
     ]
     best = [
         f"{memory}: no policy can hit more than {percent_text(ratio)}"
-        for memory, ratio in zip(memories, advice.ceilings, strict=True)
+        for memory, ratio in zip(memories, ceilings, strict=False)
     ]
     without = f"without bounds a cache would hit {percent_text(advice.unbounded)}"
     lines += [
@@ -157,7 +158,7 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
             points([advice.unbounded] * len(memories), [without] * len(memories)),
             0.0,
         ),
-        Line("belady", "ceiling", 0, points(advice.ceilings, best), 0.0),
+        *([Line("belady", "ceiling", 0, points(ceilings, best), 0.0)] if ceilings else []),
     ]
     return Chart(
         width,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import is_own
 
 __all__ = ["python_text", "vllm_arguments", "vllm_text"]
@@ -29,10 +30,13 @@ def python_text(policy: str, capacity: int, block_tokens: int) -> str:
     )
 
 
-def vllm_arguments(policy: str, memory: int, block_tokens: int) -> dict[str, object] | None:
+def vllm_arguments(
+    policy: str, memory: int, block_tokens: int, groups: GroupChunks | None = None
+) -> dict[str, object] | None:
     """Return the value of vLLM's ``--kv-transfer-config``; None for a class of the user's.
 
-    ``block_size``, the tokens per chunk, is given where it is a multiple of vLLM's blocks.
+    ``block_size``, the tokens per chunk, is given where it is a multiple of vLLM's blocks; with
+    groups, whose blocks may differ in size, ``blocks_per_chunk`` where the trace has vLLM's chunks.
     """
     if is_own(policy):
         return None
@@ -42,7 +46,10 @@ def vllm_arguments(policy: str, memory: int, block_tokens: int) -> dict[str, obj
         "eviction_policy": policy,
         "cpu_bytes_to_use": memory,
     }
-    if block_tokens % VLLM_BLOCK_TOKENS == 0:
+    if groups is not None:
+        if groups.is_exact:
+            extra["blocks_per_chunk"] = groups.blocks_per_chunk
+    elif block_tokens % VLLM_BLOCK_TOKENS == 0:
         extra["block_size"] = block_tokens
     return {
         "kv_connector": "OffloadingConnector",
@@ -51,7 +58,9 @@ def vllm_arguments(policy: str, memory: int, block_tokens: int) -> dict[str, obj
     }
 
 
-def vllm_text(policy: str, memory: int, block_tokens: int) -> str | None:
+def vllm_text(
+    policy: str, memory: int, block_tokens: int, groups: GroupChunks | None = None
+) -> str | None:
     """Return the value of vLLM's ``--kv-transfer-config`` as JSON, where there is one."""
-    arguments = vllm_arguments(policy, memory, block_tokens)
+    arguments = vllm_arguments(policy, memory, block_tokens, groups)
     return None if arguments is None else json.dumps(arguments, indent=2)

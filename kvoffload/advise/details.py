@@ -10,13 +10,12 @@ import numpy.typing as npt
 from kvoffload import BlockHash
 from kvoffload.replay import (
     TierCounts,
-    device_hits,
     simulate_requests,
     simulate_tiers,
     stack_distances,
 )
 
-from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, RecordedTrace
+from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, Demand, RecordedTrace
 
 __all__ = ["Details", "Disk", "DiskCell", "PolicyDetails", "Reuse", "details"]
 
@@ -40,8 +39,8 @@ class PolicyDetails:
     over_time : list of float
         Hit ratio in each of `POINTS` parts of equally many requests.
     requests_by_share : list of int
-        Requests by the share of the blocks asked for that is hit: none, up to each of `SHARES`,
-        less than all, all. Those that ask for no block are left out.
+        Requests by the share of the blocks, or tokens, asked for that is hit: none, up to each of
+        `SHARES`, less than all, all. Those that ask for no block are left out.
     """
 
     policy: str
@@ -148,14 +147,15 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     """
     trace = recorded.trace
     keys = trace.keys()
-    front = device_hits(trace, advice.setup.device_blocks)
+    groups, demand = advice.setup.groups, Demand.of(trace, advice.setup)
+    front = demand.device_hits
     chosen = advice.policy or advice.choices[advice.place].best
     capacity = _capacity(advice, advice.place)
-    asked = np.diff(trace.starts) - front
     policies = []
     for policy in dict.fromkeys((chosen, VLLM_DEFAULT)):
-        hits = simulate_requests(trace, keys, policy, capacity, device_hits=front)
-        policies.append(PolicyDetails(policy, _over_time(hits, asked), _by_share(hits, asked)))
+        hits = simulate_requests(trace, keys, policy, capacity, device_hits=front, groups=groups)
+        over_time, by_share = _over_time(hits, demand.asked), _by_share(hits, demand.asked)
+        policies.append(PolicyDetails(policy, over_time, by_share))
     cells = []
     if disk is not None:
         cells = _disk_cells(recorded, keys, advice, policy=chosen, disk=disk, front=front)
@@ -163,7 +163,7 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
 
 
 def _capacity(advice: Advice, place: int) -> int:
-    return max(1, min(advice.capacities[place], advice.facts.unique_blocks))
+    return advice.setup.capped(advice.memories[place], advice.facts.unique_blocks)
 
 
 def _over_time(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list[float]:
@@ -186,7 +186,10 @@ def _by_share(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list
 
 def _reuse(recorded: RecordedTrace, advice: Advice) -> Reuse:
     distances, share = stack_distances(recorded.trace)
-    block_bytes = advice.setup.block_bytes
+    groups = advice.setup.groups
+    # a use of a block is one of its chunk in each group that keeps every chunk
+    copies = 1 if groups is None else groups.num_full or 1
+    block_bytes = copies * advice.setup.block_bytes
     at = {}
     if len(distances):
         for percent in (10, 25, 50, 75, 90, 99):

@@ -144,9 +144,8 @@ def balance(advice: Advice, cell: Cell, engine: Engine) -> Balance:
 def balance_of(setup: Setup, cell: Cell, engine: Engine) -> Balance:
     """Return the balance of a cell; both rates of the engine must be known."""
     block_bytes = setup.block_bytes
-    loaded = cell.saved_tokens // setup.block_tokens
     return Balance(
         prefill_seconds=cell.saved_tokens / engine.prefill_rate,
-        load_seconds=loaded * block_bytes / engine.link_bandwidth,
+        load_seconds=cell.loaded * block_bytes / engine.link_bandwidth,
         store_seconds=cell.stored * block_bytes / engine.link_bandwidth,
     )

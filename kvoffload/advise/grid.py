@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvoffload.replay import Cell, Counts, DecodedTrace, GridWork, run_grid
+from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.offline import BELADY
 
 __all__ = ["PARTS", "Grid", "Outcome", "part_seconds", "replay_grid"]
@@ -33,22 +34,22 @@ class Outcome:
 
     @property
     def asked(self) -> int:
-        """Blocks that the manager was asked for."""
+        """Blocks, or tokens with groups, that the manager was asked for."""
         return sum(part.asked for part in self.parts)
 
     @property
     def hits(self) -> int:
-        """Blocks among those that it had."""
+        """Those among them that it had."""
         return sum(part.hits for part in self.parts)
 
     @property
     def stored(self) -> int:
-        """Blocks stored."""
+        """Blocks, or slots, stored."""
         return sum(part.stored for part in self.parts)
 
     @property
     def hit_ratio(self) -> float:
-        """Share of the blocks asked for that were hits; 0 if there are none."""
+        """Share of what was asked for that were hits; 0 if there is nothing."""
         return self.hits / self.asked if self.asked else 0.0
 
 
@@ -61,7 +62,8 @@ class Grid:
     outcomes : dict of (str, int) to Outcome
         By policy and capacity.
     belady : dict of int to int
-        By capacity, the most blocks that a policy can hit.
+        By capacity, the most blocks, or tokens, that a policy can hit; empty where no group is
+        full.
     """
 
     outcomes: dict[tuple[str, int], Outcome]
@@ -89,6 +91,7 @@ def replay_grid(
     capacities: Sequence[int],
     *,
     device_blocks: int = 0,
+    groups: GroupChunks | None = None,
     jobs: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> Grid:
@@ -104,6 +107,8 @@ def replay_grid(
         Capacities, blocks.
     device_blocks : int
         Blocks of the accelerator's own cache in front; 0 for none.
+    groups : GroupChunks, optional
+        The groups of the model; capacities, the accelerator's included, are slots then.
     jobs : int
         Number of processes; 1 computes in this one.
     progress : callable, optional
@@ -114,13 +119,15 @@ def replay_grid(
     ChildProcessError
         If a process is killed.
     """
+    ceilings = (BELADY,) if groups is None or groups.num_full else ()
     cells = [
         Cell(policy, capacity, device_blocks)
-        for policy in (BELADY, *policies)
+        for policy in (*ceilings, *policies)
         for capacity in capacities
     ]
     grid = Grid({}, {})
-    for done, (cell, parts) in enumerate(run_grid(jobs, GridWork(trace, cells, PARTS)), start=1):
+    work = GridWork(trace, cells, PARTS, groups=groups)
+    for done, (cell, parts) in enumerate(run_grid(jobs, work), start=1):
         if cell.policy == BELADY:
             grid.belady[cell.capacity] = parts[0].hits
         else:

@@ -60,7 +60,7 @@ def write_report(subject: Subject, path: str | os.PathLike[str]) -> None:
         file.write(page.encode())
 
 
-_FIRST = ("Time", "Accelerator", "More memory")
+_FIRST = ("Time", "Retention", "Accelerator", "More memory")
 """Findings shown at the top of the page, under the recommendation."""
 
 
@@ -106,6 +106,8 @@ def report_html(subject: Subject) -> str:
         narrow=chart(advice, **_NARROW),
         name_place=NAME_PLACE,
         asked=bytes_text(setup.memory),
+        counted=setup.counted,
+        hit=setup.counted.removesuffix("s"),
         columns=columns,
         rows=_rows(subject, columns),
         first_findings=[f for f in subject.findings() if f.title in _FIRST],
@@ -114,7 +116,8 @@ def report_html(subject: Subject) -> str:
         disk=_disk(subject),
         meanings=_meanings(advice),
         python=policy and python_text(policy, capacity, setup.block_tokens),
-        vllm=policy and vllm_text(policy, setup.memory, setup.block_tokens),
+        vllm=policy and vllm_text(policy, setup.memory, setup.block_tokens, setup.groups),
+        vllm_flag=subject.vllm_flag(),
         style=Markup(style),  # noqa: S704 - our own file
         style_hash=_hash(style),
         script=Markup(script),  # noqa: S704 - our own file
@@ -134,17 +137,17 @@ def _columns(subject: Subject) -> list[_Column]:
         ratios = [advice.cell(policy, place).hit_ratio for policy in ranking]
         ends = [advice.ceilings[place], advice.unbounded]
         title = f"hit ratio, {bytes_text(memory)}"
-        texts = [percent_text(ratio) for ratio in [*ratios, *ends]]
+        texts = [_ratio_text(ratio) for ratio in [*ratios, *ends]]
         columns.append(_Column(title, texts, _best(ratios), place == advice.place))
     if alone is not None:
         ratios = [alone.cell(policy).hit_ratio for policy in ranking]
         ends = [alone.ceilings[alone.place], alone.unbounded]
         title = f"{bytes_text(alone.setup.memory)}, no device cache"
-        texts = [percent_text(ratio) for ratio in [*ratios, *ends]]
+        texts = [_ratio_text(ratio) for ratio in [*ratios, *ends]]
         columns.append(_Column(title, texts, _best(ratios)))
     cells = [advice.cell(policy) for policy in ranking]
     saved = [count_text(cell.saved_tokens) for cell in cells]
-    saved += [count_text(tokens) for tokens in advice.ceiling_tokens()]
+    saved += ["-" if n is None else count_text(n) for n in advice.ceiling_tokens()]
     columns.append(_Column("tokens saved", saved, _best([c.saved_tokens for c in cells]), True))
     per_hit = ["-" if c.stored_per_hit is None else f"{c.stored_per_hit:.2f}" for c in cells]
     least = _best([-(c.stored_per_hit or math.inf) for c in cells])
@@ -158,6 +161,10 @@ def _columns(subject: Subject) -> list[_Column]:
         net = [duration_text(b.net_seconds) for b in found]
         columns.append(_Column("time gained", net + blank, _best([b.net_seconds for b in found])))
     return columns
+
+
+def _ratio_text(ratio: float | None) -> str:
+    return "-" if ratio is None else percent_text(ratio)
 
 
 def _best(values: Sequence[float]) -> set[int]:

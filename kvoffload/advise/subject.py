@@ -10,6 +10,8 @@ from .advice import Advice
 from .details import Details
 from .economy import Engine
 from .model_shape import ModelShape
+from .remarks import group_remarks, prompt_text
+from .retention import RetentionCell, vllm_flag, worth
 from .units import bytes_text, count_text, duration_text, percent_text
 from .wording import Finding, findings, headline, rates_text
 
@@ -45,6 +47,8 @@ class Subject:
         Sets of these that share their block ids.
     ids_text : str or None
         How the block ids of several files were treated, in words.
+    retentions : tuple of RetentionCell
+        Retention intervals compared; empty where the model has no windows or states.
     """
 
     trace: str
@@ -58,6 +62,7 @@ class Subject:
     files: int | None = None
     id_spaces: int = 1
     ids_text: str | None = None
+    retentions: tuple[RetentionCell, ...] = ()
 
     def headline(self) -> str:
         """Return the advice in one sentence."""
@@ -65,7 +70,16 @@ class Subject:
 
     def findings(self) -> list[Finding]:
         """Return the findings."""
-        return findings(self.advice, self.alone, self.details)
+        return findings(self.advice, self.alone, self.details, self.retentions)
+
+    def vllm_flag(self) -> str | None:
+        """Return the argument of ``vllm serve`` beside the configuration; None for its default."""
+        groups = self.advice.setup.groups
+        if groups is None:
+            return None
+        better = worth(self.retentions, groups.retention)
+        interval = groups.retention if better is None else better.interval
+        return None if interval == 0 else vllm_flag(interval)
 
     @property
     def engine(self) -> Engine | None:
@@ -92,10 +106,15 @@ class Subject:
         )
 
     def memory_text(self) -> str:
-        """Return the bytes per block, and how much of the trace the memory holds."""
+        """Return the bytes per block or slot, and how much of the trace the memory holds."""
         setup = self.advice.setup
         model = "" if self.model is None else f"{self.model.name}, {self.dtype}: "
         capacity = self.advice.capacities[self.advice.place]
+        if setup.groups is not None:
+            return (
+                f"{model}{bytes_text(setup.block_bytes)} per slot; {bytes_text(setup.memory)} hold "
+                f"{capacity:,} slots; {prompt_text(setup.groups)}"
+            )
         share = capacity / (self.advice.facts.unique_blocks or 1)
         part = f"{share * 100:.3g} %" if share < 1 else "more than all"
         return (
@@ -112,7 +131,7 @@ class Subject:
             device = (
                 f"An LRU prefix cache of {bytes_text(setup.device_memory)} on the accelerator "
                 f"{'is assumed' if setup.device_is_assumed else 'stands'} in front and answers for "
-                f"{facts.blocks - facts.asked:,} blocks "
+                f"{self.advice.whole - facts.asked:,} {setup.counted} "
                 f"({percent_text(self.advice.device_hit_ratio)}); the ratios are of the others."
             )
             if setup.device_is_assumed:
@@ -131,7 +150,8 @@ class Subject:
                     f"heads of {self.model.name} several times, which is not counted: give "
                     "--tensor-parallel."
                 )
-        if self.model is not None and self.model.remark:
+        found += group_remarks(setup.groups)
+        if setup.groups is None and self.model is not None and self.model.remark:
             found.append(f"{self.model.name}: {self.model.remark}.")
         return found
 
@@ -139,4 +159,7 @@ class Subject:
         """Return whether heads are kept several times, beyond the bytes counted per token."""
         if self.engine is None or model.latent or self.engine.workers <= model.kv_heads:
             return False
+        groups = self.advice.setup.groups
+        if groups is not None:
+            return groups.layout == model.layout(self.dtype)
         return self.advice.setup.token_bytes == model.bytes_per_token(self.dtype)

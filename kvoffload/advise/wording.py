@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .accelerators import SHARE_OF_LINK, SHARE_OF_PEAK
@@ -10,6 +11,7 @@ from .choice import LEAST_NOISE, MOST_NOISE, Choice, by_simplicity
 from .details import Details, DiskCell
 from .economy import Balance, Engine, balance
 from .grid import PARTS
+from .retention import RetentionCell, interval_text, vllm_flag, worth
 from .units import bytes_text, count_text, duration_text, percent_text, rate_text
 
 __all__ = [
@@ -42,7 +44,7 @@ class Finding:
 
 
 def points(difference: float) -> str:
-    """Return a difference of two hit ratios in points, hundredths of the blocks."""
+    """Return a difference of two hit ratios in points, hundredths of the blocks or tokens."""
     text = f"{difference * 100:.1f}"
     return "less than 0.1 points" if text == "0.0" and difference > 0 else f"{text} points"
 
@@ -56,7 +58,8 @@ def headline(advice: Advice) -> str:
     cell = advice.cell(advice.policy)
     text = (
         f"Take {advice.policy}: with {bytes_text(advice.setup.memory)} it hits "
-        f"{percent_text(cell.hit_ratio)} of the blocks, {_against_default(advice, cell)}; "
+        f"{percent_text(cell.hit_ratio)} of the {advice.setup.counted}, "
+        f"{_against_default(advice, cell)}; "
         f"{_saved_tokens(advice, cell)} need no prefill that would without offloading"
     )
     return text + "."
@@ -152,20 +155,20 @@ def side_by_side(advice: Advice, alone: Advice) -> str:
     without = _short(alone)
     share = percent_text(advice.device_hit_ratio)
     return (
-        f"Behind {device} of prefix cache{where}, which serves {share} of the blocks itself: "
-        f"{with_one}. Without a cache there: {without}."
+        f"Behind {device} of prefix cache{where}, which serves {share} of the "
+        f"{advice.setup.counted} itself: {with_one}. Without a cache there: {without}."
     )
 
 
 def _short(advice: Advice) -> str:
-    policy = advice.policy
+    policy, counted = advice.policy, advice.setup.counted
     if policy is None:
         best = advice.choices[advice.place].best
-        hits = f"{best} hits {percent_text(advice.cell(best).hit_ratio)} of the blocks asked for"
+        hits = f"{best} hits {percent_text(advice.cell(best).hit_ratio)} of the {counted} asked for"
         return f"{'it does not pay' if advice.pays is False else 'no recommendation'}, {hits}"
     cell = advice.cell(policy)
     return (
-        f"{policy}, {percent_text(cell.hit_ratio)} of the blocks asked for, "
+        f"{policy}, {percent_text(cell.hit_ratio)} of the {counted} asked for, "
         f"{count_text(cell.saved_tokens)} tokens saved"
         + ("" if policy == VLLM_DEFAULT else f" ({_difference(advice, cell)})")
     )
@@ -180,6 +183,7 @@ def findings(
     advice: Advice,
     alone: Advice | None = None,
     found: Details | None = None,
+    retentions: Sequence[RetentionCell] = (),
 ) -> list[Finding]:
     """Return the findings, the most important first.
 
@@ -187,8 +191,10 @@ def findings(
     """
     policy, engine = advice.policy, advice.setup.rates
     accelerator = [Finding("Accelerator", side_by_side(advice, alone))] if alone else []
+    retention = [Finding("Retention", _retention(advice, retentions))] if retentions else []
     if policy is None:
         return [
+            *retention,
             *accelerator,
             *([Finding("More memory", _memory_that_pays(advice))] if advice.pays is False else []),
             Finding("Ceiling", _ceiling_of_all(advice)),
@@ -196,6 +202,7 @@ def findings(
     return [
         Finding("Reason", _reason(advice, policy)),
         *([Finding("Time", _time(advice, policy, engine))] if engine else []),
+        *retention,
         *accelerator,
         *_fewer_stores(advice, policy),
         Finding("More memory", _more_memory(advice, policy)),
@@ -203,6 +210,30 @@ def findings(
         Finding("Traffic", _traffic(advice, policy)),
         *(detail_findings(advice, found) if found else []),
     ]
+
+
+def _retention(advice: Advice, cells: Sequence[RetentionCell]) -> str:
+    """Return the hits at several retention intervals, and the argument that gains a point."""
+    setup = advice.setup
+    given = None if setup.groups is None else setup.groups.retention
+    policy = advice.policy or advice.choices[advice.place].best
+    hits = ", ".join(f"{percent_text(c.hit_ratio)} at {interval_text(c.interval)}" for c in cells)
+    text = (
+        "Windows and states can be resumed at the end of a prompt alone (0, vLLM's default), "
+        f"after every so many tokens too, or everywhere (none). With {policy} "
+        f"{bytes_text(setup.memory)} hit {hits}"
+    )
+    if setup.device_memory:
+        both = ", ".join(percent_text(cell.served) for cell in cells)
+        text += f"; with the accelerator's own cache both have {both} of all tokens"
+    best = worth(cells, given)
+    if best is None:
+        return f"{text}. None of these gains a point over {interval_text(given)}."
+    now = next(cell for cell in cells if cell.interval == given)
+    return (
+        f"{text}. {interval_text(best.interval)} gains {points(best.served - now.served)}: "
+        f"vllm serve {vllm_flag(best.interval)}."
+    )
 
 
 def noise_text() -> str:
@@ -230,12 +261,12 @@ def _memory_that_pays(advice: Advice) -> str:
 
 def _ceiling_of_all(advice: Advice) -> str:
     """Return the ceiling of all caches."""
-    ideal = percent_text(advice.unbounded)
+    ideal, counted = percent_text(advice.unbounded), advice.setup.counted
     if not advice.setup.device_memory:
-        return f"A cache without bounds would hit {ideal} of the trace's blocks."
+        return f"A cache without bounds would hit {ideal} of the trace's {counted}."
     return (
-        f"A cache without bounds would hit {ideal} of the blocks that the accelerator's own has "
-        f"not; {percent_text(advice.reuse)} of all blocks are reuse."
+        f"A cache without bounds would hit {ideal} of the {counted} that the accelerator's own has "
+        f"not; {percent_text(advice.reuse)} of all {counted} are reuse."
     )
 
 
@@ -294,8 +325,8 @@ def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
     return [
         Finding(
             "Fewer stores",
-            f"{least} hits as much within noise and stores {share} of the blocks that {policy} "
-            "does; take it where the way to host memory is what is scarce.",
+            f"{least} hits as much within noise and stores {share} of the {advice.setup.kept_in} "
+            f"that {policy} does; take it where the way to host memory is what is scarce.",
         )
     ]
 
@@ -343,6 +374,12 @@ def _more_memory(advice: Advice, policy: str) -> str:
 
 def _ceiling(advice: Advice, policy: str) -> str:
     ceiling = advice.ceilings[advice.place]
+    if ceiling is None:
+        return (
+            f"With any memory no policy can hit more than {percent_text(advice.unbounded)}; what "
+            f"one can hit with {bytes_text(advice.setup.memory)} is unknown, because no group is "
+            "full."
+        )
     reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
     text = (
         f"With {bytes_text(advice.setup.memory)} no policy can hit more than "
@@ -359,8 +396,8 @@ def detail_findings(advice: Advice, found: Details) -> list[Finding]:
     """Return the findings on warm-up, requests, reuse and a disk."""
     return [
         Finding("Warm-up", _warm_up(found)),
-        Finding("Requests", _requests(found)),
-        Finding("Reuse", _reuse(found)),
+        Finding("Requests", _requests(advice, found)),
+        Finding("Reuse", _reuse(advice, found)),
         *([Finding("Disk", _disk(advice, found))] if found.disk else []),
     ]
 
@@ -376,27 +413,31 @@ def _warm_up(found: Details) -> str:
     )
 
 
-def _requests(found: Details) -> str:
+def _requests(advice: Advice, found: Details) -> str:
     first = found.policies[0]
     counts = first.requests_by_share
     whole = sum(counts) or 1
-    return (
+    most = percent_text(sum(counts[6:]) / whole)
+    text = (
         f"With {first.policy} {percent_text(counts[0] / whole)} of the requests hit nothing, "
-        f"{percent_text(sum(counts[6:]) / whole)} more than half of their blocks, "
-        f"{percent_text(counts[-1] / whole)} all."
+        f"{most} more than half of their {advice.setup.counted}"
     )
+    if advice.setup.groups is not None:  # of which none can hit the last token
+        return f"{text}."
+    return f"{text}, {percent_text(counts[-1] / whole)} all."
 
 
-def _reuse(found: Details) -> str:
+def _reuse(advice: Advice, found: Details) -> str:
     reuse = found.reuse
     if not reuse.bytes_at:
         return "No block is used twice."
     at = reuse.bytes_at
+    what = "to hit them" if advice.setup.groups is None else "for their chunks of the full groups"
     sample = "" if reuse.sampled == 1 else f" (from {percent_text(reuse.sampled)} of the blocks)"
     return (
         f"{percent_text(reuse.reused)} of the uses are of a block seen before. Between such a use "
         f"and the one before lie at most {bytes_text(at[50])} of other blocks in half of them and "
-        f"{bytes_text(at[90])} in 90 %{sample}; that much memory lru needs to hit them."
+        f"{bytes_text(at[90])} in 90 %{sample}; that much memory lru needs {what}."
     )
 
 
@@ -432,7 +473,12 @@ def _traffic(advice: Advice, policy: str) -> str:
     cell = advice.cell(policy)
     text = ""
     if cell.stored_per_hit is not None:
-        text = f"{cell.stored_per_hit:.2f} blocks are stored for each that is hit. "
+        each = (
+            "each that is hit"
+            if advice.setup.groups is None
+            else f"every {advice.setup.block_tokens:,} tokens that are hit"
+        )
+        text = f"{cell.stored_per_hit:.2f} {advice.setup.kept_in} are stored for {each}. "
     if cell.store_rate is None:
         return text + "The trace has no times, so there are no rates."
     requests = advice.facts.requests / advice.facts.seconds

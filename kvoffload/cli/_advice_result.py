@@ -21,6 +21,7 @@ from kvoffload.advise.units import (
 )
 from kvoffload.advise.wording import noise_text
 
+from ._model_options import groups_object, or_none
 from ._terminal import Column, print_prose, print_tables
 
 
@@ -37,10 +38,11 @@ def as_object(subject: Subject) -> dict[str, object]:
         **asdict(facts),
         "full_blocks": setup.full_blocks,
         "model": None if subject.model is None else subject.model.name,
-        "token_bytes": setup.token_bytes,
+        "token_bytes": None if setup.groups is not None else setup.token_bytes,
         "block_tokens": setup.block_tokens,
         "block_tokens_from": subject.block_tokens_from,
         "block_bytes": setup.block_bytes,
+        **groups_object(setup.groups),
         "memory": setup.memory,
         "device_memory": setup.device_memory,
         "device_memory_assumed": setup.device_is_assumed,
@@ -51,7 +53,8 @@ def as_object(subject: Subject) -> dict[str, object]:
         if policy is None
         else {
             "python": python_text(policy, advice.capacities[advice.place], setup.block_tokens),
-            "vllm": vllm_arguments(policy, setup.memory, setup.block_tokens),
+            "vllm": vllm_arguments(policy, setup.memory, setup.block_tokens, setup.groups),
+            **_vllm_flag(subject),
         },
         "headline": subject.headline(),
         "engine": _engine(subject),
@@ -67,7 +70,22 @@ def as_object(subject: Subject) -> dict[str, object]:
             ],
         },
         "details": None if subject.details is None else asdict(subject.details),
+        **_retentions(subject),
     }
+
+
+def _vllm_flag(subject: Subject) -> dict[str, object]:
+    """Return the argument beside the configuration, of a model with groups."""
+    has_groups = subject.advice.setup.groups is not None
+    return {"vllm_argument": subject.vllm_flag()} if has_groups else {}
+
+
+def _retentions(subject: Subject) -> dict[str, object]:
+    """Return the retention intervals that were compared, of a model with groups."""
+    if subject.advice.setup.groups is None:
+        return {}
+    cells = [asdict(cell) for cell in subject.retentions]
+    return {"retentions": [cell | {"interval": or_none(cell["interval"])} for cell in cells]}
 
 
 def _recommendation(advice: Advice) -> dict[str, object]:
@@ -116,12 +134,20 @@ def _memory(subject: Subject, advice: Advice, place: int) -> dict[str, object]:
         "best": choice.best,
         "simplest_within_noise": choice.policy,
         "policies": {
-            policy: asdict(advice.cell(policy, place))
+            policy: _cell(advice, policy, place)
             | _times(subject, advice, advice.cell(policy, place))
             | {"behind": choice.behind[policy], "noise": choice.noise[policy]}
             for policy in advice.setup.policies
         },
     }
+
+
+def _cell(advice: Advice, policy: str, place: int) -> dict[str, object]:
+    """Return a cell; what is loaded differs from what is hit with groups only."""
+    cell = asdict(advice.cell(policy, place))
+    if advice.setup.groups is None:
+        del cell["loaded"]
+    return cell
 
 
 def print_advice(subject: Subject) -> None:
@@ -144,10 +170,17 @@ def print_advice(subject: Subject) -> None:
     click.echo("\nPython:\n")
     capacity = advice.capacities[advice.place]
     click.echo(textwrap.indent(python_text(policy, capacity, setup.block_tokens), "    "))
-    vllm = vllm_text(policy, setup.memory, setup.block_tokens)
+    vllm = vllm_text(policy, setup.memory, setup.block_tokens, setup.groups)
     if vllm is not None:
         click.echo("\nvLLM, --kv-transfer-config:\n")
         click.echo(textwrap.indent(vllm, "    "))
+    flag = subject.vllm_flag()
+    if flag is not None:
+        click.echo(f"\nvLLM, beside it:\n\n    {flag}")
+
+
+def _ratio_text(ratio: float | None) -> str:
+    return "-" if ratio is None else percent_text(ratio)
 
 
 def _table(subject: Subject) -> None:
@@ -159,7 +192,7 @@ def _table(subject: Subject) -> None:
         Column(
             f"hit ratio\n{bytes_text(memory)}",
             [percent_text(advice.cell(policy, place).hit_ratio) for policy in ranking]
-            + [percent_text(advice.ceilings[place]), percent_text(advice.unbounded)],
+            + [_ratio_text(advice.ceilings[place]), percent_text(advice.unbounded)],
         )
         for place, memory in enumerate(advice.memories)
     ]
@@ -167,14 +200,14 @@ def _table(subject: Subject) -> None:
     blank = ["-", "-"]
     stored = ["-" if c.stored_per_hit is None else f"{c.stored_per_hit:.2f}" for c in cells]
     tokens_saved = [count_text(c.saved_tokens) for c in cells]
-    tokens_saved += [count_text(tokens) for tokens in advice.ceiling_tokens()]
+    tokens_saved += ["-" if n is None else count_text(n) for n in advice.ceiling_tokens()]
     if subject.alone is not None:
         alone = subject.alone
         hit_ratios.append(
             Column(
                 f"{asked}, no\ndevice cache",
                 [percent_text(alone.cell(policy).hit_ratio) for policy in ranking]
-                + [percent_text(alone.ceilings[alone.place]), percent_text(alone.unbounded)],
+                + [_ratio_text(alone.ceilings[alone.place]), percent_text(alone.unbounded)],
             )
         )
     rest = [

@@ -113,9 +113,10 @@ def _title(grid: Grid) -> str:
     lines = [printable(Path(grid.source.name).name), facts]
     notes = [] if grid.source.ids_text is None else [grid.source.ids_text]
     if cell.device_blocks:
-        notes.append(f"behind {cell.device_blocks:,} blocks on the device")
+        notes.append(f"behind {cell.device_blocks:,} {grid.kept_in} on the device")
     if cell.pending:
         notes.append(f"stores in flight for {cell.pending:,} requests")
+    lines += [grid.model] if grid.model else []
     lines += ["; ".join(notes)] if notes else []
     return "\n".join(part for line in lines for part in textwrap.wrap(line, TITLE_CHARACTERS))
 
@@ -126,7 +127,7 @@ def _set_axes(axes: Any, grid: Grid) -> None:
     axes.set_xlim(*_ends(sizes))
     ratios = ratio_ticks(max(counts.hit_ratio for counts in grid.counts.values()), most=8)
     axes.set_ylim(0, ratios[-1] * 1.02)
-    axes.set_xlabel("capacity, blocks")
+    axes.set_xlabel(f"capacity, {grid.kept_in}")
     axes.set_ylabel("hit ratio")
     axes.set_yticks(ratios, [ratio_text(ratio) for ratio in ratios])
     axes.grid(True, color="#E4E4E4", linewidth=0.6)

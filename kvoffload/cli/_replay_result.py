@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.units import percent_text
 from kvoffload.replay import CEILINGS, ReplayResult
+from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import implementation_of
 
 from ._sources import BlockSize, Source
@@ -79,6 +81,18 @@ KEPT = [
     Field("evicted", known(lambda result: f"{result.evicted:,}")),
     Field("refused", known(lambda result: f"{result.refused:,}")),
 ]
+WHICH_SLOTS = [WHICH[0], Field("capacity,\nslots", WHICH[1].text)]
+FOUND_TOKENS = [
+    Field("requests", lambda cell: f"{cell.result.requests:,}"),
+    Field("tokens\nasked for", lambda cell: f"{cell.result.asked:,}"),
+    Field("tokens hit", lambda cell: f"{cell.result.hits:,}"),
+    Field("hit ratio", lambda cell: percent_text(cell.result.hit_ratio)),
+]
+KEPT_SLOTS = [
+    Field("slots\nstored", KEPT[0].text),
+    Field("slots\nevicted", KEPT[1].text),
+    Field("refused", KEPT[2].text),
+]
 NOT_ADMITTED = Field("not\nadmitted", known(lambda result: f"{result.not_admitted:,}"))
 TIME = [
     Field("p50\nms", known(lambda result: milliseconds(result.times.percentile(50)))),
@@ -141,6 +155,9 @@ def print_cells(
     block_size: BlockSize,
     unique_blocks: int | None,
     device_blocks: int,
+    *,
+    model: str | None = None,
+    groups: GroupChunks | None = None,
 ) -> None:
     """Print the cells as one table, or as several where the terminal is too narrow for one."""
     facts = [source.name]
@@ -152,14 +169,25 @@ def print_cells(
         facts.append(f"{unique_blocks:,} unique blocks")
     if device_blocks:
         result = cells[0].result
-        facts.append(f"{result.blocks - result.asked:,} found in {device_blocks:,} on device")
-    found = [GIVEN, *FOUND] if any(cell.given != str(cell.capacity) for cell in cells) else FOUND
-    kept = [*KEPT, NOT_ADMITTED] if any(cell.result.not_admitted for cell in cells) else KEPT
+        facts.append(
+            f"{result.blocks - result.asked:,} found in {device_blocks:,} on device"
+            if groups is None
+            else f"{device_blocks:,} slots on device"
+        )
+    which, found, kept = WHICH, FOUND, KEPT
+    if groups is not None:
+        which, found, kept = WHICH_SLOTS, FOUND_TOKENS, KEPT_SLOTS
+    if any(cell.given != str(cell.capacity) for cell in cells):
+        found = [GIVEN, *found]
+    if any(cell.result.not_admitted for cell in cells):
+        kept = [*kept, NOT_ADMITTED]
     ran_by = sorted({RAN_BY.text(cell) for cell in cells} - {"-"})
     by_one = f", {ran_by[0]} implementation" if len(ran_by) == 1 else ""
     time = [*TIME, RAN_BY] if len(ran_by) > 1 else TIME
+    title = ["; ".join(facts), *([model] if model else []), *group_remarks(groups)]
+    title.append(f"ms: time in the manager per request{by_one}")
     print_tables(
-        ["; ".join(facts), f"ms: time in the manager per request{by_one}"],
-        [field.of(cells) for field in WHICH],
+        title,
+        [field.of(cells) for field in which],
         [[field.of(cells) for field in fields] for fields in (found, kept, time)],
     )

@@ -10,10 +10,13 @@ from dataclasses import asdict, dataclass
 import click
 
 from kvoffload import IMPLEMENTATION
+from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.replay import CEILINGS, Cell, Counts
+from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.policies import implementation_of
 
+from ._model_options import groups_object
 from ._sources import BlockSize, Source
 from ._terminal import Column, print_json, print_prose, print_tables
 
@@ -40,6 +43,10 @@ class Grid:
         Every policy at every capacity, in the order given.
     counts : dict of Cell to Counts
         The counts of each.
+    model : str or None
+        The model and the bytes of a block or slot, in words.
+    groups : GroupChunks or None
+        Its groups; capacities are slots then, and hits are tokens.
     """
 
     source: Source
@@ -50,6 +57,13 @@ class Grid:
     sizes: dict[str, int]
     cells: list[Cell]
     counts: dict[Cell, Counts]
+    model: str | None = None
+    groups: GroupChunks | None = None
+
+    @property
+    def kept_in(self) -> str:
+        """What capacities are counted in: ``"blocks"`` or ``"slots"``."""
+        return "blocks" if self.groups is None else "slots"
 
     @property
     def policies(self) -> list[str]:
@@ -77,10 +91,15 @@ def print_grid(grid: Grid) -> None:
     facts = [grid.source.name, *ids, f"{counts.requests:,} requests", f"{counts.blocks:,} blocks"]
     facts.append(f"{grid.unique_blocks:,} unique")
     if cell.device_blocks:
-        facts.append(f"{counts.blocks - counts.asked:,} found in {cell.device_blocks:,} on device")
+        facts.append(
+            f"{counts.blocks - counts.asked:,} found in {cell.device_blocks:,} on device"
+            if grid.groups is None
+            else f"{cell.device_blocks:,} slots on device"
+        )
     if cell.pending:
         facts.append(f"stores in flight for {cell.pending:,} requests")
-    title = ["; ".join(facts), "", "hit ratio"]
+    title = ["; ".join(facts), *([grid.model] if grid.model else []), *group_remarks(grid.groups)]
+    title += ["", "hit ratio" if grid.groups is None else "hit ratio of tokens"]
     _print_matrix(title, grid, lambda found: percent_text(found.hit_ratio))
     click.echo()
     if grid.no_tokens is None:
@@ -89,13 +108,13 @@ def print_grid(grid: Grid) -> None:
     else:
         print_prose(f"share of prompt tokens hit: not known, {grid.no_tokens}")
     click.echo()
-    _print_matrix(["blocks stored"], grid, lambda found: f"{found.stored:,}")
+    _print_matrix([f"{grid.kept_in} stored"], grid, lambda found: f"{found.stored:,}")
 
 
 def _print_matrix(title: list[str], grid: Grid, text: Callable[[Counts], str]) -> None:
-    """Print a table whose columns are headed by the capacity: as given, in blocks, in bytes."""
+    """Print a table, its columns headed by the capacity: given, in blocks or slots, in bytes."""
     rows = [[text(found) for _, found in grid.row(policy)] for policy in grid.policies]
-    headings = {"blocks": [f"{blocks:,}" for blocks in grid.sizes.values()]}
+    headings = {grid.kept_in: [f"{blocks:,}" for blocks in grid.sizes.values()]}
     if any(given != str(blocks) for given, blocks in grid.sizes.items()):
         headings = {"capacity": list(grid.sizes), **headings}
     if grid.block_bytes is not None:
@@ -108,8 +127,9 @@ def _print_matrix(title: list[str], grid: Grid, text: Callable[[Counts], str]) -
     print_tables(title, [leading], columns)
 
 
-def _object(given: str, cell: Cell, counts: Counts, block_bytes: int | None) -> dict[str, object]:
+def _object(grid: Grid, given: str, cell: Cell, counts: Counts) -> dict[str, object]:
     """Return a cell as one flat object; a ceiling has fewer fields."""
+    block_bytes = grid.block_bytes
     values: dict[str, object] = {
         "policy": cell.policy,
         "capacity": cell.capacity,
@@ -122,6 +142,8 @@ def _object(given: str, cell: Cell, counts: Counts, block_bytes: int | None) -> 
         "hit_ratio": counts.hit_ratio,
         "token_hit_ratio": counts.token_hit_ratio,
     }
+    if grid.groups is None:
+        del values["loaded"]
     if cell.policy in CEILINGS:
         values.update(dict.fromkeys(("implementation", "evicted", "refused", "not_admitted")))
     return values
@@ -129,7 +151,7 @@ def _object(given: str, cell: Cell, counts: Counts, block_bytes: int | None) -> 
 
 def _objects(grid: Grid) -> list[dict[str, object]]:
     return [
-        _object(given, cell, counts, grid.block_bytes)
+        _object(grid, given, cell, counts)
         for policy in grid.policies
         for given, (cell, counts) in zip(grid.sizes, grid.row(policy), strict=True)
     ]
@@ -149,6 +171,7 @@ def print_grid_json(grid: Grid) -> None:
             "block_tokens": grid.block_size.tokens,
             "block_tokens_from": grid.block_size.origin,
             "no_token_hit_ratio": grid.no_tokens,
+            **groups_object(grid.groups),
             "results": _objects(grid),
         }
     )

@@ -21,20 +21,20 @@ from kvoffload.advise import (
     accelerator_names,
     details,
     engine_of,
-    model_names,
-    model_shape,
 )
 from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
-from kvoffload.advise.model_shape import DTYPE_BYTES
 from kvoffload.advise.report import require_report, write_report
+from kvoffload.advise.retention import retentions
 from kvoffload.advise.subject import Subject
 from kvoffload.policies import registry
 from kvoffload.replay import CEILINGS, Selection
+from kvoffload.replay.groups import GroupChunks
 from kvoffload.traces import Survey
 from kvoffload.traces.lines import STDIN
 
 from ._advice_result import as_object, print_advice
+from ._model_options import CacheOptions, Interval, model_options, unique_chunks
 from ._options import (
     MAX_BLOCKS,
     Capacity,
@@ -58,14 +58,6 @@ from ._terminal import note_bad_lines, print_json, progress_bar
 
 DEFAULT_ACCELERATOR = "h100"
 """Accelerator whose cache is assumed where a model is named and no accelerator is."""
-
-
-def read_model(text: str) -> ModelShape:
-    """Read the name of a model, or the path to its configuration."""
-    try:
-        return model_shape(text)
-    except OSError as error:
-        raise ValueError(f"{text}: {error.strerror}") from None
 
 
 def read_rate(text: str) -> float:
@@ -99,29 +91,12 @@ def read_rate(text: str) -> float:
     "repeated, the first is advised on and the others are compared.",
 )
 @policy_option(",".join(registry.names()))
-@click.option(
-    "--model",
-    metavar="MODEL",
-    callback=value_of(read_model),
-    help="Model whose KV cache is offloaded: the path of its config.json, or its name as at vllm "
-    f"serve; known are {', '.join(model_names())}.",
-)
+@model_options
 @click.option(
     "--kv-bytes-per-token",
     metavar="BYTES",
     callback=value_of(read_size),
     help="Bytes of KV cache per token, for any other model; known from LMCache's log.",
-)
-@click.option(
-    "--kv-cache-dtype",
-    type=click.Choice(list(DTYPE_BYTES)),
-    help="Element type of the model's KV cache.  [default: bfloat16]",
-)
-@click.option(
-    "--tensor-parallel",
-    type=click.IntRange(min=1),
-    help="Workers that a layer of the model is divided among.  [default: 1, or as many of the "
-    "accelerator as hold the model]",
 )
 @click.option(
     "--block-tokens",
@@ -181,6 +156,7 @@ def advise(
     kv_bytes_per_token: int | None,
     kv_cache_dtype: str | None,
     tensor_parallel: int | None,
+    retention: Interval | None,
     block_tokens: int | None,
     device_memory: Capacity | None,
     accelerator: Accelerator | None,
@@ -210,8 +186,15 @@ def advise(
     prefill than moving blocks takes. With --model and without --device-memory there are two answers
     side by side: behind the cache that the accelerator typically has, and without one.
     """
-    size = _TokenSize(model, kv_bytes_per_token, kv_cache_dtype, tensor_parallel)
+    size = _TokenSize(
+        CacheOptions(model, kv_cache_dtype, tensor_parallel, retention), kv_bytes_per_token
+    )
     size.check()
+    if disk is not None and size.cache.layout() is not None:
+        raise click.UsageError(
+            "--disk must go with a model whose layers all keep every token, got "
+            f"{size.cache.model and size.cache.model.name}, which has windows or states"
+        )
     if disk_policies and disk is None:
         raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")
     check_outputs(traces, {"--report": report})
@@ -242,6 +225,7 @@ def advise(
             survey.unique_blocks,
             block_tokens=block_size.tokens,
             token_bytes=size.of(source, block_size.tokens),
+            groups=size.cache.groups(block_size.tokens),
             full_blocks=full,
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
         )
@@ -267,7 +251,7 @@ def advise(
             source.name,
             advice,
             model,
-            size.dtype,
+            size.cache.dtype,
             _Command(
                 traces,
                 setup,
@@ -287,6 +271,7 @@ def advise(
             source.files,
             source.id_spaces,
             source.ids_text,
+            tuple(retentions(recorded, advice)),
         )
         fault = None if report is None else _write(subject, report)
         if as_json:
@@ -339,39 +324,30 @@ def _why_no_block_size(survey: Survey) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _TokenSize:
-    """The options that give the bytes of KV cache per token."""
+    """The options that give the bytes of KV cache per token, or per slot."""
 
-    model: ModelShape | None
+    cache: CacheOptions
     given: int | None
-    given_dtype: str | None
-    tensor_parallel: int | None
-
-    @property
-    def dtype(self) -> str:
-        return self.given_dtype or "bfloat16"
 
     def check(self) -> None:
         """Refuse options that contradict each other or would have no effect."""
-        if self.model is not None and self.given is not None:
+        if self.cache.model is not None and self.given is not None:
             raise click.UsageError("at most one of --model and --kv-bytes-per-token must be given")
-        if self.model is not None:
-            self._model_bytes(self.model)
-            return
-        options = {"kv-cache-dtype": self.given_dtype, "tensor-parallel": self.tensor_parallel}
-        for option, value in options.items():
-            if value is not None:
-                raise click.UsageError(f"--{option} must go with --model, got {value} without it")
+        self.cache.check()
 
     def of(self, source: Source, block_tokens: int) -> int:
-        """Return the bytes per token.
+        """Return the bytes per token; 0 for a model with groups, which has none.
 
         Raises
         ------
         click.UsageError
             If neither an option nor the trace gives them.
         """
-        if self.model is not None:
-            return self._model_bytes(self.model)
+        if self.cache.layout() is not None:
+            return 0
+        known = self.cache.token_bytes()
+        if known is not None:
+            return known
         if self.given is not None:
             return self.given
         if source.block_bytes is None or source.block_tokens is None:
@@ -380,12 +356,6 @@ class _TokenSize:
                 "how many bytes its blocks have"
             )
         return max(1, source.block_bytes // block_tokens)
-
-    def _model_bytes(self, model: ModelShape) -> int:
-        try:
-            return model.bytes_per_token(self.dtype, self.tensor_parallel or 1)
-        except ValueError as error:
-            raise click.UsageError(f"--tensor-parallel: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,13 +400,15 @@ class _Command:
         words = ["--capacity", ",".join(map(_exact, given))]
         if setup.policies != registry.names():
             words += ["--policy", ",".join(setup.policies)]
-        if size.model is None:
+        cache = size.cache
+        if cache.model is None:
             words += ["--kv-bytes-per-token", str(setup.token_bytes)]
         else:
-            words += ["--model", size.model.name]
-            words += ["--kv-cache-dtype", size.dtype] if size.dtype != "bfloat16" else []
-            workers = size.tensor_parallel
+            words += ["--model", cache.model.name]
+            words += ["--kv-cache-dtype", cache.dtype] if cache.dtype != "bfloat16" else []
+            workers = cache.tensor_parallel
             words += ["--tensor-parallel", str(workers)] if workers else []
+            words += ["--retention", str(cache.retention)] if cache.retention else []
         if setup.device_memory:
             words += ["--device-memory", _exact(setup.device_memory)]
         return [*words, "--block-tokens", str(setup.block_tokens)]
@@ -479,6 +451,7 @@ def _setup(
     *,
     block_tokens: int,
     token_bytes: int,
+    groups: GroupChunks | None,
     full_blocks: bool,
     policies: tuple[str, ...],
 ) -> Setup:
@@ -491,10 +464,12 @@ def _setup(
     """
     if not policies:
         raise click.UsageError("--policy must name a policy, got ceilings only")
-    block_bytes = block_tokens * token_bytes
+    block_bytes = block_tokens * token_bytes if groups is None else groups.slot_bytes
+
+    unique = unique_chunks(groups, unique_blocks)
 
     def size(asked: Capacity, option: str, least: int) -> int:
-        blocks = asked.resolve(block_bytes, unique_blocks, option, least)
+        blocks = asked.resolve(block_bytes, unique, option, least)
         return blocks * block_bytes if asked.size is None else asked.size
 
     memories = [size(asked, "--capacity", 1) for asked in capacities]
@@ -506,11 +481,12 @@ def _setup(
         full_blocks=full_blocks,
         policies=tuple(dict.fromkeys(policies)),
         others=tuple(memories[1:]),
+        groups=groups,
     )
     least, most = min(setup.memories()), max(setup.memories())
     if setup.capacity(least) < 1 or setup.capacity(most) > MAX_BLOCKS:
         raise click.UsageError(
-            f"--capacity must be 2 ... {MAX_BLOCKS // 4} blocks of {block_bytes:,} bytes, "
+            f"--capacity must be 2 ... {MAX_BLOCKS // 4} {setup.kept_in} of {block_bytes:,} bytes, "
             f"got {setup.memory:,} bytes"
         )
     return setup

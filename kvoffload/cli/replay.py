@@ -10,18 +10,31 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import IMPLEMENTATION, CPUOffloadingManager, __version__
+from kvoffload.advise import ModelShape
 from kvoffload.replay import (
     CEILINGS,
     DecodedTrace,
     DeviceCache,
+    GroupChunks,
+    GroupDevice,
     ReplayResult,
     device_hits,
+    group_device_tokens,
+    replay_groups,
     simulate,
 )
 from kvoffload.replay import replay as replay_trace
 from kvoffload.replay.policies import new_manager
 from kvoffload.traces import Request, Survey
 
+from ._model_options import (
+    CacheOptions,
+    Interval,
+    groups_object,
+    model_options,
+    unique_chunks,
+    without_unknown_ceilings,
+)
 from ._options import (
     Capacity,
     block_bytes_option,
@@ -55,6 +68,7 @@ GENERATED_REQUESTS = 5_000
 @policy_option("lru,arc")
 @capacity_option("1%,5%,20%")
 @block_bytes_option
+@model_options
 @device_memory_option
 @click.option(
     "--block-tokens",
@@ -71,6 +85,10 @@ def replay(
     policies: tuple[str, ...],
     capacities: tuple[Capacity, ...],
     block_bytes: int | None,
+    model: ModelShape | None,
+    kv_cache_dtype: str | None,
+    tensor_parallel: int | None,
+    retention: Interval | None,
     device_memory: Capacity | None,
     block_tokens: int | None,
     full_blocks: bool,
@@ -92,6 +110,8 @@ def replay(
     Times are those of the manager's calls alone, all calls of a request together; percentiles are
     within 1/64 of the exact ones.
     """
+    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
+    cache.check(block_bytes)
     check_outputs(traces)
     with open_or_generate(
         traces,
@@ -113,10 +133,12 @@ def replay(
                 progress=progress,
             )
         note_bad_lines(source.bad_lines, quiet=quiet)
-        block_bytes = block_bytes or source.block_bytes
-        check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
         block_size = BlockSize.of(source, survey, block_tokens)
         block_tokens = block_size.tokens
+        block_bytes = cache.block_bytes(block_tokens) or block_bytes or source.block_bytes
+        check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
+        groups = cache.groups(block_tokens)
+        policies = without_unknown_ceilings(policies, groups, quiet=quiet)
         requests = source.requests
         if full_blocks:
             requests = block_size.full_blocks(requests, quiet=quiet)
@@ -127,9 +149,10 @@ def replay(
                 "no block size fits all requests: without --block-tokens, no token ratio",
                 quiet=quiet,
             )
-        sizes = [asked.resolve(block_bytes, survey.unique_blocks) for asked in capacities]
-        device_blocks = device_memory_blocks(device_memory, block_bytes, survey.unique_blocks)
-        ceilings = _Ceilings(requests, device_blocks, block_tokens)
+        unique = unique_chunks(groups, survey.unique_blocks)
+        sizes = [asked.resolve(block_bytes, unique) for asked in capacities]
+        device_blocks = device_memory_blocks(device_memory, block_bytes, unique)
+        ceilings = _Ceilings(requests, device_blocks, block_tokens, groups)
         cells = []
         for asked, num_blocks in zip(capacities, sizes, strict=True):
             for policy in policies:
@@ -139,15 +162,21 @@ def replay(
                     )
                     continue
                 manager = _manager(policy, num_blocks, block_tokens)
-                description = f"{policy}, {num_blocks:,} blocks"
+                description = f"{policy}, {num_blocks:,} {'slots' if groups else 'blocks'}"
                 with progress_bar(description, survey.requests, quiet=quiet) as progress:
-                    result = replay_trace(
-                        requests,
-                        manager,
-                        block_tokens=block_tokens,
-                        device=DeviceCache(device_blocks),
-                        progress=progress,
-                    )
+                    if groups is not None:
+                        device = GroupDevice(groups, device_blocks)
+                        result = replay_groups(
+                            requests, manager, groups, device=device, progress=progress
+                        )
+                    else:
+                        result = replay_trace(
+                            requests,
+                            manager,
+                            block_tokens=block_tokens,
+                            device=DeviceCache(device_blocks),
+                            progress=progress,
+                        )
                 cells.append(Cell(policy, asked.text, num_blocks, result))
         if not traces and standard_input_waits():
             note(
@@ -166,12 +195,21 @@ def replay(
                     "block_tokens_from": block_size.origin,
                     "unique_blocks": survey.unique_blocks,
                     "device_blocks": device_blocks,
+                    **groups_object(groups),
                     "bad_lines": source.bad_lines,
                     "results": [as_object(cell) for cell in cells],
                 }
             )
         else:
-            print_cells(source, cells, block_size, survey.unique_blocks, device_blocks)
+            print_cells(
+                source,
+                cells,
+                block_size,
+                survey.unique_blocks,
+                device_blocks,
+                model=cache.text(block_tokens),
+                groups=groups,
+            )
 
 
 def _manager(policy: str, num_blocks: int, block_tokens: int | None) -> CPUOffloadingManager:
@@ -185,15 +223,22 @@ class _Ceilings:
     """The ceilings of a trace, which is decoded when the first is asked for."""
 
     def __init__(
-        self, requests: Iterable[Request], device_blocks: int, block_tokens: int | None
+        self,
+        requests: Iterable[Request],
+        device_blocks: int,
+        block_tokens: int | None,
+        groups: GroupChunks | None,
     ) -> None:
         self._requests = requests
         self._device_blocks = device_blocks
         self._block_tokens = block_tokens
+        self._groups = groups
 
     @functools.cached_property
     def _decoded(self) -> tuple[DecodedTrace, npt.NDArray[np.int64]]:
         trace = DecodedTrace.of(self._requests)
+        if self._groups is not None:
+            return trace, group_device_tokens(trace, self._groups, self._device_blocks)
         return trace, device_hits(trace, self._device_blocks)
 
     def at(self, ceiling: str, num_blocks: int) -> ReplayResult:
@@ -201,11 +246,12 @@ class _Ceilings:
         trace, front = self._decoded
         counts = simulate(
             trace,
-            [],
+            [] if self._groups is None else trace.keys(),
             ceiling,
             num_blocks,
             device_hits=front,
             block_tokens=self._block_tokens,
+            groups=self._groups,
         )
         return ReplayResult(
             requests=counts.requests,

@@ -9,6 +9,7 @@ import click
 
 from kvoffload import __version__
 from kvoffload._extras import require
+from kvoffload.advise import ModelShape
 from kvoffload.policies import registry
 from kvoffload.replay import (
     CEILINGS,
@@ -22,6 +23,13 @@ from kvoffload.replay import (
 from kvoffload.replay.policies import is_own, new_manager
 from kvoffload.traces import Survey
 
+from ._model_options import (
+    CacheOptions,
+    Interval,
+    model_options,
+    unique_chunks,
+    without_unknown_ceilings,
+)
 from ._options import (
     Capacity,
     block_bytes_option,
@@ -58,12 +66,14 @@ def read_picture(text: str) -> str:
     epilog=examples(
         "kvoffload sweep trace.jsonl --block-bytes 160MiB --plot hits.svg",
         "kvoffload sweep logs/ --policy lru,belady --capacity 1%,5%",
+        "kvoffload sweep trace.jsonl --model gpt-oss-20b --capacity 64GiB,128GiB",
     )
 )
 @traces_argument
 @policy_option(ALL_POLICIES)
 @capacity_option("0.5%,1%,2%,5%,10%,20%,40%")
 @block_bytes_option
+@model_options
 @click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
@@ -100,6 +110,10 @@ def sweep(
     policies: tuple[str, ...],
     capacities: tuple[Capacity, ...],
     block_bytes: int | None,
+    model: ModelShape | None,
+    kv_cache_dtype: str | None,
+    tensor_parallel: int | None,
+    retention: Interval | None,
     block_tokens: int | None,
     full_blocks: bool,
     device_memory: Capacity | None,
@@ -124,6 +138,8 @@ def sweep(
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other, got both")
+    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
+    cache.check(block_bytes)
     check_outputs(traces, {"--plot": plot, "--results": results}, append=("--results",))
     if results is not None:
         _check_results(results)
@@ -143,18 +159,21 @@ def sweep(
             source, block_tokens, limit, full_blocks=full_blocks, quiet=quiet
         )
         note_bad_lines(source.bad_lines, quiet=quiet)
-    block_bytes = block_bytes or source.block_bytes
+    groups = cache.groups(block_size.tokens)
+    block_bytes = cache.block_bytes(block_size.tokens) or block_bytes or source.block_bytes
     check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
-    sizes = {asked.text: asked.resolve(block_bytes, decoded.unique_blocks) for asked in capacities}
-    device_blocks = device_memory_blocks(device_memory, block_bytes, decoded.unique_blocks)
+    unique = unique_chunks(groups, decoded.unique_blocks)
+    sizes = {asked.text: asked.resolve(block_bytes, unique) for asked in capacities}
+    device_blocks = device_memory_blocks(device_memory, block_bytes, unique)
+    policies = without_unknown_ceilings(policies, groups, quiet=quiet)
     cells = [
         Cell(policy, size, device_blocks, pending)
         for policy in dict.fromkeys(policies)
         for size in sizes.values()
     ]
     _check_buildable(cells)
-    work = GridWork(decoded, cells, block_tokens=block_size.tokens)
-    file = None if results is None else ResultsFile(results, decoded, block_size.tokens)
+    work = GridWork(decoded, cells, block_tokens=block_size.tokens, groups=groups)
+    file = None if results is None else ResultsFile(results, decoded, block_size.tokens, groups)
     faults: list[OSError] = []  # of files; the result is printed all the same
     counts = _counts(work, file, jobs or usable_cores(), faults, quiet=quiet)
     grid = Grid(
@@ -166,6 +185,8 @@ def sweep(
         sizes,
         cells,
         counts,
+        cache.text(block_size.tokens),
+        groups,
     )
     if plot is not None:
         _draw(grid, plot, faults)

@@ -29,6 +29,8 @@ class Counts:
     hit_tokens : int or None
         Prompt tokens that the blocks hit hold; None where the block size is not known, and for
         ``"belady"``, which hits the most blocks and not the most tokens.
+    loaded : int
+        Slots loaded for the hits, with several KV groups; else 0, because those are `hits`.
     """
 
     requests: int
@@ -41,6 +43,7 @@ class Counts:
     not_admitted: int = 0
     tokens: int = 0
     hit_tokens: int | None = None
+    loaded: int = 0
 
     @property
     def hit_ratio(self) -> float:

@@ -73,10 +73,11 @@ def count_groups(
     """Yield the counts of each part of a trace, of equally many requests give or take one."""
     for part in range(parts):
         start, end = (trace.num_requests * n // parts for n in (part, part + 1))
-        asked = hits = stored = evicted = refused = declined = 0
+        asked = hits = loaded = stored = evicted = refused = declined = 0
         for one in itertools.islice(served, end - start):
             asked += one.asked
             hits += one.hits
+            loaded += len(one.loaded)
             stored += len(one.stored)
             evicted += len(one.evicted)
             refused += one.refused
@@ -92,6 +93,7 @@ def count_groups(
             declined,
             int(trace.lengths[start:end].sum()),
             hits,
+            loaded,
         )
 
 

@@ -267,6 +267,11 @@ class GroupChunks:
         """Number of full groups."""
         return sum(group.kind == "full" for group in self.layout.groups)
 
+    @property
+    def retention_multiple(self) -> int:
+        """Tokens that a retention interval is a multiple of."""
+        return _retention_multiple(self.layout, self.engine_chunk_tokens)
+
     def length_of(self, input_length: int, num_blocks: int) -> int:
         """Return the tokens of a prompt that has so many blocks in the trace.
 
@@ -591,7 +596,14 @@ def _check_retention(
         raise ValueError(
             f"retention must be 0 or none where no group is a window or a state, got {retention}"
         )
-    multiple = math.lcm(
+    multiple = _retention_multiple(layout, chunk_tokens)
+    if retention < 0 or retention % multiple:
+        raise ValueError(f"retention must be 0, none or a multiple of {multiple}, got {retention}")
+
+
+def _retention_multiple(layout: GroupLayout, chunk_tokens: tuple[int, ...]) -> int:
+    """Return the tokens that a retention interval is a multiple of."""
+    return math.lcm(
         *(group.block_tokens for group in layout.groups),
         *(
             tokens
@@ -599,5 +611,3 @@ def _check_retention(
             if group.kind != "full"
         ),
     )
-    if retention < 0 or retention % multiple:
-        raise ValueError(f"retention must be 0, none or a multiple of {multiple}, got {retention}")

@@ -14,6 +14,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from kvoffload import __version__
 from kvoffload.errors import describe
 from kvoffload.traces.outputs import open_output, own_descriptor
@@ -21,6 +23,7 @@ from kvoffload.traces.outputs import open_output, own_descriptor
 from .counts import Counts
 from .decoded import DecodedTrace
 from .grid import Cell
+from .groups import GroupChunks
 from .offline import BELADY
 
 __all__ = ["ResultsFile"]
@@ -42,6 +45,8 @@ class ResultsFile:
         The trace.
     block_tokens : int, optional
         Tokens per block; the share of tokens that were hit depends on it.
+    groups : GroupChunks, optional
+        The KV groups of the model, on which all results depend.
 
     Raises
     ------
@@ -54,17 +59,34 @@ class ResultsFile:
     MAX_LINE_BYTES = 2**16  # a policy string with every option is far shorter
 
     def __init__(
-        self, path: str | os.PathLike[str], trace: DecodedTrace, block_tokens: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        trace: DecodedTrace,
+        block_tokens: int | None = None,
+        groups: GroupChunks | None = None,
     ) -> None:
         self.check(path)
         self._path = Path(path)
         self._trace = trace
         self._tokens = sum(trace.lengths.tolist())
-        self._about = {
+        about: dict[str, object] = {
             "trace": trace.fingerprint(),
             "version": __version__,
             "block_tokens": block_tokens,
         }
+        self._most_asked = self._most_kept = trace.num_blocks
+        self._most_refused = trace.num_requests
+        if groups is not None:
+            about["groups"] = {
+                "layout": asdict(groups.layout),
+                "retention": groups.retention,
+                "step_tokens": groups.step_tokens,
+            }
+            blocks = np.diff(trace.starts).tolist()
+            self._most_asked = sum(map(groups.length_of, trace.lengths.tolist(), blocks))
+            self._most_kept *= len(groups.layout.groups)
+            self._most_refused += self._most_kept  # states have calls of their own
+        self._about = json.loads(json.dumps(about))  # as a line has it
         self._ends_in_newline = True
 
     @classmethod
@@ -101,9 +123,10 @@ class ResultsFile:
                 for line in self._lines(file):
                     self._ends_in_newline = line.endswith(b"\n")
                     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-                        row = json.loads(line)
-                        if all(row[name] == value for name, value in self._about.items()):
-                            cell, counts = _of(Cell, row["cell"]), _of(Counts, row["counts"])
+                        row = dict(json.loads(line))
+                        found = row.pop("cell"), row.pop("counts")
+                        if row == self._about:
+                            cell, counts = _of(Cell, found[0]), _of(Counts, found[1])
                             if cell in cells and self._is_possible(cell, counts):
                                 known[cell] = counts
         return known
@@ -130,11 +153,11 @@ class ResultsFile:
         requests, blocks = self._trace.num_requests, self._trace.num_blocks
         return (
             (counts.requests, counts.blocks) == (requests, blocks)
-            and 0 <= counts.hits <= counts.asked <= blocks
-            and (counts.asked == blocks or cell.device_blocks > 0)
-            and 0 <= counts.evicted <= counts.stored <= blocks
-            and 0 <= counts.refused <= requests
-            and 0 <= counts.not_admitted <= blocks
+            and 0 <= counts.hits <= counts.asked <= self._most_asked
+            and (counts.asked == self._most_asked or cell.device_blocks > 0)
+            and 0 <= counts.evicted <= counts.stored <= self._most_kept
+            and 0 <= counts.refused <= self._most_refused
+            and 0 <= counts.not_admitted <= self._most_kept
             and counts.tokens == self._tokens
             and (counts.hit_tokens is None) == self._lacks_tokens(cell)
             and 0 <= (counts.hit_tokens or 0) <= self._tokens

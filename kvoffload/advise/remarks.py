@@ -1,0 +1,52 @@
+"""What a model's groups make of memory and of a trace, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvoffload.replay.groups import GroupChunks
+
+__all__ = ["group_remarks", "prompt_text"]
+
+PROMPT_TOKENS = 8192
+"""Tokens of the prompt whose slots are told."""
+
+
+def prompt_text(groups: GroupChunks) -> str:
+    """Return how many slots a prompt takes, and how many of them for its windows and states."""
+    length = max(PROMPT_TOKENS, *groups.chunk_tokens)
+    kinds = [group.kind for group in groups.layout.groups]
+    places = {place for call in groups.offers(length, 0, 0) for place in call}
+    slots = Counter(kinds[place.group] for place in places)
+    texts = [str(slots["full"] + slots["chunked"])]
+    for kind in ("window", "state"):
+        number = kinds.count(kind)
+        if number:
+            texts.append(f"{slots[kind]} for its {kind}{'s' if number > 1 else ''}")
+    if not slots["full"] + slots["chunked"]:
+        texts = texts[1:]
+    return f"a prompt of {length:,} tokens takes {', and '.join(texts)}"
+
+
+def group_remarks(groups: GroupChunks | None) -> list[str]:
+    """Return what stands for what, and windows that an engine keeps too little of."""
+    found: list[str] = []
+    if groups is None:
+        return found
+    if not groups.is_exact:
+        theirs = ", ".join(f"{tokens:,}" for tokens in dict.fromkeys(groups.engine_chunk_tokens))
+        ours = ", ".join(f"{tokens:,}" for tokens in dict.fromkeys(groups.chunk_tokens))
+        found.append(
+            f"The trace has blocks of {groups.block_tokens:,} tokens: chunks of {ours} tokens "
+            f"stand for vLLM's of {theirs}."
+        )
+    pairs = zip(groups.layout.groups, groups.engine_chunk_tokens, strict=True)
+    for window, chunk in dict.fromkeys((g.window, c) for g, c in pairs if g.kind == "window"):
+        chunks, more = divmod(window, chunk)
+        if chunks and more == 1:
+            found.append(
+                f"A window of {window:,} tokens is one more than {chunks:,} × {chunk:,}: vLLM "
+                "stores a chunk less of it than a hit needs, so few prompts hit. Another size of "
+                "chunk avoids that."
+            )
+    return found

@@ -1,0 +1,270 @@
+"""Options that name the model whose cache is kept, which several commands share."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass
+
+import click
+
+from kvoffload.advise import ModelShape, model_names, model_shape
+from kvoffload.advise.model_shape import DTYPE_BYTES
+from kvoffload.advise.units import bytes_text
+from kvoffload.replay.groups import GroupChunks, GroupLayout, Retention
+from kvoffload.replay.offline import BELADY
+
+from ._options import CommandFunction, value_of
+from ._terminal import note
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A retention interval that was given; an option that was not is None.
+
+    Attributes
+    ----------
+    tokens : int or None
+        0 for the last resume point alone, None for all.
+    """
+
+    tokens: Retention
+
+    def __str__(self) -> str:
+        return str(or_none(self.tokens))
+
+
+def or_none(interval: Retention) -> int | str:
+    """Return an interval as ``--retention`` takes it."""
+    return "none" if interval is None else interval
+
+
+def read_model(text: str) -> ModelShape:
+    """Read the name of a model, or the path to its configuration."""
+    try:
+        return model_shape(text)
+    except OSError as error:
+        raise ValueError(f"{text}: {error.strerror}") from None
+
+
+def read_interval(text: str) -> Interval:
+    """Read a retention interval: 0, tokens, or none."""
+    if text.lower() == "none":
+        return Interval(None)
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise ValueError(f"must be 0, tokens >= 1 or none, got {text!r}")
+    return Interval(int(text))
+
+
+def model_options(function: CommandFunction) -> CommandFunction:
+    """Add the options that name a model and say how its cache is kept."""
+    for option in (
+        click.option(
+            "--retention",
+            metavar="0|N|none",
+            callback=value_of(read_interval),
+            help="Where windows and states of the model can be resumed, as "
+            "--prefix-cache-retention-interval of vllm serve: at the end of a prompt alone (0), "
+            "after every N tokens too, or everywhere (none).  [default: 0]",
+        ),
+        click.option(
+            "--tensor-parallel",
+            type=click.IntRange(min=1),
+            help="Workers that a layer of the model is divided among.  [default: 1; of advise as "
+            "many of the accelerator as hold the model]",
+        ),
+        click.option(
+            "--kv-cache-dtype",
+            type=click.Choice(list(DTYPE_BYTES)),
+            help="Element type of the model's KV cache.  [default: bfloat16]",
+        ),
+        click.option(
+            "--model",
+            metavar="MODEL",
+            callback=value_of(read_model),
+            help="Model whose KV cache is offloaded: the path of its config.json, or its name as "
+            f"at vllm serve; known are {', '.join(model_names())}.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """The options of `model_options`, as given.
+
+    Attributes
+    ----------
+    model : ModelShape or None
+        The model.
+    given_dtype : str or None
+        Element type of its cache.
+    tensor_parallel : int or None
+        Workers that a layer is divided among.
+    retention : Interval or None
+        Where windows and states can be resumed.
+    """
+
+    model: ModelShape | None
+    given_dtype: str | None
+    tensor_parallel: int | None
+    retention: Interval | None
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the cache."""
+        return self.given_dtype or "bfloat16"
+
+    def check(self, block_bytes: int | None = None) -> None:
+        """Refuse options that would have no effect, or a model that is not so divided.
+
+        Parameters
+        ----------
+        block_bytes : int, optional
+            What ``--block-bytes`` says.
+
+        Raises
+        ------
+        click.UsageError
+            If there is one.
+        """
+        if self.model is not None and block_bytes is not None:
+            raise click.UsageError("at most one of --model and --block-bytes must be given")
+        if self.model is None:
+            options = {
+                "kv-cache-dtype": self.given_dtype,
+                "tensor-parallel": self.tensor_parallel,
+                "retention": self.retention,
+            }
+            for option, value in options.items():
+                if value is not None:
+                    message = f"--{option} must go with --model, got {value} without it"
+                    raise click.UsageError(message)
+        elif self.layout() is None:
+            self.token_bytes()
+            if self.retention is not None:
+                raise click.UsageError(
+                    "--retention must go with a model that has windows or states, got "
+                    f"{self.retention} with {self.model.name}, which has none"
+                )
+
+    def layout(self) -> GroupLayout | None:
+        """Return the groups of the model; None without one, or where all are one full group.
+
+        Raises
+        ------
+        click.UsageError
+            If the layers cannot be divided so.
+        """
+        if self.model is None:
+            return None
+        try:
+            layout = self.model.layout(self.dtype, self.tensor_parallel or 1)
+        except ValueError as error:
+            raise _usage_error(error) from None
+        return None if [group.kind for group in layout.groups] == ["full"] else layout
+
+    def groups(self, block_tokens: int | None) -> GroupChunks | None:
+        """Return the groups, of blocks of so many tokens; None where `layout` is None.
+
+        Raises
+        ------
+        click.UsageError
+            If they cannot have that retention interval.
+        """
+        layout = self.layout()
+        if layout is None or block_tokens is None:
+            return None
+        try:
+            interval = 0 if self.retention is None else self.retention.tokens
+            return GroupChunks.of(layout, block_tokens, interval)
+        except ValueError as error:
+            raise click.UsageError(f"--{error}") from None
+
+    def block_bytes(self, block_tokens: int | None) -> int | None:
+        """Return the bytes per block, or per slot of a model with groups; None without a model.
+
+        Raises
+        ------
+        click.UsageError
+            If the tokens per block are not known.
+        """
+        if self.model is None:
+            return None
+        if block_tokens is None:
+            raise click.UsageError("--model needs --block-tokens: no block size fits all requests")
+        groups = self.groups(block_tokens)
+        return block_tokens * (self.token_bytes() or 0) if groups is None else groups.slot_bytes
+
+    def text(self, block_tokens: int | None) -> str | None:
+        """Return the model and the bytes of a block or slot, in words; None without a model."""
+        size = self.block_bytes(block_tokens)
+        if self.model is None or size is None or block_tokens is None:
+            return None
+        groups = self.groups(block_tokens)
+        text = f"{self.model.name}, {self.dtype}: {bytes_text(size)} per"
+        if groups is None:
+            return f"{text} block"
+        kinds = Counter(group.kind for group in groups.layout.groups)
+        parts = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+        return f"{text} slot, groups: {parts}; retention {or_none(groups.retention)}"
+
+    def token_bytes(self) -> int | None:
+        """Return the bytes per token of a model whose layers are one full group; None without one.
+
+        Raises
+        ------
+        click.UsageError
+            If its heads cannot be divided so.
+        """
+        if self.model is None:
+            return None
+        try:
+            return self.model.bytes_per_token(self.dtype, self.tensor_parallel or 1)
+        except ValueError as error:
+            raise _usage_error(error) from None
+
+
+def _usage_error(error: ValueError) -> click.UsageError:
+    option = "tensor-parallel" if str(error).startswith("tensor_parallel") else "model"
+    return click.UsageError(f"--{option}: {error}")
+
+
+def groups_object(groups: GroupChunks | None) -> dict[str, object]:
+    """Return what JSON says of a model's groups; nothing where all layers are one full group."""
+    if groups is None:
+        return {}
+    pairs = zip(groups.layout.groups, groups.chunk_tokens, strict=True)
+    return {
+        "groups": [asdict(group) | {"chunk_tokens": tokens} for group, tokens in pairs],
+        "slot_bytes": groups.slot_bytes,
+        "retention": or_none(groups.retention),
+    }
+
+
+def unique_chunks(groups: GroupChunks | None, unique_blocks: int | None) -> int | None:
+    """Return how many of the smallest chunks a trace's distinct blocks are."""
+    if groups is None or unique_blocks is None:
+        return unique_blocks
+    return unique_blocks * groups.block_tokens // min(groups.chunk_tokens)
+
+
+def without_unknown_ceilings(
+    policies: tuple[str, ...], groups: GroupChunks | None, *, quiet: bool
+) -> tuple[str, ...]:
+    """Leave out the ceiling that is not known without a full group; print a note.
+
+    Raises
+    ------
+    click.UsageError
+        If no other policy was given.
+    """
+    if groups is None or groups.num_full or BELADY not in policies:
+        return policies
+    left = tuple(policy for policy in policies if policy != BELADY)
+    reason = f"{BELADY} is not known of a model without a full group"
+    if not left:
+        raise click.UsageError(f"--policy must name another policy: {reason}")
+    note(f"{reason}, and left out", quiet=quiet)
+    return left

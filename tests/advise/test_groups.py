@@ -1,0 +1,206 @@
+"""Advice on models with several KV groups: tokens and slots, and where to resume."""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from kvoffload import CPUOffloadingManager
+from kvoffload.advise import RecordedTrace, Setup, advise, details, model_shape
+from kvoffload.advise.advice import Demand
+from kvoffload.advise.remarks import group_remarks, prompt_text
+from kvoffload.advise.retention import retentions, vllm_flag, worth
+from kvoffload.advise.wording import findings, headline
+from kvoffload.policies import registry
+from kvoffload.replay import (
+    DecodedTrace,
+    Group,
+    GroupChunks,
+    GroupDevice,
+    GroupLayout,
+    Selection,
+    replay_groups,
+    simulate,
+)
+from kvoffload.traces import Request, Trace, Workload
+
+TRACE = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull) / "mooncake_conversation.jsonl.gz"
+MIB = 2**20
+LAYOUT = GroupLayout((Group("full", 4, 16), Group("window", 4, 16, 128)), 4096)
+CHUNKS = GroupChunks.of(LAYOUT, 512)  # a slot of 128 KiB
+WORKLOAD = list(Workload(300, seed=3))
+SETUP = Setup(memory=25 * MIB, block_tokens=512, token_bytes=0, groups=CHUNKS)
+
+BLOCK = 16
+SHARED, OWN = 4096, 368  # tokens of a prompt: of the system's, and its own
+
+
+def prompts_that_share_a_beginning(number=200):
+    system = tuple(range(SHARED // BLOCK))
+    blocks = OWN // BLOCK
+    for n in range(number):
+        own = range(10_000 + n * blocks, 10_000 + (n + 1) * blocks)
+        yield Request(1000 * n, SHARED + OWN, 1, (*system, *own))
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return RecordedTrace.of(WORKLOAD)
+
+
+@pytest.fixture(scope="module")
+def advice(recorded):
+    return advise(recorded, SETUP)
+
+
+def test_memory_is_divided_into_slots(advice):
+    assert SETUP.block_bytes == CHUNKS.slot_bytes == 32 * 4096
+    assert advice.capacities == [100, 200, 400, 800]
+    assert (SETUP.counted, SETUP.kept_in) == ("tokens", "slots")
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_its_figures_are_those_of_a_replay(advice, policy):
+    for place, capacity in enumerate(advice.capacities):
+        manager = CPUOffloadingManager(512, capacity, policy)
+        result = replay_groups(WORKLOAD, manager, CHUNKS)
+        cell = advice.cell(policy, place)
+        assert cell.hit_ratio == result.hits / result.asked
+        assert cell.saved_tokens == result.hits
+        assert cell.stored == result.stored
+        assert cell.store_rate == pytest.approx(
+            result.stored * CHUNKS.slot_bytes / advice.facts.seconds
+        )
+        # each chunk of the full group is loaded, and one of the window's per request that hits
+        assert result.hits / 512 <= cell.loaded <= result.hits / 512 + len(WORKLOAD)
+
+
+def test_no_policy_exceeds_the_ceilings(advice):
+    for place, ceiling in enumerate(advice.ceilings):
+        for policy in registry.names():
+            assert advice.cell(policy, place).hit_ratio <= min(ceiling, advice.unbounded)
+
+
+def test_without_a_full_group_the_ceiling_is_not_known():
+    layout = GroupLayout((Group("window", 4, 16, 1024),), 4096)
+    setup = Setup(25 * MIB, 512, 0, groups=GroupChunks.of(layout, 512))
+    found = advise(WORKLOAD, setup)
+    assert found.ceilings == [None] * 4
+    assert found.ceiling_tokens()[0] is None
+    texts = {finding.title: finding.text for finding in findings(found)}
+    assert "is unknown, because no group is full" in texts["Ceiling"]
+
+
+def test_the_accelerator_answers_first_by_the_same_rule(recorded):
+    setup = Setup(25 * MIB, 512, 0, device_memory=12 * MIB, groups=CHUNKS)
+    behind = advise(recorded, setup)
+    device = GroupDevice(CHUNKS, setup.device_blocks)
+    result = replay_groups(WORKLOAD, CPUOffloadingManager(512, 200, "lru"), CHUNKS, device=device)
+    assert behind.facts.asked == result.asked < behind.whole
+    assert behind.cell("lru").saved_tokens == result.hits
+    assert 0 < behind.device_hit_ratio < 1
+
+
+def test_hits_are_called_tokens_and_stores_slots(advice, recorded):
+    text = " ".join(
+        [headline(advice)] + [f.text for f in findings(advice, None, details(recorded, advice))]
+    )
+    assert "of the tokens" in text
+    assert "slots are stored for every 512 tokens that are hit" in text
+    assert "of the blocks" not in text
+
+
+def test_hits_over_time_are_of_the_tokens_asked_for(advice, recorded):
+    found = details(recorded, advice).policies[0]
+    assert 0 < max(found.over_time) <= 1
+    assert sum(found.requests_by_share) == len(WORKLOAD)
+
+
+def test_prompts_that_share_a_beginning_hit_nothing_but_with_an_interval():
+    """What vLLM does silently: the full group has all of it, the window resumes nowhere in it."""
+    recorded = RecordedTrace.of(prompts_that_share_a_beginning())
+    whole = advise(recorded, Setup(64 * MIB, BLOCK, 256))
+    assert whole.cell("lru").hit_ratio == pytest.approx(0.913, abs=0.0005)
+    groups = model_shape("gpt-oss-20b").layout()
+    found = advise(recorded, Setup(2**31, BLOCK, 0, groups=GroupChunks.of(groups, BLOCK)))
+    assert found.cell("lru").hit_ratio == found.unbounded == 0
+    assert found.policy is None
+    cells = retentions(recorded, found)
+    assert [cell.interval for cell in cells] == [0, 512, None]
+    assert [round(cell.hit_ratio, 3) for cell in cells] == [0, 0.913, 0.913]
+    assert cells[1].stored < 1.05 * cells[0].stored
+    assert worth(cells, 0) == cells[1]
+    assert worth(cells, 512) is None
+    text = findings(found, retentions=cells)[0].text
+    assert text.endswith("512 gains 91.3 points: vllm serve --prefix-cache-retention-interval 512.")
+    with_interval = Setup(2**31, BLOCK, 0, groups=GroupChunks.of(groups, BLOCK, 512))
+    assert advise(recorded, with_interval).cell("lru").hit_ratio == cells[1].hit_ratio
+
+
+def test_the_interval_given_is_compared_too(recorded):
+    setup = Setup(25 * MIB, 512, 0, groups=GroupChunks.of(LAYOUT, 512, 2048))
+    found = advise(recorded, setup)
+    cells = retentions(recorded, found)
+    assert [cell.interval for cell in cells] == [0, 512, None, 2048]
+    assert cells[3].hit_ratio == found.cell(found.policy).hit_ratio
+    assert (
+        "2048" in next(f for f in findings(found, retentions=cells) if f.title == "Retention").text
+    )
+
+
+def test_where_nothing_is_windowed_no_interval_is_compared(recorded):
+    layout = GroupLayout((Group("full", 4, 16), Group("chunked", 4, 16, 8192)), 4096)
+    setup = Setup(25 * MIB, 512, 0, groups=GroupChunks.of(layout, 512))
+    assert retentions(recorded, advise(recorded, setup)) == []
+
+
+def test_vllm_reads_none_with_a_capital():
+    assert vllm_flag(None) == "--prefix-cache-retention-interval None"
+
+
+@pytest.mark.parametrize(
+    ("groups", "block_tokens", "text"),
+    [
+        (("full", "window"), 512, "takes 16, and 1 for its window"),
+        (("full", "state", "state", "state"), 512, "takes 16, and 3 for its states"),
+        (("full", "full", "window", "state"), 512, "takes 32, and 1 for its window, and 1 for its"),
+        (("window", "window"), 512, "takes 2 for its windows"),
+    ],
+)
+def test_it_tells_what_a_prompt_takes(groups, block_tokens, text):
+    layout = GroupLayout(
+        tuple(Group(kind, 4, 512, 128 * (kind == "window")) for kind in groups), 4096
+    )
+    whole = prompt_text(GroupChunks.of(layout, block_tokens))
+    assert whole.startswith("a prompt of 8,192 tokens takes ")
+    assert text in whole
+
+
+def test_it_says_what_chunks_stand_for_and_which_windows_lose():
+    def remarks(window, block, block_tokens):
+        layout = GroupLayout((Group("full", 4, block), Group("window", 4, block, window)), 4096)
+        return group_remarks(GroupChunks.of(layout, block_tokens))
+
+    assert remarks(128, 16, 512) == []
+    assert remarks(48, 16, 16) == remarks(50, 16, 16) == []
+    (lost,) = remarks(49, 16, 16)
+    assert lost.startswith(
+        "A window of 49 tokens is one more than 3 × 16: vLLM stores a chunk less"
+    )
+    (stands,) = remarks(128, 544, 512)
+    assert stands.endswith("chunks of 512 tokens stand for vLLM's of 544.")
+
+
+@pytest.mark.skipif(not TRACE.exists(), reason=f"no {TRACE.name} where KVOFFLOAD_TRACES points")
+@pytest.mark.parametrize(("interval", "expected"), [(0, 0.110), (None, 0.060)])
+def test_a_public_trace_with_gpt_oss(interval, expected):
+    """64 GiB, its first 1,500 requests, nothing on the accelerator."""
+    groups = GroupChunks.of(model_shape("gpt-oss-20b").layout(), 512, interval)
+    requests = itertools.islice(Trace(TRACE), 1500)
+    trace = DecodedTrace.of(Selection(requests, full_block_tokens=512))
+    setup = Setup(2**36, 512, 0, groups=groups)
+    assert setup.capacity(setup.memory) == 5461
+    nothing = Demand.of(trace, setup).device_hits
+    counts = simulate(trace, trace.keys(), "lru", 5461, device_hits=nothing, groups=groups)
+    assert counts.hit_ratio == pytest.approx(expected, abs=0.0005)

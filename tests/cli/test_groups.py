@@ -1,0 +1,225 @@
+"""`replay`, `sweep` and `advise` of a model with several KV groups."""
+
+import csv
+import json
+
+import pytest
+
+from kvoffload.traces import Request, Workload, write_trace
+
+SLOT = 393_216  # of gpt-oss-20b and blocks of 16 tokens
+MODEL = ("--model", "gpt-oss-20b")
+ONE = ("--jobs", "1", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """Prompts of 2,000 tokens that share the first 1,536, and ask for it again at once."""
+    path = tmp_path_factory.mktemp("groups") / "trace.jsonl"
+    system = tuple(range(96))
+    requests = []
+    for n in range(240):
+        own = tuple(range(1000 + 29 * (n // 2), 1029 + 29 * (n // 2)))
+        requests.append(Request(1000 * n, 2001, 1, (*system, *own, 50_000 + n)))
+    write_trace(requests, path)
+    return path
+
+
+def read(kvoffload, *arguments):
+    done = kvoffload(*arguments, "--quiet", "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_replay_counts_tokens_and_slots(kvoffload, trace):
+    whole = read(kvoffload, "replay", trace, *MODEL, "--capacity", "1GiB", "--policy", "lru")
+    assert whole["slot_bytes"] == SLOT
+    assert whole["retention"] == 0
+    kinds = [(group["kind"], group["window"], group["chunk_tokens"]) for group in whole["groups"]]
+    assert sorted(kinds) == [("full", 0, 16), ("window", 128, 16)]
+    (result,) = whole["results"]
+    assert result["capacity"] == 2**30 // SLOT
+    # of two prompts that are equal up to 2,000 tokens the second resumes there
+    assert result["hits"] == 120 * 2000
+    assert result["asked"] == 240 * 2001
+    assert result["stored"] == 96 + 120 * (29 + 8)
+    found = read(
+        kvoffload, "replay", trace, *MODEL, "--capacity", "1GiB", "--policy", "lru",
+        "--retention", "768",
+    )  # fmt: skip
+    assert found["retention"] == 768
+    assert found["results"][0]["hits"] == 120 * 2000 + 119 * 1536
+    found = read(
+        kvoffload, "replay", trace, *MODEL, "--capacity", "1GiB", "--policy", "lru",
+        "--retention", "none",
+    )  # fmt: skip
+    assert found["retention"] == "none"
+    assert found["results"][0]["hits"] == 120 * 2000 + 119 * 1536
+
+
+def test_the_table_of_a_replay_names_its_units_in_80_columns(kvoffload, trace):
+    sizes = ("--capacity", "1GiB,4GiB", "--policy", "lru,belady")
+    done = kvoffload("replay", trace, *MODEL, *sizes, "--quiet", COLUMNS="80")
+    assert done.code == 0, done.err
+    _title, model, *table = done.out.splitlines()
+    assert model == (
+        "gpt-oss-20b, bfloat16: 384 KiB per slot, groups: 1 window, 1 full; retention 0"
+    )
+    assert max(map(len, table)) <= 80
+    words = " ".join(done.out.split())
+    for heading in ("capacity", "slots", "tokens hit", "hit ratio", "evicted"):
+        assert heading in words
+
+
+def test_a_model_of_one_full_group_is_as_its_bytes(kvoffload, trace):
+    sizes = ("--capacity", "64MiB,20%", "--policy", "lru,belady")
+    named = kvoffload("sweep", trace, *ONE, *sizes, "--model", "llama-3.1-8b", "--json")
+    given = kvoffload("sweep", trace, *ONE, *sizes, "--block-bytes", str(16 * 131_072), "--json")
+    assert named.out == given.out
+    whole = json.loads(named.out)
+    assert "groups" not in whole
+    assert "loaded" not in whole["results"][0]
+    named = kvoffload("replay", trace, "--quiet", *sizes, "--model", "llama-3.1-8b")
+    assert "llama-3.1-8b, bfloat16: 2 MiB per block" in named.out
+
+
+def test_sweep_agrees_with_replay_in_any_number_of_processes(kvoffload, trace):
+    arguments = (*MODEL, "--capacity", "64MiB,1GiB", "--policy", "lru,arc,hit-density,infinite")
+    arguments += ("--device-memory", "100MiB", "--retention", "768")
+    one = read(kvoffload, "sweep", trace, *arguments, "--jobs", "1")
+    assert read(kvoffload, "sweep", trace, *arguments, "--jobs", "2") == one
+    replayed = read(kvoffload, "replay", trace, *arguments)
+    assert one["groups"] == replayed["groups"]
+    names = ("policy", "capacity", "asked", "hits", "stored", "hit_ratio", "token_hit_ratio")
+    swept = sorted(tuple(row[name] for name in names) for row in one["results"])
+    assert swept == sorted(tuple(row[name] for name in names) for row in replayed["results"])
+    done = kvoffload("sweep", trace, *ONE, *arguments, "--csv")
+    rows = list(csv.DictReader(done.out.splitlines()))
+    assert [int(row["loaded"]) for row in rows] == [row["loaded"] for row in one["results"]]
+    table = kvoffload("sweep", trace, *ONE, *arguments).out
+    assert "hit ratio of tokens" in table
+    assert "slots stored" in table
+
+
+def test_results_of_other_models_and_intervals_are_not_used(kvoffload, trace, tmp_path):
+    file = tmp_path / "results.jsonl"
+
+    def swept(*arguments):
+        sizes = ("--capacity", "500", "--policy", "lru", "--jobs", "1", "--results", file)
+        done = kvoffload("sweep", trace, *sizes, *arguments, "--json")
+        return json.loads(done.out)["results"][0], "results were known" in done.err
+
+    several = [(), MODEL, (*MODEL, "--retention", "768"), ("--model", "gpt-oss-120b")]
+    first = [swept(*arguments) for arguments in several]
+    assert not any(known for _, known in first)
+    again = [swept(*arguments) for arguments in several]
+    assert all(known for _, known in again)
+    assert [counts for counts, _ in again] == [counts for counts, _ in first]
+    assert first[1][0]["hits"] != first[2][0]["hits"]
+
+
+def test_a_picture_has_slots(kvoffload, trace, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "hits.svg"
+    sizes = ("--capacity", "64MiB,1GiB", "--policy", "lru")
+    done = kvoffload("sweep", trace, *ONE, *sizes, *MODEL, "--plot", picture)
+    assert done.code == 0, done.err
+    assert "<!-- capacity, slots -->" in picture.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--retention", "512"), "--retention must go with --model, got 512 without it"),
+        (
+            ("--model", "llama-3.1-8b", "--retention", "none"),
+            (
+                "--retention must go with a model that has windows or states, got none with "
+                "llama-3.1-8b, which has none"
+            ),
+        ),
+        (
+            (*MODEL, "--retention", "100"),
+            "--retention must be 0, none or a multiple of 16, got 100",
+        ),
+        (
+            (*MODEL, "--retention", "many"),
+            "Invalid value for '--retention': must be 0, tokens >= 1 or none, got 'many'",
+        ),
+        (
+            (*MODEL, "--tensor-parallel", "3"),
+            "--tensor-parallel: tensor_parallel must divide the 8 ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["replay", "sweep", "advise"])
+def test_options_without_effect_are_refused(kvoffload, trace, command, arguments, error):
+    size = (
+        ("--kv-bytes-per-token", "1") if command == "advise" and "--model" not in arguments else ()
+    )
+    done = kvoffload(command, trace, "--capacity", "1GiB", *size, *arguments)
+    assert done.code == 2
+    assert done.error.startswith(error)
+
+
+@pytest.mark.parametrize("command", ["replay", "sweep"])
+def test_a_model_gives_the_bytes_of_a_block(kvoffload, trace, command):
+    done = kvoffload(command, trace, *MODEL, "--block-bytes", "5", "--capacity", "1GiB")
+    assert done.error == "at most one of --model and --block-bytes must be given"
+
+
+def test_a_disk_is_not_modelled_behind_groups(kvoffload, trace):
+    done = kvoffload("advise", trace, *MODEL, "--capacity", "1GiB", "--disk", "1TB")
+    assert done.code == 2
+    assert done.error == (
+        "--disk must go with a model whose layers all keep every token, got gpt-oss-20b, which has "
+        "windows or states"
+    )
+
+
+ADVISE = ("--capacity", "512MiB", "--device-memory", "0", "--jobs", "1")
+
+
+def test_advise_tells_what_slots_hold_and_which_interval_gains(kvoffload, trace):
+    done = kvoffload("advise", trace, *MODEL, *ADVISE)
+    assert (done.code, done.err) == (0, "")
+    words = " ".join(done.out.split())
+    assert (
+        "gpt-oss-20b, bfloat16: 384 KiB per slot; 512 MiB hold 1,365 slots; a prompt of 8,192 "
+        "tokens takes 512, and 8 for its window"
+    ) in words
+    assert "Retention: Windows and states can be resumed at the end of a prompt alone" in words
+    assert "vllm serve --prefix-cache-retention-interval 512" in words
+    assert done.out.endswith("\nvLLM, beside it:\n\n    --prefix-cache-retention-interval 512\n")
+    assert '"blocks_per_chunk": 1' in done.out
+    assert '"block_size"' not in done.out
+    assert "counted as if they kept all" not in done.out
+    whole = json.loads(kvoffload("advise", trace, *MODEL, *ADVISE, "--json").out)
+    assert whole["slot_bytes"] == whole["block_bytes"] == SLOT
+    assert (whole["retention"], whole["token_bytes"]) == (0, None)
+    assert [cell["interval"] for cell in whole["retentions"]] == [0, 512, "none"]
+    argument = "--prefix-cache-retention-interval 512"
+    assert whole["configuration"]["vllm_argument"] == argument
+
+
+def test_the_interval_given_is_advised_on(kvoffload, trace, tmp_path):
+    report = tmp_path / "advice.html"
+    arguments = (*MODEL, *ADVISE, "--retention", "512", "--report", report)
+    whole = json.loads(kvoffload("advise", trace, *arguments, "--json").out)
+    assert whole["retention"] == 512
+    assert whole["configuration"]["vllm_argument"] == "--prefix-cache-retention-interval 512"
+    page = report.read_text(encoding="utf-8")
+    assert "--retention 512" in page
+    assert '<pre id="vllm-argument">--prefix-cache-retention-interval 512</pre>' in page
+    assert "is a token of a prompt" in page
+
+
+def test_with_one_full_group_advise_says_nothing_of_groups(kvoffload, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    write_trace(Workload(220, seed=3), path)
+    arguments = ("advise", path, "--model", "deepseek-v3", "--capacity", "8GiB", "--jobs", "1")
+    whole = json.loads(kvoffload(*arguments, "--json").out)
+    assert not {"groups", "slot_bytes", "retention", "retentions"} & set(whole)
+    assert "vllm_argument" not in (whole["configuration"] or {})
+    assert not any("loaded" in row["policies"]["lru"] for row in whole["memories"])
+    assert "slot" not in kvoffload(*arguments).out
