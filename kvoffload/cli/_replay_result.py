@@ -81,7 +81,7 @@ KEPT = [
     Field("evicted", known(lambda result: f"{result.evicted:,}")),
     Field("refused", known(lambda result: f"{result.refused:,}")),
 ]
-WHICH_SLOTS = [WHICH[0], Field("capacity,\nslots", WHICH[1].text)]
+WHICH_SLOTS = [WHICH[0], Field("capacity\nslots", WHICH[1].text)]
 FOUND_TOKENS = [
     Field("requests", lambda cell: f"{cell.result.requests:,}"),
     Field("tokens\nasked for", lambda cell: f"{cell.result.asked:,}"),
