@@ -68,14 +68,18 @@ def print_prose(text: str, indent: str = "") -> None:
 
     A terminal, or ``COLUMNS``, sets the width, up to `WIDEST_PROSE`; without, it is 80.
     """
+    click.echo(_filled(text, min(WIDEST_PROSE, _console().width), indent))
+
+
+def _filled(text: str, width: int, indent: str = "") -> str:
     lines = textwrap.fill(
         unbroken(text),
-        min(WIDEST_PROSE, _console().width),
+        width,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    click.echo(lines.replace(NO_BREAK_SPACE, " "))
+    return lines.replace(NO_BREAK_SPACE, " ")
 
 
 def print_tables(title: Sequence[str], leading: list[Column], groups: list[list[Column]]) -> None:
@@ -87,7 +91,7 @@ def print_tables(title: Sequence[str], leading: list[Column], groups: list[list[
     Parameters
     ----------
     title : sequence of str
-        Lines that are printed above, never wrapped.
+        Lines that are printed above, wrapped between words where a terminal is narrower.
     leading : list of Column
         The columns repeated at the start of every table.
     groups : list of list of Column
@@ -99,7 +103,8 @@ def print_tables(title: Sequence[str], leading: list[Column], groups: list[list[
     def width(some: list[Column]) -> int:
         return console.measure(_table(some), options=unbounded).maximum
 
-    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").strip("0").isdecimal():
+    is_bounded = sys.stdout.isatty() or os.environ.get("COLUMNS", "").strip("0").isdecimal()
+    if not is_bounded:
         console.width = width([*leading, *itertools.chain(*groups)])
     tables = [[*leading]]
     for group in groups:
@@ -109,7 +114,10 @@ def print_tables(title: Sequence[str], leading: list[Column], groups: list[list[
                 tables.append([*leading])
             tables[-1] += part
     for line in title:
-        click.echo(printable(line))
+        text = printable(line)
+        if is_bounded and len(text) > console.width:
+            text = _filled(text, console.width)
+        click.echo(text)
     for table in tables:
         with console.capture() as captured:  # rich itself exits at a closed pipe
             console.print(_table(table))

@@ -10,7 +10,7 @@ from kvoffload.replay.policies import summary
 
 from ._options import examples, json_option
 from ._output import check_outputs
-from ._terminal import print_json
+from ._terminal import print_json, print_prose
 
 
 @click.command(
@@ -50,12 +50,11 @@ def policies(*, as_json: bool) -> None:
         )
         return
     for entry in entries:
-        click.echo(f"{entry.name:12} {entry.summary}")
+        print_prose(f"{entry.name:12} {entry.summary}", " " * 13)
         for option in entry.options:
-            click.echo(
-                f"{'':12}   ?{option.name}={option.default}  {option.summary}, "
-                f"{option.minimum:g} to {option.maximum:g}"
-            )
+            bounds = f"{option.minimum:g} to {option.maximum:g}"
+            text = f"?{option.name}={option.default}  {option.summary}, {bounds}"
+            print_prose(f"{'':15}{text}", " " * 17)
     click.echo("\nceilings:")
     for name in CEILINGS:
-        click.echo(f"{name:12} {summary(name)}")
+        print_prose(f"{name:12} {summary(name)}", " " * 13)

@@ -214,6 +214,16 @@ def test_the_table_fits_the_width_and_cuts_no_number(kvoffload, trace, columns):
         assert sum(line.startswith("policy") for line in lines) > 1
 
 
+def test_the_lines_above_a_table_fit_the_width_where_a_word_does(kvoffload):
+    done = kvoffload("replay", "--limit", "60", "--capacity", "7", COLUMNS="40")
+    assert done.out.splitlines()[:4] == [
+        "generated, seed 0; blocks of 512 tokens",
+        "ms: time in the manager per request,",
+        f"{library.IMPLEMENTATION} implementation",
+        "",
+    ]
+
+
 def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     from kvoffload.cli._replay_result import Cell, print_cells
