@@ -49,8 +49,8 @@ def names() -> tuple[str, ...]:
     return tuple(_BY_NAME)
 
 
-def entry(name: str) -> Entry:
-    """Return the entry of a policy.
+def entry(name: str, argument: str = "cache_policy") -> Entry:
+    """Return the entry of a policy; `argument` is what an error calls it.
 
     Raises
     ------
@@ -62,12 +62,19 @@ def entry(name: str) -> Entry:
         near = difflib.get_close_matches(name.casefold(), _BY_NAME, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         known = ", ".join(_BY_NAME)
-        raise ValueError(f"cache_policy must be one of {known}, got {describe(name)}{hint}")
+        raise ValueError(f"{argument} must be one of {known}, got {describe(name)}{hint}")
     return found
 
 
-def parse(text: str) -> PolicySpec:
+def parse(text: str, argument: str = "cache_policy") -> PolicySpec:
     """Read a policy string: ``name`` or ``name?option=value&option=value``.
+
+    Parameters
+    ----------
+    text : str
+        The policy.
+    argument : str
+        What an error calls it.
 
     Raises
     ------
@@ -75,18 +82,21 @@ def parse(text: str) -> PolicySpec:
         If the policy or an option is unknown, given twice, malformed or out of bounds.
     """
     name, question, rest = text.partition("?")
-    found = entry(name)
+    found = entry(name, argument)
     options: dict[str, int | float] = {}
     for part in rest.split("&") if question else ():
         key, equals, value = part.partition("=")
         if not equals:
             raise ValueError(
-                f"cache_policy options must read option=value, got {describe(part)} "
+                f"{argument} options must read option=value, got {describe(part)} "
                 f"in {describe(text)}"
             )
         if key in options:
-            raise ValueError(f"cache_policy option {key!r} must be given once, got {text!r}")
-        options[key] = found.option(key).check(value)
+            raise ValueError(f"{argument} option {key!r} must be given once, got {text!r}")
+        try:
+            options[key] = found.option(key).check(value)
+        except ValueError as error:
+            raise ValueError(f"{argument}: {error}") from None
     return PolicySpec(found, options)
 
 

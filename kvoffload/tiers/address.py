@@ -187,13 +187,13 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
-        raise ValueError("options must read option=value, with & between") from None
+        raise ValueError("url: options must read option=value, with & between") from None
     if "@" in query:  # or a part of a password would be shown as an option
-        raise ValueError("options must have %40 for @; so must a password, and %3F for ?")
+        raise ValueError("url: options must have %40 for @; so must a password, and %3F for ?")
     options: dict[str, str] = {}
     for option, text in pairs:
         if option in options:
-            raise ValueError(f"option {option!r} must be given once")
+            raise ValueError(f"url: option {option!r} must be given once")
         options[option] = text
     opener = _KINDS.get(kind) if colon else None
     if opener is None:
@@ -204,4 +204,7 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
             known = ", ".join(sorted({*_KINDS, *plugins.names}))
             shown = "text with an @" if "@" in url else describe(url.partition("?")[0])
             raise ValueError(f"url must start with one of {known} and a colon, got {shown}")
-    return opener(place, namespace, **options)
+    try:
+        return opener(place, namespace, **options)
+    except ValueError as error:
+        raise ValueError(f"url: {error}") from error

@@ -789,5 +789,5 @@ def _check_policies(policies: Any) -> tuple[str, ...]:
     for policy in policies:
         if not isinstance(policy, str):
             raise TypeError(f"policies must be names, got {describe(policy)}")
-        registry.parse(policy)
+        registry.parse(policy, "policies")
     return tuple(dict.fromkeys(policies))

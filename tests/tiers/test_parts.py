@@ -486,7 +486,7 @@ class TestOpening:
             ("slab:/nonexistent?capacity=1MB&staged=maybe", "option staged must be true or false"),
             ("slab:/nonexistent?capacity=1MB&ack=never", "ack must be 'copied' or 'stored'"),
             ("slab:/nonexistent?capacity=4095", "capacity_bytes must be >= 4096, got 4095"),
-            ("slab:/nonexistent?capacity=1MB&policy=best", "cache_policy must be one of"),
+            ("slab:/nonexistent?capacity=1MB&policy=best", "url: policy must be one of"),
             ("memory:/there?capacity=1MB", "memory must have no place"),
         ],
     )

@@ -461,7 +461,7 @@ class TestLives:
 
     def test_a_constructor_that_fails_leaves_nothing(self, namespace, tier_twin: Twin) -> None:
         before = set(threading.enumerate())
-        with pytest.raises(ValueError, match="cache_policy must be one of"):
+        with pytest.raises(ValueError, match=r"^policy must be one of"):
             MemoryTier(8 * BLOCK, "no such policy", namespace=namespace, twin=tier_twin)
         with pytest.raises(ValueError, match="capacity_bytes must be >= 4096, got 100"):
             MemoryTier(100, namespace=namespace, twin=tier_twin)

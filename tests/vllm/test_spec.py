@@ -83,12 +83,12 @@ class Someones(LRUCachePolicy):
     ("extra", "text"),
     [
         ({"kvoffload_recrod": "x"}, "unknown kvoffload keys: kvoffload_recrod"),
-        ({"eviction_policy": "nonesuch"}, "cache_policy must be one of"),
+        ({"eviction_policy": "nonesuch"}, "eviction_policy must be one of"),
         (
             {"eviction_policy": "nonesuch", "cache_policy_module_path": PACKAGE},
-            "cache_policy must be one of",
+            "eviction_policy must be one of",
         ),
-        ({"eviction_policy": "slru?protected=2"}, "protected must be in"),
+        ({"eviction_policy": "slru?protected=2"}, "eviction_policy: protected must be in"),
     ],
 )
 def test_bad_configuration_is_an_error_at_once(extra, text):

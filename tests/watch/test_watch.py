@@ -559,7 +559,7 @@ def test_a_manager_without_a_watch(twin):
         ({"memory": "8"}, "memory must be a sequence of numbers"),
         ({"memory": [0]}, "memory must be in"),
         ({"memory": range(1, 20)}, "memory must be at most 12 sizes, got 19"),
-        ({"policies": ["nothing"]}, "cache_policy must be one of"),
+        ({"policies": ["nothing"]}, "policies must be one of"),
         ({"policies": "lru"}, "policies must be a sequence of names"),
         ({"slots": 0}, "slots must be >= 4, got 0"),
         ({"max_rate": 2.0}, r"max_rate must be in \(0, 1\], got 2.0"),

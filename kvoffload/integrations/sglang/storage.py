@@ -111,6 +111,11 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             value = options.get(name)
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name} must be text, got {describe(value)}")
+        if options.get("weights_id") == "":
+            raise ValueError("weights_id must not be empty, got ''")
+        copies_nothing = options.get("interface_v1", False)
+        if copies_nothing not in (False, True):  # 0 and 1 are, too; SGLang takes "no" for true
+            raise TypeError(f"interface_v1 must be 0 or 1, got {describe(copies_nothing)}")
         if not options.get("url"):
             raise ValueError(
                 "url must name a tier, as slab:/nvme/kv?capacity=2TB, "
@@ -118,7 +123,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             )
         self._config = storage_config
         self._options = options
-        self._is_copying = not options.get("interface_v1")
+        self._is_copying = not copies_nothing
         self._url = _own_url(options["url"], storage_config)
         self._page_tokens = 0
         self._buffers: list[_Buffer] = []  # for reads and for writes, where pages are copied

@@ -25,8 +25,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from kvoffload._checks import check_bool
 from kvoffload._metrics import TIER_METRICS, TIER_PREFIX, Metric
-from kvoffload._sizes import parse_size
 from kvoffload.errors import describe
 from kvoffload.tiers import (
     Done,
@@ -132,6 +132,8 @@ def namespace_of(
     for name, value in (("weights_id", weights_id), ("revision", revision), ("salt", salt)):
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{name} must be text, got {describe(value)}")
+    if weights_id == "":
+        raise ValueError("weights_id must not be empty, got ''")
     parallel, cache = config.parallel, config.cache
     canonical = None
     if config.canonical_layout and config.kv_cache_layout is not None:
@@ -163,7 +165,7 @@ def namespace_of(
             "decode_context": parallel.dcp_size,
             "workers": parallel.world_size,
         },
-        salt=salt,
+        salt=salt or "",
     )
 
 
@@ -209,6 +211,8 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         Whether to emit KV events; needs vLLM's own to be enabled.
     locality : str, optional
         ``"LOCAL"`` or ``"REMOTE"``, for vLLM's filters and events.
+    **unknown
+        None: what is given here is an error that names it.
 
     Attributes
     ----------
@@ -246,9 +250,15 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         enable_kv_events: bool = False,
         locality: str | None = None,
         backpressure_detector: Any = None,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise ValueError(f"{tier_type} has unknown keys: {', '.join(sorted(unknown))}")
         if on_reset not in ("forget", "keep"):
             raise ValueError(f"on_reset must be 'forget' or 'keep', got {describe(on_reset)}")
+        if locality not in (None, *(known.value for known in Locality)):
+            raise ValueError(f"locality must be 'LOCAL' or 'REMOTE', got {describe(locality)}")
+        check_bool("enable_kv_events", enable_kv_events)
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else Locality(locality)
         self._forgets = on_reset == "forget"
@@ -603,12 +613,13 @@ class KVOffloadFileTier(SecondaryTier):
     ) -> None:
         if not isinstance(path, str) or not path:  # type: ignore[redundant-expr]
             raise ValueError(f"path must be a folder, got {describe(path)}")
-        given = {
-            "capacity_bytes": _bytes("capacity_bytes", capacity_bytes),
+        if not isinstance(policy, str):
+            raise TypeError(f"policy must be text, got {describe(policy)}")
+        given: dict[str, Any] = {
             "threads": threads,
-            "staging_bytes": _bytes("staging_bytes", staging_bytes),
+            "staging_bytes": staging_bytes,
             "ack": ack,
-            "max_queued_bytes": _bytes("max_queued_bytes", max_queued_bytes),
+            "max_queued_bytes": max_queued_bytes,
             "name": name,
         }
         arguments = {keyword: value for keyword, value in given.items() if value is not None}
@@ -617,7 +628,8 @@ class KVOffloadFileTier(SecondaryTier):
         def opener(namespace: Namespace, enable_events: bool) -> Tier:
             return FileTier(
                 folder,
-                policy=policy,
+                capacity_bytes,
+                policy,
                 namespace=namespace,
                 staged=staged,
                 enable_events=enable_events,
@@ -627,16 +639,6 @@ class KVOffloadFileTier(SecondaryTier):
         super().__init__(
             offloading_spec, primary_kv_view, tier_type, opener, locality=locality, **options
         )
-
-
-def _bytes(name: str, value: Any) -> Any:
-    """Return a size that may be text as a number of bytes."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise ValueError(f"{name} {error}") from None
 
 
 class KVOffloadTier(SecondaryTier):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from kvoffload.errors import describe
 from kvoffload.managers._watching import WatchRequest
 from kvoffload.policies import registry
 
@@ -31,6 +32,13 @@ _PREFIX = "kvoffload_"
 #: Own keys of ``kv_connector_extra_config``.
 OPTIONS = (RECORD, RECORD_MAX_BYTES, WATCH)
 
+#: Keys of vLLM's that are checked, since its errors do not name them: whole numbers, and what they
+#: are at least; what is true or false; text.
+_WHOLE = {"cpu_bytes_to_use": 1, "store_threshold": None, "max_tracker_size": 1}
+_FLAGS = ("offload_prompt_only", "self_describing_kv_events")
+_TEXTS = ("eviction_policy", "cache_policy_module_path")
+CHECKED = (*_WHOLE, *_FLAGS, *_TEXTS)
+
 
 def _check_options(extra_config: Mapping[str, Any]) -> None:
     unknown = sorted(key for key in extra_config if key.startswith(_PREFIX) and key not in OPTIONS)
@@ -39,6 +47,36 @@ def _check_options(extra_config: Mapping[str, Any]) -> None:
             f"kv_connector_extra_config has unknown kvoffload keys: {', '.join(unknown)} "
             f"(known: {', '.join(OPTIONS)})"
         )
+    for key, least in _WHOLE.items():
+        if key in extra_config:
+            _check_whole(key, extra_config[key], least)
+    for key in _FLAGS:
+        if extra_config.get(key, False) not in (False, True):  # 0 and 1 are, too
+            raise TypeError(f"{key} must be true or false, got {describe(extra_config[key])}")
+    for key in _TEXTS:
+        value = extra_config.get(key, "")
+        if not isinstance(value, str) and (value is not None or key == "eviction_policy"):
+            raise TypeError(f"{key} must be text, got {describe(value)}")
+
+
+def _check_whole(key: str, value: Any, least: int | None) -> None:
+    """Check a number as vLLM reads it, by `int`: text of a number is one, too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is none, or less than `least`.
+    """
+    try:
+        number = None if isinstance(value, bool) else int(value)
+    except TypeError:
+        number = None
+    except (ValueError, OverflowError):
+        raise ValueError(f"{key} must be a whole number, got {describe(value)}") from None
+    if number is None:
+        raise TypeError(f"{key} must be a whole number, got {describe(value)}")
+    if least is not None and number < least:
+        raise ValueError(f"{key} must be >= {least}, got {describe(value)}")
 
 
 def _policy_text(name: str, module_path: str | None) -> str | None:
@@ -50,20 +88,31 @@ def _policy_text(name: str, module_path: str | None) -> str | None:
         If neither the library nor vLLM knows it.
     """
     try:
-        registry.parse(name)
+        registry.parse(name, "eviction_policy")
     except ValueError:
-        if module_path in (None, _PACKAGE) and not _is_vllms(name):
-            raise
-        return None
+        if _is_vllms(name, None if module_path == _PACKAGE else module_path):
+            return None
+        raise
     return name
 
 
-def _is_vllms(name: str) -> bool:
-    """Return whether vLLM knows a policy of that name without a module path."""
+def _is_vllms(name: str, module_path: str | None) -> bool:
+    """Return whether vLLM knows a policy of that name, where a module is given from there.
+
+    Raises
+    ------
+    ValueError
+        If it does not know it, and a module is given.
+    """
     try:
-        CachePolicyFactory.get_cache_policy_cls(name)
-    except ValueError:
-        return False
+        CachePolicyFactory.get_cache_policy_cls(name, module_path)
+    except (ImportError, AttributeError, AssertionError, TypeError, ValueError) as cause:
+        if module_path is None:
+            return False
+        raise ValueError(
+            f"cache_policy_module_path must name a module with the policy {describe(name)}, got "
+            f"{describe(module_path)}"
+        ) from cause
     return True
 
 
@@ -78,6 +127,11 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
         self._recording = Recording.from_options(config.extra_config)
         self._watching = Watching.from_options(config.extra_config)
         super().__init__(config)
+        if not self.num_chunks and config.worker_kv_bytes_per_block:
+            raise ValueError(
+                "cpu_bytes_to_use must be the bytes of one chunk of all workers at least, "
+                f"{self.kv_bytes_per_chunk}, got {describe(self.extra_config['cpu_bytes_to_use'])}"
+            )
         self._policy_text = _policy_text(self.eviction_policy, self.cache_policy_module_path)
         if self._policy_text is None:
             logger.warning(

@@ -10,12 +10,15 @@ promotion brings a waiting request nearer to its end, or finds no room, which is
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from kvoffload.errors import describe
+
 from ._upstream import (
     LoadStoreSpec,
+    OffloadingConfig,
     OffloadingManager,
     PrepareStoreOutput,
     ReqContext,
@@ -176,6 +179,21 @@ class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[mi
         For an unknown policy, and for keys that begin with ``kvoffload_`` and are unknown or have a
         wrong value.
     """
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        tiers = config.extra_config.get("secondary_tiers")
+        named = {"kv_connector_extra_config": config.extra_config}
+        if isinstance(tiers, list):  # else vLLM itself says that it must be one
+            named |= {f"secondary_tiers[{place}]": tier for place, tier in enumerate(tiers)}
+        for name, options in named.items():
+            if not isinstance(options, Mapping):
+                raise TypeError(f"{name} must be an object, got {describe(options)}")
+            backpressure = options.get("backpressure")
+            if backpressure is not None and not isinstance(backpressure, Mapping):
+                raise TypeError(
+                    f"backpressure of {name} must be an object, got {describe(backpressure)}"
+                )
+        super().__init__(config)
 
     def _new_manager(self) -> OffloadingManager:
         """Build vLLM's tiering manager over our primary tier.

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import CachePolicy
+from kvoffload.policies import registry
 from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.engine.jobs import PooledTier, Record
 from kvoffload.tiers.engine.native import Twin, chosen
@@ -82,6 +83,8 @@ class IndexedTier(PooledTier):
         policy: str | type[CachePolicy] | CachePolicy = "lru",
         twin: Twin | None = None,
     ) -> None:
+        if isinstance(policy, str):
+            registry.parse(policy, "policy")  # the manager below calls it cache_policy
         super().__init__(options, num_slots * block_bytes, block_bytes)
         self.num_slots = num_slots
         self._twin = chosen() if twin is None else twin

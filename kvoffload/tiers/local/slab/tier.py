@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import CachePolicy
-from kvoffload._checks import MAX_NUM_BLOCKS, check_int
+from kvoffload._checks import MAX_NUM_BLOCKS, check_bool, check_int
 from kvoffload._sizes import check_size
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Pool
@@ -150,7 +150,7 @@ class FileTier(IndexedTier):
             enable_events=enable_events,
             max_queued_bytes=max_queued_bytes,
         )
-        self._staged = bool(staged)
+        self._staged = check_bool("staged", staged)
         self.namespace = namespace
         check_space(Path(path), namespace, num_slots)
         super().__init__(options, num_slots, namespace.block_bytes, policy, twin)

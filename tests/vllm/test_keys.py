@@ -1,0 +1,159 @@
+"""Every documented key of the configuration, with wrong values: the start fails and names the key.
+
+Which keys there are is read from the tables of the guides, and compared with those that the code
+takes; so a new key needs a row there and wrong values here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
+
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+
+from kvoffload.integrations.vllm import KVOffloadFileTier, KVOffloadTier, spec, watching
+from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier
+from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
+from tests.vllm.test_tiers import OURS
+
+GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
+SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
+FLAG = ("yes", "no", 2, None, [])
+NUMBER = ("many", "", None, True, [1], float("nan"))
+BYTES = ("many", "", True, [1], 1.5, -1)
+TEXT = (5, True, ["a"], {})
+POLICY = ("nonesuch", "", None, "lru?x=1", "slru?protected=2", "slru?protected", *TEXT)
+
+#: By key of ``kv_connector_extra_config``, what it cannot be.
+KEYS = {
+    "cpu_bytes_to_use": (*NUMBER, "64GiB", -1, 0, 64),
+    "eviction_policy": POLICY,
+    "cache_policy_module_path": ("nonesuch.module", "tests.vllm.configuration", "", *TEXT),
+    "store_threshold": NUMBER,
+    "max_tracker_size": (*NUMBER, 0, -1),
+    "offload_prompt_only": FLAG,
+    "self_describing_kv_events": FLAG,
+    "kvoffload_record": (5, True, "requests.txt", "", ["a.gz"]),
+    "kvoffload_record_max_bytes": (*NUMBER, "1GiB", 0, 65_535, 1.5),
+    "kvoffload_watch": (*FLAG, 0, {"nonesuch": 1}),
+}
+#: By key of ``kvoffload_watch``.
+WATCH_KEYS = {
+    "memory": (2, "2", [0], ["2"], None),
+    "policies": (5, "lru", ["nonesuch"], [5], None),
+    "slots": (*NUMBER, 0, 1.5),
+    "policy_slots": (*NUMBER, 0, 1.5),
+    "max_rate": (*NUMBER, 0, 2),
+    "window": (*NUMBER, 0, -1),
+    "deadline": (*NUMBER, 0, -1),
+    "interval": (*NUMBER, 0, -1),
+}
+#: By key of an entry of ``secondary_tiers``.
+TIER_KEYS = {
+    "path": ("", None, *TEXT),
+    "capacity_bytes": (*BYTES, None, 0, 5),
+    "policy": POLICY,
+    "on_reset": ("drop", "", None, *TEXT),
+    "weights_id": ("", *TEXT),
+    "revision": TEXT,
+    "salt": TEXT,
+    "enable_kv_events": (*FLAG, 0, 1),
+    "locality": ("LOKAL", "local", "", *TEXT),
+    "threads": ("8", "", True, [1], 1.5, 0, -1, 10_000),
+    "staged": (*FLAG, 0, 1),
+    "staging_bytes": BYTES,
+    "ack": ("written", "", *TEXT),
+    "max_queued_bytes": BYTES,
+    "name": TEXT,
+    "backpressure": ("yes", True, 5, ["a"], {}),
+    "url": ("", "nonesuch:x", "slab:", "slab:x?capacity=1MB&staged=perhaps", None, *TEXT),
+}
+
+
+def documented(pattern: str) -> set[str]:
+    """Return the first cells of the guides' tables of keys and of options, as names."""
+    found = set()
+    for page in sorted(GUIDES.glob(pattern)):
+        for table in re.findall(
+            r"(?m)^\| (?:key|option)\b.*\n\|[-|]+\|\n((?:\|.*\n)+)", page.read_text()
+        ):
+            for row in table.splitlines():
+                found.update(re.findall(r"`([^`]+)`", row.split(" | ")[0]))
+    return found
+
+
+def keywords(*classes: type) -> set[str]:
+    """Return the keywords of constructors, without those that vLLM or a subclass gives."""
+    return {
+        name
+        for one in classes
+        for name, parameter in inspect.signature(one.__init__).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    } - {"backpressure_detector"}
+
+
+def test_every_key_that_is_documented_or_read_has_wrong_values_here():
+    assert documented("vllm*.md") == KEYS.keys() | TIER_KEYS.keys()
+    assert documented("watch.md") | {"interval"} == WATCH_KEYS.keys()
+    assert {*spec.OPTIONS, *spec.CHECKED} == KEYS.keys()
+    assert {*watching.OPTIONS, "interval"} == WATCH_KEYS.keys()
+    own = keywords(KVOffloadFileTier, KVOffloadTier, SecondaryTier)
+    assert own | {"backpressure"} == TIER_KEYS.keys()
+
+
+def cases(keys):
+    return [
+        pytest.param(key, value, id=f"{key}={value!r}")
+        for key, values in keys.items()
+        for value in values
+    ]
+
+
+def assert_named(key, extra):
+    with pytest.raises((TypeError, ValueError), match=rf"(?<!\w){key}\b"):
+        OffloadingSpecFactory.create_spec(configuration(4, **extra)).get_manager()
+
+
+@pytest.mark.parametrize(("key", "value"), cases(KEYS))
+def test_a_wrong_value_is_named_by_its_key(key, value):
+    needed = {
+        "cache_policy_module_path": {"eviction_policy": "Nonesuch"},
+        "kvoffload_record_max_bytes": {"kvoffload_record": "requests.jsonl.gz"},
+    }
+    assert_named(key, {**SPEC, **needed.get(key, {}), key: value})
+
+
+@pytest.mark.parametrize(("key", "value"), cases(WATCH_KEYS))
+def test_a_wrong_value_of_the_watch_is_named_by_both_keys(key, value):
+    for name in (key, "kvoffload_watch"):
+        assert_named(name, {**SPEC, "kvoffload_watch": {key: value}})
+
+
+@pytest.mark.parametrize(("key", "value"), cases(TIER_KEYS))
+@pytest.mark.parametrize("tier", [KVOffloadFileTier, KVOffloadTier])
+def test_a_wrong_value_of_a_tier_is_named_by_its_key(key, value, tier, tmp_path):
+    given = {
+        KVOffloadFileTier: {"path": str(tmp_path / "kv"), "capacity_bytes": 8 * CHUNK_BYTES},
+        KVOffloadTier: {"url": "memory:?capacity=1MiB"},
+    }
+    if key not in given[tier].keys() | keywords(tier, SecondaryTier) | {"backpressure"}:
+        value = "unknown keys are named, too"
+    entry = {"type": tier.__name__, "module_path": PACKAGE, **given[tier], key: value}
+    assert_named(key, {**OURS, "secondary_tiers": [entry]})
+    assert not list(tmp_path.rglob("blocks.dat"))
+
+
+@pytest.mark.parametrize("value", ["yes", 5, {}, ["a"], [5]])
+def test_secondary_tiers_that_are_no_list_of_objects_are_named(value):
+    assert_named("secondary_tiers", {**OURS, "secondary_tiers": value})
+
+
+def test_numbers_that_vllm_takes_stay_right():
+    extra = {"store_threshold": "3", "max_tracker_size": 7.0, "offload_prompt_only": 0}
+    manager = OffloadingSpecFactory.create_spec(configuration(4, **SPEC, **extra)).get_manager()
+    assert (manager.store_threshold, manager.max_tracker_size) == (3, 7)
