@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvoffload._printable import printable
+from kvoffload.replay.policies import is_own
 
 from .advice import Advice
 from .details import Details
@@ -13,7 +14,7 @@ from .model_shape import ModelShape
 from .remarks import group_remarks, prompt_text
 from .retention import RetentionCell, vllm_flag, worth
 from .units import bytes_text, count_text, duration_text, percent_text
-from .wording import Finding, findings, headline, rates_text
+from .wording import Finding, findings, headline, rates_text, workers_text
 
 __all__ = ["Subject"]
 
@@ -153,6 +154,8 @@ class Subject:
         found += group_remarks(setup.groups)
         if setup.groups is None and self.model is not None and self.model.remark:
             found.append(f"{self.model.name}: {self.model.remark}.")
+        if self.advice.policy is not None and not is_own(self.advice.policy):
+            found.append(workers_text(setup.engine))
         return found
 
     def _keeps_heads_several_times(self, model: ModelShape) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "points",
     "rates_text",
     "side_by_side",
+    "workers_text",
 ]
 
 FEW_STORES = 0.5
@@ -141,6 +142,15 @@ def rates_text(engine: Engine) -> str:
     return (
         f"Times are estimated: {prefill}, {share} of the peak, and {link}, {part} of the nominal "
         f"rate, of {source}; --prefill-tokens-per-second and --link-bandwidth take measured ones."
+    )
+
+
+def workers_text(engine: Engine | None) -> str:
+    """Return whose memory ``cpu_bytes_to_use`` of vLLM's configuration is."""
+    workers = 1 if engine is None else engine.workers
+    return (
+        "vLLM's cpu_bytes_to_use is the memory of all workers of an engine together, not of each: "
+        f"of {workers} here, --tensor-parallel {workers}."
     )
 
 

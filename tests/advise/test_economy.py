@@ -176,3 +176,12 @@ def test_heads_that_more_workers_keep_several_times_are_said(advice):
     setup = dataclasses.replace(setup, token_bytes=model.bytes_per_token(tensor_parallel=8))
     right = dataclasses.replace(once, advice=dataclasses.replace(advice, setup=setup))
     assert not any("workers keep" in text for text in right.remarks())
+
+
+@pytest.mark.parametrize("workers", [None, 1, 4])
+def test_whose_memory_vllm_is_given_is_said(advice, workers):
+    engine = None if workers is None else engine_of(None, None, workers=workers)
+    found = dataclasses.replace(advice, setup=dataclasses.replace(advice.setup, engine=engine))
+    text = Subject("t", found, None, "bfloat16", "", "").remarks()[-1]
+    assert "cpu_bytes_to_use is the memory of all workers of an engine together" in text
+    assert text.endswith(f"of {workers or 1} here, --tensor-parallel {workers or 1}.")

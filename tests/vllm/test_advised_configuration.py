@@ -11,9 +11,25 @@ from kvoffload.policies import registry
 pytest.importorskip("vllm.v1.kv_offload.config", reason="needs a supported vLLM")
 
 from vllm.v1.kv_offload import config
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 ENGINE_BLOCK = 16  # tokens
+
+
+def offloading_config(extra, worker_bytes, workers=1, *, one_copy=False):
+    """Return what vLLM tells a spec; `worker_bytes` are those of a token on one worker."""
+    return config.OffloadingConfig(
+        groups=(config.OffloadingGroupConfig(ENGINE_BLOCK, ("layer",), 0),),
+        worker_kv_bytes_per_block=ENGINE_BLOCK * worker_bytes,
+        enable_kv_cache_events=False,
+        extra_config=MappingProxyType(extra),
+        engine_id="test",
+        model=config.OffloadingModelConfig("model", "bfloat16"),
+        cache=config.OffloadingCacheConfig(ENGINE_BLOCK, extra["block_size"] // ENGINE_BLOCK),
+        parallel=config.OffloadingParallelConfig(0, workers, workers, 1, 1, 1, 0, 1, None, False),
+        replicated_layout=one_copy,
+    )
 
 
 @pytest.mark.parametrize("policy", registry.names())
@@ -24,17 +40,21 @@ def test_vllm_loads_the_spec_with_as_many_chunks_as_were_replayed(policy, model)
     assert advised["kv_connector"] == "OffloadingConnector"
     extra = advised["kv_connector_extra_config"]
     assert isinstance(extra, dict)
-    offloading = config.OffloadingConfig(
-        groups=(config.OffloadingGroupConfig(ENGINE_BLOCK, ("layer",), 0),),
-        worker_kv_bytes_per_block=ENGINE_BLOCK * setup.token_bytes,
-        enable_kv_cache_events=False,
-        extra_config=MappingProxyType(extra),
-        engine_id="test",
-        model=config.OffloadingModelConfig("model", "bfloat16"),
-        cache=config.OffloadingCacheConfig(ENGINE_BLOCK, extra["block_size"] // ENGINE_BLOCK),
-        parallel=config.OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
-    )
+    offloading = offloading_config(extra, setup.token_bytes)
     spec = OffloadingSpecFactory.get_spec_cls(extra)(offloading)
     assert type(spec).__name__ == "KVOffloadSpec"
     assert spec.num_chunks == setup.capacity(setup.memory)
     assert type(spec.get_manager()).__name__ == "KVOffloadManager"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("one_copy", [False, True])
+def test_cpu_bytes_to_use_is_the_memory_of_all_workers_together(workers, one_copy, monkeypatch):
+    """vLLM's own spec: where each has a part of a block, and where all have the same bytes."""
+    monkeypatch.setattr(CPUOffloadingSpec, "_uses_shared_region", lambda _: one_copy)
+    setup = Setup(8 * 2**30, 512, 2**17)
+    extra = vllm_arguments("lru", setup.memory, setup.block_tokens)["kv_connector_extra_config"]
+    of_one = setup.token_bytes if one_copy else setup.token_bytes // workers
+    spec = CPUOffloadingSpec(offloading_config(extra, of_one, workers, one_copy=one_copy))
+    assert spec.num_chunks == setup.capacity(setup.memory) == 128
+    assert spec.num_chunks * spec.kv_bytes_per_chunk == setup.memory
