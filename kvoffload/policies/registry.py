@@ -50,7 +50,14 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str, argument: str = "cache_policy") -> Entry:
-    """Return the entry of a policy; `argument` is what an error calls it.
+    """Return the entry of a policy.
+
+    Parameters
+    ----------
+    name : str
+        The policy.
+    argument : str
+        What an error calls it.
 
     Raises
     ------
