@@ -1,4 +1,4 @@
-"""What a model's groups make of memory and of a trace, in words."""
+"""Words on what the groups of a model make of memory and of a trace."""
 
 from __future__ import annotations
 

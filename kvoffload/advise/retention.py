@@ -1,4 +1,4 @@
-"""Where windows and states should be kept: retention intervals compared under one policy."""
+"""Retention intervals of windows and states, compared under one policy."""
 
 from __future__ import annotations
 
