@@ -19,7 +19,7 @@ from kvoffload.traces.request import MAX_TOKENS
 
 from .model_fields import HIDDEN, MOST_LAYERS, Fields
 from .model_groups import Layers
-from .model_shape import WINDOWED, ModelShape
+from .model_shape import ModelShape
 from .model_states import has_states, state_of
 
 __all__ = ["shape_of_config", "shape_of_fields"]
@@ -163,7 +163,6 @@ class _Config(Fields):
             attention.key_size,
             attention.latent,
             attention.rotary,
-            remark=self._remark(kinds, layers),
             groups=() if alike else kinds,
         )
 
@@ -347,13 +346,3 @@ class _Config(Fields):
             return 0
         size = self.integer("index_head_dim")
         return size + size // 128 * 4
-
-    def _remark(self, kinds: Sequence[Layers], layers: int) -> str:
-        """Return a remark on layers that attend to a window; empty if there are none."""
-        windowed = [one for one in kinds if one.window]
-        if not windowed:
-            return ""
-        if len(kinds) == 1:
-            return WINDOWED.format(f"all layers attend to {windowed[0].window} tokens")
-        number = sum(one.count for one in windowed)
-        return WINDOWED.format(f"{number} of {layers} layers attend to a window")

@@ -15,10 +15,7 @@ from kvoffload.replay.groups import GroupLayout
 
 from .model_groups import DTYPE_BYTES, Layers, check_workers, group_layout
 
-__all__ = ["DTYPE_BYTES", "WINDOWED", "ModelShape"]
-
-WINDOWED = "{} only; counted as if they kept all, so the memory holds more than is said here"
-"""Remark on models some of whose layers attend to a window of the tokens."""
+__all__ = ["DTYPE_BYTES", "ModelShape"]
 
 _HUB = "https://huggingface.co"
 

@@ -50,19 +50,21 @@ def test_it_counts_bytes_per_token(tmp_path, config, token_bytes):
 
 
 @pytest.mark.parametrize(
-    ("more", "remark"),
+    ("more", "kinds"),
     [
-        ({"sliding_window": 4096}, "all layers attend to 4096 tokens only"),
+        ({"sliding_window": 4096}, ["window"]),
         (
             {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"] * 16},
-            "16 of 32 layers attend to a window only",
+            ["full", "window"],
         ),
     ],
 )
-def test_windows_are_counted_in_full_and_said(tmp_path, more, remark):
+def test_bytes_per_token_are_those_of_layers_that_keep_all(tmp_path, more, kinds):
+    """What windows keep less is told by their groups."""
     found = shape(tmp_path, LLAMA | more)
     assert found.bytes_per_token() == 131_072
-    assert remark in found.remark
+    assert [group.kind for group in found.layout().groups] == kinds
+    assert found.remark == ""
 
 
 @pytest.mark.parametrize(
