@@ -80,6 +80,7 @@ THOROUGH = (
     "contract/test_optimised.py",
     # the command in a shell, a terminal, a full disk, a closed pipe
     "cli/test_advise.py",
+    "cli/test_groups.py",
     "cli/test_interrupts.py",
     "cli/test_outputs.py",
     "cli/test_streams.py",

@@ -46,7 +46,7 @@ def group_remarks(groups: GroupChunks | None) -> list[str]:
         if chunks and more == 1:
             found.append(
                 f"A window of {window:,} tokens is one more than {chunks:,} × {chunk:,}: vLLM "
-                "stores a chunk less of it than a hit needs, so few prompts hit. Another size of "
+                "stores a chunk less of it than a hit needs, so fewer prompts hit. Another size of "
                 "chunk avoids that."
             )
     return found

@@ -120,10 +120,12 @@ def test_hits_over_time_are_of_the_tokens_asked_for(advice, recorded):
 def test_prompts_that_share_a_beginning_hit_nothing_but_with_an_interval():
     """What vLLM does silently: the full group has all of it, the window resumes nowhere in it."""
     recorded = RecordedTrace.of(prompts_that_share_a_beginning())
-    whole = advise(recorded, Setup(64 * MIB, BLOCK, 256))
+    whole = advise(recorded, Setup(64 * MIB, BLOCK, 256, policies=("lru",)))
     assert whole.cell("lru").hit_ratio == pytest.approx(0.913, abs=0.0005)
     groups = model_shape("gpt-oss-20b").layout()
-    found = advise(recorded, Setup(2**31, BLOCK, 0, groups=GroupChunks.of(groups, BLOCK)))
+    found = advise(
+        recorded, Setup(2**31, BLOCK, 0, policies=("lru",), groups=GroupChunks.of(groups, BLOCK))
+    )
     assert found.cell("lru").hit_ratio == found.unbounded == 0
     assert found.policy is None
     cells = retentions(recorded, found)
@@ -134,7 +136,9 @@ def test_prompts_that_share_a_beginning_hit_nothing_but_with_an_interval():
     assert worth(cells, 512) is None
     text = findings(found, retentions=cells)[0].text
     assert text.endswith("512 gains 91.3 points: vllm serve --prefix-cache-retention-interval 512.")
-    with_interval = Setup(2**31, BLOCK, 0, groups=GroupChunks.of(groups, BLOCK, 512))
+    with_interval = Setup(
+        2**31, BLOCK, 0, policies=("lru",), groups=GroupChunks.of(groups, BLOCK, 512)
+    )
     assert advise(recorded, with_interval).cell("lru").hit_ratio == cells[1].hit_ratio
 
 

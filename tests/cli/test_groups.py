@@ -105,7 +105,7 @@ def test_a_model_of_one_full_group_is_as_its_bytes(kvoffload, trace):
 
 
 def test_sweep_agrees_with_replay_in_any_number_of_processes(kvoffload, trace):
-    arguments = (*MODEL, "--capacity", "64MiB,1GiB", "--policy", "lru,arc,hit-density,infinite")
+    arguments = (*MODEL, "--capacity", "64MiB,1GiB", "--policy", "lru,arc,infinite")
     arguments += ("--device-memory", "100MiB", "--retention", "768")
     one = read(kvoffload, "sweep", trace, *arguments, "--jobs", "1")
     assert read(kvoffload, "sweep", trace, *arguments, "--jobs", "2") == one
@@ -198,7 +198,7 @@ def test_a_disk_is_not_modelled_behind_groups(kvoffload, trace):
     )
 
 
-ADVISE = ("--capacity", "512MiB", "--device-memory", "0", "--jobs", "1")
+ADVISE = ("--capacity", "512MiB", "--device-memory", "0", "--policy", "lru", "--jobs", "1")
 
 
 def test_advise_tells_what_slots_hold_and_which_interval_gains(kvoffload, trace):
