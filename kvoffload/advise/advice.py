@@ -575,15 +575,16 @@ def _objections(
         found.append(
             "the trace is too short for this memory: in the first half of its requests nothing is "
             f"evicted from {bytes_text(setup.memory)}, so the policies cannot be told apart. "
-            f"{_all_blocks(facts, setup)}record for longer, or ask for less --capacity"
+            f"{_way_out(facts, setup)}"
         )
     return found
 
 
-def _all_blocks(facts: Facts, setup: Setup) -> str:
-    """Return what all blocks take; with groups that depends on where the prompts end."""
-    unique = facts.unique_blocks
+def _way_out(facts: Facts, setup: Setup) -> str:
+    """Return what all blocks take, which is not counted with groups, and what to change."""
+    change = "record for longer, or ask for less --capacity"
     if setup.groups is not None:
-        return ""
+        return change.capitalize()
+    unique = facts.unique_blocks
     size = bytes_text(unique * setup.block_bytes)
-    return f"All of its {unique:,} distinct blocks take {size}; "
+    return f"All of its {unique:,} distinct blocks take {size}; {change}"

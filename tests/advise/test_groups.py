@@ -181,6 +181,16 @@ def test_it_tells_what_a_prompt_takes(groups, block_tokens, text):
     assert text in whole
 
 
+def test_what_a_prompt_takes_depends_on_the_interval():
+    """As in the picture of the page on models with windows and states."""
+    layout = model_shape("gpt-oss-20b").layout()
+    texts = [prompt_text(GroupChunks.of(layout, 512, interval)) for interval in (0, 2048, None)]
+    windows = [1, 5, 16]
+    assert texts == [
+        f"a prompt of 8,192 tokens takes 16, and {number} for its window" for number in windows
+    ]
+
+
 def test_it_says_what_chunks_stand_for_and_which_windows_lose():
     def remarks(window, block, block_tokens):
         layout = GroupLayout((Group("full", 4, block), Group("window", 4, block, window)), 4096)
