@@ -287,6 +287,8 @@ class _Config(Fields):
     def _kinds(self, types: Sequence[str]) -> tuple[Layers, ...]:
         """Return the layers by kind, in order of each kind's first layer."""
         counts: dict[str, int] = {}
+        if "both" in types:  # attention that several layers share is made before the layers
+            counts["full"] = 0
         for one in types:
             for kind in ("full", "state") if one == "both" else (one,):
                 counts[kind] = counts.get(kind, 0) + 1
