@@ -1,9 +1,9 @@
-"""A real engine of a model with windows: what it hits is what the rule makes of its recording."""
+"""Real engines of models with windows and with states: the rule makes their hits of a recording."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -11,33 +11,66 @@ pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vll
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.replay import Group, GroupChunks, GroupLayout, replay_groups
-from kvoffload.replay.group_replay import GroupServer
+from kvoffload.replay.group_replay import GroupServer, group_key
 from kvoffload.replay.timed import BlockKeys
-from kvoffload.traces import Trace
+from kvoffload.traces import Request, Trace
 from tests.engine.load import Client, plan
 from tests.engine.metrics import Metrics
-from tests.engine.model import LAYERS, token_bytes
+from tests.engine.model import STATE_HEAD_SIZE, STATE_HEADS, make_state_model, token_bytes
 from tests.engine.runs import NO_DEVICE_CACHE, ORDERLY, OURS
 from tests.engine.server import BLOCK_TOKENS, Answer, Server
 
+NUM_TURNS = 70
 WINDOW = 2 * BLOCK_TOKENS
-KINDS = ["sliding_attention", "full_attention"]
-LAYOUT = GroupLayout(
+STATE_BLOCK = 96  # tokens; of attention as large as a state
+WINDOWS = GroupLayout(
     (Group("window", 1, BLOCK_TOKENS, WINDOW), Group("full", 1, BLOCK_TOKENS)),
     BLOCK_TOKENS * token_bytes(layers=1),
 )
-FULL = 1
-CHUNKS = GroupChunks.of(LAYOUT, BLOCK_TOKENS)
-NUM_TURNS = 90
-NUM_SLOTS = 250
+STATES = GroupLayout(
+    (*[Group("state", 1, STATE_BLOCK)] * 3, Group("full", 1, STATE_BLOCK)),
+    STATE_BLOCK * 2 * STATE_HEADS * STATE_HEAD_SIZE * 2,
+)
+#: What the engine of the model of all tests takes it for.
+OVERRIDES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model with several groups, and an engine for it.
+
+    Attributes
+    ----------
+    layout : GroupLayout
+        Its groups.
+    num_slots : int
+        Chunks in host memory.
+    arguments : tuple of str
+        For ``vllm serve``.
+    forgets : bool
+        Whether the device is made to forget before each turn: without its cache it keeps no state.
+    """
+
+    layout: GroupLayout
+    num_slots: int
+    arguments: tuple[str, ...]
+    forgets: bool = False
+
+
+SETTINGS = {
+    "windows": Setting(WINDOWS, 180, (*NO_DEVICE_CACHE, "--hf-overrides", json.dumps(OVERRIDES))),
+    "states": Setting(STATES, 80, ("--dtype", "bfloat16"), forgets=True),
+}
 
 
 @dataclass
 class Served:
-    """What an engine with windows did.
+    """What an engine did.
 
     Attributes
     ----------
+    setting : Setting
+        Its model.
     answers : list of Answer
         One for each turn.
     metrics : Metrics
@@ -48,66 +81,86 @@ class Served:
         Its recording of the turns.
     """
 
+    setting: Setting
     answers: list[Answer]
     metrics: Metrics
     exported: Metrics
-    trace: list = field(default_factory=list)
+    trace: list[Request]
+
+    @property
+    def chunks(self) -> GroupChunks:
+        return GroupChunks.of(self.setting.layout, self.block_tokens)
+
+    @property
+    def block_tokens(self) -> int:
+        return self.setting.layout.groups[0].block_tokens
+
+    def new_manager(self) -> CPUOffloadingManager:
+        return CPUOffloadingManager(self.block_tokens, self.setting.num_slots)
 
 
-@pytest.fixture(scope="module")
-def served(model, tmp_path_factory):
-    """Ask an engine that takes the model of all tests for one whose first layer has a window."""
-    assert len(KINDS) == LAYERS
-    folder = tmp_path_factory.mktemp("groups")
+@pytest.fixture(scope="module", params=SETTINGS)
+def served(request, model, tmp_path_factory):
+    setting = SETTINGS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "states":
+        model = make_state_model(folder / "model")
     trace = folder / "requests.jsonl.gz"
     extra = {
         **OURS,
-        "cpu_bytes_to_use": NUM_SLOTS * LAYOUT.slot_bytes(),
+        "cpu_bytes_to_use": setting.num_slots * setting.layout.slot_bytes(),
         "kvoffload_record": str(trace),
         "kvoffload_watch": {"policies": [], "interval": 0.5},
     }
-    windows = json.dumps({"layer_types": KINDS, "sliding_window": WINDOW})
-    arguments = (*NO_DEVICE_CACHE, *ORDERLY, "--hf-overrides", windows)
-    with Server(model, folder, extra, arguments=arguments) as server:
-        answers = Client(server).one_by_one(plan(NUM_TURNS, num_conversations=12))
+    with Server(model, folder, extra, arguments=(*ORDERLY, *setting.arguments)) as server:
+        client = Client(server)
+        answers = []
+        for turn in plan(NUM_TURNS, num_conversations=12):
+            if setting.forgets:
+                server.forget_device()
+            answers += client.one_by_one([turn])
         metrics = server.metrics()
         exported = server.exported()
         assert server.stop() == 0, server.log()[-4000:]
-    return Served(answers, metrics, exported, list(Trace(trace))[:NUM_TURNS])
+    return Served(setting, answers, metrics, exported, list(Trace(trace)))
 
 
 def test_the_recording_tells_each_prompt_s_blocks_and_whether_it_goes_on_behind_them(served):
+    size = served.block_tokens
     assert [(len(request.hash_ids), request.input_length) for request in served.trace] == [
-        (blocks, blocks * BLOCK_TOKENS + (answer.prompt_tokens % BLOCK_TOKENS > 0))
+        (blocks, blocks * size + (answer.prompt_tokens % size > 0))
         for answer in served.answers
-        if (blocks := answer.prompt_tokens // BLOCK_TOKENS)
+        if (blocks := answer.prompt_tokens // size)
     ]
 
 
 def test_the_recording_replays_by_the_rule_to_the_engine_s_own_hits(served):
-    result = replay_groups(served.trace, CPUOffloadingManager(BLOCK_TOKENS, NUM_SLOTS), CHUNKS)
-    assert result.requests == NUM_TURNS
+    result = replay_groups(served.trace, served.new_manager(), served.chunks)
     assert result.hits == served.metrics.loaded_tokens
     assert result.hits == sum(answer.cached_tokens for answer in served.answers)
-    stored_bytes = served.metrics.value("vllm:kv_offload_store_bytes_total")
-    assert result.stored * LAYOUT.slot_bytes() == stored_bytes
-    assert result.hits > NUM_TURNS * BLOCK_TOKENS
-    assert result.evicted > NUM_SLOTS
+    assert result.stored == served.exported.value("vllm:kvoffload_stored_blocks_total")
+    assert result.evicted == served.exported.value("vllm:kvoffload_evicted_blocks_total")
+    assert result.hits > 20 * served.block_tokens
+    assert result.evicted > served.setting.num_slots
 
 
-def test_the_watch_counts_what_the_window_kept_from_being_loaded(served):
-    manager = CPUOffloadingManager(BLOCK_TOKENS, NUM_SLOTS)
-    server, keys = GroupServer(CHUNKS, manager), BlockKeys()
+def test_the_watch_counts_what_windows_and_states_kept_from_being_loaded(served):
+    manager, size = served.new_manager(), served.block_tokens
+    server, keys = GroupServer(served.chunks, manager), BlockKeys()
+    full = len(served.setting.layout.groups) - 1
+    has_states = any(group.kind == "state" for group in served.setting.layout.groups)
     kept = hits = asked = 0
     for request in served.trace:
         hashes = keys.of(request)
-        had = manager.lookup([key + FULL.to_bytes(4, "big") for key in hashes])
+        # A token is left to compute, and with states the chunk that it is in.
+        asks = (request.input_length - 1) // size if has_states else len(hashes)
+        had = manager.lookup([group_key(block_hash, full) for block_hash in hashes[:asks]])
         one = server.serve(hashes, request.input_length)
         server.complete(one)
         asked += len(hashes)
-        hits += one.hits // BLOCK_TOKENS
-        kept += had * BLOCK_TOKENS - one.hits
-    assert kept > 10 * BLOCK_TOKENS
+        hits += one.hits // size
+        kept += had * size - one.hits
+    assert kept > 10 * size
     assert served.exported.value("vllm:kvoffload_tail_missed_tokens_total") == kept
     assert served.exported.value("vllm:kvoffload_asked_blocks_total") == asked
     assert served.exported.value("vllm:kvoffload_missed_blocks_total") == asked - hits
