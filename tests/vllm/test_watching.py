@@ -431,6 +431,7 @@ def test_what_a_window_keeps_from_being_loaded_is_counted(full, others):
     # The device had part of it.
     ask[1] = keys[:12] + keys_of("c", range(8))
     GroupedRequest(*ask, local=4).run(stored=20)
+    assert [point.policy for point in manager.watch.report().points][-1] == "arc"
     assert manager.watch.counters()["tail_missed_tokens"] == (12 + 8) * 16
     # A part is loaded.
     ask[1] = [*keys, *keys_of("d", range(3))]
@@ -458,6 +459,16 @@ def test_of_lookups_that_are_repeated_the_furthest_before_the_first_access_count
     second.backwards(1, 0, 12)
     second.run()
     assert manager.watch.counters()["tail_missed_tokens"] == 24 * 16
+
+
+def test_the_first_of_two_states_may_be_there():
+    manager = in_groups(400, (2,), (0, 1))
+    keys = keys_of("a", range(6))
+    first = GroupedRequest(manager, keys, (2,), (0, 1))
+    first.others = (0,)
+    first.run(stored=6)
+    assert GroupedRequest(manager, keys, (2,), (0, 1)).run().end == 0
+    assert manager.watch.counters()["tail_missed_tokens"] == 6 * 16
 
 
 def test_points_are_marked_where_tails_are_more_than_a_twentieth_of_the_hits():

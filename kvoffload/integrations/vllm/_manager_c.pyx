@@ -548,6 +548,8 @@ cdef class RequestManagerCore:
             return 0
         self.asked_group = group
         try:
+            if before not in full and group not in full:
+                return 0
             if before not in full or group in full and group < before:
                 self.first_full = key
                 self.full_until = NOT_ASKED

@@ -354,6 +354,9 @@ cdef class RequestWatch(WatchCore):
                     continue
                 quarter = self.quarter_of(hashed)
                 bit = <uint32_t>1 << quarter
+                if unasked & ~quarters & bit:
+                    self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
+                    quarters |= bit
                 if not generated & bit:
                     self.keep_key(<uint32_t>quarter, <PyObject*>NotImplemented)
                     generated |= bit
