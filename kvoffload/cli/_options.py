@@ -253,7 +253,8 @@ def device_memory_blocks(
 
 def read_policy(text: str) -> str:
     """Read a policy; a class of the user's may be in the current folder, searched last."""
-    if is_own(text) and "" not in sys.path and str(Path.cwd()) not in sys.path:
+    may_be_own = is_own(text) or "." in text.partition("?")[0]  # a module, for the hint
+    if may_be_own and "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     return parse_policy(text)
 

@@ -6,9 +6,11 @@ A policy string is ``name`` or ``name?option=value``, as everywhere, or ``module
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import math
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvoffload import IMPLEMENTATION, CachePolicy, CPUOffloadingManager
@@ -24,6 +26,7 @@ __all__ = ["implementation_of", "is_own", "new_manager", "read_policy", "summary
 
 MOST_NAMES = 20
 """Names of classes that an error lists at most."""
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _CEILING_SUMMARIES = {
     BELADY: "Belady's choice with bypass, which knows the future: no policy can hit more",
     INFINITE: "a cache that keeps everything",
@@ -52,12 +55,16 @@ def read_policy(text: str) -> str:
         try:
             return str(registry.parse(text))
         except ValueError as error:
-            module, _, class_name = text.partition("?")[0].rpartition(".")
+            path = text.partition("?")[0]
+            module, _, class_name = path.rpartition(".")
             if not _are_names(*module.split("."), class_name):
                 raise
-            raise ValueError(f"{error}; did you mean '{module}:{class_name}'?") from None
-    _own_class(text)
-    _own_options(text)
+            meant = f"did you mean '{module}:{class_name}'?"
+            with contextlib.suppress(Exception):  # it may be no module, or any other
+                has = _classes_of(importlib.import_module(path), f"{path}:")
+                meant = f"policies of the module {path}: {has}"
+            raise ValueError(f"{error}; {meant}") from None
+    _own(text)
     return text
 
 
@@ -83,8 +90,32 @@ def new_manager(
     """
     if not is_own(policy):
         return CPUOffloadingManager(block_tokens, num_blocks, policy, watch=watch)
-    own = _own_class(policy)(cache_capacity=num_blocks, **_own_options(policy))
-    return CPUOffloadingManager(block_tokens, num_blocks, own, watch=watch)
+    own, options = _own(policy)
+    return CPUOffloadingManager(
+        block_tokens, num_blocks, own(cache_capacity=num_blocks, **options), watch=watch
+    )
+
+
+def _own(policy: str) -> tuple[Any, dict[str, int | float]]:
+    """Return the class that ``module:Class`` names, and options that its constructor takes."""
+    own, options = _own_class(policy), _own_options(policy)
+    try:
+        parameters = inspect.signature(own).parameters.values()
+    except ValueError:  # a constructor that does not say
+        return own, options
+    if any(one.kind == one.VAR_KEYWORD for one in parameters):
+        return own, options
+    takes = {one.name: one.default for one in parameters if one.kind in _BY_NAME}
+    wrong = [] if "cache_capacity" in takes else ["must take cache_capacity"]
+    takes.pop("cache_capacity", None)
+    wrong += [f"has no option {name!r}" for name in options if name not in takes]
+    for name, default in takes.items():
+        if default is inspect.Parameter.empty and name not in options:
+            wrong.append(f"must have option {name!r}")
+    if wrong:
+        known = ", ".join(takes) or "none"
+        raise ValueError(f"policy {policy!r} {wrong[0]}; {own.__name__} takes {known}")
+    return own, options
 
 
 def _own_class(policy: str) -> Any:
@@ -100,13 +131,17 @@ def _own_class(policy: str) -> Any:
     found = getattr(module, class_name, None)
     if not _is_policy_class(found):
         got = describe(found) if hasattr(module, class_name) else f"no {class_name}"
-        own = [name for name, value in vars(module).items() if _is_policy_class(value)]
-        has = ", ".join(sorted(own)[:MOST_NAMES]) or "none"
         raise ValueError(
             f"policy {policy!r} must name a subclass of kvoffload.CachePolicy, got {got}; "
-            f"{module_name} has {has}"
+            f"{module_name} has {_classes_of(module)}"
         )
     return found
+
+
+def _classes_of(module: ModuleType, before: str = "") -> str:
+    """Return the names of the policies in a module, as text; ``"none"`` if it has none."""
+    own = sorted(name for name, value in vars(module).items() if _is_policy_class(value))
+    return ", ".join(before + name for name in own[:MOST_NAMES]) or "none"
 
 
 def _are_names(*parts: str) -> bool:

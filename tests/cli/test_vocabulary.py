@@ -143,6 +143,21 @@ class Fifo(CachePolicy):
 
 class NoPolicy:
     pass
+
+
+class Bare(Fifo):
+    def __init__(self, cache_capacity):
+        super().__init__(cache_capacity)
+
+
+class Needy(Fifo):
+    def __init__(self, *, depth, cache_capacity):
+        super().__init__(cache_capacity)
+
+
+class Sizeless(Fifo):
+    def __init__(self):
+        super().__init__(9)
 '''
 
 
@@ -150,6 +165,10 @@ class NoPolicy:
 def own(tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "broken.py").write_text("1 / 0")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "policies.py").write_text("from mine import Fifo\n")
+    (package / "broken.py").write_text("1 / 0")
     return {"PYTHONPATH": str(tmp_path)}
 
 
@@ -158,7 +177,8 @@ def own_here(own, monkeypatch):
     """Make the same importable in this process."""
     monkeypatch.syspath_prepend(own["PYTHONPATH"])
     yield
-    sys.modules.pop("mine", None)
+    for name in ("mine", "package", "package.policies"):
+        sys.modules.pop(name, None)
 
 
 def test_a_class_of_ones_own_is_a_policy_in_every_command(kvoffload, trace, own, tmp_path):
@@ -206,7 +226,7 @@ def test_a_policy_of_ones_own_needs_no_path_where_one_works(trace, own, tmp_path
         ("absent:Fifo", "policy 'absent:Fifo' must be importable, got ModuleNotFoundError"),
         ("broken:Fifo", "policy 'broken:Fifo' must be importable, got ZeroDivisionError"),
         ("mine:NoPolicy", "must name a subclass of kvoffload.CachePolicy"),
-        ("mine:Absent", "CachePolicy, got no Absent; mine has Fifo"),
+        ("mine:Absent", "CachePolicy, got no Absent; mine has Bare, Fifo, Needy"),
         ("os.path:join", "; os.path has none"),
         ("mine.Fifo", "got 'mine.Fifo'; did you mean 'mine:Fifo'?"),
         ("lru.5", "got 'lru.5'; did you mean 'lru'?"),
@@ -214,7 +234,14 @@ def test_a_policy_of_ones_own_needs_no_path_where_one_works(trace, own, tmp_path
         ("a b:Fifo", "policy must be NAME or MODULE:CLASS, got 'a b:Fifo'"),
         ("mine:Fifo?x", "policy options must be numbers, got ''"),
         ("mine:Fifo?stride=nan", "policy options must be numbers, got 'nan'"),
-        ("mine:Fifo?other=1", "unexpected keyword argument 'other'"),
+        ("mine:Fifo?other=1", "'mine:Fifo?other=1' has no option 'other'; Fifo takes stride"),
+        ("mine:Bare?x=1", "policy 'mine:Bare?x=1' has no option 'x'; Bare takes none"),
+        ("mine:Needy", "policy 'mine:Needy' must have option 'depth'; Needy takes depth"),
+        ("mine:Fifo?cache_capacity=1", "has no option 'cache_capacity'; Fifo takes stride"),
+        ("mine:Sizeless", "policy 'mine:Sizeless' must take cache_capacity; Sizeless takes none"),
+        ("package.policies", "; policies of the module package.policies: package.policies:Fifo"),
+        ("os.path", "; policies of the module os.path: none"),
+        ("package.broken", "; did you mean 'package:broken'?"),
     ],
 )
 def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(
