@@ -27,6 +27,8 @@ FINGERPRINT_BYTES = 16
 FORMAT = 1
 """Version of what a fingerprint is made of; part of it."""
 _MAX_DEPTH = 8
+_MAX_BITS = 4096
+"""Of a number; Python refuses to write out much larger ones."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".index.json")
 _END_BYTES = 2**16
 _PAGES, _PAGE_BYTES = 64, 2**12
@@ -35,7 +37,7 @@ _MAX_ENTRIES = 100_000
 """Files and folders of a model's directory that are looked at, at most."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Namespace:
     """All that the bytes of a block depend on, besides its key.
 
@@ -110,8 +112,14 @@ class Namespace:
         """BLAKE2b-16 of the canonical JSON."""
         return blake2b(self._json.encode("ascii"), digest_size=FINGERPRINT_BYTES).digest()
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether two are the same on media: ``1``, ``1.0`` and ``True`` differ there."""
+        if not isinstance(other, Namespace):
+            return NotImplemented
+        return self._json == other._json
+
     def __hash__(self) -> int:
-        """Return the hash of the fingerprint: fields may be lists."""
+        """Return the hash of the JSON: fields may be lists."""
         return hash(self._json)
 
 
@@ -131,16 +139,19 @@ def check_namespace(namespace: Any) -> Namespace:
 def _check_plain(name: str, value: Any, depth: int = 0) -> None:
     if depth > _MAX_DEPTH:
         raise ValueError(f"{name} must not be nested more than {_MAX_DEPTH} deep")
-    if value is None or isinstance(value, str | bool | int):
+    if value is None or isinstance(value, str | bool):
         return
-    if isinstance(value, float):
+    if isinstance(value, int):
+        if value.bit_length() > _MAX_BITS:
+            raise ValueError(f"{name} must have whole numbers of at most {_MAX_BITS} bits")
+    elif isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{name} must be finite, got {value}")
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"{name} must have text as keys, got {describe(key)}")
-            _check_plain(f"{name}[{key!r}]", item, depth + 1)
+            _check_plain(f"{name}[{describe(key)}]", item, depth + 1)
     elif isinstance(value, list | tuple):
         for place, item in enumerate(value):
             _check_plain(f"{name}[{place}]", item, depth + 1)

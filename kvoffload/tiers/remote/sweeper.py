@@ -221,7 +221,7 @@ class Sweeper:
                 if found.st_mtime < lease.now - TEMPORARY_S:
                     self._note(hh.remove_tree(entry.name, lambda: self._go_on(lease)))
             elif _is_block(entry, found):
-                times.append(found.st_mtime_ns)
+                times.append(_time(found))
                 if len(times) == most:
                     break
         return times
@@ -237,9 +237,9 @@ class Sweeper:
         removed = stuck = 0
         for hh, entry in self._entries(folder, epoch, lease):
             found = _stat(entry)
-            if found is None or not _is_block(entry, found) or found.st_mtime_ns > limit:
+            if found is None or not _is_block(entry, found) or _time(found) > limit:
                 continue
-            if found.st_mtime_ns == limit:
+            if _time(found) == limit:
                 if not equal:
                     continue
                 equal -= 1
@@ -320,6 +320,11 @@ def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
         return entry.stat(follow_symlinks=False)
     except OSError:  # it is gone
         return None
+
+
+def _time(found: os.stat_result) -> int:
+    """Return a time of change, nanoseconds, in 64 bits: a stranger may have set any."""
+    return min(max(found.st_mtime_ns, -(2**63)), 2**63 - 1)
 
 
 def _is_block(entry: os.DirEntry[str], found: os.stat_result) -> bool:
