@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,7 +64,7 @@ class Engine:
         self.region.array[:] = 0xA5
         done = run(self.tier, self.tier.get(KEYS, range(len(KEYS))))
         while is_busy(self.tier):  # what is corrupt is dropped behind a job
-            time.sleep(0.001)
+            self.tier.wait([], 0)
         statuses = [Status(status) for status in done.status.tolist()]
         for place, (key, status) in enumerate(zip(KEYS, statuses, strict=True)):
             if status == Status.OK:
