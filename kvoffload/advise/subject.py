@@ -143,6 +143,12 @@ class Subject:
                 "serve are counted; --device-memory puts one there."
             )
         found = [device]
+        if self.engine is None and self.model is not None and not self.model.active_parameters:
+            found.append(
+                f"The parameters of {self.model.name} are not known, so neither its prefill nor "
+                "the cache that an accelerator has beside its weights is estimated: "
+                "--prefill-tokens-per-second and --device-memory give them."
+            )
         if self.engine is not None:
             found.append(rates_text(self.engine))
             if self.model is not None and self._keeps_heads_several_times(self.model):

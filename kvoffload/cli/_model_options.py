@@ -44,7 +44,7 @@ def read_model(text: str) -> ModelShape:
     try:
         return model_shape(text)
     except OSError as error:
-        raise ValueError(f"{text}: {error.strerror}") from None
+        raise ValueError(f"{error.filename or text}: {error.strerror}") from None
 
 
 def read_interval(text: str) -> Interval:

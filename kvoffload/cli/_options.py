@@ -127,8 +127,15 @@ def read_device_memory(text: str) -> Capacity:
     return read_capacity(text, least=0)
 
 
-def check_sizes(block_bytes: int | None, **options: Iterable[Capacity | None]) -> None:
+def check_sizes(
+    block_bytes: int | None,
+    *,
+    needs: str = "--model or --block-bytes",
+    **options: Iterable[Capacity | None],
+) -> None:
     """Refuse sizes in bytes, by option, where the size of a block is not known.
+
+    `needs` names the options that would tell it.
 
     Raises
     ------
@@ -140,7 +147,7 @@ def check_sizes(block_bytes: int | None, **options: Iterable[Capacity | None]) -
             if capacity is not None and capacity.size is not None and block_bytes is None:
                 name = option.replace("_", "-")
                 raise click.UsageError(
-                    f"--{name} in bytes needs --block-bytes, got {capacity.text!r} without it"
+                    f"--{name} in bytes needs {needs}, got {capacity.text!r} without"
                 )
 
 
@@ -291,7 +298,7 @@ def capacity_option(default: str) -> Callable[[CommandFunction], CommandFunction
         metavar="SIZE",
         callback=values_of(read_capacity),
         help="Capacities to compare, comma-separated or repeated: blocks (4096), a share of the "
-        "unique blocks rounded down (5%), or a size (64GiB, with --block-bytes).",
+        "unique blocks rounded down (5%), or a size (64GiB, with --model or --block-bytes).",
     )
 
 

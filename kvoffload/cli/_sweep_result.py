@@ -14,6 +14,7 @@ from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.replay import CEILINGS, Cell, Counts
 from kvoffload.replay.groups import GroupChunks
+from kvoffload.replay.offline import BELADY
 from kvoffload.replay.policies import implementation_of
 
 from ._model_options import groups_object
@@ -102,13 +103,18 @@ def print_grid(grid: Grid) -> None:
     title += ["", "hit ratio" if grid.groups is None else "hit ratio of tokens"]
     _print_matrix(title, grid, lambda found: percent_text(found.hit_ratio))
     click.echo()
+    if grid.groups is None or cell.device_blocks:  # else all tokens are asked for
+        _print_shares_of_tokens(grid)
+        click.echo()
+    _print_matrix([f"{grid.kept_in} stored"], grid, lambda found: f"{found.stored:,}")
+
+
+def _print_shares_of_tokens(grid: Grid) -> None:
     if grid.no_tokens is None:
         title = [f"share of prompt tokens hit, {grid.block_size}"]
         _print_matrix(title, grid, lambda found: percent_text(found.token_hit_ratio))
     else:
         print_prose(f"share of prompt tokens hit: not known, {grid.no_tokens}")
-    click.echo()
-    _print_matrix([f"{grid.kept_in} stored"], grid, lambda found: f"{found.stored:,}")
 
 
 def _print_matrix(title: list[str], grid: Grid, text: Callable[[Counts], str]) -> None:
@@ -146,6 +152,8 @@ def _object(grid: Grid, given: str, cell: Cell, counts: Counts) -> dict[str, obj
         del values["loaded"]
     if cell.policy in CEILINGS:
         values.update(dict.fromkeys(("implementation", "evicted", "refused", "not_admitted")))
+    if cell.policy == BELADY and grid.groups is not None:
+        values["loaded"] = None
     return values
 
 

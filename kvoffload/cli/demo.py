@@ -189,7 +189,7 @@ def _blocks(source: Source, asked: Capacity, block_bytes: int | None, *, quiet: 
         with progress_bar("reading", None, quiet=quiet) as progress:
             unique = Survey.of(source.requests, progress=progress).unique_blocks
     block_bytes = block_bytes or source.block_bytes
-    check_sizes(block_bytes, capacity=[asked])
+    check_sizes(block_bytes, needs="--block-bytes", capacity=[asked])
     return asked.resolve(block_bytes, unique)
 
 

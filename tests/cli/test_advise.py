@@ -127,6 +127,15 @@ def test_a_model_gives_the_bytes(kvoffload, trace):
     assert whole["memories"][1]["capacity"] == 8 * 2**30 // (512 * whole["token_bytes"])
 
 
+def test_a_model_of_unknown_parameters_says_what_it_lacks(kvoffload, trace):
+    arguments = ("advise", trace, "--capacity", "1GB", "--policy", "lru", "--accelerator", "h200")
+    said = "The parameters of deepseek-v3.2 are not known, so neither its prefill nor"
+    assert said in " ".join(kvoffload(*arguments, "--model", "deepseek-v3.2").out.split())
+    measured = ("--model", "deepseek-v3.2", "--prefill-tokens-per-second", "9000")
+    assert "The parameters of" not in " ".join(kvoffload(*arguments, *measured).out.split())
+    assert "The parameters of" not in kvoffload(*arguments, "--model", "qwen3-8b").out
+
+
 def test_blocks_filled_in_part_are_left_out_where_the_lengths_say_which(kvoffload, trace, tmp_path):
     whole = json.loads(kvoffload("advise", trace, *SIZE, "--json").out)
     full = sum(min(len(r.hash_ids), r.input_length // 512) for r in WORKLOAD)

@@ -135,7 +135,7 @@ def test_a_trace_is_replayed_once_in_a_share_of_its_blocks(tmp_path):
     [
         (["--prefix", "1"], "--prefix must be the start of a metric's name, got '1'"),
         (["--capacity", "5%"], "--capacity must be blocks or a size without TRACE, got '5%'"),
-        (["--capacity", "1GiB"], "--capacity in bytes needs --block-bytes, got '1GiB' without it"),
+        (["--capacity", "1GiB"], "--capacity in bytes needs --block-bytes, got '1GiB' without"),
         (["--skip-bad"], "--skip-bad must go with TRACE, got it without"),
         (["--rate", "0"], "Invalid value for '--rate': 0.0 is not in the range 0.01<=x<=100000."),
     ],

@@ -253,7 +253,7 @@ def test_more_policies_than_colours_are_told_apart_by_their_marks(kvoffload, tra
         (("--policy", "best"), "cache_policy must be one of "),
         (("--policy", "lru?x=1"), "has no option 'x'"),
         (("--capacity", "0"), "must be 1 ... 2147483647 blocks, got 0"),
-        (("--capacity", "1GB"), "--capacity in bytes needs --block-bytes"),
+        (("--capacity", "1GB"), "--capacity in bytes needs --model or --block-bytes"),
         (("--capacity", "0.0001%"), "--capacity must come to 1 ... 2147483647 blocks, got 0"),
         (("--plot", "picture.txt"), "must end in .png, .svg, .pdf, got 'picture.txt'"),
         (("--csv", "--json"), "--csv and --json exclude each other"),

@@ -34,7 +34,10 @@ GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
         (["--capacity", "many"], "unique blocks (5%) or a size (64GiB), got 'many'"),
         (["--capacity", "-5%"], "got '-5%'"),
         (["--capacity", "5,"], "got ''"),
-        (["--capacity", "5 GB"], "--capacity in bytes needs --block-bytes, got '5 GB' without it"),
+        (
+            ["--capacity", "5 GB"],
+            "--capacity in bytes needs --model or --block-bytes, got '5 GB' without",
+        ),
         (["--capacity", "5XB", "--block-bytes", "1"], "got '5XB'"),
         (["--capacity", "5B", "--block-bytes", "6"], "blocks, got 0 (5 bytes / 6 bytes per block)"),
         (["--capacity", "9TB", "--block-bytes", "1"], "got 9000000000000 (9,000,"),

@@ -381,6 +381,7 @@ def test_both_answers_and_times_where_a_model_is_named(kvoffload, trace):
         (["--disk", "1TB", "--disk-policy", "belady"], "cache_policy must be one of lru, "),
         (["--policy", "belady"], "--policy must name a policy, got ceilings only"),
         (["--model", "absent/config.json"], "absent/config.json: No such file or directory"),
+        (["--model", "."], ": config.json: No such file or directory"),
     ],
 )
 def test_wrong_usage_of_advise(kvoffload, trace, arguments, message):
