@@ -109,6 +109,8 @@ def find(name: str) -> Any:
             found: Any = importlib.import_module(".".join(parts[:length]))
         except ModuleNotFoundError:
             continue
+        if length == len(parts) > 1:  # a function may have the name of its module
+            found = getattr(importlib.import_module(".".join(parts[:-1])), parts[-1], found)
         for part in parts[length:]:
             found = getattr(found, part)
         return found
