@@ -552,8 +552,9 @@ def _objections(
         )
         return [objection]
     if ideal < LEAST_REUSE:
+        at = "" if setup.groups is None else " at this retention interval"
         objection = (
-            "there is no reuse to speak of: a cache without bounds would hit "
+            f"there is no reuse to speak of{at}: a cache without bounds would hit "
             f"{percent_text(ideal)} of the {setup.counted}, and at least "
             f"{percent_text(LEAST_REUSE)} is asked for"
         )

@@ -113,8 +113,8 @@ class Subject:
         capacity = self.advice.capacities[self.advice.place]
         if setup.groups is not None:
             return (
-                f"{model}{bytes_text(setup.block_bytes)} per slot; {bytes_text(setup.memory)} hold "
-                f"{capacity:,} slots; {prompt_text(setup.groups)}"
+                f"{model}{bytes_text(setup.block_bytes)} per slot; {bytes_text(setup.memory)} "
+                f"holds {capacity:,} slots; {prompt_text(setup.groups)}"
             )
         share = capacity / (self.advice.facts.unique_blocks or 1)
         part = f"{share * 100:.3g} %" if share < 1 else "more than all"

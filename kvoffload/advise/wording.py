@@ -274,10 +274,13 @@ def _ceiling_of_all(advice: Advice) -> str:
     ideal, counted = percent_text(advice.unbounded), advice.setup.counted
     if not advice.setup.device_memory:
         return f"A cache without bounds would hit {ideal} of the trace's {counted}."
-    return (
+    behind = (
         f"A cache without bounds would hit {ideal} of the {counted} that the accelerator's own has "
-        f"not; {percent_text(advice.reuse)} of all {counted} are reuse."
+        "not; "
     )
+    if advice.setup.groups is not None:  # the accelerator's cache may resume at more places
+        return f"{behind}without that cache it would hit {percent_text(advice.reuse)} of all."
+    return f"{behind}{percent_text(advice.reuse)} of all {counted} are reuse."
 
 
 def _reason(advice: Advice, policy: str) -> str:

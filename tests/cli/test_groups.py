@@ -219,7 +219,7 @@ def test_advise_tells_what_slots_hold_and_which_interval_gains(kvoffload, trace)
     assert (done.code, done.err) == (0, "")
     words = " ".join(done.out.split())
     assert (
-        "gpt-oss-20b, bfloat16: 384 KiB per slot; 512 MiB hold 1,365 slots; a prompt of 8,192 "
+        "gpt-oss-20b, bfloat16: 384 KiB per slot; 512 MiB holds 1,365 slots; a prompt of 8,192 "
         "tokens takes 512, and 8 for its window"
     ) in words
     assert "Retention: Windows and states can be resumed at the end of a prompt alone" in words
@@ -234,6 +234,20 @@ def test_advise_tells_what_slots_hold_and_which_interval_gains(kvoffload, trace)
     assert [cell["interval"] for cell in whole["retentions"]] == [0, 512, "none"]
     argument = "--prefix-cache-retention-interval 512"
     assert whole["configuration"]["vllm_argument"] == argument
+
+
+def test_no_reuse_for_want_of_resume_points_names_the_interval(kvoffload, tmp_path):
+    path = tmp_path / "shared.jsonl"
+    prompts = [(*range(64), *range(1_000 + 23 * n, 1_023 + 23 * n)) for n in range(220)]
+    write_trace([Request(n, 16 * 87, 1, prompt) for n, prompt in enumerate(prompts)], path)
+    words = " ".join(kvoffload("advise", path, *MODEL, *ADVISE).out.split())
+    assert (
+        "No recommendation: there is no reuse to speak of at this retention interval: a cache"
+        in words
+    )
+    arguments = (*ADVISE[:2], *ADVISE[4:])
+    words = " ".join(kvoffload("advise", path, *MODEL, *arguments).out.split())
+    assert "has not; without that cache it would hit 0.0 % of all." in words
 
 
 def test_the_interval_given_is_advised_on(kvoffload, trace, tmp_path):

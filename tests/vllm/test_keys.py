@@ -153,6 +153,10 @@ def test_secondary_tiers_that_are_no_list_of_objects_are_named(value):
     assert_named("secondary_tiers", {**OURS, "secondary_tiers": value})
 
 
+def test_secondary_tiers_behind_the_spec_that_has_none_are_named():
+    assert_named("secondary_tiers", {**SPEC, "secondary_tiers": [{"type": "fs"}]})
+
+
 def test_numbers_that_vllm_takes_stay_right():
     extra = {"store_threshold": "3", "max_tracker_size": 7.0, "offload_prompt_only": 0}
     manager = OffloadingSpecFactory.create_spec(configuration(4, **SPEC, **extra)).get_manager()

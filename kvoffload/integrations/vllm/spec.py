@@ -191,9 +191,17 @@ class KVOffloadSpec(OwnPolicy):
     Raises
     ------
     TypeError, ValueError
-        For an unknown policy, and for keys that begin with ``kvoffload_`` and are unknown or have a
-        wrong value.
+        For an unknown policy, for ``secondary_tiers``, which only `KVOffloadTieringSpec` has, and
+        for keys that begin with ``kvoffload_`` and are unknown or have a wrong value.
     """
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        if config.extra_config.get("secondary_tiers"):
+            raise ValueError(
+                "secondary_tiers must come with the spec_name 'KVOffloadTieringSpec', got "
+                f"{describe(type(self).__name__)}"
+            )
+        super().__init__(config)
 
     def _new_manager(self) -> OffloadingManager:
         """Build the manager; vLLM's own for a policy of others."""
