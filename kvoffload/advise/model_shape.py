@@ -41,8 +41,6 @@ class ModelShape:
         Elements of the compressed vector per layer; 0 without latent attention.
     rotary : int
         Elements of the rotary key per layer; 0 without latent attention.
-    remark : str
-        Remark on what the formula leaves out for this model; may be empty.
     parameters : float
         Number of parameters; 0 if not known.
     active : float
@@ -61,7 +59,6 @@ class ModelShape:
     head_size: int = 0
     latent: int = 0
     rotary: int = 0
-    remark: str = ""
     parameters: float = 0.0
     active: float = 0.0
     weights: float = 0.0

@@ -158,8 +158,6 @@ class Subject:
                     "--tensor-parallel."
                 )
         found += group_remarks(setup.groups)
-        if setup.groups is None and self.model is not None and self.model.remark:
-            found.append(f"{self.model.name}: {self.model.remark}.")
         if self.advice.policy is not None and not is_own(self.advice.policy):
             found.append(workers_text(setup.engine))
         return found

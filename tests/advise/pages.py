@@ -44,5 +44,5 @@ def page(**arguments):
 
 
 def hostile_page():
-    model = replace(model_shape("gpt-oss-20b"), name=HOSTILE, remark=HOSTILE)
+    model = replace(model_shape("gpt-oss-20b"), name=HOSTILE)
     return report_html(replace(subject(name=HOSTILE), model=model, command=HOSTILE))

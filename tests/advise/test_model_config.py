@@ -45,7 +45,6 @@ def shape(tmp_path, config):
 def test_it_counts_bytes_per_token(tmp_path, config, token_bytes):
     found = shape(tmp_path, config)
     assert found.bytes_per_token() == token_bytes
-    assert found.remark == ""
     assert model_shape(str(tmp_path)).bytes_per_token() == token_bytes
 
 
@@ -64,7 +63,6 @@ def test_bytes_per_token_are_those_of_layers_that_keep_all(tmp_path, more, kinds
     found = shape(tmp_path, LLAMA | more)
     assert found.bytes_per_token() == 131_072
     assert [group.kind for group in found.layout().groups] == kinds
-    assert found.remark == ""
 
 
 @pytest.mark.parametrize(

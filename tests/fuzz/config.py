@@ -19,7 +19,7 @@ from .scratch import scratch
 
 WORKERS = (1, 2, 3, 8, 1024)
 LONGEST = 600
-"""Characters that a message or a remark has at most, the path aside."""
+"""Characters that a message has at most, the path aside."""
 
 FIELDS = [
     *model_config._LAYERS,
@@ -83,7 +83,7 @@ def config_of(data: bytes) -> bytes:
 
 
 def check_text(text: str, path: str) -> None:
-    """Raise unless a message or remark is one line that a terminal can show."""
+    """Raise unless a message is one line that a terminal can show."""
     said = text.replace(path, "")
     if not said.isprintable() or len(said) > LONGEST:
         raise AssertionError(f"no message for one line: {said[:1000]!r}")
@@ -94,7 +94,6 @@ def check_shape(shape: ModelShape, path: str) -> None:
     counts = [one.count for one in shape.kinds]
     if not 1 <= sum(counts) <= 2 * model_fields.MOST_LAYERS or min(counts) < 1:
         raise AssertionError(f"no shape: {shape}")
-    check_text(shape.remark, path)
     for dtype in DTYPE_BYTES:
         for workers in WORKERS:
             check_layout(shape, dtype, workers, path)
