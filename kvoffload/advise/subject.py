@@ -151,22 +151,30 @@ class Subject:
             )
         if self.engine is not None:
             found.append(rates_text(self.engine))
-            if self.model is not None and self._keeps_heads_several_times(self.model):
-                found.append(
-                    f"{self.engine.workers} workers keep each of the {self.model.kv_heads} KV "
-                    f"heads of {self.model.name} several times, which is not counted: give "
-                    "--tensor-parallel."
-                )
-        found += group_remarks(setup.groups)
+        found += [*self._counted_for_one_worker(), *group_remarks(setup.groups)]
         if self.advice.policy is not None and not is_own(self.advice.policy):
             found.append(workers_text(setup.engine))
         return found
 
-    def _keeps_heads_several_times(self, model: ModelShape) -> bool:
-        """Return whether heads are kept several times, beyond the bytes counted per token."""
-        if self.engine is None or model.latent or self.engine.workers <= model.kv_heads:
-            return False
-        groups = self.advice.setup.groups
-        if groups is not None:
-            return groups.layout == model.layout(self.dtype)
-        return self.advice.setup.token_bytes == model.bytes_per_token(self.dtype)
+    def _counted_for_one_worker(self) -> list[str]:
+        """Return a remark where blocks are one worker's, and those of the engine's differ."""
+        model, setup = self.model, self.advice.setup
+        workers = 1 if setup.engine is None else setup.engine.workers
+        if model is None or workers == 1:
+            return []
+
+        def is_counted(workers: int) -> bool:
+            if setup.groups is not None:
+                return setup.groups.layout == model.layout(self.dtype, workers)
+            return setup.token_bytes == model.bytes_per_token(self.dtype, workers)
+
+        if not is_counted(1):
+            return []
+        reason = ""
+        try:
+            if is_counted(workers):
+                return []
+        except ValueError as error:
+            reason = f" ({error})"
+        whose = f"those of one worker, not of the {workers} that hold it{reason}"
+        return [f"The bytes of {model.name} are {whose}: give --tensor-parallel."]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import click
 
@@ -148,6 +148,19 @@ class CacheOptions:
                     "--retention must go with a model that has windows or states, got "
                     f"{self.retention} with {self.model.name}, which has none"
                 )
+
+    def on_workers(self, workers: int) -> CacheOptions:
+        """Return these with the workers that hold the model, where none were given.
+
+        Without effect where its layers cannot be divided among so many.
+        """
+        if self.model is None or self.tensor_parallel is not None or workers == 1:
+            return self
+        try:
+            self.model.layout(self.dtype, workers)
+        except ValueError:
+            return self
+        return replace(self, tensor_parallel=workers)
 
     def layout(self) -> GroupLayout | None:
         """Return the groups of the model; None without one, or where all are one full group.

@@ -186,9 +186,15 @@ def advise(
     prefill than moving blocks takes. With --model and without --device-memory there are two answers
     side by side: behind the cache that the accelerator typically has, and without one.
     """
-    size = _TokenSize(
-        CacheOptions(model, kv_cache_dtype, tensor_parallel, retention), kv_bytes_per_token
+    engine = engine_of(
+        model,
+        accelerator or (accelerator_of(DEFAULT_ACCELERATOR) if model else None),
+        workers=tensor_parallel,
+        prefill_rate=prefill_tokens_per_second,
+        link_bandwidth=link_bandwidth,
     )
+    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
+    size = _TokenSize(cache.on_workers(engine.workers), kv_bytes_per_token)
     size.check()
     if disk is not None and size.cache.layout() is not None:
         raise click.UsageError(
@@ -231,13 +237,6 @@ def advise(
         )
         recorded = RecordedTrace.of(
             Selection(source.requests, full_block_tokens=block_size.tokens if full else None)
-        )
-        engine = engine_of(
-            model,
-            accelerator or (accelerator_of(DEFAULT_ACCELERATOR) if model else None),
-            workers=tensor_parallel,
-            prefill_rate=prefill_tokens_per_second,
-            link_bandwidth=link_bandwidth,
         )
         advice, alone = _both(
             recorded,

@@ -166,16 +166,21 @@ def test_both_answers_stand_side_by_side(advice):
         assert f"{one.cell(one.policy).hit_ratio * 100:.1f} %" in text
 
 
-def test_heads_that_more_workers_keep_several_times_are_said(advice):
+def test_blocks_of_one_worker_where_several_hold_the_model_are_said(advice):
     model = model_shape("qwen3-235b-a22b")
     engine = engine_of(model, accelerator("h100"))
     assert engine.workers == 8 > model.kv_heads
     setup = dataclasses.replace(advice.setup, token_bytes=model.bytes_per_token(), engine=engine)
     once = Subject("t", dataclasses.replace(advice, setup=setup), model, "bfloat16", "", "")
-    assert any("8 workers keep each of the 4 KV heads" in text for text in once.remarks())
+    assert any("those of one worker, not of the 8" in text for text in once.remarks())
     setup = dataclasses.replace(setup, token_bytes=model.bytes_per_token(tensor_parallel=8))
     right = dataclasses.replace(once, advice=dataclasses.replace(advice, setup=setup))
-    assert not any("workers keep" in text for text in right.remarks())
+    assert not any("of one worker" in text for text in right.remarks())
+    uneven = dataclasses.replace(once, model=dataclasses.replace(model, kv_heads=10))
+    setup = dataclasses.replace(setup, token_bytes=uneven.model.bytes_per_token())
+    uneven = dataclasses.replace(uneven, advice=dataclasses.replace(advice, setup=setup))
+    (remark,) = [text for text in uneven.remarks() if "of one worker" in text]
+    assert "must divide the 10 KV heads" in remark
 
 
 @pytest.mark.parametrize("workers", [None, 1, 4])

@@ -10,6 +10,7 @@ from kvoffload.traces import Request, Workload, write_trace
 SLOT = 393_216  # of gpt-oss-20b and blocks of 16 tokens
 MODEL = ("--model", "gpt-oss-20b")
 ONE = ("--jobs", "1", "--quiet")
+ADVISE = ("--capacity", "512MiB", "--device-memory", "0", "--policy", "lru", "--jobs", "1")
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +203,19 @@ def test_a_model_gives_the_bytes_of_a_block(kvoffload, trace, command):
     assert done.error == "at most one of --model and --block-bytes must be given"
 
 
+@pytest.mark.parametrize(
+    ("model", "workers"), [("qwen3.5-122b-a10b", 4), ("qwen3-235b-a22b", 8), ("gpt-oss-20b", 1)]
+)
+def test_advise_counts_for_the_workers_that_it_names(kvoffload, trace, model, workers):
+    arguments = ("advise", trace, "--model", model, *ADVISE, "--limit", "20")
+    assumed = read(kvoffload, *arguments)
+    given = read(kvoffload, *arguments, "--tensor-parallel", workers)
+    assert assumed["engine"]["workers"] == workers
+    assert assumed == given
+    one = read(kvoffload, *arguments, "--tensor-parallel", "1")
+    assert (assumed["block_bytes"] == one["block_bytes"]) == (workers == 1)
+
+
 def test_a_disk_is_not_modelled_behind_groups(kvoffload, trace):
     done = kvoffload("advise", trace, *MODEL, "--capacity", "1GiB", "--disk", "1TB")
     assert done.code == 2
@@ -209,9 +223,6 @@ def test_a_disk_is_not_modelled_behind_groups(kvoffload, trace):
         "--disk must go with a model whose layers all keep every token, got gpt-oss-20b, which has "
         "windows or states"
     )
-
-
-ADVISE = ("--capacity", "512MiB", "--device-memory", "0", "--policy", "lru", "--jobs", "1")
 
 
 def test_advise_tells_what_slots_hold_and_which_interval_gains(kvoffload, trace):
