@@ -9,6 +9,7 @@ import pytest
 from kvoffload import CPUOffloadingManager
 from kvoffload.advise import RecordedTrace, Setup, advise, details, model_shape
 from kvoffload.advise.advice import Demand
+from kvoffload.advise.economy import balance, engine_of
 from kvoffload.advise.remarks import group_remarks, prompt_text
 from kvoffload.advise.retention import retentions, vllm_flag, worth
 from kvoffload.advise.wording import findings, headline
@@ -74,6 +75,28 @@ def test_its_figures_are_those_of_a_replay(advice, policy):
         )
         # each chunk of the full group is loaded, and one of the window's per request that hits
         assert result.hits / 512 <= cell.loaded <= result.hits / 512 + len(WORKLOAD)
+
+
+def test_a_small_trace_by_hand():
+    """A window of 32 tokens over blocks of 16: two chunks before a resume point."""
+    layout = GroupLayout((Group("full", 1, 16), Group("window", 1, 16, 32)), 4096)
+    requests = [
+        Request(0, 65, 1, (0, 1, 2, 3)),  # stores 4, and 2 of the window
+        Request(1000, 97, 1, (0, 1, 2, 3, 4, 5)),  # hits 64, loads 4 + 2, stores 2 + 2
+        Request(3000, 97, 1, (0, 1, 2, 3, 4, 5)),  # hits 96, loads 6 + 2
+        Request(10_000, 81, 1, (0, 1, 7, 8, 9)),  # the window has nothing at 32: stores 3 + 2
+    ]
+    engine = engine_of(None, None, prefill_rate=100, link_bandwidth=2 * 4096)
+    groups = GroupChunks.of(layout, 16)
+    setup = Setup(64 * 4096, 16, 0, policies=("lru",), engine=engine, groups=groups)
+    found = advise(requests, setup)
+    cell = found.cell("lru")
+    assert (found.capacities[found.place], found.facts.asked) == (64, 65 + 97 + 97 + 81)
+    assert (cell.saved_tokens, cell.loaded, cell.stored) == (64 + 96, 6 + 8, 6 + 4 + 5)
+    assert cell.stored_per_hit == 1.5  # of 10 blocks that are hit
+    assert (cell.store_rate, cell.load_rate) == (15 * 4096 / 10, 14 * 4096 / 10)
+    costs = balance(found, cell, engine)
+    assert (costs.prefill_seconds, costs.load_seconds, costs.store_seconds) == (1.6, 7, 7.5)
 
 
 def test_no_policy_exceeds_the_ceilings(advice):
