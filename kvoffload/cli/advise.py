@@ -199,7 +199,8 @@ def advise(
     if disk is not None and size.cache.layout() is not None:
         raise click.UsageError(
             "--disk must go with a model whose layers all keep every token, got "
-            f"{size.cache.model and size.cache.model.name}, which has windows or states"
+            f"{size.cache.model and size.cache.model.name}, which has windows or states: leave "
+            "--disk out for the advice on host memory alone"
         )
     if disk_policies and disk is None:
         raise click.UsageError(f"--disk-policy must go with --disk, got {disk_policies[0]} without")

@@ -221,7 +221,7 @@ def test_a_disk_is_not_modelled_behind_groups(kvoffload, trace):
     assert done.code == 2
     assert done.error == (
         "--disk must go with a model whose layers all keep every token, got gpt-oss-20b, which has "
-        "windows or states"
+        "windows or states: leave --disk out for the advice on host memory alone"
     )
 
 
