@@ -27,6 +27,7 @@ ARGUMENTS = {
     "request": None,
     "name": "chunks",
     "success": True,
+    "groups": None,
 }
 CLASSES = [RequestManagerCore, KVOffloadManager, KVOffloadPrimaryTier]
 #: What constructs.

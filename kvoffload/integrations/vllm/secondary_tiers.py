@@ -257,7 +257,8 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
         if on_reset not in ("forget", "keep"):
             raise ValueError(f"on_reset must be 'forget' or 'keep', got {describe(on_reset)}")
         if locality not in (None, *(known.value for known in Locality)):
-            raise ValueError(f"locality must be 'LOCAL' or 'REMOTE', got {describe(locality)}")
+            named = " or ".join(known.value for known in Locality)
+            raise ValueError(f"locality must be a Locality, {named}, got {describe(locality)}")
         check_bool("enable_kv_events", enable_kv_events)
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else Locality(locality)
