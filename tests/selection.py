@@ -115,6 +115,8 @@ THOROUGH = (
     "house/test_build.py",
     "house/test_documents.py",
     "house/test_examples.py",
+    "house/test_extras.py",
+    "policies/test_examples.py",
     # vLLM that is not there or not supported; the rest needs vLLM itself
     "vllm/test_import.py",
     # tiers under attack in ways that have no rounds
