@@ -83,7 +83,7 @@ def test_it_serves_what_an_engine_would_until_control_c(tmp_path):
             if metric.name != "shadow_withheld":  # none while all points are known
                 assert any(name.startswith(f"vllm:kvoffload_{metric.name}") for name in found)
         assert found[f"vllm:kvoffload_capacity_blocks{LABELS}"] == 2000
-        done = run_shell(f"kvoffload top {target} --once", environment=dict(os.environ))
+        done = run_shell(f"kvoffload top {target} --once", environment=os.environ | {"COLUMNS": "80"})
         assert done.code == 0
         assert "policy lru, 2,000 blocks of memory" in done.out
         process.send_signal(signal.SIGINT)
