@@ -33,6 +33,7 @@ from tests.vllm.test_differential import run_sequence
 
 ROOT = Path(__file__).parents[2]
 SPEC = {"spec_name": "KVOffloadSpec", "spec_module_path": PACKAGE}
+ANSWERS = {"offload_prompt_only": False}
 
 
 def key(number: int, group: int = 0) -> bytes:
@@ -178,21 +179,25 @@ def test_one_of_several_groups_stands_for_all(tmp_path):
 
 @pytest.mark.skipif(not installed_release().group_kinds, reason="vLLM tells no kinds of groups")
 @pytest.mark.parametrize(
-    ("full_until", "window_until", "chunks", "more"),
+    ("options", "full_until", "window_until", "chunks", "more"),
     [
-        (64, 64, 4, 1),  # the prompt goes on behind the last chunk
-        (64, 48, 4, 0),  # ends with it
-        (96, 64, 5, 0),  # what comes behind is of an answer
-        (96, 0, 1, 0),  # of one that ended before its window was kept, it cannot be told
-        (0, 64, 4, 1),
+        (ANSWERS, 64, 64, 4, 1),  # the prompt goes on behind the last chunk
+        (ANSWERS, 64, 48, 4, 0),  # ends with it
+        (ANSWERS, 96, 64, 5, 0),  # what comes behind is of an answer
+        (ANSWERS, 96, 0, 1, 0),  # of one that ended before its window was kept, it cannot be told
+        (ANSWERS, 0, 64, 4, 1),
+        ({}, 64, 64, 4, 1),
+        ({}, 96, 64, 6, 0),  # without answers everything is of the prompt
+        ({}, 96, 0, 6, 0),
+        ({"offload_prompt_only": 1}, 96, 0, 6, 0),
     ],
 )
 def test_the_length_tells_where_windows_are_of_use(
-    tmp_path, full_until, window_until, chunks, more
+    tmp_path, options, full_until, window_until, chunks, more
 ):
     path = tmp_path / "trace.jsonl.gz"
     config = dataclasses.replace(
-        configuration(8),
+        configuration(8, **options),
         groups=(
             OffloadingGroupConfig(8, ("window",), 0, 4),
             OffloadingGroupConfig(16, ("full",), 1),

@@ -16,8 +16,8 @@ with the fewest tokens per chunk, the first of such.
 Windows and states are kept for the last multiple of a chunk before a prompt's last token, and are
 of no use behind it. Where that lies is what a replay by groups asks of the length: it is that of
 the chunks where the last of their keys, loaded or offered, ends before the last chunk, so that the
-prompt may end with it; else a token more. What full groups have offered beyond the next multiple is
-of an answer, and is left out.
+prompt may end with it; else a token more. Where vLLM offloads answers, what full groups have
+offered beyond the next multiple is taken for one, and is left out.
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ class RequestRecorder:
         self._suffix = group.group_id.to_bytes(_GROUP_BYTES, "big")
         self._others = {number.to_bytes(_GROUP_BYTES, "big") for number in others}
         self._align = 0 if groups is None else groups.align
+        self._has_answers = not config.extra_config.get("offload_prompt_only", True)
         self._one_group = len(config.groups) == 1
         self._chunk_tokens = group.tokens_per_block * config.cache.blocks_per_chunk
         parallel = config.parallel
@@ -208,7 +209,7 @@ class RequestRecorder:
             if state is not None and not state.recorded:
                 state.recorded = True
                 tokens = state.tokens
-                if self._others:
+                if self._others and self._has_answers:
                     tokens = min(tokens, state.tail + self._align)
                 keys = self.chain(req_context._offload_key_positions, tokens)
                 if keys:
