@@ -93,7 +93,38 @@ class Someones(LRUCachePolicy):
 )
 def test_bad_configuration_is_an_error_at_once(extra, text):
     with pytest.raises(ValueError, match=text):
-        create(**SPEC, **extra)
+        create(**SPEC, **extra).get_manager()
+
+
+def test_a_worker_imports_no_policy(monkeypatch):
+    """A spec is built in each worker, too, which never asks for a manager."""
+    extra = {"eviction_policy": "Someones", "cache_policy_module_path": "nonesuch"}
+    monkeypatch.setattr(CachePolicyFactory, "get_cache_policy_cls", None)
+    for name in ("KVOffloadSpec", "KVOffloadTieringSpec"):
+        create(**{**SPEC, "spec_name": name}, **extra)
+
+
+@pytest.mark.parametrize("more", [{}, {"cache_policy_module_path": "tests.vllm.test_spec"}])
+@pytest.mark.parametrize(
+    ("module", "name", "error"),
+    [
+        ("tests.vllm.nonesuch", "Someones", ImportError),
+        ("tests.vllm.test_spec", "Nonesuch", AttributeError),
+    ],
+)
+def test_what_a_registered_policy_s_module_raises_is_not_hidden(
+    monkeypatch, module, name, error, more
+):
+    monkeypatch.setattr(CachePolicyFactory, "_registry", dict(CachePolicyFactory._registry))
+    CachePolicyFactory.register_cache_policy("someones", module, name)
+    with pytest.raises(error, match=r"[Nn]onesuch"):
+        create(**SPEC, eviction_policy="someones", **more).get_manager()
+
+
+def test_an_unknown_policy_s_error_has_that_of_vllm_as_its_cause():
+    with pytest.raises(ValueError, match="eviction_policy must be one of") as caught:
+        create(**SPEC, eviction_policy="nonesuch").get_manager()
+    assert "nonesuch" in str(caught.value.__cause__)
 
 
 def test_a_policy_that_was_registered_with_vllm_gets_vllm_s_manager(monkeypatch):

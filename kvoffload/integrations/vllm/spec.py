@@ -85,35 +85,31 @@ def _policy_text(name: str, module_path: str | None) -> str | None:
     Raises
     ------
     ValueError
-        If neither the library nor vLLM knows it.
+        If neither the library nor vLLM knows it, or the module does not have it.
+    Exception
+        What the module of a policy that is registered with vLLM raises when it is imported.
     """
     try:
         registry.parse(name, "eviction_policy")
-    except ValueError:
-        if _is_vllms(name, None if module_path == _PACKAGE else module_path):
-            return None
-        raise
-    return name
-
-
-def _is_vllms(name: str, module_path: str | None) -> bool:
-    """Return whether vLLM knows a policy of that name, where a module is given from there.
-
-    Raises
-    ------
-    ValueError
-        If it does not know it, and a module is given.
-    """
+        return name
+    except ValueError as error:
+        unknown = error
+    if module_path == _PACKAGE:
+        module_path = None
+    try:
+        CachePolicyFactory.get_cache_policy_cls(name)
+        return None
+    except ValueError as cause:  # it is not registered
+        if module_path is None:
+            raise unknown from cause
     try:
         CachePolicyFactory.get_cache_policy_cls(name, module_path)
     except (ImportError, AttributeError, AssertionError, TypeError, ValueError) as cause:
-        if module_path is None:
-            return False
         raise ValueError(
             f"cache_policy_module_path must name a module with the policy {describe(name)}, got "
             f"{describe(module_path)}"
         ) from cause
-    return True
+    return None
 
 
 class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
@@ -132,14 +128,7 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
                 "cpu_bytes_to_use must be the bytes of one chunk of all workers at least, "
                 f"{self.kv_bytes_per_chunk}, got {describe(self.extra_config['cpu_bytes_to_use'])}"
             )
-        self._policy_text = _policy_text(self.eviction_policy, self.cache_policy_module_path)
-        if self._policy_text is None:
-            logger.warning(
-                "kvoffload: eviction_policy %r (cache_policy_module_path %r) is not a policy of "
-                "kvoffload; vLLM's own manager drives it",
-                self.eviction_policy,
-                self.cache_policy_module_path,
-            )
+        self._policy_text: str | None = None  # set with the manager
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
@@ -150,8 +139,24 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
         }
 
     def get_manager(self) -> OffloadingManager:
-        """Return the manager, built at the first call; if so configured, recorded and watched."""
+        """Return the manager, built at the first call; if so configured, recorded and watched.
+
+        vLLM asks for it when it starts, in the scheduler's process alone: workers import no policy.
+
+        Raises
+        ------
+        ValueError
+            For an unknown policy, or a module that does not have it.
+        """
         if self._manager is None:
+            self._policy_text = _policy_text(self.eviction_policy, self.cache_policy_module_path)
+            if self._policy_text is None:
+                logger.warning(
+                    "kvoffload: eviction_policy %r (cache_policy_module_path %r) is not a policy "
+                    "of kvoffload; vLLM's own manager drives it",
+                    self.eviction_policy,
+                    self.cache_policy_module_path,
+                )
             recorder = None
             if self._recording is not None:
                 recorder = RequestRecorder(self._recording, self.config)
@@ -191,8 +196,9 @@ class KVOffloadSpec(OwnPolicy):
     Raises
     ------
     TypeError, ValueError
-        For an unknown policy, for ``secondary_tiers``, which only `KVOffloadTieringSpec` has, and
-        for keys that begin with ``kvoffload_`` and are unknown or have a wrong value.
+        For ``secondary_tiers``, which only `KVOffloadTieringSpec` has, and for keys that begin with
+        ``kvoffload_`` and are unknown or have a wrong value. An unknown policy is an error of
+        `get_manager`.
     """
 
     def __init__(self, config: OffloadingConfig) -> None:

@@ -176,8 +176,8 @@ class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[mi
     Raises
     ------
     TypeError, ValueError
-        For an unknown policy, and for keys that begin with ``kvoffload_`` and are unknown or have a
-        wrong value.
+        For keys that begin with ``kvoffload_`` and are unknown or have a wrong value. An unknown
+        policy is an error of `get_manager`.
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
