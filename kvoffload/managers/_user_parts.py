@@ -15,6 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from typing import Any, Generic
 
 from kvoffload.backends._cpu_py import keep_slot
@@ -48,10 +49,10 @@ class UserPolicy:
     def __init__(self, policy: CachePolicy) -> None:
         self.policy = policy
         # Of the other twin, or derived: it hears what the contract of a policy does not tell.
-        self._is_builtin = any(
-            registry.is_builtin(base, "c") or registry.is_builtin(base, "py")
-            for base in type(policy).__mro__
-        )
+        own = list(takewhile(lambda base: not _is_builtin(base), type(policy).__mro__))
+        self._is_builtin = len(own) < len(type(policy).__mro__)
+        # A `touch` of its own stands for all: the contract of a policy tells no more.
+        self._is_told = self._is_builtin and not any("touch" in vars(base) for base in own)
         self._resident: dict[BlockHash, BlockStatus] = {}
 
     @property
@@ -65,8 +66,11 @@ class UserPolicy:
             self.policy.touch(list(batch))
 
     def _touch_told(self, batch: list[BlockHash], again: bool) -> None:
-        del again  # the contract of a policy does not tell it
-        self._touch(batch)
+        if not self._is_told:
+            self._touch(batch)
+            return
+        with self._restoring():
+            self.policy._touch_told(list(batch), again)  # type: ignore[attr-defined]
 
     def _loads(self, batch: list[BlockHash]) -> None:
         if self._is_builtin:
@@ -203,6 +207,11 @@ class UserPolicy:
             live = self.policy.get(block_hash)
             if live is None or (live.ref_cnt, live.block_id) != (status.ref_cnt, status.block_id):
                 raise AssertionError(f"the policy holds block {describe_hash(block_hash)}")
+
+
+def _is_builtin(kind: type) -> bool:
+    """Return whether a class is one of the library's policies, of either twin."""
+    return registry.is_builtin(kind, "c") or registry.is_builtin(kind, "py")
 
 
 def _unpack(name: str, room: Any) -> tuple[int, list[tuple[Any, Any]]]:

@@ -362,6 +362,15 @@ cdef class CompiledPolicy:
 
     # -- for a Python manager -----------------------------------------------------------------
 
+    def _touch_told(self, list batch, bint again):
+        """Mark blocks as recently used, `again` by a request that was touched before, or not."""
+        batch_open(&self.batch, batch)
+        find_all(self.table, &self.batch)
+        if again:
+            self.c_touch_again(&self.batch)
+        else:
+            self.c_touch_first(&self.batch)
+
     def _loads(self, list batch):
         """Note that blocks are about to be loaded."""
         batch_open(&self.batch, batch)

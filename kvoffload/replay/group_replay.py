@@ -231,13 +231,11 @@ class _Request:
 
 
 def _entry_of(policy: CachePolicy) -> registry.Entry | None:
-    """Return the entry of a built-in policy, None for a user's own."""
-    for name in registry.names():
-        entry = registry.entry(name)
-        if entry.class_name == type(policy).__name__ and (
-            registry.is_builtin(type(policy), "c") or registry.is_builtin(type(policy), "py")
-        ):
-            return entry
+    """Return the entry of a built-in policy or of the one that it derives from, else None."""
+    for kind in type(policy).__mro__:
+        if registry.is_builtin(kind, "c") or registry.is_builtin(kind, "py"):
+            entries = map(registry.entry, registry.names())
+            return next(one for one in entries if one.class_name == kind.__name__)
     return None
 
 

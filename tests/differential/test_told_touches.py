@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -41,3 +44,47 @@ def test_a_told_first_touch_counts_each_time(twins: Twins, name: str) -> None:
     assert pair.do("lookup", [b"used"])[1] == 1
     assert pair.do("lookup", [b"other"])[1] == 0
     pair.agree()
+
+
+class _Same:
+    """A mixin that changes nothing."""
+
+
+class _Deaf:
+    """A mixin with a `touch` of its own."""
+
+    touched = 0
+
+    def touch(self, hashes: Iterable[bytes]) -> None:
+        self.touched += 1
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_subclass_of_a_policy_is_told_as_much(twins: Twins, seed: int, name: str) -> None:
+    def build(twin: ModuleType) -> Any:
+        same = type("Same", (_Same, twin.policy_class(name)), {})
+        return twin.CPUOffloadingManager(16, 20, same)
+
+    plain = Pair(twins, lambda twin: twin.CPUOffloadingManager(16, 20, name))
+    derived = Pair(twins, build)
+    chance = random.Random(seed)
+    for keys in GENERATED["scans"](seed, 100):
+        used = [key for key in keys if chance.random() < 0.7]
+        again = chance.random() < 0.7
+        for pair in (plain, derived):
+            pair.do("_touch_told", keys, False)
+        assert plain.do("prepare_store", keys) == derived.do("prepare_store", keys)
+        for pair in (plain, derived):
+            pair.do("_touch_told", used, again)
+            pair.do("complete_store", keys)
+    plain.agree()
+    derived.agree()
+
+
+def test_a_touch_of_a_subclass_hears_what_is_told(twins: Twins) -> None:
+    for twin in twins:
+        policy = type("Deaf", (_Deaf, twin.policy_class("lfu")), {})(2)
+        manager = twin.CPUOffloadingManager(16, 2, policy)
+        for again in (False, True):
+            manager._touch_told([b"key"], again)
+        assert policy.touched == 2

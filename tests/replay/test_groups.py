@@ -305,6 +305,20 @@ def test_every_policy_replays_groups(policy: str) -> None:
     assert stats["stored_blocks"] == stored
 
 
+@pytest.mark.parametrize("policy", registry.names())
+def test_a_subclass_of_a_policy_is_served_as_the_policy(policy: str) -> None:
+    chunks = bound(FULL, WINDOW, retention=512)
+    plain = CPUOffloadingManager(16, 400, policy)
+    same = type("Same", (type(plain.policy),), {})(400)
+    servers = [GroupServer(chunks, plain), GroupServer(chunks, CPUOffloadingManager(16, 400, same))]
+    for request in system_prompt(40):
+        hashes = [b"%d" % block for block in request.hash_ids]
+        first, second = (server.serve(hashes, 4480) for server in servers)
+        assert first == second
+        servers[0].complete(first)
+        servers[1].complete(second)
+
+
 def test_the_head_of_a_request_is_the_most_recent() -> None:
     chunks = bound(FULL, WINDOW)
     manager = CPUOffloadingManager(16, 8, "lru")
