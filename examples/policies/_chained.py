@@ -10,10 +10,15 @@ A block waits for those behind it
 One request, one access
     A request touches its blocks twice, before its lookup and after its store. A touch with the same
     length, first and last hash as the one before is the second touch of a request, and no access;
-    nor is the touch of a block whose store is pending.
+    nor is the touch of a block whose store is pending. Where another request touches its blocks in
+    between, both touches count.
 All or nothing
     Blocks that may leave are counted first. Then they are chosen one by one, so that a rule may
     change its own state while it chooses.
+Cost
+    Each rule's file names what it costs where most blocks may leave. The count at the start of an
+    eviction, and a queue, pass over each block in use: an eviction of a few blocks takes
+    O(resident log resident) where hardly one may leave.
 """
 
 from __future__ import annotations
@@ -239,3 +244,44 @@ class Queue:
         for entry in self._aside:
             heappush(self._heap, entry)
         self._aside.clear()
+
+
+class Ghosts:
+    """Blocks that left and what is remembered of them; the first that left is forgotten first.
+
+    Parameters
+    ----------
+    most : int
+        Number of blocks to remember.
+
+    Notes
+    -----
+    The papers ask whether a block is remembered before they make room for it. Here the room for a
+    whole store is made first. So a block that left makes another one forgotten only when a block
+    comes: until then there may be more than `most`, by those that left since.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._remembered: dict[bytes, Any] = {}  # the one that left first at the start
+        self._num_ahead = 0  # that left, and none came for them yet
+
+    def __len__(self) -> int:
+        return len(self._remembered)
+
+    def add(self, block_hash: bytes, remembered: Any) -> None:
+        """Remember a block that leaves for one that comes."""
+        self._remembered[block_hash] = remembered
+        self._num_ahead += 1
+
+    def arrive(self, block_hash: bytes) -> Any:
+        """Forget a block that comes, and whatever is too much; return what was remembered or None.
+
+        Complexity: O(1), amortised.
+        """
+        remembered = self._remembered.get(block_hash)
+        self._num_ahead = max(0, self._num_ahead - 1)
+        while len(self._remembered) > self._most + self._num_ahead:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered.pop(block_hash, None)
+        return remembered

@@ -11,7 +11,8 @@ Differs from the paper
     that wait or are in use, and leaves their marks. The paper has one or several bits of marks;
     this is the one with one.
 Cost
-    insert, remove, get O(1), touch O(n), evict O((n + marks cleared) log resident).
+    get, insert O(1), remove O(log resident), touch O(n), evict O((n + marks cleared) log resident),
+    amortised.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Structure
 Differs from the paper
     A block waits for those behind it in its chain (see ``_chained``), however long ago it came.
 Cost
-    insert, remove, get O(1), touch O(n), evict O(n log resident).
+    get, insert O(1), remove O(log resident), touch O(n), evict O(n log resident), amortised.
 """
 
 from __future__ import annotations

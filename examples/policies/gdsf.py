@@ -10,7 +10,7 @@ Differs from the paper
     and cost the same here, C = S = 1, so that H = L + F. What then remains is LFU with dynamic
     aging, as the built-in ``lfu``, but its counts have no upper bound.
 Cost
-    insert, remove, get O(1), touch O(n log resident), evict O(n log resident).
+    get O(1), insert, remove O(log resident), touch, evict O(n log resident), amortised.
 """
 
 from __future__ import annotations

@@ -11,12 +11,13 @@ Differs from the paper
     reference period* is the request here: its second touch is no access. Its *retained information
     period* is a number of blocks, so that memory is bounded.
 Cost
-    insert, remove, get O(k), touch O(n (k + log resident)), evict O(n log resident).
+    get O(1), insert O(k + log resident), remove O(log resident), touch O(n (k + log resident)),
+    evict O(n log resident), amortised.
 """
 
 from __future__ import annotations
 
-from ._chained import ChainedPolicy, MayLeave
+from ._chained import ChainedPolicy, Ghosts, MayLeave
 
 
 class LRUK(ChainedPolicy):
@@ -50,7 +51,7 @@ class LRUK(ChainedPolicy):
     def _reset(self) -> None:
         self._queue = self._new_queue()
         self._accesses: dict[bytes, tuple[int, ...]] = {}  # of resident blocks, the last one last
-        self._past: dict[bytes, tuple[int, ...]] = {}  # of blocks that left, oldest first
+        self._past = Ghosts(int(self.history * self.cache_capacity))
 
     @property
     def num_ghosts(self) -> int:
@@ -58,7 +59,7 @@ class LRUK(ChainedPolicy):
         return len(self._past)
 
     def _added(self, block_hash: bytes) -> None:
-        self._accesses[block_hash] = self._past.pop(block_hash, ())
+        self._accesses[block_hash] = self._past.arrive(block_hash) or ()
         self._touched(block_hash, is_access=True)
 
     def _touched(self, block_hash: bytes, *, is_access: bool) -> None:
@@ -72,9 +73,7 @@ class LRUK(ChainedPolicy):
         self._queue.drop(block_hash)
         accesses = self._accesses.pop(block_hash)
         if evicted:
-            self._past[block_hash] = accesses
-            if len(self._past) > int(self.history * self.cache_capacity):
-                del self._past[next(iter(self._past))]
+            self._past.add(block_hash, accesses)
 
     def _choose(self, may_leave: MayLeave, arrivals: int) -> bytes | None:  # noqa: ARG002
         return self._queue.first(may_leave)

@@ -10,7 +10,7 @@ Differs from the paper
 Random numbers
     Those of Python's Mersenne Twister from `seed`, so that equal calls choose equal victims.
 Cost
-    insert, remove, get O(1), touch O(n), evict O(n), expected; O(resident) per victim where hardly
+    get, insert, remove O(1), touch O(n), evict O(n), expected; O(resident) per victim where hardly
     a block may leave.
 """
 

@@ -12,12 +12,12 @@ Differs from the paper
     if its blocks came one by one, into A1in. A queue that has no victim lets the other give. The
     defaults are the paper's: a quarter of the capacity for A1in, hashes for half of it in A1out.
 Cost
-    insert, remove, get O(1), touch O(n log resident), evict O(n log resident).
+    get, insert O(1), remove O(log resident), touch, evict O(n log resident), amortised.
 """
 
 from __future__ import annotations
 
-from ._chained import ChainedPolicy, MayLeave
+from ._chained import ChainedPolicy, Ghosts, MayLeave
 
 
 class TwoQ(ChainedPolicy):
@@ -48,7 +48,7 @@ class TwoQ(ChainedPolicy):
     def _reset(self) -> None:
         self._a1in = self._new_queue()
         self._am = self._new_queue()
-        self._a1out: dict[bytes, None] = {}  # oldest first
+        self._a1out = Ghosts(int(self.kout * self.cache_capacity))
 
     @property
     def num_ghosts(self) -> int:
@@ -56,10 +56,7 @@ class TwoQ(ChainedPolicy):
         return len(self._a1out)
 
     def _added(self, block_hash: bytes) -> None:
-        queue = self._a1in
-        if block_hash in self._a1out:
-            del self._a1out[block_hash]
-            queue = self._am
+        queue = self._am if self._a1out.arrive(block_hash) else self._a1in
         queue.put(block_hash, self._now())
 
     def _touched(self, block_hash: bytes, *, is_access: bool) -> None:
@@ -72,9 +69,7 @@ class TwoQ(ChainedPolicy):
             return
         self._a1in.drop(block_hash)
         if evicted:
-            self._a1out[block_hash] = None
-            if len(self._a1out) > int(self.kout * self.cache_capacity):
-                del self._a1out[next(iter(self._a1out))]
+            self._a1out.add(block_hash, remembered=True)
 
     def _choose(self, may_leave: MayLeave, arrivals: int) -> bytes | None:
         if len(self._a1in) + arrivals > int(self.kin * self.cache_capacity):

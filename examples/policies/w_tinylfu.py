@@ -12,7 +12,7 @@ How it works
 Sketch
     Count-min with conservative update: four rows of counters to 15, one in each row for a block;
     only the least of the four are increased, and the least is the estimate. After ten accesses per
-    block of the capacity all counters are halved. At most 2**20 counters a row, 4 MiB in all. The
+    block of the capacity all counters are halved. At most 2**20 counters per row, 4 MiB in all. The
     places come from BLAKE2b under a key that is drawn when the policy is made, so that nobody can
     choose prompts whose counts collide; `seed` fixes it, for experiments that can be repeated.
 Differs from the paper
@@ -21,7 +21,7 @@ Differs from the paper
     made room for as if its blocks came one by one; one that is larger than the window makes it
     larger for a time, since blocks in use do not leave.
 Cost
-    insert, remove, get O(1), touch O(n log resident), evict O(n log resident).
+    get O(1), insert, remove O(log resident), touch, evict O(n log resident), amortised.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ if not (ROOT / "examples").is_dir():
     pytest.skip("the examples are not beside the tests", allow_module_level=True)
 
 from examples.policies import CLOCK, FIFO, GDSF, LRUK, Random, TwoQ, WTinyLFU  # noqa: E402
+from examples.policies._chained import Ghosts  # noqa: E402
 from examples.policies.w_tinylfu import Sketch  # noqa: E402
 
 MAKE = {
@@ -127,6 +128,28 @@ def test_two_q_keeps_what_returns_after_it_left() -> None:
     assert policy.num_ghosts == 1
     assert cache.ask("fghijkl") == "cdefghi"  # a stays, and one new block after the other leaves
     assert policy.num_ghosts == 2
+
+
+def test_two_q_makes_room_after_it_knows_what_returns() -> None:
+    """The room for a makes it the third ghost, of which two are remembered."""
+    cache = Cache(TwoQ(4))
+    assert cache.ask("abcdef") == "ab"
+    assert cache.ask("a") == "c"
+    assert cache.ask("ghijkl") == "defghi"
+
+
+def test_ghosts_that_return_together_are_all_known() -> None:
+    ghosts = Ghosts(2)
+    for left, comes in ((b"a", b"x"), (b"b", b"y")):
+        ghosts.add(left, left)
+        assert ghosts.arrive(comes) is None
+    ghosts.add(b"x", b"x")
+    ghosts.add(b"y", b"y")
+    assert [ghosts.arrive(comes) for comes in (b"a", b"b")] == [b"a", b"b"]
+    assert len(ghosts) == 2
+    assert ghosts.arrive(b"a") is None
+    assert ghosts.arrive(b"x") == b"x"
+    assert len(ghosts) == 1
 
 
 def test_lru_2_prefers_two_old_uses_to_one_new() -> None:
@@ -243,6 +266,7 @@ class TextbookTwoQ(Textbook):
             return True
         if block in self.a1in:
             return True
+        returns = block in self.a1out  # before room is made, which may forget it
         if len(self.a1in) + len(self.am) == self.capacity:
             if len(self.a1in) > self.capacity // 4 or not self.am:
                 self.a1out.append(self.a1in.popleft())
@@ -252,6 +276,7 @@ class TextbookTwoQ(Textbook):
                 self.am.popitem(last=False)
         if block in self.a1out:
             self.a1out.remove(block)
+        if returns:
             self.am[block] = None
         else:
             self.a1in.append(block)
@@ -268,6 +293,7 @@ class TextbookLRU2(Textbook):
         self.time += 1
         hit = block in self.blocks
         if not hit:
+            past = self.history.get(block)  # before room is made, which may forget it
             if len(self.blocks) == self.capacity:
                 victim = min(
                     self.blocks, key=lambda b: (([0] + self.history[b])[-2], self.time_of(b))
@@ -278,6 +304,8 @@ class TextbookLRU2(Textbook):
                     del self.history[self.left.popleft()]
             if block in self.left:
                 self.left.remove(block)
+            if past is not None:
+                self.history[block] = past
             self.blocks.add(block)
         self.history.setdefault(block, []).append(self.time)
         return hit
