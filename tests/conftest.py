@@ -57,6 +57,9 @@ def register_profiles(factor: float) -> None:
 
 
 register_profiles(read_budget())
+for variable in ("no_proxy", "NO_PROXY"):  # the servers of the tests are on this machine
+    os.environ[variable] = "127.0.0.1,localhost"
+os.environ.pop("FORCE_COLOR", None)  # what is printed is compared without colours
 
 
 @pytest.hookimpl(tryfirst=True)

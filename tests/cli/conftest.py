@@ -40,7 +40,7 @@ class Done:
 
 def run_process(*arguments: object, stdin: bytes = b"", **environment: str) -> Done:
     """Run the command as a process, with no terminal anywhere."""
-    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")}
+    env = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)],
         input=stdin,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import signal
@@ -23,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families  # noqa: E40
 from kvoffload._metrics import WATCH_METRICS  # noqa: E402
 from kvoffload.traces import Workload, write_trace  # noqa: E402
 
-from .conftest import COMMAND, run_shell  # noqa: E402
+from .conftest import BARE, COMMAND, run_shell  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ends a process by SIGINT")
 
@@ -41,7 +40,7 @@ def running(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str, st
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": ""},
+        env=BARE,
         preexec_fn=heed_control_c,  # noqa: PLW1509 (no thread yet)
     ) as process:
         try:
@@ -83,7 +82,7 @@ def test_it_serves_what_an_engine_would_until_control_c(tmp_path):
             if metric.name != "shadow_withheld":  # none while all points are known
                 assert any(name.startswith(f"vllm:kvoffload_{metric.name}") for name in found)
         assert found[f"vllm:kvoffload_capacity_blocks{LABELS}"] == 2000
-        done = run_shell(f"kvoffload top {target} --once", environment=os.environ | {"COLUMNS": "80"})
+        done = run_shell(f"kvoffload top {target} --once", environment=BARE | {"COLUMNS": "80"})
         assert done.code == 0
         assert "policy lru, 2,000 blocks of memory" in done.out
         process.send_signal(signal.SIGINT)
@@ -101,7 +100,7 @@ def test_prometheus_takes_the_configuration_and_the_rules_that_it_prints(tmp_pat
         "".join(line.removeprefix("  ") for line in configuration.splitlines(keepends=True))
     )
     (rules,) = re.findall(r"^  (kvoffload dashboard rules .*)$", text, re.MULTILINE)
-    assert run_shell(f"cd $FOLDER && {rules}", FOLDER=tmp_path).code == 0
+    assert run_shell(f'cd "$FOLDER" && {rules}', FOLDER=tmp_path).code == 0
     assert "rate(ray_vllm_kvoffload_missed_blocks_total[15m])" in (
         (tmp_path / "rules.yml").read_text()
     )
