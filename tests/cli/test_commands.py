@@ -139,6 +139,7 @@ def test_control_c_ends_it_quietly(tmp_path):
             pipe.write(b"\n")
             pipe.flush()
             while any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
+                assert process.poll() is None
                 time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         try:

@@ -79,10 +79,10 @@ def heed_signals():
 
 
 @contextlib.contextmanager
-def working(command, trace, tmp_path):
+def working(command, trace, tmp_path, *options):
     """Run a command in a process group of its own, until its processes have been started."""
     with subprocess.Popen(
-        [*COMMAND, *COMMANDS[command], trace],
+        [*COMMAND, *COMMANDS[command], *options, trace],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"TMPDIR": os.fspath(tmp_path)},
@@ -125,21 +125,14 @@ def test_control_c_ends_all_processes_quietly(command, whole_group, delay, trace
 def test_a_sweep_that_is_interrupted_says_what_is_kept(trace, tmp_path):
     """All of it but what was still being computed."""
     results = tmp_path / "results.jsonl"
-    command = ["sweep", trace, "--jobs", "2", "--results", results]
-    with subprocess.Popen(
-        [*COMMAND, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_signals,  # noqa: PLW1509 (no thread yet)
-    ) as process:
+    with working("sweep", trace, tmp_path, "--results", results) as process:
         wait_for(lambda: results.exists() and results.read_bytes().count(b"\n") >= 3)
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
+    assert (process.returncode, out) == (130, b"")
     kept = results.read_bytes().count(b"\n")
     cells = 7 * (len(registry.names()) + 2)
-    assert error == (
+    assert error.decode() == (
         f"note: --results has {kept} of {cells} results; the same command continues there\n"
     )
 
