@@ -113,11 +113,14 @@ def test_each_configuration_beside_the_tests_has_its_figures():
     assert {name for name, _, _ in FAMILY} == {path.stem for path in FAMILIES.glob("*.json")}
 
 
-@pytest.mark.parametrize("name", model_names())
+OF_FULL_ATTENTION = [
+    name for name in model_names() if {one.kind for one in model_shape(name).kinds} == {FULL}
+]
+
+
+@pytest.mark.parametrize("name", OF_FULL_ATTENTION)
 def test_a_block_of_one_full_group_takes_the_bytes_of_its_tokens(name):
     shape = model_shape(name)
-    if any(one.kind != FULL for one in shape.kinds):
-        return
     for workers in (1, 2, 4, 8):
         layout = shape.layout(tensor_parallel=workers)
         (group,) = layout.groups

@@ -76,7 +76,10 @@ def vllm_results(config: object) -> dict[str, Any]:
 
 def compare(shape, results):
     """Compare the groups and chunks of a shape with vLLM's, for each type and number of workers."""
+    assert results
     for key, (groups, chunks) in results.items():
+        assert groups
+        assert chunks
         dtype, workers = key.split()
         layout = shape.layout(dtype, int(workers))
         ours = [[one.kind, one.layers, one.window, one.block_tokens] for one in layout.groups]
