@@ -129,8 +129,8 @@ def demo(
     """Serve the metrics of a manager at work, without an engine.
 
     top, Prometheus and the dashboard can be tried on it: a watched manager answers the requests of
-    a trace, so many a second, until Ctrl-C. Without TRACE, the requests are generated and do not
-    end.
+    a trace, at the rate of --rate, until Ctrl-C. Without TRACE, the requests are generated and do
+    not end.
 
     Metrics have the names and labels that vLLM gives to those of a watch. Nothing is copied, and
     stores end at once: so no block is pending and no transfer overdue. The watch samples more than
