@@ -18,10 +18,10 @@
 #define MAP_NORESERVE 0
 #endif
 
-/* Huge pages win on tables far beyond the caches, and cost resident memory on small ones. Where
- * address space is reserved for more than a host can hold it is filled thinly: each page touched
- * would be cleared whole for a few bytes. */
-#define KVO_HUGE_PAGE_FROM ((size_t)64 << 20)
+/* Huge pages save the walks of page tables where nodes are met out of order; they cost up to one
+ * page, half full, per table, so small tables do without. Where address space is reserved for more
+ * than a host can hold it is filled thinly: each page touched would be cleared whole. */
+#define KVO_HUGE_PAGE_FROM ((size_t)4 << 20)
 #define KVO_HUGE_PAGE_TO ((size_t)4 << 30)
 
 static inline void *kvo_map(size_t bytes) {
