@@ -207,4 +207,5 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     try:
         return opener(place, namespace, **options)
     except ValueError as error:
-        raise ValueError(f"url: {error}") from error
+        text = str(error)
+        raise ValueError(text if text.startswith("url ") else f"url: {text}") from error

@@ -375,6 +375,11 @@ class Server:
         """Return the metrics when a watch that exports every half second has sent all.
 
         Only steps bring what is new, and several bring all of it.
+
+        Raises
+        ------
+        TimeoutError
+            If they still change after `EXPORT_SECONDS`.
         """
         deadline = time.monotonic() + EXPORT_SECONDS
         before = None
@@ -390,8 +395,10 @@ class Server:
                 and not key[0].endswith("_created")
                 and "oldest_open" not in key[0]
             }
-            if seen == before or time.monotonic() > deadline:
+            if seen == before:
                 return metrics
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a watch's metrics still change after {EXPORT_SECONDS} s")
             before = seen
 
     def cpu_seconds(self) -> float:

@@ -31,10 +31,14 @@ WRONG = {
     "revision": TEXT,
     "salt": TEXT,
 }
+#: Where null is no wrong value, but as without the option.
+NULL = {"weights_id", "revision", "salt"}
 
 
 def test_every_option_that_is_documented_or_read_has_wrong_values_here():
-    (table,) = re.findall(r"(?m)^\| option \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", GUIDE.read_text())
+    (table,) = re.findall(
+        r"(?m)^\| option \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", GUIDE.read_text("utf-8")
+    )
     named = {
         name for row in table.splitlines() for name in re.findall("`([^`]+)`", row.split(" | ")[0])
     }
@@ -59,6 +63,14 @@ def start(extra):
     if PREFIX in extra:  # which SGLang takes out before it makes a storage
         HybridCacheController.parse_storage_backend_extra_config(json.dumps(extra))
     storage("memory:?capacity=1MiB", host_pool(device_pool()), extra=extra)
+
+
+def test_null_is_a_wrong_value_but_where_it_is_as_without_the_option():
+    assert {option for option, values in WRONG.items() if None not in values} == NULL
+    pool = host_pool(device_pool())
+    plain = storage("memory:?capacity=1MiB", pool)
+    with_nulls = storage("memory:?capacity=1MiB", pool, extra=dict.fromkeys(NULL))
+    assert with_nulls.namespace == plain.namespace
 
 
 @pytest.mark.parametrize("value", [0, 1, False, True])

@@ -81,11 +81,11 @@ class TestVerdicts:
         ("dir:/nonexistent?capacity=1MB&policy=lru", "option 'policy' must be one of"),
         ("dir:/nonexistent?capacity=1MB&sweep=0", "sweep_s must be a number > 0"),
         ("dir:/nonexistent?capacity=4095", "capacity_bytes must be >= 4096, got 4095"),
-        ("redis:host", "url must read redis://host"),
+        ("redis:host", "^url must read redis://host"),
         ("redis://host?capacity=1MB", "option 'capacity' must be one of"),
         ("redis://host?ack=never", "ack must be 'copied' or 'stored'"),
         ("redis://host?threads=0", "threads must be >= 1"),
-        ("s3:bucket", "name a bucket"),
+        ("s3:bucket", "^url must begin with .* name a bucket"),
         ("s3://bucket/kv?threads=x", "option threads must be a whole number"),
     ],
 )

@@ -224,10 +224,10 @@ def test_no_other_file_of_the_folder_imports_vllm() -> None:
         path.name
         for path in files
         if path.name != "_upstream.py"
-        and (statement.search(path.read_text()) or text.search(path.read_text()))
+        and (statement.search(path.read_text("utf-8")) or text.search(path.read_text("utf-8")))
     ]
     assert importing == []
-    assert "importlib.import_module(module_name)" in (FOLDER / "_upstream.py").read_text()
+    assert "importlib.import_module(module_name)" in (FOLDER / "_upstream.py").read_text("utf-8")
 
 
 def test_only_declared_names_can_be_had() -> None:

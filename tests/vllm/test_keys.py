@@ -14,9 +14,16 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
+from vllm.v1.kv_offload.base import Locality
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-from kvoffload.integrations.vllm import KVOffloadFileTier, KVOffloadTier, spec, watching
+from kvoffload.integrations.vllm import (
+    KVOffloadFileTier,
+    KVOffloadManager,
+    KVOffloadTier,
+    spec,
+    watching,
+)
 from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier
 from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
 from tests.vllm.test_tiers import OURS
@@ -63,15 +70,21 @@ TIER_KEYS = {
     "revision": TEXT,
     "salt": TEXT,
     "enable_kv_events": (*FLAG, 0, 1),
-    "locality": ("LOKAL", "local", "", *TEXT),
+    "locality": ("LOKAL", "local", "", Locality.LOCAL, *TEXT),
     "threads": ("8", "", True, [1], 1.5, 0, -1, 10_000),
     "staged": (*FLAG, 0, 1),
     "staging_bytes": BYTES,
     "ack": ("written", "", *TEXT),
     "max_queued_bytes": BYTES,
     "name": TEXT,
-    "backpressure": ("yes", True, 5, ["a"], {}),
+    "backpressure": ("yes", True, 5, ["a"], {}, None),
     "url": ("", "nonesuch:x", "slab:", "slab:x?capacity=1MB&staged=perhaps", None, *TEXT),
+}
+#: Where null is no wrong value: what it stands for is in the guides.
+NULL = {"cache_policy_module_path", "kvoffload_record"}
+TIER_NULL = {
+    *("weights_id", "revision", "salt", "locality", "threads", "staging_bytes", "ack"),
+    *("max_queued_bytes", "name"),
 }
 
 
@@ -80,7 +93,7 @@ def documented(pattern: str) -> set[str]:
     found = set()
     for page in sorted(GUIDES.glob(pattern)):
         for table in re.findall(
-            r"(?m)^\| (?:key|option)\b.*\n\|[-|]+\|\n((?:\|.*\n)+)", page.read_text()
+            r"(?m)^\| (?:key|option)\b.*\n\|[-|]+\|\n((?:\|.*\n)+)", page.read_text("utf-8")
         ):
             for row in table.splitlines():
                 found.update(re.findall(r"`([^`]+)`", row.split(" | ")[0]))
@@ -106,6 +119,45 @@ def test_every_key_that_is_documented_or_read_has_wrong_values_here():
     assert own | {"backpressure"} == TIER_KEYS.keys()
 
 
+@pytest.mark.parametrize(
+    ("keys", "meant"), [(KEYS, NULL), (WATCH_KEYS, set()), (TIER_KEYS, TIER_NULL)]
+)
+def test_null_is_a_wrong_value_but_where_it_is_meant(keys, meant):
+    assert {key for key, values in keys.items() if None not in values} == meant
+
+
+@pytest.mark.parametrize("key", sorted(NULL))
+def test_null_is_as_without_the_key(key):
+    manager = OffloadingSpecFactory.create_spec(
+        configuration(4, **SPEC, **{key: None})
+    ).get_manager()
+    assert type(manager) is KVOffloadManager
+    assert "prepare_store" not in vars(manager)  # not recorded
+
+
+def test_null_is_as_without_the_option_of_a_tier(tmp_path):
+    """But for `locality`: where it is null, vLLM's filters and events know none."""
+
+    def start(folder, **options):
+        entry = {
+            "type": "KVOffloadFileTier",
+            "module_path": PACKAGE,
+            "path": str(tmp_path / folder),
+        }
+        entry |= {"capacity_bytes": 8 * CHUNK_BYTES, **options}
+        extra = {**OURS, "secondary_tiers": [entry]}
+        manager = OffloadingSpecFactory.create_spec(configuration(4, **extra)).get_manager()
+        (made,) = manager.secondary_tiers
+        found = made.namespace, made.tier.name, made.tier.stats(), made.locality
+        manager.shutdown()
+        return found
+
+    *plain, locality = start("plain")
+    *with_nulls, unknown = start("null", **dict.fromkeys(TIER_NULL))
+    assert with_nulls == plain
+    assert (locality, unknown) == (Locality.LOCAL, None)
+
+
 def cases(keys):
     return [
         pytest.param(key, value, id=f"{key}={value!r}")
@@ -120,10 +172,10 @@ def assert_named(key, extra):
 
 
 @pytest.mark.parametrize(("key", "value"), cases(KEYS))
-def test_a_wrong_value_is_named_by_its_key(key, value):
+def test_a_wrong_value_is_named_by_its_key(key, value, tmp_path):
     needed = {
         "cache_policy_module_path": {"eviction_policy": "Nonesuch"},
-        "kvoffload_record_max_bytes": {"kvoffload_record": "requests.jsonl.gz"},
+        "kvoffload_record_max_bytes": {"kvoffload_record": str(tmp_path / "requests.jsonl.gz")},
     }
     assert_named(key, {**SPEC, **needed.get(key, {}), key: value})
 
@@ -148,13 +200,14 @@ def test_a_wrong_value_of_a_tier_is_named_by_its_key(key, value, tier, tmp_path)
     assert not list(tmp_path.rglob("blocks.dat"))
 
 
-@pytest.mark.parametrize("value", ["yes", 5, {}, ["a"], [5]])
+@pytest.mark.parametrize("value", ["yes", 5, {}, ["a"], [5], None])
 def test_secondary_tiers_that_are_no_list_of_objects_are_named(value):
     assert_named("secondary_tiers", {**OURS, "secondary_tiers": value})
 
 
-def test_secondary_tiers_behind_the_spec_that_has_none_are_named():
-    assert_named("secondary_tiers", {**SPEC, "secondary_tiers": [{"type": "fs"}]})
+@pytest.mark.parametrize("value", [[{"type": "fs"}], {}, "", None])
+def test_secondary_tiers_behind_the_spec_that_has_none_are_named(value):
+    assert_named("secondary_tiers", {**SPEC, "secondary_tiers": value})
 
 
 def test_numbers_that_vllm_takes_stay_right():

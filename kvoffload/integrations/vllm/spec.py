@@ -202,7 +202,7 @@ class KVOffloadSpec(OwnPolicy):
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
-        if config.extra_config.get("secondary_tiers"):
+        if config.extra_config.get("secondary_tiers", []) != []:
             raise ValueError(
                 "secondary_tiers must come with the spec_name 'KVOffloadTieringSpec', got "
                 f"{describe(type(self).__name__)}"
