@@ -82,9 +82,7 @@ def named(text: str, scope: str) -> Iterator[str]:
             full_name = name if name.startswith("kvoffload.") else f"{scope}.{name}"
             yield from documented(full_name, rest)
         else:
-            described = re.search(r"^ +[^ :.].*(?:\n +.*)*", rest, re.MULTILINE)
-            text = plain(inspect.cleandoc(described[0])) if described else ""
-            yield row(name.rpartition(".")[2], None, None, text)
+            yield row(name.rpartition(".")[2], None, None, described(rest))
 
 
 def documented(name: str, rest: str) -> Iterator[str]:
@@ -97,8 +95,14 @@ def documented(name: str, rest: str) -> Iterator[str]:
     elif inspect.ismodule(target):
         yield row(name, target, None, first_line(target))
     else:
-        text = first_line(target) if callable(target) else ""
+        text = described(rest) or (first_line(target) if callable(target) else "")
         yield row(name.rpartition(".")[2], target, name, text)
+
+
+def described(rest: str) -> str:
+    """Return the description that stands under a directive, on one line."""
+    found = re.search(r"^ +[^ :.].*(?:\n +.*)*", rest, re.MULTILINE)
+    return plain(inspect.cleandoc(found[0])) if found else ""
 
 
 def find(name: str) -> Any:

@@ -238,10 +238,13 @@ class Advice:
     reuse : float
         The hit ratio of an unbounded cache without an accelerator's cache in front.
     ceilings : list of float or None
-        In each memory, the hit ratio that no policy can exceed; None where it is not known, because
-        no group is full.
+        In each memory, the hit ratio that no policy can exceed at this retention interval; None
+        where it is not known, because no group is full.
     unbounded : float
         The hit ratio of an unbounded cache.
+    unbounded_is_ceiling : bool
+        Whether no policy can exceed `unbounded` at this retention interval, with any memory (see
+        `Demand.is_bounded`).
     objections : list of str
         Why the trace does not suffice for a recommendation; empty if it does.
     whole : int
@@ -258,6 +261,7 @@ class Advice:
     paying: list[tuple[str, ...]] | None
     ceilings: list[float | None]
     unbounded: float
+    unbounded_is_ceiling: bool
     reuse: float
     objections: list[str]
     whole: int
@@ -397,9 +401,13 @@ def advise(
         choices=choices,
         paying=paying,
         ceilings=[
-            grid.belady[capacity] / asked if capacity in grid.belady else None for capacity in used
+            min(grid.belady[capacity] / asked, unbounded if demand.is_bounded else 1.0)
+            if capacity in grid.belady
+            else None
+            for capacity in used
         ],
         unbounded=unbounded,
+        unbounded_is_ceiling=demand.is_bounded,
         reuse=reuse,
         objections=_objections(
             facts,
@@ -451,6 +459,22 @@ class Demand:
     def without_device(self) -> Demand:
         """Return that without the accelerator's own cache."""
         return Demand(self.groups, np.zeros_like(self.device_hits), self.whole, self.whole)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether no policy hits more than a cache without bounds.
+
+        What hits more computes less, and a window or state is stored only of what is computed. So
+        one that hits less may store what others hit later: the states where the steps of a longer
+        computation end, which count at an interval other than 0, and what the accelerator's cache
+        makes a resume point, a junction, inside the hit.
+        """
+        if self.groups is None or not self.groups.layout.is_sparse:
+            return True
+        if self.device_hits[:, 1].any():
+            return False
+        kinds = {group.kind for group in self.groups.layout.groups}
+        return "state" not in kinds or self.groups.retention == 0
 
     def unbounded(self, trace: DecodedTrace) -> int:
         """Return the hits of a cache without bounds."""

@@ -36,7 +36,7 @@ def vllm_arguments(
     """Return the value of vLLM's ``--kv-transfer-config``; None for a class of the user's.
 
     ``block_size``, the tokens per chunk, is given where it is a multiple of vLLM's blocks; with
-    groups, whose blocks may differ in size, ``blocks_per_chunk`` where the trace has vLLM's chunks.
+    groups, whose blocks may differ in size, ``blocks_per_chunk``, for which slots are counted.
     """
     if is_own(policy):
         return None
@@ -47,8 +47,7 @@ def vllm_arguments(
         "cpu_bytes_to_use": memory,
     }
     if groups is not None:
-        if groups.is_exact:
-            extra["blocks_per_chunk"] = groups.blocks_per_chunk
+        extra["blocks_per_chunk"] = groups.blocks_per_chunk
     elif block_tokens % VLLM_BLOCK_TOKENS == 0:
         extra["block_size"] = block_tokens
     return {

@@ -186,10 +186,11 @@ def _by_share(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list
 
 def _reuse(recorded: RecordedTrace, advice: Advice) -> Reuse:
     distances, share = stack_distances(recorded.trace)
-    groups = advice.setup.groups
-    # a use of a block is one of its chunk in each group that keeps every chunk
-    copies = 1 if groups is None else groups.num_full or 1
-    block_bytes = copies * advice.setup.block_bytes
+    groups, block_bytes = advice.setup.groups, float(advice.setup.block_bytes)
+    if groups is not None:
+        # a use of a block is one of its part of a chunk in each group that keeps every chunk
+        chunks = groups.full_chunk_tokens or (min(groups.chunk_tokens),)
+        block_bytes *= sum(groups.block_tokens / tokens for tokens in chunks)
     at = {}
     if len(distances):
         for percent in (10, 25, 50, 75, 90, 99):

@@ -37,7 +37,7 @@ class Fields:
         """Raise the error for a model that is not counted."""
         raise ValueError(
             f"model {describe(self.model_type)} is not counted: {reason}; measure the bytes per "
-            "token and give them with --kv-bytes-per-token"
+            "token and give them with --kv-bytes-per-token or --block-bytes"
         )
 
     def given(self, *names: str) -> str | None:

@@ -24,6 +24,9 @@ __all__ = ["DTYPE_BYTES", "Layers", "State", "check_workers", "group_layout"]
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1}
 """Bytes that an element of the KV cache takes."""
 
+MAX_GROUPS = 256
+"""Most groups of a model."""
+
 _MODEL_BYTES = 2  # of an element of the model's own type, which states have unless they say more
 _BLOCK_TOKENS = 16
 _LATENT_STATE_TOKENS = 128  # with latent attention, blocks that hold states are multiples of it
@@ -166,7 +169,8 @@ def group_layout(name: str, kinds: Sequence[Layers], dtype: str, workers: int) -
     Raises
     ------
     ValueError
-        If heads or states cannot be divided, or an engine could not make the pages equal.
+        If heads or states cannot be divided, if an engine could not make the pages equal, or if
+        there are more than 256 groups.
     """
     check_workers(name, kinds, workers)
     pages = _pages_of(name, kinds, dtype, workers)
@@ -181,6 +185,11 @@ def group_layout(name: str, kinds: Sequence[Layers], dtype: str, workers: int) -
     pages = _equal(name, pages)
     counts = [one.layers.count for one in pages]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    number = sum(-(-count // size) for count in counts)
+    if number > MAX_GROUPS:
+        raise ValueError(
+            f"{name} is not counted: its layers must be at most {MAX_GROUPS} groups, got {number}"
+        )
     groups = tuple(
         Group(one.layers.kind, layers, one.tokens, one.layers.window)
         for one in pages

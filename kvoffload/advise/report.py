@@ -137,13 +137,13 @@ def _columns(subject: Subject) -> list[_Column]:
         ratios = [advice.cell(policy, place).hit_ratio for policy in ranking]
         ends = [advice.ceilings[place], advice.unbounded]
         title = f"hit ratio, {bytes_text(memory)}"
-        texts = [_ratio_text(ratio) for ratio in [*ratios, *ends]]
+        texts = [percent_text(ratio) for ratio in [*ratios, *ends]]
         columns.append(_Column(title, texts, _best(ratios), place == advice.place))
     if alone is not None:
         ratios = [alone.cell(policy).hit_ratio for policy in ranking]
         ends = [alone.ceilings[alone.place], alone.unbounded]
         title = f"{bytes_text(alone.setup.memory)}, no device cache"
-        texts = [_ratio_text(ratio) for ratio in [*ratios, *ends]]
+        texts = [percent_text(ratio) for ratio in [*ratios, *ends]]
         columns.append(_Column(title, texts, _best(ratios)))
     cells = [advice.cell(policy) for policy in ranking]
     saved = [count_text(cell.saved_tokens) for cell in cells]
@@ -161,10 +161,6 @@ def _columns(subject: Subject) -> list[_Column]:
         net = [duration_text(b.net_seconds) for b in found]
         columns.append(_Column("time gained", net + blank, _best([b.net_seconds for b in found])))
     return columns
-
-
-def _ratio_text(ratio: float | None) -> str:
-    return "-" if ratio is None else percent_text(ratio)
 
 
 def _best(values: Sequence[float]) -> set[int]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvoffload.replay import simulate
+from kvoffload.replay import DecodedTrace, simulate
 from kvoffload.replay.groups import GroupChunks, Retention
+from kvoffload.replay.processes import mapped_arrays, shared_arrays, spread
 
-from .advice import Advice, Demand, RecordedTrace
+from .advice import Advice, Demand, RecordedTrace, Setup
 
-__all__ = ["RetentionCell", "interval_text", "retentions", "vllm_flag", "worth"]
+__all__ = ["RetentionCell", "compared", "or_none", "retentions", "vllm_flag", "worth"]
 
 LEAST_INTERVAL = 512
 """Least interval that is compared, tokens."""
@@ -42,9 +43,9 @@ class RetentionCell:
     stored: int
 
 
-def interval_text(interval: Retention) -> str:
+def or_none(interval: Retention) -> int | str:
     """Return an interval as ``--retention`` takes it."""
-    return "none" if interval is None else str(interval)
+    return "none" if interval is None else interval
 
 
 def _least_interval(groups: GroupChunks) -> int:
@@ -53,36 +54,106 @@ def _least_interval(groups: GroupChunks) -> int:
     return step * math.ceil(LEAST_INTERVAL / step)
 
 
-def retentions(recorded: RecordedTrace, advice: Advice) -> list[RetentionCell]:
-    """Compare 0, the least interval and all under the policy chosen, and the interval given.
+def compared(groups: GroupChunks | None) -> tuple[Retention, ...]:
+    """Return the intervals to compare: 0, the least one, all, and the one given.
 
     Empty where there are no windows or states, for which alone it makes a difference.
     """
+    if groups is None or not groups.layout.is_sparse:
+        return ()
+    return tuple(dict.fromkeys((0, _least_interval(groups), None, groups.retention)))
+
+
+def retentions(
+    recorded: RecordedTrace,
+    advice: Advice,
+    *,
+    jobs: int = 1,
+    progress: Callable[[int], object] | None = None,
+) -> list[RetentionCell]:
+    """Compare the intervals that `compared` returns under the policy chosen.
+
+    Parameters
+    ----------
+    recorded : RecordedTrace
+        The trace that the advice was made from.
+    advice : Advice
+        The advice; it has the results at the interval given.
+    jobs : int
+        Number of processes that share the replays.
+    progress : callable, optional
+        Called with the number of intervals done.
+    """
     setup = advice.setup
-    groups = setup.groups
-    if groups is None or not any(g.kind in ("window", "state") for g in groups.layout.groups):
+    intervals = compared(setup.groups)
+    if setup.groups is None or not intervals:
         return []
     policy = advice.policy or advice.choices[advice.place].best
-    intervals = dict.fromkeys((0, _least_interval(groups), None, groups.retention))
-    trace, keys = recorded.trace, recorded.trace.keys()
-    cells = []
-    for interval in intervals:
+    known, asked = advice.cell(policy), advice.facts.asked
+    served = (known.saved_tokens + advice.whole - asked) / (advice.whole or 1)
+    given = setup.groups.retention
+    cells = {given: RetentionCell(given, known.hit_ratio, served, known.stored)}
+    wanted = [interval for interval in intervals if interval not in cells]
+    for interval, cell in _replayed(wanted, _Bench(recorded.trace, setup, policy), jobs):
+        cells[interval] = cell
+        if progress is not None:
+            progress(len(cells))
+    return [cells[interval] for interval in intervals]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What a process needs to replay a trace at an interval."""
+
+    trace: DecodedTrace
+    setup: Setup
+    policy: str
+
+    def compute(self, interval: Retention) -> RetentionCell:
+        """Replay at one interval."""
+        trace, setup, groups = self.trace, self.setup, self.setup.groups
+        if groups is None:
+            raise ValueError("setup must have groups, got none")
         bound = GroupChunks.of(
             groups.layout, groups.block_tokens, interval, step_tokens=groups.step_tokens
         )
         demand = Demand.of(trace, replace(setup, groups=bound))
         counts = simulate(
             trace,
-            keys,
-            policy,
+            trace.keys(),
+            self.policy,
             setup.capped(setup.memory, trace.unique_blocks),
             device_hits=demand.device_hits,
             groups=bound,
         )
         whole = int(demand.whole.sum())
         served = (counts.hits + whole - counts.asked) / (whole or 1)
-        cells.append(RetentionCell(interval, counts.hit_ratio, served, counts.stored))
-    return cells
+        return RetentionCell(interval, counts.hit_ratio, served, counts.stored)
+
+
+def _replayed(
+    intervals: Sequence[Retention], bench: _Bench, jobs: int
+) -> Iterator[tuple[Retention, RetentionCell]]:
+    """Yield each interval with its cell, as soon as that is there."""
+    if jobs == 1 or len(intervals) < 2:
+        for interval in intervals:
+            yield interval, bench.compute(interval)
+        return
+    with shared_arrays(bench.trace.arrays()) as paths:
+        yield from spread(intervals, _compute, jobs, _begin, (paths, bench.setup, bench.policy))
+
+
+_bench: _Bench
+
+
+def _begin(paths: dict[str, str], setup: Setup, policy: str) -> None:
+    """Load the trace in a new process."""
+    global _bench  # noqa: PLW0603 - what a pool's process keeps between its intervals
+    _bench = _Bench(DecodedTrace(**mapped_arrays(paths)), setup, policy)
+
+
+def _compute(interval: Retention) -> RetentionCell:
+    return _bench.compute(interval)
 
 
 def worth(cells: Sequence[RetentionCell], interval: Retention) -> RetentionCell | None:

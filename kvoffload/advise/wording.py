@@ -11,7 +11,7 @@ from .choice import LEAST_NOISE, MOST_NOISE, Choice, by_simplicity
 from .details import Details, DiskCell
 from .economy import Balance, Engine, balance
 from .grid import PARTS
-from .retention import RetentionCell, interval_text, vllm_flag, worth
+from .retention import RetentionCell, or_none, vllm_flag, worth
 from .units import bytes_text, count_text, duration_text, percent_text, rate_text
 
 __all__ = [
@@ -227,7 +227,7 @@ def _retention(advice: Advice, cells: Sequence[RetentionCell]) -> str:
     setup = advice.setup
     given = None if setup.groups is None else setup.groups.retention
     policy = advice.policy or advice.choices[advice.place].best
-    hits = ", ".join(f"{percent_text(c.hit_ratio)} at {interval_text(c.interval)}" for c in cells)
+    hits = ", ".join(f"{percent_text(c.hit_ratio)} at {or_none(c.interval)}" for c in cells)
     text = (
         "Windows and states can be resumed at the end of a prompt alone (0, vLLM's default), "
         f"after every so many tokens too, or everywhere (none). With {policy} "
@@ -238,10 +238,10 @@ def _retention(advice: Advice, cells: Sequence[RetentionCell]) -> str:
         text += f"; with the accelerator's own cache both have {both} of all tokens"
     best = worth(cells, given)
     if best is None:
-        return f"{text}. None of these gains a point over {interval_text(given)}."
+        return f"{text}. None of these gains a point over {or_none(given)}."
     now = next(cell for cell in cells if cell.interval == given)
     return (
-        f"{text}. {interval_text(best.interval)} gains {points(best.served - now.served)}: "
+        f"{text}. {or_none(best.interval)} gains {points(best.served - now.served)}: "
         f"vllm serve {vllm_flag(best.interval)}."
     )
 
@@ -354,7 +354,9 @@ def _more_memory(advice: Advice, policy: str) -> str:
         next_memory = bytes_text(advice.memories[place + 1])
         if advice.memories[place + 1] == 2 * advice.memories[place]:
             next_memory = f"doubling it to {next_memory}"
-        if gain < LITTLE:
+        if gain <= -LITTLE:
+            texts.append(f"{next_memory} would lose {points(-gain)}")
+        elif gain < LITTLE:
             texts.append(f"{next_memory} buys hardly anything ({points(gain)})")
         else:
             tokens = count_text(more.saved_tokens - now.saved_tokens)
@@ -365,7 +367,9 @@ def _more_memory(advice: Advice, policy: str) -> str:
     if place > 0:
         loss = now.hit_ratio - advice.cell(policy, place - 1).hit_ratio
         less_memory = bytes_text(advice.memories[place - 1])
-        if loss < LITTLE:
+        if loss <= -LITTLE:
+            texts.append(f"with {less_memory} it would hit {points(-loss)} more")
+        elif loss < LITTLE:
             texts.append(f"{less_memory} would do, at a loss of {points(loss)}")
         else:
             texts.append(f"with {less_memory} it would lose {points(loss)}")
@@ -386,23 +390,46 @@ def _more_memory(advice: Advice, policy: str) -> str:
 
 
 def _ceiling(advice: Advice, policy: str) -> str:
-    ceiling = advice.ceilings[advice.place]
+    ceiling, unbounded = advice.ceilings[advice.place], percent_text(advice.unbounded)
+    memory, groups = bytes_text(advice.setup.memory), advice.setup.groups
+    at = " at this retention interval" if groups is not None and groups.layout.is_sparse else ""
+    if not advice.unbounded_is_ceiling:
+        return _ceiling_of_belady(advice, policy)
     if ceiling is None:
         return (
-            f"With any memory no policy can hit more than {percent_text(advice.unbounded)}; what "
-            f"one can hit with {bytes_text(advice.setup.memory)} is unknown, because no group is "
-            "full."
+            f"With any memory no policy can hit more than {unbounded}{at}; what one can hit with "
+            f"{memory} is unknown, because no group is full."
         )
     reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
+    if groups is not None and ceiling == advice.unbounded:  # Belady's choice is of full groups
+        text = f"With any memory no policy can hit more than {unbounded}{at}."
+        return f"{text} {policy} reaches {reached} of it with {memory}."
     text = (
-        f"With {bytes_text(advice.setup.memory)} no policy can hit more than "
-        f"{percent_text(ceiling)} (Belady's choice with bypass, which knows the future)"
+        f"With {memory} no policy can hit more than {percent_text(ceiling)}{at} (Belady's choice "
+        "with bypass, which knows the future)"
     )
     if advice.unbounded - ceiling < LEAST_NOISE:
         text += ", and more memory would not raise that."
     else:
-        text += f", and with any memory none more than {percent_text(advice.unbounded)}."
+        text += f", and with any memory none more than {unbounded}."
     return f"{text} {policy} reaches {reached} of it."
+
+
+def _ceiling_of_belady(advice: Advice, policy: str) -> str:
+    """Return the ceiling where a cache without bounds is none."""
+    ceiling, memory = advice.ceilings[advice.place], bytes_text(advice.setup.memory)
+    text = (
+        f"A cache without bounds would hit {percent_text(advice.unbounded)} at this retention "
+        "interval, which limits no policy: what hits less computes more, and may store other "
+        "windows and states. "
+    )
+    if ceiling is None:
+        return f"{text}What one can hit with {memory} is unknown, because no group is full."
+    reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
+    return (
+        f"{text}With {memory} none can hit more than {percent_text(ceiling)} (Belady's choice with "
+        f"bypass over a full group). {policy} reaches {reached} of it."
+    )
 
 
 def detail_findings(advice: Advice, found: Details) -> list[Finding]:
@@ -445,7 +472,9 @@ def _reuse(advice: Advice, found: Details) -> str:
     if not reuse.bytes_at:
         return "No block is used twice."
     at = reuse.bytes_at
-    what = "to hit them" if advice.setup.groups is None else "for their chunks of the full groups"
+    groups, what = advice.setup.groups, "to hit them"
+    if groups is not None:
+        what = f"for their chunks of {'the full groups' if groups.num_full else 'one group'}"
     sample = "" if reuse.sampled == 1 else f" (from {percent_text(reuse.sampled)} of the blocks)"
     return (
         f"{percent_text(reuse.reused)} of the uses are of a block seen before. Between such a use "

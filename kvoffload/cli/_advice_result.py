@@ -11,6 +11,7 @@ from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise import Advice, Cell
 from kvoffload.advise.configuration import python_text, vllm_arguments, vllm_text
 from kvoffload.advise.economy import balance
+from kvoffload.advise.retention import or_none
 from kvoffload.advise.subject import Subject
 from kvoffload.advise.units import (
     bytes_text,
@@ -21,7 +22,7 @@ from kvoffload.advise.units import (
 )
 from kvoffload.advise.wording import noise_text
 
-from ._model_options import groups_object, or_none
+from ._model_options import groups_object
 from ._terminal import Column, print_prose, print_tables
 
 
@@ -179,10 +180,6 @@ def print_advice(subject: Subject) -> None:
         click.echo(f"\nvLLM, beside it:\n\n    {flag}")
 
 
-def _ratio_text(ratio: float | None) -> str:
-    return "-" if ratio is None else percent_text(ratio)
-
-
 def _table(subject: Subject) -> None:
     advice = subject.advice
     ranking = advice.ranking()
@@ -192,7 +189,7 @@ def _table(subject: Subject) -> None:
         Column(
             f"hit ratio\n{bytes_text(memory)}",
             [percent_text(advice.cell(policy, place).hit_ratio) for policy in ranking]
-            + [_ratio_text(advice.ceilings[place]), percent_text(advice.unbounded)],
+            + [percent_text(advice.ceilings[place]), percent_text(advice.unbounded)],
         )
         for place, memory in enumerate(advice.memories)
     ]
@@ -207,7 +204,7 @@ def _table(subject: Subject) -> None:
             Column(
                 f"{asked}, no\ndevice cache",
                 [percent_text(alone.cell(policy).hit_ratio) for policy in ranking]
-                + [_ratio_text(alone.ceilings[alone.place]), percent_text(alone.unbounded)],
+                + [percent_text(alone.ceilings[alone.place]), percent_text(alone.unbounded)],
             )
         )
     rest = [

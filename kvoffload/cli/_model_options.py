@@ -10,11 +10,12 @@ import click
 
 from kvoffload.advise import ModelShape, model_names, model_shape
 from kvoffload.advise.model_shape import DTYPE_BYTES
+from kvoffload.advise.retention import or_none
 from kvoffload.advise.units import bytes_text
 from kvoffload.replay.groups import GroupChunks, GroupLayout, Retention
 from kvoffload.replay.offline import BELADY
 
-from ._options import CommandFunction, value_of
+from ._options import CommandFunction, check_number, value_of
 from ._terminal import note
 
 
@@ -34,11 +35,6 @@ class Interval:
         return str(or_none(self.tokens))
 
 
-def or_none(interval: Retention) -> int | str:
-    """Return an interval as ``--retention`` takes it."""
-    return "none" if interval is None else interval
-
-
 def read_model(text: str) -> ModelShape:
     """Read the name of a model, or the path to its configuration."""
     try:
@@ -51,8 +47,9 @@ def read_interval(text: str) -> Interval:
     """Read a retention interval: 0, tokens, or none."""
     if text.lower() == "none":
         return Interval(None)
+    check_number(text)
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise ValueError(f"must be 0, tokens >= 1 or none, got {text!r}")
+        raise ValueError(f"must be 0, a number of tokens or none, got {text!r}")
     return Interval(int(text))
 
 
@@ -141,13 +138,15 @@ class CacheOptions:
                 if value is not None:
                     message = f"--{option} must go with --model, got {value} without it"
                     raise click.UsageError(message)
-        elif self.layout() is None:
+            return
+        layout = self.layout()
+        if layout is None:
             self.token_bytes()
-            if self.retention is not None:
-                raise click.UsageError(
-                    "--retention must go with a model that has windows or states, got "
-                    f"{self.retention} with {self.model.name}, which has none"
-                )
+        if self.retention is not None and (layout is None or not layout.is_sparse):
+            raise click.UsageError(
+                "--retention must go with a model that has windows or states, got "
+                f"{self.retention} with {self.model.name}, which has none"
+            )
 
     def on_workers(self, workers: int) -> CacheOptions:
         """Return these with the workers that hold the model, where none were given.
@@ -193,7 +192,8 @@ class CacheOptions:
             interval = 0 if self.retention is None else self.retention.tokens
             return GroupChunks.of(layout, block_tokens, interval)
         except ValueError as error:
-            raise click.UsageError(f"--{error}") from None
+            text = str(error).replace("block_tokens", "block-tokens", 1)
+            raise click.UsageError(f"--{text}") from None
 
     def block_bytes(self, block_tokens: int | None) -> int | None:
         """Return the bytes per block, or per slot of a model with groups; None without a model.

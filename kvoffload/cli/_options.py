@@ -16,6 +16,7 @@ import click
 from kvoffload import _sizes as sizes
 from kvoffload.errors import describe
 from kvoffload.replay import CEILINGS
+from kvoffload.replay.groups import MAX_CHUNK_TOKENS
 from kvoffload.replay.policies import is_own
 from kvoffload.replay.policies import read_policy as parse_policy
 from kvoffload.traces.formats import FORMATS
@@ -73,8 +74,10 @@ class Capacity:
         unique_blocks: int | None,
         option: str = "--capacity",
         least: int = 1,
+        *,
+        unit: str = "block",
     ) -> int:
-        """Return the number of blocks, at least `least`; `option` names it in messages.
+        """Return the number of blocks, at least `least`; messages name `option` and `unit`.
 
         Raises
         ------
@@ -83,15 +86,16 @@ class Capacity:
         """
         if self.size is not None:
             blocks = self.size // (block_bytes or 1)
-            means = f"{self.size:,} bytes / {block_bytes:,} bytes per block"
+            means = f"{self.size:,} bytes / {block_bytes:,} bytes per {unit}"
         elif self.percent is not None:
             blocks = int(self.percent * (unique_blocks or 0) / 100)
-            means = f"{self.text} of {unique_blocks:,} unique blocks"
+            unique = "unique blocks" if unit == "block" else "unique chunks of a group"
+            means = f"{self.text} of {unique_blocks:,} {unique}"
         else:
             blocks = self.blocks or 0
             means = self.text
         if not least <= blocks <= MAX_BLOCKS:
-            rule = f"must come to {least} ... {MAX_BLOCKS} blocks"
+            rule = f"must come to {least} ... {MAX_BLOCKS} {unit}s"
             too_large = ", which is too large" if blocks > MAX_BLOCKS else ""
             raise click.UsageError(f"{option} {rule}, got {blocks} ({means}){too_large}")
         return blocks
@@ -250,12 +254,16 @@ def reading_options(function: CommandFunction) -> CommandFunction:
 
 
 def device_memory_blocks(
-    asked: Capacity | None, block_bytes: int | None, unique_blocks: int | None
+    asked: Capacity | None,
+    block_bytes: int | None,
+    unique_blocks: int | None,
+    *,
+    unit: str = "block",
 ) -> int:
     """Return the size of the accelerator's own cache, blocks; 0 where none was asked for."""
     if asked is None:
         return 0
-    return asked.resolve(block_bytes, unique_blocks, "--device-memory", least=0)
+    return asked.resolve(block_bytes, unique_blocks, "--device-memory", least=0, unit=unit)
 
 
 def read_policy(text: str) -> str:
@@ -315,6 +323,12 @@ block_bytes_option = click.option(
     metavar="BYTES",
     callback=value_of(read_size),
     help="Bytes of a block, for sizes in bytes; known from LMCache's log.",
+)
+
+block_tokens_option = click.option(
+    "--block-tokens",
+    type=click.IntRange(min=1, max=MAX_CHUNK_TOKENS),
+    help="Tokens per block; inferred where one size fits all requests.",
 )
 
 jobs_option = click.option(

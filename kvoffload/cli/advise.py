@@ -25,7 +25,7 @@ from kvoffload.advise import (
 from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
 from kvoffload.advise.report import require_report, write_report
-from kvoffload.advise.retention import retentions
+from kvoffload.advise.retention import RetentionCell, compared, retentions
 from kvoffload.advise.subject import Subject
 from kvoffload.policies import registry
 from kvoffload.replay import CEILINGS, Selection
@@ -38,6 +38,7 @@ from ._model_options import CacheOptions, Interval, model_options, unique_chunks
 from ._options import (
     MAX_BLOCKS,
     Capacity,
+    block_tokens_option,
     device_memory_option,
     examples,
     jobs_option,
@@ -98,11 +99,7 @@ def read_rate(text: str) -> float:
     callback=value_of(read_size),
     help="Bytes of KV cache per token, for any other model; known from LMCache's log.",
 )
-@click.option(
-    "--block-tokens",
-    type=click.IntRange(min=1),
-    help="Tokens per block; inferred where one size fits all requests.",
-)
+@block_tokens_option
 @device_memory_option
 @click.option(
     "--accelerator",
@@ -271,7 +268,7 @@ def advise(
             source.files,
             source.id_spaces,
             source.ids_text,
-            tuple(retentions(recorded, advice)),
+            _retentions(recorded, advice, jobs=jobs or usable_cores(), quiet=quiet),
         )
         fault = None if report is None else _write(subject, report)
         if as_json:
@@ -304,6 +301,17 @@ def _both(
 
             found.append(advise_on(recorded, one, jobs=jobs, progress=told))
     return found[0], found[1] if len(found) > 1 else None
+
+
+def _retentions(
+    recorded: RecordedTrace, advice: Advice, *, jobs: int, quiet: bool
+) -> tuple[RetentionCell, ...]:
+    """Return the retention intervals compared; none where they make no difference."""
+    total = len(compared(advice.setup.groups))
+    if not total:
+        return ()
+    with progress_bar("comparing intervals", total, quiet=quiet, unit="intervals") as progress:
+        return tuple(retentions(recorded, advice, jobs=jobs, progress=progress))
 
 
 def _write(subject: Subject, report: str) -> OSError | None:
@@ -465,11 +473,11 @@ def _setup(
     if not policies:
         raise click.UsageError("--policy must name a policy, got ceilings only")
     block_bytes = block_tokens * token_bytes if groups is None else groups.slot_bytes
-
+    unit = "block" if groups is None else "slot"
     unique = unique_chunks(groups, unique_blocks)
 
     def size(asked: Capacity, option: str, least: int) -> int:
-        blocks = asked.resolve(block_bytes, unique, option, least)
+        blocks = asked.resolve(block_bytes, unique, option, least, unit=unit)
         return blocks * block_bytes if asked.size is None else asked.size
 
     memories = [size(asked, "--capacity", 1) for asked in capacities]

@@ -38,6 +38,7 @@ from ._model_options import (
 from ._options import (
     Capacity,
     block_bytes_option,
+    block_tokens_option,
     capacity_option,
     check_sizes,
     device_memory_blocks,
@@ -70,11 +71,7 @@ GENERATED_REQUESTS = 5_000
 @block_bytes_option
 @model_options
 @device_memory_option
-@click.option(
-    "--block-tokens",
-    type=click.IntRange(min=1),
-    help="Tokens per block; inferred where one size fits all requests.",
-)
+@block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @workload_seed_option
 @reading_options
@@ -150,8 +147,9 @@ def replay(
                 quiet=quiet,
             )
         unique = unique_chunks(groups, survey.unique_blocks)
-        sizes = [asked.resolve(block_bytes, unique) for asked in capacities]
-        device_blocks = device_memory_blocks(device_memory, block_bytes, unique)
+        unit = "block" if groups is None else "slot"
+        sizes = [asked.resolve(block_bytes, unique, unit=unit) for asked in capacities]
+        device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
         ceilings = _Ceilings(requests, device_blocks, block_tokens, groups)
         cells = []
         for asked, num_blocks in zip(capacities, sizes, strict=True):
@@ -161,8 +159,8 @@ def replay(
                         Cell(policy, asked.text, num_blocks, ceilings.at(policy, num_blocks))
                     )
                     continue
-                manager = _manager(policy, num_blocks, block_tokens)
-                description = f"{policy}, {num_blocks:,} {'slots' if groups else 'blocks'}"
+                manager = _manager(policy, num_blocks, block_tokens, unit)
+                description = f"{policy}, {num_blocks:,} {unit}s"
                 with progress_bar(description, survey.requests, quiet=quiet) as progress:
                     if groups is not None:
                         device = GroupDevice(groups, device_blocks)
@@ -212,11 +210,13 @@ def replay(
             )
 
 
-def _manager(policy: str, num_blocks: int, block_tokens: int | None) -> CPUOffloadingManager:
+def _manager(
+    policy: str, num_blocks: int, block_tokens: int | None, unit: str
+) -> CPUOffloadingManager:
     try:
         return new_manager(policy, num_blocks, block_tokens or 1)
     except (TypeError, ValueError) as error:  # options that do not go with this capacity
-        raise click.UsageError(f"--policy {policy} at {num_blocks} blocks: {error}") from None
+        raise click.UsageError(f"--policy {policy} at {num_blocks} {unit}s: {error}") from None
 
 
 class _Ceilings:

@@ -33,6 +33,7 @@ from ._model_options import (
 from ._options import (
     Capacity,
     block_bytes_option,
+    block_tokens_option,
     capacity_option,
     check_sizes,
     device_memory_blocks,
@@ -74,11 +75,7 @@ def read_picture(text: str) -> str:
 @capacity_option("0.5%,1%,2%,5%,10%,20%,40%")
 @block_bytes_option
 @model_options
-@click.option(
-    "--block-tokens",
-    type=click.IntRange(min=1),
-    help="Tokens per block; inferred where one size fits all requests.",
-)
+@block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
 @device_memory_option
 @click.option(
@@ -163,15 +160,16 @@ def sweep(
     block_bytes = cache.block_bytes(block_size.tokens) or block_bytes or source.block_bytes
     check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
     unique = unique_chunks(groups, decoded.unique_blocks)
-    sizes = {asked.text: asked.resolve(block_bytes, unique) for asked in capacities}
-    device_blocks = device_memory_blocks(device_memory, block_bytes, unique)
+    unit = "block" if groups is None else "slot"
+    sizes = {asked.text: asked.resolve(block_bytes, unique, unit=unit) for asked in capacities}
+    device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
     policies = without_unknown_ceilings(policies, groups, quiet=quiet)
     cells = [
         Cell(policy, size, device_blocks, pending)
         for policy in dict.fromkeys(policies)
         for size in sizes.values()
     ]
-    _check_buildable(cells)
+    _check_buildable(cells, unit)
     work = GridWork(decoded, cells, block_tokens=block_size.tokens, groups=groups)
     file = None if results is None else ResultsFile(results, decoded, block_size.tokens, groups)
     faults: list[OSError] = []  # of files; the result is printed all the same
@@ -241,7 +239,7 @@ def _read(
     return decoded, BlockSize.of(source, survey, block_tokens)
 
 
-def _check_buildable(cells: list[Cell]) -> None:
+def _check_buildable(cells: list[Cell], unit: str) -> None:
     """Check that the options are valid at every capacity."""
     for cell in cells:
         if cell.policy not in CEILINGS:
@@ -249,7 +247,7 @@ def _check_buildable(cells: list[Cell]) -> None:
                 new_manager(cell.policy, cell.capacity)
             except (TypeError, ValueError) as error:
                 raise click.UsageError(
-                    f"--policy {cell.policy} at {cell.capacity} blocks: {error}"
+                    f"--policy {cell.policy} at {cell.capacity} {unit}s: {error}"
                 ) from None
 
 

@@ -73,10 +73,12 @@ def count_groups(
     """Yield the counts of each part of a trace, of equally many requests give or take one."""
     for part in range(parts):
         start, end = (trace.num_requests * n // parts for n in (part, part + 1))
-        asked = hits = loaded = stored = evicted = refused = declined = 0
-        for one in itertools.islice(served, end - start):
+        asked = hits = loaded = stored = evicted = refused = declined = hit_tokens = 0
+        lengths = trace.lengths[start:end].tolist()
+        for length, one in zip(lengths, served, strict=False):
             asked += one.asked
             hits += one.hits
+            hit_tokens += one.hits if length else 0  # as tokens, of prompts of known length
             loaded += len(one.loaded)
             stored += len(one.stored)
             evicted += len(one.evicted)
@@ -91,8 +93,8 @@ def count_groups(
             evicted,
             refused,
             declined,
-            int(trace.lengths[start:end].sum()),
-            hits,
+            sum(lengths),
+            hit_tokens,
             loaded,
         )
 
@@ -102,7 +104,8 @@ def belady_of_groups(
 ) -> Counts:
     """Return an upper bound of every policy's hits: Belady's choice over one of the full groups.
 
-    Each full group stores every chunk, so that one has the slots divided by their number.
+    Each full group stores every chunk, so that one has the slots divided by their number; all of
+    the slots where the groups have chunks of several sizes, whose shares differ with the trace.
 
     Raises
     ------
@@ -111,12 +114,9 @@ def belady_of_groups(
     """
     if not chunks.num_full:
         raise ValueError("policy must not be 'belady' where no group is full")
-    full = [
-        tokens
-        for tokens, group in zip(chunks.chunk_tokens, chunks.layout.groups, strict=True)
-        if group.kind == "full"
-    ]
+    full = chunks.full_chunk_tokens
     chunk = min(full)
+    copies = len(full) if max(full) == chunk else 1
     stride = chunk // chunks.block_tokens
     rows, asked = [], 0
     for row, input_length, local in zip(
@@ -131,12 +131,12 @@ def belady_of_groups(
         ids=trace.ids,
         lengths=trace.lengths,
     )
-    hits, stored = belady(of_group, capacity // len(full), device_tokens[:, 0] // chunk)
+    hits, stored = belady(of_group, capacity // copies, device_tokens[:, 0] // chunk)
     return Counts(
         trace.num_requests,
         trace.num_blocks,
         asked,
         hits * chunk,
-        stored=stored * len(full),
-        tokens=int(trace.lengths.sum()),
+        stored=stored * copies,
+        tokens=sum(trace.lengths.tolist()),
     )

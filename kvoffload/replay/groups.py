@@ -12,9 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from kvoffload._checks import check_int
+
 __all__ = ["Group", "GroupChunks", "GroupKind", "GroupLayout", "Place", "Retention", "Runs"]
 
 GroupKind = Literal["full", "window", "state", "chunked"]
+"""How a group keeps its cache: see `Group`."""
+
+MAX_CHUNK_TOKENS = 2**24
+"""Most tokens of a chunk."""
 
 _SLOT_ALIGNMENT = 4096  # bytes; pools begin a slot at a multiple
 
@@ -56,6 +62,11 @@ class GroupLayout:
 
     groups: tuple[Group, ...]
     block_bytes: int
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether some groups are windows or states, of which not every chunk is stored."""
+        return any(group.kind in ("window", "state") for group in self.groups)
 
     def slot_bytes(self, blocks_per_chunk: int = 1) -> int:
         """Return the bytes of a slot, which holds a chunk of `blocks_per_chunk` blocks."""
@@ -218,16 +229,24 @@ class GroupChunks:
         Raises
         ------
         ValueError
-            If `retention` is neither 0 nor None nor a multiple that the groups allow; the message
+            If `block_tokens` is below 1 or gives a chunk of more than 2**24 tokens; or if
+            `retention` is neither 0 nor None nor a multiple that the groups allow: the message
             names the number that it must be a multiple of.
         """
+        check_int("block_tokens", block_tokens, 1, MAX_CHUNK_TOKENS)
         blocks = [group.block_tokens for group in layout.groups]
         unit = math.gcd(*blocks)
         smallest = block_tokens * max(1, (2 * unit + block_tokens) // (2 * block_tokens))
         blocks_per_chunk = max(1, (2 * smallest + unit) // (2 * unit))
         engine_chunks = tuple(block * blocks_per_chunk for block in blocks)
-        _check_retention(layout, engine_chunks, retention)
         chunks = tuple(block // unit * smallest for block in blocks)
+        largest = max(*chunks, *engine_chunks)
+        if largest > MAX_CHUNK_TOKENS:
+            raise ValueError(
+                f"block_tokens must give chunks of at most {MAX_CHUNK_TOKENS} tokens, got "
+                f"{block_tokens}, which gives {largest}"
+            )
+        _check_retention(layout, engine_chunks, retention)
         exact = chunks == engine_chunks
         rules = tuple(
             _Rule.of(group, chunk, group.block_tokens if exact else chunk)
@@ -265,7 +284,13 @@ class GroupChunks:
     @property
     def num_full(self) -> int:
         """Number of full groups."""
-        return sum(group.kind == "full" for group in self.layout.groups)
+        return len(self.full_chunk_tokens)
+
+    @property
+    def full_chunk_tokens(self) -> tuple[int, ...]:
+        """Tokens per chunk in the trace of each full group."""
+        pairs = zip(self.layout.groups, self.chunk_tokens, strict=True)
+        return tuple(tokens for group, tokens in pairs if group.kind == "full")
 
     @property
     def retention_multiple(self) -> int:
@@ -280,25 +305,6 @@ class GroupChunks:
         """
         known = num_blocks * self.block_tokens
         return min(input_length, known + self.block_tokens - 1) if input_length else known + 1
-
-    def resume_points(self, length: int, junction: int = 0) -> list[int]:
-        """Return the prefixes of a prompt of `length` tokens that can be resumed at, ascending.
-
-        Of windows and states nothing else is stored; of full and chunked groups everything is.
-
-        Parameters
-        ----------
-        length : int
-            Tokens of the prompt.
-        junction : int
-            Leading tokens that the accelerator's full groups have where others have less; else 0.
-        """
-        align = self.align or min(self.chunk_tokens)
-        points = {point // align * align for point in (length - 1, junction)}
-        every = align if self.retention is None else self._interval
-        if every:
-            points.update(range(every, length + 1, every))
-        return sorted(point for point in points if point > 0)
 
     # -- what is loaded ----------------------------------------------------------------------
 
@@ -592,7 +598,7 @@ def _check_retention(
     """Raise ValueError unless the engine takes that retention."""
     if not retention:
         return
-    if not any(group.kind in ("window", "state") for group in layout.groups):
+    if not layout.is_sparse:
         raise ValueError(
             f"retention must be 0 or none where no group is a window or a state, got {retention}"
         )

@@ -143,7 +143,8 @@ def replay_groups(
     """
     keys = BlockKeys()
     server = GroupServer(chunks, manager)
-    result = ReplayResult(hit_tokens=0)
+    result = ReplayResult()
+    hit_tokens = 0
     for request in requests:
         hashes = keys.of(request)
         length = chunks.length_of(request.input_length, len(hashes))
@@ -157,13 +158,14 @@ def replay_groups(
         result.asked += served.asked
         result.tokens += request.input_length
         result.hits += served.hits
+        hit_tokens += served.hits if request.input_length else 0
         result.stored += len(served.stored)
         result.evicted += len(served.evicted)
         result.refused += served.refused
         result.not_admitted += served.not_admitted
         if progress is not None and result.requests % PROGRESS_REQUESTS == 0:
             progress(result.requests)
-    result.hit_tokens = result.hits
+    result.hit_tokens = hit_tokens
     return result
 
 

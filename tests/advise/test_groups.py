@@ -2,17 +2,20 @@
 
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.advise import RecordedTrace, Setup, advise, details, model_shape
 from kvoffload.advise.advice import Demand
+from kvoffload.advise.configuration import vllm_arguments
 from kvoffload.advise.economy import balance, engine_of
 from kvoffload.advise.remarks import group_remarks, prompt_text
 from kvoffload.advise.retention import retentions, vllm_flag, worth
-from kvoffload.advise.wording import findings, headline
+from kvoffload.advise.wording import detail_findings, findings, headline
 from kvoffload.policies import registry
 from kvoffload.replay import (
     DecodedTrace,
@@ -105,6 +108,77 @@ def test_no_policy_exceeds_the_ceilings(advice):
             assert advice.cell(policy, place).hit_ratio <= min(ceiling, advice.unbounded)
 
 
+def prompts_that_a_cache_without_bounds_resumes_earlier():
+    """What hits 96 tokens ends its steps at 160 and 192; what hits nothing at 64, 128 and 192."""
+    first = tuple(range(6))
+    longer = (*first, *range(10, 16))
+    yield Request(0, 97, 1, first)
+    yield Request(1000, 385, 1, tuple(range(100, 124)))  # the first one leaves for it
+    yield Request(2000, 193, 1, longer)
+    for n in range(10):
+        yield Request(3000 + n, 145, 1, (*longer[:8], 1000 + n))
+
+
+def test_a_cache_without_bounds_may_be_no_ceiling_of_states():
+    layout = GroupLayout((Group("full", 1, 16), Group("state", 1, 16)), 4096)
+    groups = GroupChunks.of(layout, 16, None, step_tokens=64)
+    setup = Setup(30 * 4096, 16, 0, policies=("lru",), others=(60 * 4096,), groups=groups)
+    found = advise(prompts_that_a_cache_without_bounds_resumes_earlier(), setup)
+    assert found.cell("lru").saved_tokens == 10 * 128
+    assert found.cell("lru", 1).saved_tokens == 11 * 96
+    assert found.unbounded * found.facts.asked == pytest.approx(11 * 96)
+    assert not found.unbounded_is_ceiling
+    assert found.ceilings[0] >= found.cell("lru").hit_ratio > found.unbounded
+    # with a recommendation
+    texts = {f.title: f.text for f in findings(replace(found, objections=[]))}
+    assert "which limits no policy" in texts["Ceiling"]
+    assert "more memory" not in texts["Ceiling"]
+    assert texts["More memory"].startswith("Doubling it to 240 KiB would lose ")
+    larger = Setup(60 * 4096, 16, 0, policies=("lru",), others=(30 * 4096,), groups=groups)
+    found = advise(prompts_that_a_cache_without_bounds_resumes_earlier(), larger)
+    texts = {f.title: f.text for f in findings(replace(found, objections=[]))}
+    assert texts["More memory"].startswith("With 120 KiB it would hit ")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "interval", "junction", "expected"),
+    [
+        (("full", "chunked"), 0, 64, True),
+        (("full", "window"), 0, 0, True),
+        (("full", "window"), 64, 0, True),
+        (("full", "window"), None, 0, True),
+        (("full", "window"), 0, 64, False),
+        (("full", "state"), 0, 0, True),
+        (("full", "state"), 64, 0, False),
+        (("full", "state"), None, 0, False),
+        (("full", "state", "window"), 0, 64, False),
+    ],
+)
+def test_when_a_cache_without_bounds_is_a_ceiling(kinds, interval, junction, expected):
+    width = {"window": 32, "chunked": 32}
+    layout = GroupLayout(tuple(Group(kind, 1, 16, width.get(kind, 0)) for kind in kinds), 4096)
+    front = np.array([[0, 0], [0, junction]])
+    asked = np.array([100, 100])
+    demand = Demand(GroupChunks.of(layout, 16, interval), front, asked, asked)
+    assert demand.is_bounded is expected
+
+
+def test_a_ceiling_is_that_of_a_cache_without_bounds_where_that_is_lower():
+    """Belady's choice knows nothing of windows."""
+    recorded = RecordedTrace.of(prompts_that_share_a_beginning())
+    groups = GroupChunks.of(model_shape("gpt-oss-20b").layout(), BLOCK)
+    found = advise(recorded, Setup(2**31, BLOCK, 0, policies=("lru",), groups=groups))
+    assert found.ceilings == [0.0] * 4
+    groups = GroupChunks.of(LAYOUT, 512)
+    found = advise(WORKLOAD, Setup(2**31, 512, 0, groups=groups))
+    assert found.ceilings == [found.unbounded] * 4
+    texts = {f.title: f.text for f in findings(replace(found, objections=[]))}
+    assert texts["Ceiling"].startswith(
+        f"With any memory no policy can hit more than {found.unbounded:.1%}".replace("%", " %")
+        + " at this retention interval."
+    )
+
+
 def test_without_a_full_group_the_ceiling_is_not_known():
     layout = GroupLayout((Group("window", 4, 16, 1024),), 4096)
     setup = Setup(25 * MIB, 512, 0, groups=GroupChunks.of(layout, 512))
@@ -176,6 +250,22 @@ def test_the_interval_given_is_compared_too(recorded):
     )
 
 
+def test_intervals_are_compared_in_any_number_of_processes(recorded):
+    """Those of the advice itself are not replayed again."""
+    groups = [GroupChunks.of(LAYOUT, 512, interval) for interval in (0, 512)]
+    several = [
+        Setup(25 * MIB, 512, 0, device_memory=12 * MIB, policies=("lru",), groups=each)
+        for each in groups
+    ]
+    told: list[int] = []
+    advised = [advise(recorded, setup) for setup in several]
+    first = retentions(recorded, advised[0], progress=told.append)
+    assert told == [2, 3]
+    assert [cell.interval for cell in first] == [0, 512, None]
+    assert retentions(recorded, advised[1]) == first
+    assert retentions(recorded, advised[0], jobs=2) == first
+
+
 def test_where_nothing_is_windowed_no_interval_is_compared(recorded):
     layout = GroupLayout((Group("full", 4, 16), Group("chunked", 4, 16, 8192)), 4096)
     setup = Setup(25 * MIB, 512, 0, groups=GroupChunks.of(layout, 512))
@@ -202,6 +292,41 @@ def test_it_tells_what_a_prompt_takes(groups, block_tokens, text):
     whole = prompt_text(GroupChunks.of(layout, block_tokens))
     assert whole.startswith("a prompt of 8,192 tokens takes ")
     assert text in whole
+
+
+@pytest.mark.parametrize(
+    ("groups", "slots", "what"),
+    [
+        (((16, "full"), (16, "window")), 1, "the full groups"),
+        (((16, "full"), (16, "full")), 2, "the full groups"),
+        (((16, "full"), (32, "full"), (16, "window")), 1.5, "the full groups"),
+        (((16, "window"), (32, "window")), 1, "one group"),
+    ],
+)
+def test_reuse_is_of_the_slots_that_a_block_takes(groups, slots, what):
+    layout = GroupLayout(
+        tuple(Group(kind, 1, tokens, 64 * (kind == "window")) for tokens, kind in groups), 4096
+    )
+    recorded = RecordedTrace.of(
+        Request(n, 33, 1, prompt) for n, prompt in enumerate([(1, 2), (3, 4), (1, 2)])
+    )
+    advice = advise(
+        recorded, Setup(8 * 4096, 16, 0, policies=("lru",), groups=GroupChunks.of(layout, 16))
+    )
+    found = details(recorded, advice)
+    assert found.reuse.bytes_at[50] == 3 * slots * 4096
+    texts = [f.text for f in detail_findings(advice, found) if f.title == "Reuse"]
+    assert texts[0].endswith(f"that much memory lru needs for their chunks of {what}.")
+
+
+@pytest.mark.parametrize(("block", "chunk"), [(16, 32), (544, 1), (4096, 1)])
+def test_the_configuration_has_the_chunk_that_slots_are_counted_for(block, chunk):
+    layout = GroupLayout((Group("full", 1, block), Group("window", 1, block, 128)), 4096)
+    extra = vllm_arguments("lru", 2**30, 512, GroupChunks.of(layout, 512))[
+        "kv_connector_extra_config"
+    ]
+    assert extra["blocks_per_chunk"] == chunk
+    assert "block_size" not in extra
 
 
 def test_what_a_prompt_takes_depends_on_the_interval():

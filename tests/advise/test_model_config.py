@@ -85,7 +85,8 @@ def test_bytes_per_token_are_those_of_layers_that_keep_all(tmp_path, more, kinds
     ],
 )
 def test_what_is_not_counted_is_refused_by_name(tmp_path, more, reason):
-    with pytest.raises(ValueError, match=f"model '.*' is not counted: {reason}"):
+    options = "; .* give them with --kv-bytes-per-token or --block-bytes$"
+    with pytest.raises(ValueError, match=f"model '.*' is not counted: {reason}.*{options}"):
         shape(tmp_path, LLAMA | more)
 
 

@@ -184,6 +184,11 @@ MAMBA = Layers(STATE, 2, state=State(6, 64, channels=12, taps=3))
             1,
             "m is not counted: a page of 18432 bytes of latent attention does not divide one of",
         ),
+        (
+            (Layers(FULL, 1, 8, 64, 64), Layers(WINDOW, 256, 8, 64, 64, window=32)),
+            1,
+            "m is not counted: its layers must be at most 256 groups, got 257",
+        ),
     ],
 )
 def test_what_cannot_be_divided_is_named(kinds, workers, message):

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from kvoffload.traces import Request, Workload, write_trace
+from tests.advise.model_configs import FAMILIES
 
 SLOT = 393_216  # of gpt-oss-20b and blocks of 16 tokens
 MODEL = ("--model", "gpt-oss-20b")
@@ -153,6 +154,23 @@ def test_results_of_other_models_and_intervals_are_not_used(kvoffload, trace, tm
     assert first[1][0]["hits"] != first[2][0]["hits"]
 
 
+def test_a_sweep_of_prompts_of_unknown_length_continues(kvoffload, tmp_path):
+    """Hits are tokens all the same; a share is that of the prompts whose length is known."""
+    path, file = tmp_path / "trace.jsonl", tmp_path / "results.jsonl"
+    lengths = [0, 16 * 20 + 1, 0, 0, 16 * 20 + 1]
+    prompt = tuple(range(20))
+    write_trace([Request(n, length, 1, prompt) for n, length in enumerate(lengths)], path)
+    arguments = (*MODEL, "--capacity", "500", "--policy", "lru", "--jobs", "1", "--json")
+    arguments += ("--block-tokens", "16", "--results", file)
+    first, again = (kvoffload("sweep", path, *arguments) for _ in range(2))
+    assert "1 of 1 results were known" in again.err
+    assert again.out == first.out
+    (result,) = json.loads(first.out)["results"]
+    assert (result["hits"], result["hit_tokens"], result["tokens"]) == (4 * 320, 2 * 320, 2 * 321)
+    replayed = read(kvoffload, "replay", path, *arguments[:6], "--block-tokens", "16")
+    assert replayed["results"][0]["token_hit_ratio"] == result["token_hit_ratio"] == 640 / 642
+
+
 def test_a_picture_has_slots(kvoffload, trace, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "hits.svg"
@@ -179,7 +197,23 @@ def test_a_picture_has_slots(kvoffload, trace, tmp_path):
         ),
         (
             (*MODEL, "--retention", "many"),
-            "Invalid value for '--retention': must be 0, tokens >= 1 or none, got 'many'",
+            "Invalid value for '--retention': must be 0, a number of tokens or none, got 'many'",
+        ),
+        (
+            (*MODEL, "--retention", "1" + 18 * "0"),
+            "Invalid value for '--retention': must have at most 18 digits, got ",
+        ),
+        (
+            ("--model", FAMILIES / "llama4.json", "--retention", "none"),
+            "--retention must go with a model that has windows or states, got none with",
+        ),
+        (
+            (*MODEL, "--block-tokens", 20 * "9"),
+            "Invalid value for '--block-tokens': 99999999999999999999 is not in the range 1<=x<=",
+        ),
+        (
+            (*MODEL, "--capacity", "1KiB"),
+            "--capacity must come to 1 ... 2147483647 slots, got 0 (1,024 bytes / 393,216 bytes",
         ),
         (
             (*MODEL, "--tensor-parallel", "3"),

@@ -100,6 +100,18 @@ def test_a_retention_that_the_engine_refuses_names_the_number(
         bound(*groups, block_tokens=block_tokens, retention=retention)
 
 
+def test_chunks_have_a_limit() -> None:
+    """A few bytes of a configuration do not ask for a range of 2**40 chunks."""
+    assert bound(FULL, WINDOW, block_tokens=2**24).chunk_tokens == (2**24, 2**24)
+    with pytest.raises(ValueError, match=f"^block_tokens must be <= 16777216, got {2**24 + 1}"):
+        bound(FULL, WINDOW, block_tokens=2**24 + 1)
+    with pytest.raises(ValueError, match=r"^block_tokens must be >= 1, got 0"):
+        bound(FULL, WINDOW, block_tokens=0)
+    rule = f"^block_tokens must give chunks of at most 16777216 tokens, got 4096, .* {2**28}"
+    with pytest.raises(ValueError, match=rule):
+        bound(FULL, Group("window", 12, 2**20, 100), block_tokens=4096)
+
+
 def test_retention_needs_a_window_or_a_state() -> None:
     with pytest.raises(ValueError, match="no group is a window or a state, got 64"):
         bound(FULL, CHUNKED, retention=64)
@@ -112,16 +124,7 @@ def test_the_length_of_a_prompt() -> None:
     assert chunks.length_of(100, 2) == 47  # what is cut off is not there
 
 
-# -- resume points and what is stored --------------------------------------------------------------
-
-
-def test_resume_points() -> None:
-    assert bound(FULL, WINDOW).resume_points(128) == [112]
-    assert bound(FULL, WINDOW).resume_points(129) == [128]
-    assert bound(FULL, WINDOW).resume_points(129, junction=70) == [64, 128]
-    assert bound(FULL, WINDOW, retention=64).resume_points(200) == [64, 128, 192]
-    assert bound(FULL, WINDOW, retention=None).resume_points(40) == [16, 32]
-    assert bound(FULL, WINDOW, block_tokens=64).resume_points(200) == [192]
+# -- what is stored --------------------------------------------------------------------------------
 
 
 def test_a_window_is_stored_before_its_resume_points() -> None:
@@ -353,6 +356,41 @@ def test_simulations_and_grids_count_as_the_replay_does() -> None:
     assert counts.hits <= unbounded.hits <= trace.lengths.sum()
     assert belady.hits >= counts.hits
     assert belady.hit_tokens is None
+
+
+def test_tokens_hit_are_those_of_prompts_of_known_length() -> None:
+    prompt = tuple(range(8))
+    requests = [Request(0, length, 0, prompt) for length in (0, 129, 0, 0, 129)]
+    chunks = bound(FULL, WINDOW)
+    result = replay_groups(requests, CPUOffloadingManager(16, 100), chunks)
+    assert (result.hits, result.hit_tokens, result.tokens) == (4 * 128, 2 * 128, 2 * 129)
+    trace = DecodedTrace.of(requests)
+    front = group_device_tokens(trace, chunks, 0)
+    counts = simulate(trace, trace.keys(), "lru", 100, device_hits=front, groups=chunks)
+    assert (counts.hits, counts.hit_tokens, counts.tokens) == (4 * 128, 2 * 128, 2 * 129)
+
+
+@pytest.mark.parametrize("policy", ["lru", "belady"])
+def test_lengths_are_added_without_overflow(policy: str) -> None:
+    trace = DecodedTrace.of(Request(0, 2**62, 0, (1, 2)) for _ in range(4))
+    chunks = bound(FULL, WINDOW)
+    front = group_device_tokens(trace, chunks, 0)
+    counts = simulate(trace, trace.keys(), policy, 10, device_hits=front, groups=chunks)
+    assert counts.tokens == 2**64
+
+
+def test_full_groups_with_chunks_of_several_sizes_do_not_share_alike() -> None:
+    """A prompt of 64 tokens takes four slots of one group and two of the other."""
+    chunks = bound(FULL, Group("full", 12, 32))
+    requests = [Request(0, 64, 0, (1, 2, 3, 4)) for _ in range(5)]
+    trace = DecodedTrace.of(requests)
+    front = group_device_tokens(trace, chunks, 0)
+
+    def hits(policy: str, chunks: GroupChunks) -> int:
+        return simulate(trace, trace.keys(), policy, 6, device_hits=front, groups=chunks).hits
+
+    assert hits("lru", chunks) == 4 * 64 <= hits("belady", chunks)
+    assert hits("belady", bound(FULL, FULL)) == 4 * 48  # three slots each
 
 
 def test_a_grid_of_groups_in_other_processes() -> None:
