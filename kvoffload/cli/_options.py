@@ -291,7 +291,8 @@ def policy_option(default: str) -> Callable[[CommandFunction], CommandFunction]:
         callback=values_of(read_policy_or_ceiling),
         help="Policies to compare, comma-separated or repeated: NAME or 'NAME?OPTION=VALUE' (see "
         "kvoffload policies), MODULE:CLASS for your own; belady, which knows the future, and "
-        "infinite, which keeps everything, are ceilings.",
+        "infinite, which keeps everything, are ceilings; infinite is none for some models with "
+        "windows or states.",
     )
 
 

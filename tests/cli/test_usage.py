@@ -44,7 +44,7 @@ GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
         (["--capacity", "0.0001%"], "got 0 (0.0001% of "),
         (["--block-bytes", "0"], "must be bytes >= 1, as 2097152 or 2MiB, got '0'"),
         (["--block-bytes", "x"], "must be bytes >= 1"),
-        (["--block-tokens", "0"], "'--block-tokens': 0 is not in the range x>=1."),
+        (["--block-tokens", "0"], "'--block-tokens': 0 is not in the range 1<=x<=16777216."),
         (["--limit", "0"], "'--limit': 0 is not in the range x>=1."),
         (["--seed", "-1"], "'--seed': -1 is not in the range x>=0."),
         (["--policy", "lur"], "cache_policy must be one of lru, "),
