@@ -357,9 +357,12 @@ def of_group(keys, group):
 
 
 class GroupedRequest:
-    """One request of several groups, each looked up by the rule for its kind."""
+    """One request of several groups, each looked up by the rule for its kind.
 
-    def __init__(self, manager, keys, full, others, local=0):
+    Of those in `drafting`, whose layers draft tokens, a hit leaves the last chunk out.
+    """
+
+    def __init__(self, manager, keys, full, others, local=0, drafting=()):
         self.manager, self.context = manager, ReqContext("r")
         self.keys = {group: of_group(keys, group) for group in sorted([*full, *others])}
         for each in self.keys.values():
@@ -368,7 +371,7 @@ class GroupedRequest:
         manager.on_new_request(self.context)
         end = len(keys)
         for group in full:
-            end = self.forwards(group, local, end)
+            end = self.forwards(group, local, end) - (group in drafting)
         if end > local:
             for group in others:
                 end = self.backwards(group, local, end)
@@ -469,6 +472,20 @@ def test_the_first_of_two_states_may_be_there():
     first.run(stored=6)
     assert GroupedRequest(manager, keys, (2,), (0, 1)).run().end == 0
     assert manager.watch.counters()["tail_missed_tokens"] == 6 * 16
+
+
+@pytest.mark.parametrize("full", [(0,), (0, 2)])
+def test_the_last_chunk_of_a_group_that_drafts_is_not_missed(full):
+    manager = in_groups(400, full, (1,))
+    keys = keys_of("a", range(20))
+    ask = manager, keys, full, (1,)
+    GroupedRequest(*ask).run(stored=19)
+    for stored in (19, 20):
+        assert GroupedRequest(*ask, drafting=full[-1:]).run(stored=stored).end == 19
+    assert manager.watch.counters()["tail_missed_tokens"] == 0
+    other = keys[:12] + keys_of("b", range(8))  # whose window is missed, too
+    GroupedRequest(manager, other, full, (1,), drafting=full[-1:]).run()
+    assert manager.watch.counters()["tail_missed_tokens"] == 11 * 16
 
 
 def test_points_are_marked_where_tails_are_more_than_a_twentieth_of_the_hits():

@@ -562,6 +562,11 @@ cdef class RequestManagerCore:
                 until -= full[before]
                 self.full_missed = True
             self.full_until = min(self.full_until, <int64_t>until)
+            if group not in full:
+                # Of a group that drafts a hit leaves the last chunk out; the next begins at its end.
+                until = self.asker.get_offload_key_position(key)
+                if until is not None:
+                    self.full_until = min(self.full_until, <int64_t>until)
             access = self.access_of(self.asker)
             # What it accesses first decides, as it does about hits.
             if group not in full and access is not None and access.size == 0:
