@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from inspect import getdoc
 from pathlib import Path
 from types import ModuleType
 
@@ -514,15 +515,15 @@ def test_names_and_texts_of_both_pools_are_the_same(twins: tuple[ModuleType, ...
         python = getattr(threads, name, None) or getattr(stores, name)
         compiled = getattr(io, name)
         if name != "Pool" and isinstance(python, type):
-            assert compiled.__doc__ == python.__doc__, name
+            assert getdoc(compiled) == getdoc(python), name
             continue
         if not isinstance(python, type):
-            assert compiled.__doc__ == python.__doc__, name
+            assert getdoc(compiled) == getdoc(python), name
             continue
         methods = [method for method in vars(python) if not method.startswith("_")]
         assert methods == [method for method in vars(compiled) if not method.startswith("_")]
         for method in methods:
-            assert getattr(compiled, method).__doc__ == getattr(python, method).__doc__, method
+            assert getdoc(getattr(compiled, method)) == getdoc(getattr(python, method)), method
 
 
 def test_a_copy_ends_at_its_deadline(tier_twin: Twin, tmp_path: Path) -> None:
