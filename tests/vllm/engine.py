@@ -96,7 +96,10 @@ def groups(num_groups: int) -> list[KVCacheGroupSpec]:
     }
     full = KVCacheGroupSpec(["full"], FullAttentionSpec(**shape))
     window = KVCacheGroupSpec(["window"], SlidingWindowSpec(**shape, sliding_window=48))
-    return [full, window][:num_groups]
+    if num_groups < 3:
+        return [full, window][:num_groups]
+    drafting = KVCacheGroupSpec(["drafting"], FullAttentionSpec(**shape), is_eagle_group=True)
+    return [full, window, drafting]
 
 
 class Engine:
@@ -109,7 +112,7 @@ class Engine:
     extra : dict
         ``kv_connector_extra_config``, without the size of the cache.
     num_groups : int
-        KV groups: full attention, then a sliding window.
+        KV groups: full attention, then a sliding window, then full attention that drafts.
     num_chunks : int
         Capacity of the offload cache.
     events : KVEventsConfig or None
