@@ -9,15 +9,18 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.integrations.vllm.groups import KVGroups
+from kvoffload.integrations.vllm.tiering import KVOffloadPrimaryTier
 from kvoffload.managers._watching import WatchRequest
 from tests.allocations import fail_after
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk
+from tests.vllm.test_construction import Region
 from tests.vllm.test_differential import run_sequence
 from tests.vllm.watched import Request, Time, keys_of, watch_all, watched
 
@@ -155,6 +158,21 @@ def test_a_request_that_looks_nothing_up_asks_for_nothing():
     ]
     Request(manager, request.keys).run()
     assert manager.watch.counters()["missed"] == 0
+
+
+@pytest.mark.parametrize("cache_policy", ["lru", "hit-density"])
+def test_a_primary_tier_counts_what_a_manager_alone_does(cache_policy):
+    """vLLM's tiering manager tells it of no new request."""
+    manager = watched(8, cache_policy=cache_policy)
+    primary = KVOffloadPrimaryTier(8, Region(), cache_policy)
+    primary._look_on(WatchRequest(watch_all(), cache_policy), None)
+    rng = random.Random(SEED)
+    runs = [(rng.choice("abc"), rng.randrange(1, 8)) for _ in range(40)]
+    for side in (manager, TieringOffloadingManager(primary, [])):
+        for name, length in runs:
+            Request(side, keys_of(name, range(length))).run()
+    assert primary.watch.counters() == manager.watch.counters()
+    assert manager.watch.counters()["requests"] == len(runs)
 
 
 def test_a_sliding_window_is_looked_up_from_its_end():

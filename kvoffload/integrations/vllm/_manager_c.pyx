@@ -529,6 +529,9 @@ cdef class RequestManagerCore:
         self.full_missed = False
         try:
             self.asked_until = self.last_position(req_context)
+            if self.access_of(req_context) is None:
+                # vLLM's tiering manager tells its primary tier of no new request.
+                self.attach(req_context, RequestAccess(self, self.generation), None)
         except Exception:  # of a context of others, and nothing may change for a watch
             self.asked_until = NOT_ASKED
         return 0
