@@ -462,19 +462,10 @@ class Demand:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether no policy hits more than a cache without bounds.
-
-        What hits more computes less, and a window or state is stored only of what is computed. So
-        one that hits less may store what others hit later: the states where the steps of a longer
-        computation end, which count at an interval other than 0, and what the accelerator's cache
-        makes a resume point, a junction, inside the hit.
-        """
-        if self.groups is None or not self.groups.layout.is_sparse:
+        """Whether no policy hits more than a cache without bounds: `GroupChunks.is_bounded`."""
+        if self.groups is None:
             return True
-        if self.device_hits[:, 1].any():
-            return False
-        kinds = {group.kind for group in self.groups.layout.groups}
-        return "state" not in kinds or self.groups.retention == 0
+        return self.groups.is_bounded(junctions=bool(self.device_hits[:, 1].any()))
 
     def unbounded(self, trace: DecodedTrace) -> int:
         """Return the hits of a cache without bounds."""

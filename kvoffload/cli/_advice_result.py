@@ -60,6 +60,7 @@ def as_object(subject: Subject) -> dict[str, object]:
         "headline": subject.headline(),
         "engine": _engine(subject),
         "unbounded_hit_ratio": advice.unbounded,
+        "unbounded_is_ceiling": advice.unbounded_is_ceiling,
         "memories": [_memory(subject, advice, place) for place in range(len(advice.memories))],
         "without_device_memory": None
         if subject.alone is None

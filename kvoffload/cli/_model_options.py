@@ -13,7 +13,7 @@ from kvoffload.advise.model_shape import DTYPE_BYTES
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.units import bytes_text
 from kvoffload.replay.groups import GroupChunks, GroupLayout, Retention
-from kvoffload.replay.offline import BELADY
+from kvoffload.replay.offline import BELADY, INFINITE
 
 from ._options import CommandFunction, check_number, value_of
 from ._terminal import note
@@ -281,3 +281,17 @@ def without_unknown_ceilings(
         raise click.UsageError(f"--policy must name another policy: {reason}")
     note(f"{reason}, and left out", quiet=quiet)
     return left
+
+
+def note_no_ceiling(
+    policies: tuple[str, ...], groups: GroupChunks | None, device_blocks: int, *, quiet: bool
+) -> None:
+    """Print a note where a policy may hit more than a cache without bounds."""
+    if groups is None or INFINITE not in policies:
+        return
+    if not groups.is_bounded(junctions=device_blocks > 0):
+        note(
+            f"{INFINITE} may be no ceiling: a policy that hits less computes more, and stores "
+            "windows or states of it",
+            quiet=quiet,
+        )

@@ -32,6 +32,7 @@ from ._model_options import (
     Interval,
     groups_object,
     model_options,
+    note_no_ceiling,
     unique_chunks,
     without_unknown_ceilings,
 )
@@ -150,6 +151,7 @@ def replay(
         unit = "block" if groups is None else "slot"
         sizes = [asked.resolve(block_bytes, unique, unit=unit) for asked in capacities]
         device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
+        note_no_ceiling(policies, groups, device_blocks, quiet=quiet)
         ceilings = _Ceilings(requests, device_blocks, block_tokens, groups)
         cells = []
         for asked, num_blocks in zip(capacities, sizes, strict=True):

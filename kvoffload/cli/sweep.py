@@ -27,6 +27,7 @@ from ._model_options import (
     CacheOptions,
     Interval,
     model_options,
+    note_no_ceiling,
     unique_chunks,
     without_unknown_ceilings,
 )
@@ -163,6 +164,7 @@ def sweep(
     unit = "block" if groups is None else "slot"
     sizes = {asked.text: asked.resolve(block_bytes, unique, unit=unit) for asked in capacities}
     device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
+    note_no_ceiling(policies, groups, device_blocks, quiet=quiet)
     policies = without_unknown_ceilings(policies, groups, quiet=quiet)
     cells = [
         Cell(policy, size, device_blocks, pending)

@@ -297,6 +297,24 @@ class GroupChunks:
         """Tokens that a retention interval is a multiple of."""
         return _retention_multiple(self.layout, self.engine_chunk_tokens)
 
+    def is_bounded(self, *, junctions: bool) -> bool:
+        """Return whether no policy hits more than a cache without bounds.
+
+        What hits more computes less, and a window or state is stored only of what is computed. So
+        one that hits less may store what others hit later: the states where the steps of a longer
+        computation end, which count at an interval other than 0, and what the accelerator's cache
+        makes a resume point, a junction, inside the hit.
+
+        Parameters
+        ----------
+        junctions : bool
+            Whether the accelerator's own cache makes any.
+        """
+        if not self.layout.is_sparse:
+            return True
+        has_states = any(group.kind == "state" for group in self.layout.groups)
+        return not junctions and (self.retention == 0 or not has_states)
+
     def length_of(self, input_length: int, num_blocks: int) -> int:
         """Return the tokens of a prompt that has so many blocks in the trace.
 
