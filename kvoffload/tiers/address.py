@@ -207,5 +207,6 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
     try:
         return opener(place, namespace, **options)
     except ValueError as error:
-        text = str(error)
-        raise ValueError(text if text.startswith("url ") else f"url: {text}") from error
+        if str(error).startswith("url "):
+            raise
+        raise ValueError(f"url: {error}") from error

@@ -324,7 +324,8 @@ def test_the_spec_reads_the_options():
     )
     policy = spec.get_manager()._rules.policy
     assert (policy.ghosts, policy.guard) == (2.0, 0)
+    spec = OffloadingSpecFactory.create_spec(
+        configuration(8, **names, eviction_policy="hit-density?ghosts=-1")
+    )
     with pytest.raises(ValueError, match="ghosts must be"):
-        OffloadingSpecFactory.create_spec(
-            configuration(8, **names, eviction_policy="hit-density?ghosts=-1")
-        )
+        spec.get_manager()
