@@ -389,7 +389,7 @@ class Server:
                 time.sleep(0.25)
             metrics = self.metrics()
             seen = {
-                key: value
+                key: repr(value)  # NaN, which differs from itself, is NaN again
                 for key, value in metrics.samples.items()
                 if "kvoffload_" in key[0]
                 and not key[0].endswith("_created")
