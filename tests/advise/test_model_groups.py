@@ -5,6 +5,7 @@ The figures were compared with vLLM 0.33 (``tests/vllm/test_model_groups.py`` do
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -144,6 +145,15 @@ def test_workers_and_types(name, dtype, workers, tokens, block_bytes):
     layout = model_shape(name).layout(dtype, workers)
     (group,) = {one for one in layout.groups if one.kind == FULL}
     assert (group.block_tokens, layout.block_bytes) == (tokens, block_bytes)
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), [("float32", 528), ("bfloat16", 272), ("float16", 272)])
+def test_a_state_takes_the_bytes_of_its_type(tmp_path, dtype, tokens):
+    config = json.loads((FAMILIES / "qwen3.5.json").read_text(encoding="utf-8"))
+    config["text_config"]["mamba_ssm_dtype"] = dtype
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    assert {one.block_tokens for one in model_shape(str(path)).layout().groups} == {tokens}
 
 
 def test_a_page_that_does_not_divide_the_largest_is_padded():

@@ -170,6 +170,8 @@ def test_steps_end_where_their_tokens_do() -> None:
     chunks = GroupChunks.of(layout, 16, None, step_tokens=40)
     states = [call[0].chunk for call in chunks.offers(100, 0, 0) if call[0].group == 1]
     assert states == [1, 3, 5]  # 32, 64 and 96 tokens
+    calls = bound(FULL, STATE, retention=None).offers(10_000, 0, 0)  # 8,192 a step
+    assert [call[0].chunk for call in calls if call[0].group == 1] == [511, 623, 624]
 
 
 def test_after_a_load_is_offered_what_follows() -> None:
@@ -192,6 +194,12 @@ def test_full_groups_hit_what_all_of_them_have() -> None:
     assert chunks.hit(128, 0, Has((0, range(5)), (1, range(3)))) == 48
     assert chunks.hit(128, 0, Has((0, range(8)), (1, range(8)))) == 128
     assert chunks.hit(128, 32, Has((0, range(2, 5)), (1, range(2, 5)))) == 48
+
+
+def test_what_is_shorter_than_a_chunk_is_no_hit() -> None:
+    assert bound(FULL).hit(15, 0, Has()) == 0  # of the prompt
+    assert bound(FULL).hit(40, 24, Has((0, range(2)))) == 0  # after what the accelerator has
+    assert bound(FULL).hit(64, 8, Has((0, range(1)))) == 0  # of what is there
 
 
 def test_a_window_hits_before_the_last_token() -> None:
@@ -285,6 +293,7 @@ def test_the_accelerators_cache_forgets_the_least_recent() -> None:
     found = group_device_tokens(trace, chunks, 300)[:, 0]
     assert found.tolist() == (16 * device_hits(trace, 300)).tolist()
     assert DeviceCache(300).ask(()) == 0
+    assert GroupDevice(chunks, 0).ask((1, 2), 33) == (0, 0)
 
 
 @pytest.mark.parametrize("policy", registry.names())
@@ -292,7 +301,7 @@ def test_every_policy_replays_groups(policy: str) -> None:
     chunks = bound(FULL, WINDOW, retention=512)
     manager = CPUOffloadingManager(16, 400, policy)
     server = GroupServer(chunks, manager)
-    hits = stored = evicted = 0
+    hits = stored = evicted = not_admitted = 0
     for request in system_prompt(60):
         hashes = [b"%d" % block for block in request.hash_ids]
         served = server.serve(hashes, 4480)
@@ -300,12 +309,13 @@ def test_every_policy_replays_groups(policy: str) -> None:
         hits += served.hits
         stored += len(served.stored)
         evicted += len(served.evicted)
+        not_admitted += served.not_admitted
         assert all(len(call) for call in served.offered)
     assert hits > 0
     assert stored - evicted == len(manager) <= 400
     stats = manager.stats()
     assert (stats["pending"], stats["pinned"]) == (0, 0)
-    assert stats["stored_blocks"] == stored
+    assert (stats["stored_blocks"], stats["not_admitted"]) == (stored, not_admitted)
 
 
 @pytest.mark.parametrize("policy", registry.names())
@@ -391,6 +401,30 @@ def test_full_groups_with_chunks_of_several_sizes_do_not_share_alike() -> None:
 
     assert hits("lru", chunks) == 4 * 64 <= hits("belady", chunks)
     assert hits("belady", bound(FULL, FULL)) == 4 * 48  # three slots each
+
+
+def test_a_ceiling_counts_the_slots_of_every_full_group() -> None:
+    trace = DecodedTrace.of(Request(0, 64, 0, (1, 2, 3, 4)) for _ in range(5))
+    for groups, slots in ((FULL,), 4), ((FULL, FULL), 8):
+        chunks = bound(*groups)
+        front = group_device_tokens(trace, chunks, 0)
+        counts = simulate(trace, trace.keys(), "belady", 100, device_hits=front, groups=chunks)
+        assert counts.stored == slots
+
+
+def test_what_is_refused_or_not_admitted_is_counted() -> None:
+    trace = DecodedTrace.of(system_prompt(6))
+    chunks = bound(FULL, WINDOW)
+    front = group_device_tokens(trace, chunks, 0)
+    for policy in ("lru", "hit-density"):
+        manager = CPUOffloadingManager(16, 300, policy)
+        result = replay_groups(system_prompt(6), manager, chunks)
+        counts = simulate(trace, trace.keys(), policy, 300, device_hits=front, groups=chunks)
+        assert counts.refused == result.refused
+        assert counts.not_admitted == result.not_admitted
+    assert result.not_admitted > 0
+    tiny = simulate(trace, trace.keys(), "lru", 4, device_hits=front, groups=chunks)
+    assert (tiny.refused, tiny.stored) == (6, 0)
 
 
 def test_a_grid_of_groups_in_other_processes() -> None:
