@@ -147,7 +147,10 @@ def test_workers_and_types(name, dtype, workers, tokens, block_bytes):
     assert (group.block_tokens, layout.block_bytes) == (tokens, block_bytes)
 
 
-@pytest.mark.parametrize(("dtype", "tokens"), [("float32", 528), ("bfloat16", 272), ("float16", 272)])
+FLOATS = [("float32", 528), ("bfloat16", 272), ("float16", 272)]
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), FLOATS)
 def test_a_state_takes_the_bytes_of_its_type(tmp_path, dtype, tokens):
     config = json.loads((FAMILIES / "qwen3.5.json").read_text(encoding="utf-8"))
     config["text_config"]["mamba_ssm_dtype"] = dtype
