@@ -58,6 +58,18 @@ fresh_venv() {
   echo "$KVO_WORK/$1"
 }
 
+supported_pythons="3.10 3.11 3.12 3.13 3.14"
+
+# interpreter_of VERSION: prints the path of that CPython, on the PATH, of pyenv, or, the newest, of Debian unstable; fails
+# where it cannot be had.
+interpreter_of() {
+  local candidate
+  for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
+    if "$candidate" -c '' 2>/dev/null; then echo "$candidate" && return; fi
+  done
+  [ "$1" = "${supported_pythons##* }" ] && .ci/debian-python "$1"
+}
+
 # quick_start N: line N of README's quick start.
 quick_start() {
   sed -n '/^## Quick start$/,/^## [^Q]/p' README.md | sed -n '/^```sh$/,/^```$/p' | grep -v '^```' | sed -n "$1p"
