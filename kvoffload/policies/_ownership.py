@@ -8,6 +8,7 @@ manager.
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 _Owners = dict[int, weakref.ref[object]]
 _owners: _Owners = {}
@@ -32,16 +33,17 @@ def check_owner(policy: object, manager: object) -> None:
 def take(policy: object, manager: object) -> None:
     """Make `manager` the owner of a policy; ValueError if it has another."""
     key = id(policy)
-
-    def forget(reference: weakref.ref[object], owners: _Owners = _owners) -> None:
-        # Bound, since the module may be gone before the last manager is.
-        if owners.get(key) is reference:
-            del owners[key]
-
-    mine = weakref.ref(manager, forget)
+    # Bound, since the module may be gone before the last manager is; not by a closure, as CPython
+    # 3.12 and 3.13 crash where there is no memory to make one.
+    mine = weakref.ref(manager, partial(_forget, _owners, key))
     if _owners.setdefault(key, mine) is not mine:  # in one step: of two threads one is refused
         check_owner(policy, manager)
         _owners[key] = mine
+
+
+def _forget(owners: _Owners, key: int, reference: weakref.ref[object]) -> None:
+    if owners.get(key) is reference:
+        del owners[key]
 
 
 def release(policy: object, manager: object) -> None:

@@ -116,8 +116,9 @@ def load(found: Entry, twin: Literal["py", "c"]) -> type[CachePolicy]:
 
 def is_builtin(policy_class: type, twin: Literal["py", "c"]) -> bool:
     """Return whether a class is itself a registered twin, not a subclass of one."""
-    return any(
-        getattr(sys.modules.get(f"{__package__}._{known.stem}_{twin}"), known.class_name, None)
-        is policy_class
-        for known in _ENTRIES
-    )
+    # No closure: CPython 3.12 and 3.13 crash where there is no memory to make one.
+    for known in _ENTRIES:
+        module = sys.modules.get(f"{__package__}._{known.stem}_{twin}")
+        if getattr(module, known.class_name, None) is policy_class:
+            return True
+    return False
