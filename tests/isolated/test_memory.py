@@ -12,6 +12,7 @@ from tests.isolated.scripts import run_script
 PRELUDE = """
 import gc
 import importlib
+import os
 import sys
 
 twin = importlib.import_module("tests._compiled")
@@ -166,7 +167,10 @@ for cls, arguments in ((twin.policy_class(name), (6,)), (twin.CPUBackend, (16, 6
                     else:
                         raise AssertionError((cls, again, n, method))
 assert failed > 8, failed
-print("nothing works")
+print("nothing works", flush=True)
+if sys.version_info[:2] == (3, 13):
+    # Where it had no memory CPython 3.13.0 has broken what it meets again as it ends.
+    os._exit(0)
 """
 
 LATE = """
