@@ -38,7 +38,7 @@ NOT_IN_VLLM = {"bamba"}  # it had the model before 0.33
 
 PROGRAM = "from tests.vllm.upstream.pretend import pretend; pretend(); "
 PROGRAM += "from tests.vllm.modelled import main; main()"
-BATCHES = 3  # a process each, which ends well before a test counts as hanging
+BATCHES = 6  # a process each, which ends well before a test counts as hanging
 
 
 @functools.cache
