@@ -52,7 +52,7 @@ CASES = [
     (RECORDER, "a .zst trace", "backports.zstd", "cli"),
 ]
 NEEDED_HERE = [case for case in CASES if not case[2].startswith("backports.")]
-if zstd_module() == "backports.zstd":  # Python 3.14 has its own
+if zstd_module() == "backports.zstd":  # before Python 3.14, which has its own
     NEEDED_HERE = CASES
 HIDE = """
 import importlib.metadata, sys
