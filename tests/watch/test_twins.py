@@ -79,6 +79,27 @@ def test_the_twins_see_the_same_of_a_long_run(twins, policy, seed):
         manager._check()
 
 
+def test_the_twins_see_the_same_where_stores_overlap(twins, seed):
+    rng = random.Random(seed)
+    managers = [whole(twin, 60, clock=Clock()) for twin in twins]
+    under_way: list[list[bytes]] = []
+    for number in range(300):
+        document = rng.randrange(30)
+        hashes = [block_hash(100 * document + place) for place in range(rng.randrange(1, 20))]
+        for manager in managers:
+            manager.touch(hashes)
+            manager.lookup(hashes)
+            output = manager.prepare_store(hashes)
+        under_way.append([] if output is None else output.block_hashes_to_store)
+        while under_way and rng.random() < len(under_way) / 20:
+            ended = under_way.pop(rng.randrange(len(under_way)))
+            for manager in managers:
+                manager.complete_store(ended)
+        if number % 25 == 0:
+            require_equal(*map(seen, managers), what="what the watch holds")
+    require_equal(*(manager.watch.report() for manager in managers), what="the report")
+
+
 def test_both_hash_alike(twins):
     words = [int.from_bytes(SECRET[place : place + 8], "little") for place in range(0, 64, 8)]
     keys = [

@@ -232,6 +232,26 @@ def overlapped(manager: Any, asked: list[list[bytes]], under_way: int) -> int:
     return hits
 
 
+def test_the_lag_is_a_mean_of_the_last_16_stores(twin):
+    manager = whole(twin, 100)
+    for lag in (5, 21):
+        output = manager.prepare_store(hashes := block_hashes(100 * lag, 100 * lag + 1))
+        assert output is not None
+        for number in range(lag):
+            manager.lookup([block_hash(10_000 + number)])
+        manager.complete_store(hashes)
+    assert manager.watch._core.progress()[3] == 5 + (21 - 5) / 16
+
+
+def test_a_clock_that_goes_back_stops_the_time(twin):
+    clock = Clock()
+    manager = whole(twin, 2, clock=clock)
+    store(manager, [A])
+    clock.seconds -= 10
+    assert manager.watch._core.now() == 0
+    store(manager, [B])
+
+
 def test_where_stores_overlap_the_points_are_right_and_without_marks(twin):
     """Chats go on before their last turns are stored; stores that end at once would hit those."""
     rng = random.Random(7)
