@@ -235,6 +235,22 @@ def test_what_a_later_group_lowers_is_asked_again() -> None:
     assert windows.hit(129, 0, has) == 64
 
 
+def test_on_the_accelerator_a_window_that_reaches_the_beginning_is_long_enough() -> None:
+    there = {(0, chunk) for chunk in range(4)} | {(1, 0), (1, 1)}
+    assert bound(FULL, WINDOW).local(65, lambda place: place in there) == (32, 64)
+
+
+def test_a_window_of_one_token_asks_for_its_own_chunk() -> None:
+    there = {(0, chunk) for chunk in range(4)} | {(1, 2)}
+    windows = bound(FULL, Group("window", 12, 16, 1))
+    assert windows.local(65, lambda place: place in there) == (48, 64)
+
+
+def test_chunks_are_left_in_the_order_of_their_last_tokens() -> None:
+    left = bound(FULL, Group("full", 12, 32)).left_on_device(64)
+    assert left == [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (1, 1)]
+
+
 def test_what_is_loaded() -> None:
     chunks = bound(FULL, WINDOW, STATE, CHUNKED)
     loaded = chunks.loaded(0, 112)
