@@ -84,7 +84,7 @@ def check_hash(block_hash: Any) -> BlockHash:
     return BlockHash(block_hash)
 
 
-def check_status(status: Any) -> BlockStatus:
+def check_status(status: Any, name: str = "status") -> BlockStatus:
     """Return `status` if it is a ``BlockStatus``.
 
     Raises
@@ -93,7 +93,7 @@ def check_status(status: Any) -> BlockStatus:
         If it is not.
     """
     if not isinstance(status, BlockStatus):
-        raise TypeError(f"status must be a BlockStatus, got {type(status).__name__}")
+        raise TypeError(f"{name} must be a BlockStatus, got {type(status).__name__}")
     return status
 
 

@@ -104,7 +104,7 @@ cdef class PoolCore:
         """Take back a slot; ValueError if it is not one that `allocate_blocks` gave."""
         cdef int64_t block_id
         self.require_open()
-        block_id = check_status(block).block_id
+        block_id = check_status(block, "block").block_id
         if not self.is_lent(block_id):
             raise ValueError(f"block must have a slot that allocate_blocks gave, got {block_id}")
         self.lent[block_id >> 3] &= <uint8_t>(~(1 << (block_id & 7)) & 0xFF)
@@ -114,7 +114,8 @@ cdef class PoolCore:
         """Return the slots of `blocks`, in their order; `hashes` is not looked at."""
         self.require_open()
         spec = CPULoadStoreSpec.__new__(CPULoadStoreSpec)
-        spec.block_ids = np.array([check_status(block).block_id for block in blocks], np.int64)
+        block_ids = [check_status(block, "each of blocks").block_id for block in blocks]
+        spec.block_ids = np.array(block_ids, np.int64)
         return spec
 
     def _check(self):

@@ -98,7 +98,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
     def free(self, block: BlockStatus) -> None:
         """Take back a slot; ValueError if it is not one that `allocate_blocks` gave."""
         self._require_open()
-        block_id = check_status(block).block_id
+        block_id = check_status(block, "block").block_id
         if block_id not in self._lent:
             raise ValueError(f"block must have a slot that allocate_blocks gave, got {block_id}")
         self._lent.remove(block_id)
@@ -111,7 +111,7 @@ class CPUBackend(Backend[CPULoadStoreSpec]):
     ) -> CPULoadStoreSpec:
         """Return the slots of `blocks`, in their order; `hashes` is not looked at."""
         self._require_open()
-        return _spec([check_status(block).block_id for block in blocks])
+        return _spec([check_status(block, "each of blocks").block_id for block in blocks])
 
     # -- the trusted protocol of the Python manager skeleton --------------------------------
 

@@ -24,7 +24,8 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     order decides the error. `lookup` alone reads a list or tuple only as far as it needs.
 
     Every method is **all or nothing**: if it raises or returns None, no block, list or event has
-    changed, and an exception changes no counter. Compiled, that also holds for an exception from
+    changed, and an exception changes no counter; faults of a user's own parts are the exception
+    (`prepare_store`). Compiled, that also holds for an exception from
     outside the call: KeyboardInterrupt, what a signal handler raises, MemoryError. In Python such
     an exception may leave the manager in between; a ``CPUOffloadingManager`` loses no slot.
 
@@ -118,7 +119,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
             blocks already evicted stay evicted and their event is emitted.
         PolicyError
             If a user's policy evicted a wrong number of blocks, or one that is protected or not
-            idle.
+            idle: those that were idle and not protected stay evicted, likewise.
         """
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:

@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 
 from kvoffload import CachePolicy
+from kvoffload._checks import check_int
+from kvoffload.errors import describe
 from kvoffload.tiers.base import Done, State, Status, Tier
 from kvoffload.tiers.engine import threads
 from kvoffload.tiers.engine.contract import Block, Pool, Store
@@ -135,11 +137,22 @@ class FaultyTier(MemoryTier):
         )
 
     def delay(self, seconds: float) -> None:
-        """Delay every call by `seconds` from now on."""
+        """Delay every call by `seconds` >= 0 from now on; ValueError for others."""
+        if not seconds >= 0:
+            raise ValueError(f"seconds must be >= 0, got {describe(seconds)}")
         self._store.delay_s = seconds
 
     def fail(self, op: str, count: int, error: int = errno.EIO) -> None:
-        """Make the next `count` calls of ``"put"`` or ``"get"`` end with an error."""
+        """Make the next `count` calls of ``"put"`` or ``"get"`` end with an error.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `op` is neither, or `count` or `error` is no integer >= 0.
+        """
+        if op not in ("put", "get"):
+            raise ValueError(f"op must be 'put' or 'get', got {describe(op)}")
+        count, error = check_int("count", count, 0), check_int("error", error, 0)
         self._store.errno = error
         self._store.failures[op] = count
 

@@ -417,10 +417,10 @@ class Tier(ABC):
         """Let jobs under way end, and give everything back. A second call does nothing.
 
         What has not started by `timeout_s` seconds ends with `Status.UNAVAILABLE`; a call under way
-        then has a second more, or a tenth of one where a job is late. `poll` returns the last ends,
-        `stats` the last counters; every other method then raises RuntimeError. An exception of a
-        signal's handler, such as KeyboardInterrupt, ends the wait: the tier is open until a second
-        call.
+        then has a second more, or a tenth of one where a job is late. `poll` and `take_events`
+        return what is left, `stats` and `health` still answer; every other method then raises
+        RuntimeError. An exception of a signal's handler, such as KeyboardInterrupt, ends the wait:
+        the tier is open until a second call.
 
         Returns
         -------

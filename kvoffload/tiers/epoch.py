@@ -16,6 +16,8 @@ from __future__ import annotations
 import secrets
 import time
 
+from kvoffload._checks import check_int
+
 __all__ = ["EPOCH_CHARACTERS", "epoch_text", "is_epoch", "last_epoch", "new_epoch", "parse_epoch"]
 
 EPOCH_CHARACTERS = 16
@@ -57,7 +59,14 @@ def last_epoch() -> int:
 
 
 def epoch_text(epoch: int) -> bytes:
-    """Return an epoch as it lies on media: 16 hex digits."""
+    """Return an epoch, ``0 ... 2**64 - 1``, as it lies on media: 16 hex digits.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no such integer.
+    """
+    epoch = check_int("epoch", epoch, 0, 2**64 - 1)
     return b"%016x" % epoch
 
 

@@ -19,7 +19,9 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["MAX_DEPTH", "Folder", "temporary_name"]
+from kvoffload.errors import describe
+
+__all__ = ["MAX_DEPTH", "Folder", "check_path", "temporary_name"]
 
 MAX_DEPTH = 8
 """Levels of folders that are removed below the one that is named; the tier makes two."""
@@ -29,6 +31,21 @@ _NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_FOLDER = frozenset({errno.ENOTDIR, errno.ELOOP})  # a file, or a link, which one depends
 _A_FOLDER = frozenset({errno.EISDIR, errno.EPERM})  # what unlinking one says: Linux, POSIX
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EOPNOTSUPP})
+
+
+def check_path(path: object) -> Path:
+    """Return the path of a directory that a caller names.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither text nor a path, or is empty, or no file can have it.
+    """
+    if not isinstance(path, str | Path) or not str(path):
+        raise TypeError(f"path must be the path of a directory, got {describe(path)}")
+    if "\0" in str(path):
+        raise ValueError(f"path must not have a null character, got {describe(path)}")
+    return Path(path)
 
 
 class Folder:

@@ -183,8 +183,8 @@ def weights_identity(source: str | Path, revision: str | None = None) -> Any:
     ------
     OSError
         If a file cannot be read.
-    ValueError
-        If the directory has too many files to be a model's.
+    TypeError, ValueError
+        If `source` is neither text nor a path, or a directory of too many files to be a model's.
 
     Notes
     -----
@@ -194,6 +194,8 @@ def weights_identity(source: str | Path, revision: str | None = None) -> Any:
 
     Complexity: O(files), some 400 KB read of each.
     """
+    if not isinstance(source, str | Path):
+        raise TypeError(f"source must be a path or a name, got {describe(source)}")
     path = Path(source)
     if path.is_file():
         return [_file_identity(path, path.name)]

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload._checks import check_int
+from kvoffload.errors import describe
 
 __all__ = ["ALIGNMENT", "Region", "round_up"]
 
@@ -107,9 +108,9 @@ class Region:
         """
         region = cls.__new__(cls)
         checked = []
-        for place, part in enumerate(parts):
-            offset, stride, nbytes = part
+        for place, part in enumerate(_elements("parts", parts)):
             name = f"parts[{place}]"
+            offset, stride, nbytes = _elements(name, part, 3)
             checked.append(
                 (
                     check_int(f"{name} offset", offset, 0),
@@ -123,7 +124,7 @@ class Region:
         return region
 
     def _set(self, buffer: Any, parts: tuple[Part, ...], num_blocks: int | None = None) -> None:
-        view = memoryview(buffer)
+        view = _view("buffer", buffer)
         if view.readonly:
             raise ValueError("buffer must be writable")
         if not view.c_contiguous:
@@ -202,7 +203,7 @@ class Region:
             If there is no such block, or `data` is not of its size.
         """
         views = self.views(block_id)
-        source = memoryview(data).cast("B")
+        source = _view("data", data).cast("B")
         if len(source) != self.block_bytes:
             raise ValueError(f"data must have {self.block_bytes} bytes, got {len(source)}")
         start = 0
@@ -217,6 +218,25 @@ class Region:
 
     def __repr__(self) -> str:
         return f"Region({self.num_blocks} blocks of {self.block_bytes} bytes)"
+
+
+def _view(name: str, value: Any) -> memoryview:
+    """Return the memory of an object; TypeError if it has none."""
+    try:
+        return memoryview(value)
+    except TypeError:
+        raise TypeError(f"{name} must be memory, such as bytes, got {describe(value)}") from None
+
+
+def _elements(name: str, value: Any, count: int | None = None) -> list[Any]:
+    """Return the elements of an iterable; TypeError, ValueError if it is none, or of others."""
+    try:
+        elements = list(value)
+    except TypeError:
+        raise TypeError(f"{name} must be iterable, got {describe(value)}") from None
+    if count is not None and len(elements) != count:
+        raise ValueError(f"{name} must have {count} numbers, got {describe(value)}")
+    return elements
 
 
 def _overlap(part: Part, other: Part, num_blocks: int) -> bool:
@@ -250,7 +270,7 @@ def allocate(nbytes: int) -> memoryview:
             memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         else:
             memory = mmap.mmap(-1, nbytes)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for {nbytes} bytes") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash, BlockIDsLoadStoreSpec, OffloadingManager, PrepareStoreOutput
-from kvoffload._checks import as_batch
+from kvoffload._checks import as_batch, check_bool
 from kvoffload.errors import describe
 from kvoffload.tiers.engine.jobs import TRANSFER_BYTES_PER_S, TRANSFER_DEADLINE_S, check_deadline
 
@@ -133,6 +133,8 @@ class TieredStore:
         write: Literal["through", "demote"] = "through",
         promote: bool = True,
     ) -> None:
+        if not isinstance(region, Region):
+            raise TypeError(f"region must be a Region, got {describe(region)}")
         if write not in ("through", "demote"):
             raise ValueError(f"write must be 'through' or 'demote', got {describe(write)}")
         stats = getattr(manager, "stats", None)
@@ -145,13 +147,16 @@ class TieredStore:
         least = num_blocks + (write == "demote")
         if region.num_blocks < least:
             raise ValueError(f"region must have {least} or more blocks, got {region.num_blocks}")
+        promote = check_bool("promote", promote)
+        tiers = _check_tiers(tiers)
         self._pid = os.getpid()
+        self._closed = False
         self.region = region
         self.manager = manager
         self._resident: Any = manager  # for what the contract of managers leaves out
-        self.tiers = tuple(tiers)
+        self.tiers = tiers
         self.write = write
-        self.promote = bool(promote)
+        self.promote = promote
         for tier in self.tiers:
             tier.attach(region)
         self._owner: list[BlockHash | None] = [None] * num_blocks
@@ -169,10 +174,12 @@ class TieredStore:
             0,
         )  # fmt: skip
 
-    def _refuse_foreign(self) -> None:
-        """Raise in a forked child."""
+    def _refuse(self) -> None:
+        """Raise in a forked child, and after `close`."""
         if os.getpid() != self._pid:
             raise RuntimeError(f"this TieredStore belongs to process {self._pid}")
+        if self._closed:
+            raise RuntimeError("this TieredStore is closed")
 
     # -- what is where -----------------------------------------------------------------------
 
@@ -186,7 +193,7 @@ class TieredStore:
         reachable : int
             Leading blocks in host memory or in a tier, as far as that is known without asking.
         """
-        self._refuse_foreign()
+        self._refuse()
         batch = as_batch(hashes)
         ready = self.manager.lookup(batch)
         reachable = ready
@@ -213,7 +220,7 @@ class TieredStore:
 
     def touch(self, hashes: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last hash first, in host memory and in every tier."""
-        self._refuse_foreign()
+        self._refuse()
         batch = as_batch(hashes)
         self.manager.touch(batch)
         for tier in self.tiers:
@@ -242,7 +249,7 @@ class TieredStore:
         TypeError, ValueError
             If an argument is wrong.
         """
-        self._refuse_foreign()
+        self._refuse()
         batch = as_batch(hashes)
         seconds = check_deadline(deadline_s)
         wanted = [] if self._forgotten_jobs else self._wanted(batch)
@@ -361,12 +368,12 @@ class TieredStore:
 
     def prepare_load(self, hashes: Iterable[bytes]) -> BlockIDsLoadStoreSpec:
         """Pin blocks that are ready, and say where they lie."""
-        self._refuse_foreign()
+        self._refuse()
         return self.manager.prepare_load(hashes)
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
         """Release one pin for each occurrence of each block."""
-        self._refuse_foreign()
+        self._refuse()
         self.manager.complete_load(hashes)
 
     def prepare_store(
@@ -377,7 +384,7 @@ class TieredStore:
         In the mode ``"demote"`` the bytes of blocks that leave have been saved when it returns. It
         is None, too, while jobs from before a `forget` use blocks.
         """
-        self._refuse_foreign()
+        self._refuse()
         if self._forgotten_jobs:
             as_batch(hashes)
             return None
@@ -392,7 +399,7 @@ class TieredStore:
 
         In the mode ``"through"`` they are put to every tier, and stay pinned until each has them.
         """
-        self._refuse_foreign()
+        self._refuse()
         stored = [key for key in dict.fromkeys(as_batch(hashes)) if key in self._storing]
         self.manager.complete_store(stored, success)
         for key in stored:
@@ -460,7 +467,7 @@ class TieredStore:
 
     def step(self) -> list[Fetched]:
         """Take in what the tiers have done, and return the fetches that ended."""
-        self._refuse_foreign()
+        self._refuse()
         self._go_on()
         ended = list(self._ended)
         self._ended.clear()
@@ -500,7 +507,7 @@ class TieredStore:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `step` has something to do, for as many seconds at most."""
-        self._refuse_foreign()
+        self._refuse()
         return bool(self._ended) or self._wait(time.monotonic() + timeout_s)
 
     def _wait(self, until: float) -> bool:
@@ -550,7 +557,7 @@ class TieredStore:
             Whether it is certain even if power fails from now on: whether every tier's
             `Tier.forget` was.
         """
-        self._refuse_foreign()
+        self._refuse()
         self._abandon()
         self._resident.reset_cache()
         certain = [tier.forget() for tier in self.tiers]
@@ -575,8 +582,23 @@ class TieredStore:
                     self._forgotten_jobs += job.kind != "demote"
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Close every tier; tell whether nothing hangs."""
+        """Close every tier; tell whether nothing hangs.
+
+        Every other method but `stats` then raises RuntimeError. Fetches under way do not end.
+        """
         if os.getpid() != self._pid:
             return True
         clean = [tier.close(timeout_s) for tier in self.tiers]
+        self._closed = True
         return all(clean)
+
+
+def _check_tiers(tiers: Any) -> tuple[Tier, ...]:
+    """Return tiers, each once; TypeError, ValueError if they are none."""
+    found: list[Any] = list(tiers) if isinstance(tiers, Iterable) else [tiers]
+    for tier in found:
+        if not isinstance(tier, Tier):
+            raise TypeError(f"tiers must be a sequence of tiers, got {describe(tier)}")
+    if len(set(map(id, found))) < len(found):
+        raise ValueError(f"tiers must be distinct, got {describe(found)}")
+    return tuple(found)

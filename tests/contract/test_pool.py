@@ -84,8 +84,10 @@ def test_a_slot_that_is_not_given_out_cannot_be_freed(twin: ModuleType, block_id
 def test_only_a_status_can_be_freed(twin: ModuleType, block: Any) -> None:
     backend = twin.CPUBackend(16, 2)
     backend.allocate_blocks([A])
-    with pytest.raises(TypeError, match="BlockStatus"):
+    with pytest.raises(TypeError, match=r"^block must be a BlockStatus, got "):
         backend.free(block)
+    with pytest.raises(TypeError, match=r"^each of blocks must be a BlockStatus, got "):
+        backend.get_load_store_spec([A], [block])
 
 
 def test_a_pool_describes_its_blocks(twin: ModuleType) -> None:

@@ -43,6 +43,12 @@ def test_what_is_none_is_passed_over(nonsense: int) -> None:
     assert is_epoch(new_epoch(nonsense))
 
 
+@pytest.mark.parametrize("wrong", [-1, 2**64])
+def test_one_of_more_than_64_bits_is_not_written(wrong: int) -> None:
+    with pytest.raises(ValueError, match=r"epoch must be [<>]= "):
+        epoch_text(wrong)
+
+
 def test_it_is_read_as_it_was_written() -> None:
     epoch = new_epoch()
     assert parse_epoch(epoch_text(epoch)) == epoch

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS
 from kvoffload._sizes import parse_size
+from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import (
     DirectoryTier,
     FileTier,
@@ -22,6 +23,7 @@ from kvoffload.tiers import (
     Namespace,
     Region,
     Tier,
+    TierError,
     open_tier,
     stored_key,
     weights_identity,
@@ -70,7 +72,14 @@ class TestRegion:
             (lambda: Region(bytearray(10), 0), ValueError, "block_bytes must be >= 1, got 0"),
             (lambda: Region(bytearray(10), True), TypeError, "must be an integer, got True"),
             (lambda: Region(bytearray(10), 11), ValueError, "1 or more blocks, got 10 bytes"),
-            (lambda: Region(5, 11), TypeError, "memoryview"),
+            (lambda: Region(5, 11), TypeError, "buffer must be memory, such as bytes, got 5"),
+            (lambda: Region.of_parts(bytearray(10), 5), TypeError, "parts must be iterable, got 5"),
+            (
+                lambda: Region.of_parts(bytearray(10), [(0, 5)]),
+                ValueError,
+                r"parts\[0\] must have 3 numbers, got \(0, 5\)",
+            ),
+            (lambda: Region.allocate(2**40, 2**31), MemoryError, "no memory for"),
             (
                 lambda: Region(np.zeros((4, 4), np.uint8)[:, ::2], 2),
                 ValueError,
@@ -109,6 +118,11 @@ class TestRegion:
                 lambda: Region(bytearray(8), 4).write(0, b"abc"),
                 ValueError,
                 "data must have 4 bytes, got 3",
+            ),
+            (
+                lambda: Region(bytearray(8), 4).write(0, "abcd"),
+                TypeError,
+                "data must be memory, such as bytes, got 'abcd'",
             ),
         ],
     )
@@ -254,6 +268,10 @@ class TestNamespace:
             assert weights_identity(path) != single
             path.write_bytes(bytes(size))
         assert weights_identity(tmp_path) == whole
+
+    def test_what_is_no_path_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="source must be a path or a name, got 3"):
+            weights_identity(3)
 
     def test_a_folder_that_is_no_model_s_is_refused(self, tmp_path, monkeypatch) -> None:
         monkeypatch.setattr("kvoffload.tiers.namespace._MAX_ENTRIES", 3)
@@ -558,3 +576,65 @@ def test_sizes_are_numbers_or_text_as_in_a_url(kind: str, tmp_path: Path) -> Non
             opened(*((text,) if argument == "capacity_bytes" else (40_960, text)))
     with pytest.raises(TypeError, match=r"^capacity_bytes must be an integer, got 4"):
         opened(40960.0)  # type: ignore[arg-type]
+
+
+class TestArguments:
+    """What the constructors and calls of tiers refuse, in the words of the caller."""
+
+    NAMESPACE = Namespace("model", 4096)
+
+    @pytest.mark.parametrize("kind", [FileTier, DirectoryTier])
+    @pytest.mark.parametrize(
+        ("path", "error", "message"),
+        [
+            (3, TypeError, "path must be the path of a directory, got 3"),
+            ("", TypeError, "path must be the path of a directory, got ''"),
+            ("a\0b", ValueError, "path must not have a null character, got "),
+        ],
+    )
+    def test_paths(self, kind, path, error, message) -> None:
+        with pytest.raises(error, match=f"^{message}"):
+            kind(path, 8192, namespace=self.NAMESPACE)
+
+    def test_a_path_is_named_once(self, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("file").touch()
+        Path("folder").mkdir()
+        with pytest.raises(TierError, match=r"^file/[0-9a-f]{32}: Not a directory$"):
+            FileTier("file", 8192, namespace=self.NAMESPACE)
+        slab = Path("folder", self.NAMESPACE.fingerprint.hex())
+        FileTier("folder", 8192, namespace=self.NAMESPACE).close()
+        (slab / "blocks.dat").unlink()
+        (slab / "blocks.dat").mkdir()
+        with pytest.raises(TierError, match=f"^{slab}/blocks.dat: Is a directory$"):
+            FileTier("folder", 8192, namespace=self.NAMESPACE)
+
+    def test_policies_and_numbers_of_blocks(self, tmp_path: Path) -> None:
+        with pytest.raises(TypeError, match=r"^policy must be a name, a CachePolicy subclass or"):
+            FileTier(tmp_path, 8192, int, namespace=self.NAMESPACE)
+        with pytest.raises(ValueError, match=r"^capacity_bytes / block bytes must be <= 21474"):
+            MemoryTier("1000TB", namespace=self.NAMESPACE)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_calls(self) -> None:
+        with MemoryTier(8192, namespace=self.NAMESPACE) as tier:
+            tier.attach(Region.allocate(8, 4096))
+            with pytest.raises(ValueError, match=r"^ids must be distinct, got 5 twice$"):
+                tier.get([b"1", b"2", b"3"], [5, 1, 5])
+            with pytest.raises(TypeError, match=r"^reset must be True or False, got 'no'$"):
+                tier.health(reset="no")
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (lambda tier: tier.fail("write", 1), "op must be 'put' or 'get', got 'write'"),
+            (lambda tier: tier.fail("put", -1), "count must be >= 0, got -1"),
+            (lambda tier: tier.delay(-0.5), "seconds must be >= 0, got -0.5"),
+        ],
+    )
+    def test_of_a_bad_tier(self, call, message) -> None:
+        with (
+            FaultyTier(8192, namespace=self.NAMESPACE) as tier,
+            pytest.raises(ValueError, match=message),
+        ):
+            call(tier)

@@ -2,6 +2,7 @@
 
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -425,6 +426,10 @@ class TestArguments:
             ({"manager": object()}, TypeError, "manager must be a manager"),
             ({"region": Region.allocate(7, BLOCK)}, ValueError, "8 or more blocks, got 7"),
             ({"write": "demote"}, ValueError, "9 or more blocks, got 8"),
+            ({"region": bytearray(8)}, TypeError, "region must be a Region, got bytearray"),
+            ({"promote": 1}, TypeError, "promote must be True or False, got 1"),
+            ({"tiers": 3}, TypeError, "tiers must be a sequence of tiers, got 3"),
+            ({"tiers": [3]}, TypeError, "tiers must be a sequence of tiers, got 3"),
         ],
     )
     def test_what_is_wrong_is_refused(self, change, error, message) -> None:
@@ -437,6 +442,37 @@ class TestArguments:
         }
         with pytest.raises(error, match=message):
             TieredStore(**arguments)
+
+    def test_a_tier_is_given_once(self) -> None:
+        tier = memory()
+        with pytest.raises(ValueError, match=r"tiers must be distinct, got .MemoryTier"):
+            make([tier, tier])
+        tier.attach(Region.allocate(1, BLOCK))  # nothing was done to it
+        tier.close()
+
+    def test_a_closed_store_refuses_every_call(self) -> None:
+        engine = make([memory()])
+        engine.compute(KEYS[:2])
+        store = engine.store
+        assert store.close()
+        assert store.close()
+        calls = [
+            partial(call, KEYS)
+            for call in (
+                store.lookup,
+                store.touch,
+                store.fetch,
+                store.prepare_load,
+                store.complete_load,
+                store.prepare_store,
+                store.complete_store,
+            )
+        ]
+        for call in [*calls, store.step, store.forget, partial(store.wait, 0.0)]:
+            with pytest.raises(RuntimeError, match="this TieredStore is closed"):
+                call()
+        assert store.stats()["fetches"] == 0
+        assert len(store.manager) == 2
 
     def test_a_manager_must_be_empty(self) -> None:
         manager = CPUOffloadingManager(16, HOST)

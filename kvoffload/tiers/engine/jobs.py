@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload._checks import check_bool
 from kvoffload._metrics import Sample
 from kvoffload.errors import describe
 from kvoffload.tiers.base import BlockIDs, Done, Health, Operation, Status, Tier, TierEvent
@@ -374,8 +375,8 @@ class PooledTier(Tier):
             if lowest < 0 or highest >= region.num_blocks:
                 wrong = lowest if lowest < 0 else highest
                 raise ValueError(f"ids must be in 0 ... {region.num_blocks - 1}, got {wrong}")
-            if distinct and not _all_distinct(checked):
-                raise ValueError("ids must be distinct")
+            if distinct and (twice := _first_repeat(checked)) is not None:
+                raise ValueError(f"ids must be distinct, got {twice} twice")
         seconds = check_deadline(deadline_s)
         if seconds is None:
             nbytes = len(stored) * self.block_bytes
@@ -455,7 +456,7 @@ class PooledTier(Tier):
 
     def health(self, reset: bool = False) -> Health:
         """Return whether the tier answers."""
-        if reset:
+        if check_bool("reset", reset):
             self._reads.reset()
             self._writes.reset()
         late = 0 if self._pool is None or self._closed else self._pool.stats()["late_jobs"]
@@ -623,14 +624,15 @@ def block_ids(ids: BlockIDs) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _all_distinct(numbers: npt.NDArray[np.int64]) -> bool:
-    """Return whether no number occurs twice.
+def _first_repeat(numbers: npt.NDArray[np.int64]) -> int | None:
+    """Return the least number that occurs twice, None if there is none.
 
     Not by `numpy.unique`: since numpy 2.3 it waits for the interpreter's lock in a C++ destructor,
     which aborts the process where a daemon thread is in it when the interpreter ends.
     """
     ordered = np.sort(numbers)
-    return not (ordered[1:] == ordered[:-1]).any()
+    repeats = ordered[1:][ordered[1:] == ordered[:-1]]
+    return int(repeats[0]) if len(repeats) else None
 
 
 def check_region(name: str, region: Any, block_bytes: int) -> None:

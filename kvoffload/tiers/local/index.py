@@ -26,6 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import CachePolicy
+from kvoffload._checks import MAX_NUM_BLOCKS, check_int
+from kvoffload.errors import describe
 from kvoffload.policies import registry
 from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.engine.jobs import PooledTier, Record
@@ -33,7 +35,7 @@ from kvoffload.tiers.engine.native import Twin, chosen
 from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 
-__all__ = ["IndexedTier"]
+__all__ = ["IndexedTier", "check_num_slots"]
 
 log = logging.getLogger("kvoffload.tiers")
 
@@ -56,6 +58,13 @@ class _Hidden(Enum):
 
 _DROPPED = frozenset({_Hidden.DEAD, _Hidden.DOOMED, _Hidden.UNWANTED})
 _RESTORED = frozenset({_Hidden.RESTORING, _Hidden.UNWANTED})
+
+
+def check_num_slots(capacity_bytes: int, slot_bytes: int) -> int:
+    """Return how many blocks a capacity holds, at least one; ValueError if they are too many."""
+    return check_int(
+        "capacity_bytes / block bytes", capacity_bytes // slot_bytes, 1, MAX_NUM_BLOCKS
+    )
 
 
 class IndexedTier(PooledTier):
@@ -85,6 +94,11 @@ class IndexedTier(PooledTier):
     ) -> None:
         if isinstance(policy, str):
             registry.parse(policy, "policy")  # the manager below calls it cache_policy
+        elif not issubclass(policy if isinstance(policy, type) else type(policy), CachePolicy):
+            raise TypeError(
+                "policy must be a name, a CachePolicy subclass or an instance, "
+                f"got {describe(policy)}"
+            )
         super().__init__(options, num_slots * block_bytes, block_bytes)
         self.num_slots = num_slots
         self._twin = chosen() if twin is None else twin

@@ -13,7 +13,7 @@ from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import MAX_QUEUED_BYTES, TierOptions
 from kvoffload.tiers.region import Region
 
-from .index import IndexedTier
+from .index import IndexedTier, check_num_slots
 
 __all__ = ["MemoryTier"]
 
@@ -68,7 +68,8 @@ class MemoryTier(IndexedTier):
         twin: Twin | None = None,
     ) -> None:
         block_bytes = check_namespace(namespace).block_bytes
-        num_slots = check_size("capacity_bytes", capacity_bytes, block_bytes) // block_bytes
+        capacity_bytes = check_size("capacity_bytes", capacity_bytes, block_bytes)
+        num_slots = check_num_slots(capacity_bytes, block_bytes)
         options = TierOptions.read(
             threads, name, enable_events=enable_events, max_queued_bytes=max_queued_bytes
         )

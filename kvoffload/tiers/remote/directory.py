@@ -46,7 +46,7 @@ from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block, Pool
 from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
-from kvoffload.tiers.folder import Folder, temporary_name
+from kvoffload.tiers.folder import Folder, check_path, temporary_name
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
 from kvoffload.tiers.region import Region
@@ -381,8 +381,7 @@ class DirectoryTier(RemoteTier):
         enable_events: bool = False,
         max_queued_bytes: int | str = MAX_QUEUED_BYTES,
     ) -> None:
-        if not isinstance(path, str | Path) or not str(path):  # type: ignore[redundant-expr]
-            raise TypeError(f"path must be the path of a directory, got {describe(path)}")
+        path = check_path(path)
         if not isinstance(sweep_s, int | float) or not sweep_s > 0:  # type: ignore[redundant-expr]
             raise ValueError(f"sweep_s must be a number > 0, got {describe(sweep_s)}")
         options = TierOptions.read(

@@ -391,7 +391,10 @@ class SlabFiles:
     def _explain(self, error: OSError, wanted: int) -> NoReturn:
         if error.errno in _NO_SPACE:
             raise _no_space(self.folder, wanted) from error
-        raise TierError(f"{self.folder / (error.filename or '')}: {error.strerror}") from error
+        path = Path(error.filename or self.folder)
+        if self.folder not in (path, *path.parents) and path not in self.folder.parents:
+            path = self.folder / path  # of a call that was given the open folder
+        raise TierError(f"{path}: {error.strerror}") from error
 
 
 def _no_space(folder: Path, wanted: int) -> TierSpaceError:

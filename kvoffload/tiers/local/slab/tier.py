@@ -29,14 +29,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import CachePolicy
-from kvoffload._checks import MAX_NUM_BLOCKS, check_bool, check_int
+from kvoffload._checks import check_bool
 from kvoffload._sizes import check_size
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import LONGEST_DEADLINE_S, Record
 from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.epoch import new_epoch
-from kvoffload.tiers.local.index import IndexedTier
+from kvoffload.tiers.folder import check_path
+from kvoffload.tiers.local.index import IndexedTier, check_num_slots
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
 from kvoffload.tiers.region import Region, round_up
@@ -136,12 +137,11 @@ class FileTier(IndexedTier):
         max_queued_bytes: int | str = MAX_QUEUED_BYTES,
         twin: Twin | None = None,
     ) -> None:
+        path = check_path(path)
         check_namespace(namespace)
         slot_bytes = round_up(namespace.block_bytes)
         capacity_bytes = check_size("capacity_bytes", capacity_bytes, slot_bytes)
-        num_slots = check_int(
-            "capacity_bytes / block bytes", capacity_bytes // slot_bytes, 1, MAX_NUM_BLOCKS
-        )
+        num_slots = check_num_slots(capacity_bytes, slot_bytes)
         options = TierOptions.read(
             threads,
             name,
@@ -152,9 +152,9 @@ class FileTier(IndexedTier):
         )
         self._staged = check_bool("staged", staged)
         self.namespace = namespace
-        check_space(Path(path), namespace, num_slots)
+        check_space(path, namespace, num_slots)
         super().__init__(options, num_slots, namespace.block_bytes, policy, twin)
-        self._files = SlabFiles(Path(path), namespace, num_slots)
+        self._files = SlabFiles(path, namespace, num_slots)
         self.folder = self._files.folder
         self._place = str(self.folder)
         self._written = np.zeros(num_slots, np.uint8)
