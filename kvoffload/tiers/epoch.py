@@ -7,8 +7,9 @@ the order counts, the time is only what makes it hold where nothing is known.
 
 What lies on a medium may be anything. An epoch ahead of the clock is one, since the next is above
 it: clocks that are wrong by days do no harm. One that is more than a century ahead was not drawn
-here, and could use the numbers up: it is nonsense, as is what does not read as 16 digits. Since
-that limit moves with the clock, there is always a next epoch.
+here, and could use the numbers up: it is nonsense, as is what does not read as 16 digits. That
+limit moves with the clock, so that within a millisecond there is a next epoch; until then, who
+needs one above the limit begins again at the clock, and what was stored is forgotten.
 """
 
 from __future__ import annotations
