@@ -246,8 +246,8 @@ class Tier(ABC):
     without the threads, and `close`, which does nothing there and is True. None waits for a thread
     that the child does not have, and none touches a file.
 
-    Complexity: `state` is O(1), every other method O(n) in its keys, except `forget`, which is
-    O(1).
+    Complexity: `state` is O(1), every other method O(n) in its keys, except `forget`, which writes
+    as much whatever is stored; a tier with an index of its own also clears that, O(blocks).
     """
 
     name: str

@@ -30,7 +30,12 @@ import numpy.typing as npt
 from kvoffload import BlockHash, BlockIDsLoadStoreSpec, OffloadingManager, PrepareStoreOutput
 from kvoffload._checks import as_batch, check_bool
 from kvoffload.errors import describe
-from kvoffload.tiers.engine.jobs import TRANSFER_BYTES_PER_S, TRANSFER_DEADLINE_S, check_deadline
+from kvoffload.tiers.engine.jobs import (
+    TRANSFER_BYTES_PER_S,
+    TRANSFER_DEADLINE_S,
+    check_deadline,
+    check_timeout,
+)
 
 from .base import Done, State, Status, Tier
 from .region import Region
@@ -508,7 +513,8 @@ class TieredStore:
     def wait(self, timeout_s: float) -> bool:
         """Wait until `step` has something to do, for as many seconds at most."""
         self._refuse()
-        return bool(self._ended) or self._wait(time.monotonic() + timeout_s)
+        until = time.monotonic() + check_timeout(timeout_s)
+        return bool(self._ended) or self._wait(until)
 
     def _wait(self, until: float) -> bool:
         until = min([until, *(fetch.deadline for fetch in self._fetches.values())])
@@ -558,6 +564,7 @@ class TieredStore:
             `Tier.forget` was.
         """
         self._refuse()
+        timeout_s = check_timeout(timeout_s)
         self._abandon()
         self._resident.reset_cache()
         certain = [tier.forget() for tier in self.tiers]

@@ -480,6 +480,20 @@ class TestArguments:
         with pytest.raises(ValueError, match="manager must be empty, got 1 blocks"):
             TieredStore(Region.allocate(HOST, BLOCK), manager, [])
 
+    def test_timeouts(self) -> None:
+        engine = make([memory()])
+        for call in (engine.store.wait, engine.store.forget):
+            with pytest.raises(ValueError, match="timeout_s must be >= 0, got -1"):
+                call(-1)
+        engine.store.fetch([])
+        assert engine.store.wait(float("inf"))
+        assert engine.store.step()
+        engine.store.fetch([])
+        engine.store.step()
+        engine.compute(KEYS[:1])
+        assert engine.store.wait(float("inf"))
+        engine.store.close()
+
     def test_hashes_are_checked_whole(self) -> None:
         engine = make([memory()])
         for call in (engine.store.lookup, engine.store.fetch, engine.store.touch):

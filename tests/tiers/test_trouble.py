@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import select
 import signal
 import threading
 from collections.abc import Iterator
@@ -90,6 +91,15 @@ class TestHangs:
         assert list(tier.take_events()) == [TierEvent(KEYS[:8], removed=False)]
         run(tier, tier.get(KEYS[:8], range(8)))
         assert region.read(5) == KEYS[5].ljust(BLOCK)
+
+    def test_a_query_knows_what_was_stored_since_the_last_poll(self, faulty) -> None:
+        tier, _ = faulty
+        tier.hang()
+        assert run(tier, tier.put(KEYS[:1], [0])).status.tolist() == [Status.OK]
+        assert run(tier, tier.query(KEYS[:1])).status.tolist() == [Status.MISS]
+        tier.resume()
+        assert select.select([tier.fileno()], [], [], PATIENCE_S)[0]  # it is stored
+        assert run(tier, tier.query(KEYS[:1])).status.tolist() == [Status.OK]
 
     def test_a_put_that_waits_to_be_stored_ends_at_its_deadline(self, namespace) -> None:
         tier = FaultyTier(32 * BLOCK, namespace=namespace, ack="stored")

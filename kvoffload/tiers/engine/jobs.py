@@ -399,9 +399,10 @@ class PooledTier(Tier):
     def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
         """Find out about keys."""
         started = time.monotonic()
-        self._enter()
-        seconds = check_deadline(deadline_s)
-        return self._start(self._query, started, stored_keys(keys), seconds)
+        pool = self._enter()
+        seconds, stored = check_deadline(deadline_s), stored_keys(keys)
+        self._collect(pool)  # what was stored meanwhile is there
+        return self._start(self._query, started, stored, seconds)
 
     def put(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
         """Store the block ``ids[i]`` of the region under ``keys[i]``."""
@@ -437,7 +438,7 @@ class PooledTier(Tier):
 
     def wait(self, jobs: Collection[int], timeout_s: float) -> bool:
         """Wait until jobs have ended; `poll` still returns them."""
-        timeout_s = _seconds("timeout_s", timeout_s, at_least_zero=True)
+        timeout_s = check_timeout(timeout_s)
         pool = self._enter()
         until = time.monotonic() + timeout_s
         try:
@@ -500,7 +501,7 @@ class PooledTier(Tier):
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Let jobs under way end, and give everything back."""
-        timeout_s = _seconds("timeout_s", timeout_s, at_least_zero=True)
+        timeout_s = check_timeout(timeout_s)
         if self._closed:
             return self._clean
         self._refuse_closed()
@@ -660,6 +661,17 @@ def check_deadline(deadline_s: float | None) -> float | None:
         If it is not a number > 0.
     """
     return None if deadline_s is None else _seconds("deadline_s", deadline_s, at_least_zero=False)
+
+
+def check_timeout(timeout_s: float) -> float:
+    """Return the seconds that a call may wait, a day at most.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not a number >= 0.
+    """
+    return _seconds("timeout_s", timeout_s, at_least_zero=True)
 
 
 def _seconds(name: str, value: Any, *, at_least_zero: bool) -> float:
