@@ -12,7 +12,7 @@ from types import FrameType
 
 import click
 
-from kvoffload import IMPLEMENTATION, __version__
+from kvoffload import IMPLEMENTATION, PolicyError, __version__
 from kvoffload._printable import printable
 from kvoffload.traces import MissingExtraError, TraceError
 
@@ -88,7 +88,7 @@ def run(arguments: Sequence[str]) -> int:
         return int(end.code or 0)
     except click.ClickException as error:
         return _fail(" ".join(error.format_message().split()), USAGE_ERROR)
-    except MissingExtraError as error:
+    except (MissingExtraError, PolicyError) as error:  # or an own policy is wrong
         return _fail(str(error), USAGE_ERROR)
     except TraceError as error:
         return _fail(str(error), DATA_ERROR)

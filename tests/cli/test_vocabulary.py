@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,11 @@ class Needy(Fifo):
         super().__init__(cache_capacity)
 
 
+class Greedy(Fifo):
+    def evict(self, n, protected):
+        return super().evict(n + 1, protected)
+
+
 class Sizeless(Fifo):
     def __init__(self):
         super().__init__(9)
@@ -226,7 +232,7 @@ def test_a_policy_of_ones_own_needs_no_path_where_one_works(trace, own, tmp_path
         ("absent:Fifo", "policy 'absent:Fifo' must be importable, got ModuleNotFoundError"),
         ("broken:Fifo", "policy 'broken:Fifo' must be importable, got ZeroDivisionError"),
         ("mine:NoPolicy", "must name a subclass of kvoffload.CachePolicy"),
-        ("mine:Absent", "CachePolicy, got no Absent; mine has Bare, Fifo, Needy"),
+        ("mine:Absent", "CachePolicy, got no Absent; mine has Bare, Fifo, Greedy, Needy"),
         ("os.path:join", "; os.path has none"),
         ("mine.Fifo", "got 'mine.Fifo'; did you mean 'mine:Fifo'?"),
         ("lru.5", "got 'lru.5'; did you mean 'lru'?"),
@@ -251,6 +257,18 @@ def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(
         done = kvoffload(command, trace, "--policy", policy, "--capacity", "9", "--quiet")
         assert done.code == 2
         assert message in done.error
+
+
+@pytest.mark.parametrize(
+    "command", [["replay"], ["sweep", "--jobs=2"], ["advise", "--jobs=2", "--kv-bytes-per-token=9"]]
+)
+def test_a_class_of_ones_own_that_breaks_the_contract_is_told_in_one_line(
+    kvoffload, trace, own, command
+):
+    policy = ("--policy", "lru,mine:Greedy", "--capacity", "9,10", "--quiet")
+    done = kvoffload(command[0], trace, *command[1:], *policy, **own)
+    assert done.code == 2
+    assert re.fullmatch(r"Greedy must evict exactly \d+ blocks, got \d+", done.error)
 
 
 @pytest.mark.parametrize("columns", [60, 80])
