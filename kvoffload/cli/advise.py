@@ -204,8 +204,6 @@ def advise(
     check_outputs(traces, {"--report": report})
     if report is not None:
         require_report()
-    sizes_asked = [*capacities, *([device_memory] if device_memory else [])]
-    needs_unique = any(asked.percent is not None for asked in sizes_asked)
     with open_source(
         traces,
         format=format,
@@ -216,25 +214,25 @@ def advise(
     ) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(
-                source.requests, unique=needs_unique, block_tokens=block_tokens, progress=progress
+                source.requests, unique=False, block_tokens=block_tokens, progress=progress
             )
         note_bad_lines(source.bad_lines, quiet=quiet)
         block_size = BlockSize.of(source, survey, block_tokens)
         if block_size.tokens is None:
             raise click.UsageError(f"--block-tokens is needed: {_why_no_block_size(survey)}")
         full = survey.block_lengths.fits(block_size.tokens)
+        recorded = RecordedTrace.of(
+            Selection(source.requests, full_block_tokens=block_size.tokens if full else None)
+        )
         setup = _setup(
             capacities,
             device_memory,
-            survey.unique_blocks,
+            recorded.trace.unique_blocks,
             block_tokens=block_size.tokens,
             token_bytes=size.of(source, block_size.tokens),
             groups=size.cache.groups(block_size.tokens),
             full_blocks=full,
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
-        )
-        recorded = RecordedTrace.of(
-            Selection(source.requests, full_block_tokens=block_size.tokens if full else None)
         )
         advice, alone = _both(
             recorded,
@@ -455,7 +453,7 @@ def _exact(size: int) -> str:
 def _setup(
     capacities: Iterable[Capacity],
     device_memory: Capacity | None,
-    unique_blocks: int | None,
+    unique_blocks: int,
     *,
     block_tokens: int,
     token_bytes: int,

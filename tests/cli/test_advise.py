@@ -149,6 +149,16 @@ def test_blocks_filled_in_part_are_left_out_where_the_lengths_say_which(kvoffloa
     assert (whole["full_blocks"], whole["blocks"]) == (False, blocks)
 
 
+def test_a_share_is_one_of_the_blocks_that_are_counted(kvoffload, trace):
+    tokens = ("--kv-bytes-per-token", "2048", "--jobs", "1", "--policy", "lru", "--json")
+    sizes = ("--capacity", "10%", "--device-memory", "5%")
+    advice = json.loads(kvoffload("advise", trace, *tokens, *sizes).out)
+    whole = json.loads(kvoffload("info", trace, "--json").out)
+    assert advice["unique_blocks"] < whole["unique_blocks"] * 9 // 10  # the others are not full
+    assert advice["memory"] == advice["unique_blocks"] * 10 // 100 * advice["block_bytes"]
+    assert advice["device_memory"] == advice["unique_blocks"] * 5 // 100 * advice["block_bytes"]
+
+
 def test_a_trace_that_does_not_suffice_is_no_error(kvoffload, tmp_path):
     path = tmp_path / "short.jsonl"
     write_trace([Request(n, 512, 1, (1,)) for n in range(20)], path)
