@@ -319,9 +319,12 @@ cdef class CompiledPolicy:
 
     cdef object copied_rows(self):
         cdef cnp.ndarray rows = np.zeros(self.num_resident, BLOCK_DTYPE)
-        cdef Block* row = <Block*>cnp.PyArray_DATA(rows)
+        cdef Block* row
         cdef uint32_t slot
         cdef Node* node
+        while <uint64_t>len(rows) != self.num_resident:  # numpy lets threads run as it allocates
+            rows = np.zeros(self.num_resident, BLOCK_DTYPE)
+        row = <Block*>cnp.PyArray_DATA(rows)
         for slot in range(self.table.num_used):
             node = node_at(self.table, slot)
             if node.flags & RESIDENT:

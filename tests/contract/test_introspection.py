@@ -251,6 +251,25 @@ def test_a_block_table_shows_the_moment_of_the_call(build: Build) -> None:
     assert rows(table) == rows(again) == [(0, 0), (0, 1)]
 
 
+@pytest.mark.parametrize("change", [lambda manager: store(manager, [C, D, E]), "reset_cache"])
+def test_a_block_table_is_whole_where_threads_run_as_it_is_allocated(
+    build: Build, monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    manager = build(5)
+    store(manager, [A, B])
+    zeros = np.zeros
+
+    def changed(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        getattr(manager, change)() if isinstance(change, str) else change(manager)
+        return zeros(*arguments)
+
+    monkeypatch.setattr(np, "zeros", changed)
+    table = manager.block_table
+    monkeypatch.undo()
+    assert rows(table) == [(0, block_id) for block_id in range(len(manager))]
+
+
 def test_a_block_table_is_the_same_while_statuses_are_held(build: Build) -> None:
     manager = build(2)
     held = []
