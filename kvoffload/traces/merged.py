@@ -147,8 +147,9 @@ class MergedTrace:
 
     @property
     def format(self) -> str | None:
-        """The format of the first file."""
-        return self._traces[0].format
+        """The formats of the files that were read, each once, separated by commas."""
+        found = dict.fromkeys(trace.format for trace in self._traces)
+        return ", ".join(name for name in found if name is not None) or None
 
     @property
     def block_tokens(self) -> int | None:

@@ -49,6 +49,16 @@ def test_files_with_times_of_a_clock_are_placed_by_it(tmp_path):
     assert merged.block_tokens == 4
 
 
+def test_the_formats_of_all_files_are_named(tmp_path):
+    (tmp_path / "1.jsonl").write_text(lookup(1000))
+    (tmp_path / "2.jsonl").write_text(lookup(1001))
+    write_trace([Request(0, 1, 1, (1,))], tmp_path / "3.jsonl")
+    merged = MergedTrace(trace_files([str(tmp_path)]))
+    assert merged.format is None
+    assert len(times(merged)) == 3
+    assert merged.format == "lmcache, mooncake"
+
+
 def test_ids_that_number_the_blocks_of_a_file_are_no_other_files(tmp_path):
     paths, alone = [], []
     for seed in (0, 1):
