@@ -44,7 +44,7 @@ _SUM = struct.Struct("<Q")
 
 
 def stored_key(key: bytes) -> bytes:
-    """Return the form in which tiers store a key: itself, or a digest of 41 bytes.
+    """Return the form in which tiers store a key: itself, or its BLAKE2b-32, 41 bytes with zeros.
 
     Raises
     ------
