@@ -1,7 +1,8 @@
 """The fuzzer: ``python -m tests.fuzz TARGET [libFuzzer options] [FOLDER…]``.
 
 TARGET is calls, traces, merge, slab or config. Needs `atheris <https://github.com/google/atheris>`_.
-What guides the fuzzer is, for calls, the extensions, if clang built them with
+It starts from the committed corpus, to which it adds nothing: new inputs go into the first FOLDER,
+if there is one. What guides the fuzzer is, for calls, the extensions, if clang built them with
 ``KVOFFLOAD_SANITIZE=address,fuzzer-no-link``; for the others, the bytecode of what reads the bytes.
 ``nox -s fuzz`` does all that.
 """
@@ -89,7 +90,8 @@ def main(arguments: list[str]) -> None:
     make, unit = TARGETS[target]
     run = Counted(make(), unit)
     warnings.simplefilter("error")  # as under pytest
-    atheris.Setup(["fuzz", *options, str(CORPUS / target)], run)
+    seeds = ",".join(map(str, sorted((CORPUS / target).iterdir())))
+    atheris.Setup(["fuzz", *options, f"-seed_inputs={seeds}"], run)
     atheris.Fuzz()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,27 @@ def test_descriptions_of_the_corpus(path: Path) -> None:
     from tests.fuzz.config import run_config
 
     run_config(path.read_bytes())
+
+
+def test_the_fuzzer_starts_from_the_corpus_and_adds_nothing_to_it(tmp_path: Path) -> None:
+    """libFuzzer writes into the first folder that it is given."""
+    (tmp_path / "atheris.py").write_text(
+        "from contextlib import nullcontext\n"
+        "instrument_imports = lambda include: nullcontext()\n"
+        "Fuzz = lambda: None\n"
+        "Setup = lambda arguments, run: print(*arguments, sep='\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", "config", "-runs=1"],
+        cwd=CORPUS.parents[2],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *others, seeds = done.stdout.split()
+    assert others == ["fuzz", "-runs=1"]
+    assert seeds == "-seed_inputs=" + ",".join(map(str, inputs("config")))
 
 
 @given(st.binary(max_size=400))
