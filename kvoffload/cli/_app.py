@@ -7,13 +7,17 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 
 import click
 
+import kvoffload
 from kvoffload import IMPLEMENTATION, PolicyError, __version__
 from kvoffload._printable import printable
+from kvoffload.replay import policies as making
 from kvoffload.traces import MissingExtraError, TraceError
 
 from ._options import present_name
@@ -92,9 +96,11 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), USAGE_ERROR)
     except TraceError as error:
         return _fail(str(error), DATA_ERROR)
-    except BrokenPipeError:
-        return NO_READER
     except OSError as error:
+        if _is_of_own_policy(error):
+            raise
+        if isinstance(error, BrokenPipeError):
+            return NO_READER
         place = "" if error.filename is None else f"{os.fspath(error.filename)}: "
         return _fail(f"{place}{error.strerror or error}", DATA_ERROR)
     except MemoryError:
@@ -135,6 +141,16 @@ def _invoke(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     return 0
+
+
+def _is_of_own_policy(error: OSError) -> bool:
+    """Return whether a policy of the user's raised an error, here or in a process of ``--jobs``.
+
+    Of another process there is only the traceback's text.
+    """
+    text = "".join(traceback.format_exception(error))
+    managers = Path(kvoffload.__file__).with_name("managers")
+    return f'"{managers}{os.sep}' in text or f'"{making.__file__}"' in text
 
 
 def _fail(message: str, code: int) -> int:

@@ -161,6 +161,16 @@ class Greedy(Fifo):
         return super().evict(n + 1, protected)
 
 
+class Broken(Fifo):
+    def insert(self, block_hash, status):
+        raise BrokenPipeError("of the policy")
+
+
+class Unmade(Fifo):
+    def __init__(self, cache_capacity):
+        raise OSError("of the policy")
+
+
 class Sizeless(Fifo):
     def __init__(self):
         super().__init__(9)
@@ -232,7 +242,7 @@ def test_a_policy_of_ones_own_needs_no_path_where_one_works(trace, own, tmp_path
         ("absent:Fifo", "policy 'absent:Fifo' must be importable, got ModuleNotFoundError"),
         ("broken:Fifo", "policy 'broken:Fifo' must be importable, got ZeroDivisionError"),
         ("mine:NoPolicy", "must name a subclass of kvoffload.CachePolicy"),
-        ("mine:Absent", "CachePolicy, got no Absent; mine has Bare, Fifo, Greedy, Needy"),
+        ("mine:Absent", "CachePolicy, got no Absent; mine has Bare, Broken, Fifo, Greedy, "),
         ("os.path:join", "; os.path has none"),
         ("mine.Fifo", "got 'mine.Fifo'; did you mean 'mine:Fifo'?"),
         ("lru.5", "got 'lru.5'; did you mean 'lru'?"),
@@ -259,9 +269,22 @@ def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(
         assert message in done.error
 
 
-@pytest.mark.parametrize(
-    "command", [["replay"], ["sweep", "--jobs=2"], ["advise", "--jobs=2", "--kv-bytes-per-token=9"]]
-)
+REPLAYS = (["replay"], ["sweep", "--jobs=2"], ["advise", "--jobs=2", "--kv-bytes-per-token=9"])
+
+
+@pytest.mark.parametrize("command", REPLAYS)
+@pytest.mark.parametrize("policy", ["Broken", "Unmade"])
+def test_an_error_of_the_system_in_a_class_of_ones_own_is_not_the_command_s(
+    kvoffload, trace, own, command, policy
+):
+    options = ("--policy", f"lru,mine:{policy}", "--capacity", "9,10", "--quiet")
+    done = kvoffload(command[0], trace, *command[1:], *options, **own)
+    assert (done.code, done.out) == (1, "")
+    assert "mine.py" in done.err
+    assert done.err.endswith("Error: of the policy\n")
+
+
+@pytest.mark.parametrize("command", REPLAYS)
 def test_a_class_of_ones_own_that_breaks_the_contract_is_told_in_one_line(
     kvoffload, trace, own, command
 ):
