@@ -538,6 +538,8 @@ class TestCredentials:
             "reddis://user:{}@host",
             "redis://user:{}/x@host:port",
             "redis://:{}@host:99999999",
+            "redis://user:{}@host/x",
+            "redis://user:1/{}@host",
             "redis://user:p?{}@host",
             "redis://user:{}@host?nonsense",
             "redis://user:{}@host?name=a&name=b",

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -527,6 +528,11 @@ def _parse(url: Any) -> dict[str, Any]:
             "url must read redis://host, rediss://host or unix://path; characters of a password "
             "that have a meaning in addresses must be percent-encoded"
         ) from None
+    parts = urlsplit(url)
+    # The client takes any other path for database 0. With an @ behind it, it is of a password.
+    if parts.scheme != "unix" and not re.fullmatch("(/[0-9]{0,9}/?)?", parts.path):
+        shown = "text with an @" if "@" in "".join(parts[2:]) else describe(parts.path)
+        raise ValueError(f"url must have a database number as its path, as in /0, got {shown}")
     return found
 
 
