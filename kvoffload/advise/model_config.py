@@ -113,14 +113,15 @@ def shape_of_config(path: str | os.PathLike[str]) -> ModelShape:
         file /= "config.json"
     with file.open("rb") as stream:
         data = stream.read(MAX_BYTES + 1)
+    name = printable(os.fspath(file))
     if len(data) > MAX_BYTES:
-        raise ValueError(f"model configuration must be at most {MAX_BYTES} bytes, got a larger one")
+        raise ValueError(f"{name}: must be at most {MAX_BYTES} bytes, got a larger file")
     try:
         config = json.loads(data)
     except (ValueError, RecursionError):
-        raise ValueError(f"model configuration must be JSON, got {describe(data[:40])}") from None
+        raise ValueError(f"{name}: must be JSON, got {describe(data[:40])}") from None
     if not isinstance(config, dict):
-        raise ValueError(f"model configuration must be a JSON object, got {describe(config)}")
+        raise ValueError(f"{name}: must be a JSON object, got {describe(config)}")
     return shape_of_fields(os.fspath(path), config)
 
 

@@ -146,13 +146,19 @@ def read_options(options: Mapping[str, str], known: Readers = STAGED) -> dict[st
 
     Raises
     ------
+    TypeError
+        If `options` is no mapping, or an option no text.
     ValueError
         If an option is not known, or its text is wrong; the message names it.
     """
+    if not isinstance(options, Mapping):
+        raise TypeError(f"options must be a mapping, got {describe(options)}")
     arguments = {}
     for option, text in options.items():
         if option not in known:
             raise ValueError(f"option {option!r} must be one of {', '.join(known)}")
+        if not isinstance(text, str):
+            raise TypeError(f"option {option} must be text, got {describe(text)}")
         keyword, read = known[option]
         try:
             arguments[keyword] = read(text)

@@ -99,10 +99,10 @@ def test_an_index_that_layers_share_is_refused_by_name(tmp_path, more):
 @pytest.mark.parametrize(
     ("config", "rule"),
     [
-        ("{", "must be JSON, got"),
-        ("[" * 100_000, "must be JSON, got"),
-        ("[]", "must be a JSON object"),
-        ("x" * (2**20 + 1), "must be at most 1048576 bytes"),
+        ("{", "config.json: must be JSON, got"),
+        ("[" * 100_000, "config.json: must be JSON, got"),
+        ("[]", "config.json: must be a JSON object"),
+        ("x" * (2**20 + 1), "config.json: must be at most 1048576 bytes"),
         ({}, "must have the field num_hidden_layers"),
         (LLAMA | {"num_hidden_layers": -1}, "num_hidden_layers must be 1 ... 4096, got -1"),
         (LLAMA | {"num_hidden_layers": "32"}, "num_hidden_layers must be 1 ... 4096, got '32'"),

@@ -376,6 +376,11 @@ def test_two_processes_of_one_rank_cannot_share_a_slab(tmp_path, host, make):
             ValueError,
             "an option must be one of url, weights_id, revision, salt, got 'slat'",
         ),
+        (
+            {"k" * 100: "7"},
+            ValueError,
+            f"an option must be one of url, weights_id, revision, salt, got {'k' * 100!r}",
+        ),
     ],
 )
 def test_wrong_options(extra, error, message):

@@ -616,6 +616,12 @@ class TestArguments:
             MemoryTier("1000TB", namespace=self.NAMESPACE)
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.parametrize("kind", [FileTier, MemoryTier])
+    def test_twins(self, kind, tmp_path: Path) -> None:
+        place = (tmp_path,) if kind is FileTier else ()
+        with pytest.raises(TypeError, match=r"^twin must be a Twin, got 3$"):
+            kind(*place, 8192, namespace=self.NAMESPACE, twin=3)
+
     def test_calls(self) -> None:
         with MemoryTier(8192, namespace=self.NAMESPACE) as tier:
             tier.attach(Region.allocate(8, 4096))
@@ -623,6 +629,8 @@ class TestArguments:
                 tier.get([b"1", b"2", b"3"], [5, 1, 5])
             with pytest.raises(TypeError, match=r"^reset must be True or False, got 'no'$"):
                 tier.health(reset="no")
+            with pytest.raises(TypeError, match=r"^jobs must be a collection of jobs, got 3$"):
+                tier.wait(3, 1)
 
     @pytest.mark.parametrize(
         ("call", "message"),

@@ -278,6 +278,10 @@ def test_options_as_text() -> None:
         ValueError, match=r"option staging must be bytes, as 4096, .*got '8 parsecs'"
     ):
         read_options({"staging": "8 parsecs"})
+    with pytest.raises(TypeError, match=r"^options must be a mapping, got 3$"):
+        read_options(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^option threads must be text, got 3$"):
+        read_options({"threads": 3})  # type: ignore[dict-item]
 
 
 def test_a_buffer_may_be_filled_in_place(world: World) -> None:

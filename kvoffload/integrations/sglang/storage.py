@@ -105,7 +105,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         for name in options:
             if name not in _OPTIONS and name not in _OF_SGLANG:
                 raise ValueError(
-                    f"an option must be one of {', '.join(_OPTIONS)}, got {describe(name)}"
+                    f"an option must be one of {', '.join(_OPTIONS)}, got {str(name)[:100]!r}"
                 )
         for name in _OPTIONS:
             value = options.get(name)

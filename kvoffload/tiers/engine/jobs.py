@@ -439,6 +439,8 @@ class PooledTier(Tier):
     def wait(self, jobs: Collection[int], timeout_s: float) -> bool:
         """Wait until jobs have ended; `poll` still returns them."""
         timeout_s = check_timeout(timeout_s)
+        if not isinstance(jobs, Iterable):
+            raise TypeError(f"jobs must be a collection of jobs, got {describe(jobs)}")
         pool = self._enter()
         until = time.monotonic() + timeout_s
         try:

@@ -99,6 +99,8 @@ class IndexedTier(PooledTier):
                 "policy must be a name, a CachePolicy subclass or an instance, "
                 f"got {describe(policy)}"
             )
+        if not isinstance(twin, Twin | None):
+            raise TypeError(f"twin must be a Twin, got {describe(twin)}")
         super().__init__(options, num_slots * block_bytes, block_bytes)
         self.num_slots = num_slots
         self._twin = chosen() if twin is None else twin
