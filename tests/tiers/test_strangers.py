@@ -193,6 +193,8 @@ class Stranger:
             for key in KEYS:
                 block = data_of(key, OTHERS)
                 place = self.folder / text.decode() / f"{xxh3_64(key) & 0xFF:02x}"
+                if not place.resolve().is_relative_to(self.folder.resolve()):
+                    return  # an earlier act has put a link there
                 place.mkdir(parents=True, exist_ok=True)
                 seal = Seal.of(OTHERS.fingerprint, key, block).pack(epoch)
                 (place / f"{key.hex()}.kv").write_bytes((block + seal).ljust(2 * BLOCK, b"\0"))
