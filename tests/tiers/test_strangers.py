@@ -193,7 +193,7 @@ class Stranger:
             for key in KEYS:
                 block = data_of(key, OTHERS)
                 place = self.folder / text.decode() / f"{xxh3_64(key) & 0xFF:02x}"
-                if not place.resolve().is_relative_to(self.folder.resolve()):
+                if not Path(os.path.realpath(place)).is_relative_to(self.folder.resolve()):
                     return  # an earlier act has put a link there
                 place.mkdir(parents=True, exist_ok=True)
                 seal = Seal.of(OTHERS.fingerprint, key, block).pack(epoch)
