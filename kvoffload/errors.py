@@ -102,6 +102,14 @@ def manager_not_initialised() -> RuntimeError:
     return RuntimeError("the manager is not initialised: call super().__init__() first")
 
 
+def manager_at_work() -> RuntimeError:
+    """Build the error of a call on a manager of vLLM's that is in the middle of another call."""
+    return RuntimeError(
+        "the manager is in the middle of another call: hold a lock around each, and do not call it "
+        "from a request's context"
+    )
+
+
 def policy_not_initialised() -> RuntimeError:
     """Build the error of a call on a policy whose ``__init__`` has not run."""
     return RuntimeError("the policy is not initialised: call super().__init__() first")

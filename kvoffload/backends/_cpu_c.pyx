@@ -41,6 +41,7 @@ cdef class PoolCore:
     def _open(self, num_blocks):
         """Reserve the pool; a second call gives up the first."""
         cdef int64_t number = check_num_blocks(num_blocks)
+        self._require_unused()  # now: another thread may have run since the constructor asked
         self.close()
         if not pool_open(&self.pool, number):
             raise MemoryError(f"no room for a pool of {number} blocks")

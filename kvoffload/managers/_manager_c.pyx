@@ -169,8 +169,9 @@ cdef class CompiledSteps(Steps):
     # -- the life of a block -----------------------------------------------------------------
 
     cdef object lookup(self, object hashes):
-        if self._watch is not None:
-            self._watch.begin_lookup()
+        cdef WatchCore watch = self._watch  # held while its Python code runs
+        if watch is not None:
+            watch.begin_lookup()
         cdef object batch = hashes
         cdef PyObject** items
         cdef Table* table
@@ -612,11 +613,13 @@ cdef class CompiledSteps(Steps):
 
     @property
     def events(self):
-        return None if self._events is None else list(self._events)
+        cdef list events = self._events  # held: the collector may take them as the copy is made
+        return None if events is None else list(events)
 
     @property
     def block_table(self):
-        return self._policy.block_table
+        cdef CompiledPolicy policy = self._policy  # held while other threads run
+        return policy.block_table
 
     def _check(self):
         cdef BlockStates counted
@@ -644,8 +647,9 @@ cdef class CompiledSteps(Steps):
 
     cdef list open_batch(self, object hashes):
         """Return the batch as a checked list, which the scratch arrays point into."""
-        if self._watch is not None:
-            self._watch.tick()
+        cdef WatchCore watch = self._watch  # held while a user's clock runs
+        if watch is not None:
+            watch.tick()
         cdef list batch = checked_list(hashes, "hashes")
         batch_open(&self.batch, batch)
         return batch
@@ -749,7 +753,8 @@ cdef class ManagerCore:
             ownership.release(former, self)
 
     # -- the life of a block -----------------------------------------------------------------
-    # Each call keeps its steps: while it reads a batch, the manager may be initialised again.
+    # Each call keeps its steps: while Python code or another thread runs, the manager may be
+    # initialised again.
 
     def lookup(self, hashes):
         cdef Steps steps = self.steps
@@ -852,7 +857,8 @@ cdef class ManagerCore:
     @property
     def events(self):
         """Copy of the events not yet taken; None when events are off."""
-        return self.skeleton.events
+        cdef object skeleton = self.skeleton
+        return skeleton.events
 
     @property
     def block_table(self):
@@ -860,7 +866,8 @@ cdef class ManagerCore:
 
         It shows the moment of the call, not what changes later.
         """
-        return self.skeleton.block_table
+        cdef object skeleton = self.skeleton
+        return skeleton.block_table
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""

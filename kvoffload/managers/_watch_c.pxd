@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.shadow cimport Entry, Shadow
-from kvoffload._core.table cimport Node, Table
+from kvoffload._core.table cimport Node, Storage, Table
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
 cdef enum:
@@ -73,7 +73,8 @@ cdef class WatchCore:
     cdef readonly object watch
     cdef public bint due
     cdef public uint64_t next_due           # ms
-    cdef CompiledPolicy policy              # keeps the table
+    cdef CompiledPolicy policy
+    cdef Storage storage                    # its table's: the policy may be initialised again
     cdef Table* table
     cdef Shadow shadow
     cdef WatchCounts tally

@@ -151,6 +151,7 @@ cdef class WatchCore:
             if node.key_length and sample_of(hash_node(table, node)) < self.sample_below:
                 node.flags |= SAMPLED
         self.policy = policy
+        self.storage = policy.storage
         self.table = table
         return 0
 

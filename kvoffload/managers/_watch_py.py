@@ -310,7 +310,8 @@ class WatchCore:
 
     def open_transfers(self) -> list[tuple[int, int, int, list[int]]]:
         """Return the open transfers, oldest first: number, kind, time in ms, block ids."""
-        return [(serial, *transfer[:3]) for serial, transfer in self._open.items()]
+        # A copy first: another thread may ask.
+        return [(serial, *transfer[:3]) for serial, transfer in list(self._open.items())]
 
     def close_transfer(self, serial: int) -> None:
         """Close a transfer by its number."""
@@ -406,8 +407,9 @@ class WatchCore:
         """Return the record of a block and its segment; one beyond the last if it is not listed."""
         segments = self._lists[_sample_of(fingerprint) % self._quarters]
         for number, segment in enumerate(segments):
-            if fingerprint in segment:
-                return segment[fingerprint], number
+            record = segment.get(fingerprint)  # in one step, as another thread may ask
+            if record is not None:
+                return record, number
         return None, len(segments)
 
     def _use(self, fingerprint: int, now: int) -> None:

@@ -28,7 +28,7 @@ cdef class CompiledPolicy:
     # End a construction that has not failed: from here on the methods work.
     cdef void publish(self) noexcept
     cdef int require_ready(self) except -1
-    # Raise where a manager owns the policy. Runs no Python code.
+    # Raise where a manager owns the policy, or it is not ready. Runs no Python code.
     cdef int require_free(self, str call) except -1
     # Belong to a manager; be free again.
     cdef void join_manager(self, void* manager) noexcept

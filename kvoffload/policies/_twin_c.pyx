@@ -10,6 +10,7 @@ from libc.string cimport memset
 
 from kvoffload._core.batch cimport batch_close, batch_open, checked_list, find_all
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
+from kvoffload._core.items cimport check_items
 from kvoffload._core.ring cimport (
     ring_check,
     ring_clear,
@@ -126,6 +127,7 @@ cdef class CompiledPolicy:
         return 0
 
     cdef int require_free(self, str call) except -1:
+        self.require_ready()  # the arguments' code may have initialised it again, in vain
         if self.owner != NULL:
             raise policy_owned(call)
         return self.stand_alone() if self.was_owned else 0
@@ -187,6 +189,7 @@ cdef class CompiledPolicy:
         """Return the live status of a resident block, or None."""
         self.require_ready()
         cdef bytes key = check_hash(block_hash)
+        self.require_ready()  # the check is Python code: another thread may have run
         # With the collector off no Python code runs, so that the block stays on its node.
         cdef int collecting = PyGC_Disable()
         cdef uint32_t slot
@@ -324,6 +327,7 @@ cdef class CompiledPolicy:
         cdef Node* node
         while <uint64_t>len(rows) != self.num_resident:  # numpy lets threads run as it allocates
             rows = np.zeros(self.num_resident, BLOCK_DTYPE)
+        self.require_ready()
         row = <Block*>cnp.PyArray_DATA(rows)
         for slot in range(self.table.num_used):
             node = node_at(self.table, slot)
@@ -365,9 +369,11 @@ cdef class CompiledPolicy:
 
     # -- for a Python manager -----------------------------------------------------------------
 
+    # A user's part, or another thread, may have changed the caller's list since it was checked.
+
     def _touch_told(self, list batch, bint again):
         """Mark blocks as recently used, `again` by a request that was touched before, or not."""
-        batch_open(&self.batch, batch)
+        batch_open(&self.batch, checked_list(batch, "hashes"))
         find_all(self.table, &self.batch)
         if again:
             self.c_touch_again(&self.batch)
@@ -376,17 +382,23 @@ cdef class CompiledPolicy:
 
     def _loads(self, list batch):
         """Note that blocks are about to be loaded."""
+        if not check_items(batch):
+            return
         batch_open(&self.batch, batch)
         find_all(self.table, &self.batch)
         self.c_loads(&self.batch)
 
     def _offers(self, list batch):
         """Note that blocks were offered to store, whatever the outcome."""
+        if not check_items(batch):
+            return
         batch_open(&self.batch, batch)
         self.c_offers(&self.batch)
 
     def _completes(self, list batch):
         """Note that the store of blocks has ended, successfully or not."""
+        if not check_items(batch):
+            return
         batch_open(&self.batch, batch)
         self.c_completes(&self.batch, self.batch.size - 1)
 

@@ -40,7 +40,8 @@ Victims = list[tuple[BlockHash, BlockStatus]]
 
 def block_table(statuses: Iterable[BlockStatus]) -> npt.NDArray[np.void]:
     """Copy statuses into a read-only structured array, rows in no order."""
-    table = np.array([(s.ref_cnt, s.block_id) for s in statuses], dtype=BLOCK_DTYPE)
+    # A copy first: a watch in another thread asks while the manager works.
+    table = np.array([(s.ref_cnt, s.block_id) for s in list(statuses)], dtype=BLOCK_DTYPE)
     table.flags.writeable = False
     return table
 

@@ -485,6 +485,10 @@ class Watch:
         manager = None if self._manager is None else self._manager()
         if manager is None:
             return []
+        with self._lock:
+            return self._overdue(manager)
+
+    def _overdue(self, manager: object) -> list[Overdue]:
         found = find_overdue(self._core, manager, self.deadline)
         for each in found:
             if each.number not in self._logged:

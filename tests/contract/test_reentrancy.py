@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockNotFoundError, OffloadError
+from kvoffload.watch import Watch
 from tests.blocks import A, B, C, D, E, names, slots, store
 from tests.contract.conftest import Build
 from tests.parts import ListPolicy
@@ -145,3 +148,30 @@ def test_a_call_whose_iterator_initialises_the_manager_again(
     store(manager, [D, E])
     assert manager.lookup([D, E]) == 2
     manager._check()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_clock_that_initialises_the_manager_again_finds_the_watch_alive(
+    twins: tuple[ModuleType, ModuleType], call: str
+) -> None:
+    manager: Any = None
+    looking: Any = None
+    alive = []
+
+    def clock() -> float:
+        if manager is not None and not alive:
+            alive.append(True)  # once: the new manager has no clock
+            manager.__init__(32, 8)
+            gc.collect()
+            alive[0] = looking() is not None
+        return 0.0
+
+    manager = twins[1].CPUOffloadingManager(16, 4, watch=Watch(clock=clock))
+    looking = weakref.ref(manager.watch)
+    with suppress(OffloadError):
+        getattr(manager, call)([A, B])
+    assert alive == [True]
+    gc.collect()
+    assert looking() is None
+    manager._check()
+    assert manager.block_size == 32

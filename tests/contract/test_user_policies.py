@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockHash, BlockStatus, CachePolicy, PolicyError
+from kvoffload.policies import registry
 from kvoffload.watch import Watch
 from tests.blocks import A, B, C, D, E, F, names, once, slots, store
 from tests.observation import observe
@@ -555,3 +556,23 @@ def test_an_insert_that_fails_leaves_nothing_in_the_policy(twin: ModuleType) -> 
     policy.fails = False
     assert [names([block]) for block, _ in policy.order] == ["A"]
     assert names(store(manager, [C, D]).block_hashes_evicted) == "A"
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_list_that_a_policys_own_code_changes_is_read_no_further(
+    twin: ModuleType, name: str
+) -> None:
+    built_in = twin.policy_class(name)
+    batch: list[Any] = []
+
+    class Changing(built_in):  # type: ignore[misc, valid-type]
+        def insert(self, block_hash: bytes, status: BlockStatus) -> None:
+            super().insert(block_hash, status)
+            batch[-1] = -7  # taken for a hash it would have a length of nearly 2**64
+
+    manager = twin.CPUOffloadingManager(16, 4, Changing)
+    batch[:] = [A, B]
+    assert names(manager.prepare_store(batch).block_hashes_to_store) == "AB"
+    manager.complete_store([A, B])
+    assert manager.lookup([A, B]) == 2
+    manager._check()

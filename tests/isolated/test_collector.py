@@ -239,3 +239,47 @@ def test_a_finaliser_that_evicts_during_a_get_shows_no_other_block(
     twins: tuple[ModuleType, ModuleType], policy: str
 ) -> None:
     assert run_script(STATUSES, twins[1].__name__, policy) == "standing\n"
+
+
+EVENTS = """
+import gc
+import importlib
+import sys
+
+manager = importlib.import_module(sys.argv[1]).CPUOffloadingManager(16, 8, "lru", True)
+sprung = 0
+
+
+class Trap:
+    def __init__(self):
+        self.myself = self
+
+    def __del__(self):
+        global sprung
+        sprung += 1
+        list(manager.take_events())
+
+
+for number in range(1, 50):
+    batch = [bytes([number, place]) * 16 for place in range(4)]
+    manager.prepare_store(batch)
+    manager.complete_store(batch)
+    hoard = [[] for _ in range(300)]  # the free list is empty: each list is new
+    gc.collect()
+    gc.disable()
+    gc.set_threshold(1)
+    Trap()
+    gc.enable()
+    events = manager.events
+    gc.disable()
+    assert events[-1].block_hashes == batch, events
+    assert all(event.block_size == 16 for event in events)
+assert sprung > 40, sprung
+print("standing")
+"""
+
+
+def test_a_finaliser_that_takes_the_events_while_they_are_copied(
+    twins: tuple[ModuleType, ModuleType],
+) -> None:
+    assert run_script(EVENTS, twins[1].__name__) == "standing\n"

@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import sys
 import weakref
 from types import ModuleType
 from typing import Any
@@ -236,3 +237,41 @@ print("survived")
 @pytest.mark.parametrize("name", registry.names())
 def test_misuse_of_a_managers_parts_does_not_end_the_process(twin: ModuleType, name: str) -> None:
     assert run_script(ABUSE, twin.__name__, name) == "survived\n"
+
+
+FAILED_AGAIN = """
+import resource
+import sys
+
+from tests import _compiled
+
+keys = [bytes([number]) * 32 for number in (1, 2)]
+policy = _compiled.policy_class("hit-density")(8)
+
+
+def batch():
+    yield keys[0]
+    try:
+        policy.__init__(10_000_000, ghosts=16.0)  # the blocks find room, the ghosts do not
+    except MemoryError:
+        print("failed")
+    yield keys[1]
+
+
+resource.setrlimit(resource.RLIMIT_AS, (2**31, resource.RLIM_INFINITY))
+for call in (policy.touch, lambda hashes: policy.evict(1, hashes)):
+    try:
+        call(batch())
+    except RuntimeError as error:
+        print(error)
+    policy.__init__(8)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
+def test_a_policy_whose_second_construction_fails_in_a_call_says_so(
+    twins: tuple[ModuleType, ModuleType],
+) -> None:
+    assert twins[1].__name__ == "tests._compiled"
+    said = "failed\nthe policy is not initialised: call super().__init__() first\n"
+    assert run_script(FAILED_AGAIN) == 2 * said

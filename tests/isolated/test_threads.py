@@ -1,4 +1,7 @@
-"""Threads that hammer one compiled manager, policy or pool leave every invariant standing."""
+"""Threads that hammer one compiled manager, policy or pool leave every invariant standing.
+
+So do threads that ask the watch of a manager of either twin while one thread calls that.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,24 @@ from kvoffload import BlockStatus, OffloadError
 twin = importlib.import_module("tests._compiled")
 kind, seconds = sys.argv[1], float(sys.argv[2])
 sys.setswitchinterval(1e-6)
-KEYS = [bytes([number]) * (32 if number % 3 else 40) for number in range(1, 25)]
+# Of so many rows numpy allocates a table without the interpreter's lock.
+BLOCKS = 96
+KEYS = [number.to_bytes(2, "big") * (16 if number % 3 else 20) for number in range(1, 300)]
+VIEWS = ("blocks", "t1", "t2", "b1", "b2", "small", "main", "rings")
 deadline_passed = threading.Event()
 failures = []
 
 
+def look(policy):
+    for name in VIEWS:
+        views = getattr(policy, name, ())
+        for view in views if name == "rings" else (views,):
+            list(view), len(view), repr(view), KEYS[0] in view
+    policy.block_table, len(policy), policy.num_ghosts
+
+
 def drive_manager(manager, generator):
-    batch = [generator.choice(KEYS) for _ in range(generator.randrange(1, 7))]
+    batch = [generator.choice(KEYS) for _ in range(generator.randrange(1, 20))]
     choice = generator.randrange(8)
     if choice == 0:
         manager.lookup(iter(batch))
@@ -42,9 +56,9 @@ def drive_manager(manager, generator):
     elif choice == 5:
         list(manager.take_events())
     elif choice == 6:
-        manager.stats()
-        len(manager), batch[0] in manager
-        list(manager.policy.blocks if hasattr(manager.policy, "blocks") else manager.policy.t1)
+        manager.stats(), manager.block_table, manager.events
+        len(manager), batch[0] in manager, repr(manager)
+        look(manager.policy)
     elif generator.random() < 0.02:
         manager.reset_cache()
 
@@ -64,6 +78,7 @@ def drive_policy(policy, generator):
         policy.evict(generator.randrange(3), [key])
     elif choice == 5:
         policy.get(key)
+        look(policy)
     elif generator.random() < 0.02:
         policy.clear()
 
@@ -78,13 +93,13 @@ def drive_pool(pool, generator):
 
 
 if kind in ("LRUOffloadingManager", "ARCOffloadingManager"):
-    thing, drive = getattr(twin, kind)(twin.CPUBackend(16, 8), True), drive_manager
+    thing, drive = getattr(twin, kind)(twin.CPUBackend(16, BLOCKS), True), drive_manager
 elif kind.startswith("cpu-"):
-    thing, drive = twin.CPUOffloadingManager(16, 8, kind[4:], True), drive_manager
+    thing, drive = twin.CPUOffloadingManager(16, BLOCKS, kind[4:], True), drive_manager
 elif kind == "pool":
     thing, drive = twin.CPUBackend(16, 8), drive_pool
 else:
-    thing, drive = twin.policy_class(kind)(8), drive_policy
+    thing, drive = twin.policy_class(kind)(BLOCKS), drive_policy
 
 
 def work(seed):
@@ -113,16 +128,94 @@ if kind == "pool":
 elif drive is drive_manager:
     stats = thing.stats()
     assert stats["resident"] == len(thing)
-    assert stats["resident"] + stats["free"] == 8, stats
+    assert stats["resident"] + stats["free"] == BLOCKS, stats
     counts = [stats[name] for name in ("lookups", "stored_blocks", "evicted_blocks")]
     assert all(counts), stats
 print("standing")
 """
 
-KINDS = ("cpu-lru", "cpu-arc", "LRUOffloadingManager", "ARCOffloadingManager", "lru", "arc", "pool")
+KINDS = (
+    *("cpu-lru", "cpu-arc", "cpu-hit-density", "cpu-s3fifo"),
+    *("LRUOffloadingManager", "ARCOffloadingManager"),
+    *("lru", "arc", "hit-density", "s3fifo"),
+    "pool",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_threads_on_one_compiled_thing(twins: tuple[ModuleType, ModuleType], kind: str) -> None:
     seconds = min(max(0.4, 0.4 * read_budget()), 10.0)
     assert run_script(HAMMER, kind, str(seconds)) == "standing\n"
+
+
+LOOKERS = """
+import importlib
+import logging
+import random
+import sys
+import threading
+
+from kvoffload.watch import Watch
+from kvoffload.watch.metrics import samples
+
+twin = importlib.import_module(sys.argv[1])
+policy, seconds = sys.argv[2], float(sys.argv[3])
+sys.setswitchinterval(1e-6)
+logging.disable()
+KEYS = [number.to_bytes(2, "big") * 16 for number in range(1, 1500)]
+watch = Watch(max_rate=1.0, slots=512, deadline=1e-6, policies=("arc",), policy_slots=64)
+manager = twin.CPUOffloadingManager(16, 400, policy, watch=watch)
+deadline_passed = threading.Event()
+failures = []
+generator = random.Random(1)
+
+
+def serve():
+    first = generator.randrange(len(KEYS) - 60)
+    batch = KEYS[first : first + generator.randrange(1, 60)]
+    manager.touch(batch)
+    hits = manager.lookup(batch)
+    manager.prepare_load(batch[:hits])
+    manager.complete_load(batch[:hits])
+    output = manager.prepare_store(batch)
+    if output is not None and generator.random() < 0.9:  # the others become overdue
+        manager.complete_store(output.block_hashes_to_store, generator.random() < 0.9)
+    if generator.random() < 0.01:
+        manager.reset_cache()
+
+
+def work(call):
+    while not deadline_passed.is_set():
+        try:
+            call()
+        except BaseException as error:
+            failures.append(repr(error))
+            return
+
+
+calls = (
+    serve,
+    lambda: list(samples(watch)),
+    lambda: watch.explain(KEYS[::7]),
+    watch.overdue,
+    watch.open_seconds,
+    watch.report,
+)
+threads = [threading.Thread(target=work, args=(call,)) for call in calls]
+for thread in threads:
+    thread.start()
+deadline_passed.wait(seconds)
+deadline_passed.set()
+for thread in threads:
+    thread.join()
+assert not failures, failures
+manager._check()
+assert watch.counters()["requests"] == manager.stats()["lookups"]
+print("standing")
+"""
+
+
+@pytest.mark.parametrize("policy", ["lru", "hit-density", "arc", "s3fifo"])
+def test_threads_that_ask_a_watch_at_work(twin: ModuleType, policy: str) -> None:
+    seconds = min(max(0.4, 0.4 * read_budget()), 10.0)
+    assert run_script(LOOKERS, twin.__name__, policy, str(seconds)) == "standing\n"

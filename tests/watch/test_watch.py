@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import logging
 import random
+import threading
 from typing import Any
 
 import pytest
 
 from kvoffload import CPUOffloadingManager
-from kvoffload.watch import Point, Watch
+from kvoffload.watch import Point, Watch, _watch
 from kvoffload.watch.estimate import make_point
+from kvoffload.watch.overdue import find_overdue
 from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
 
 from .watched import Clock, serve, watched, whole
@@ -626,3 +628,38 @@ def test_the_default_sample_cannot_be_foreseen():
         serve(manager, keys)
         orders.append([each.sampled for each in manager.watch.explain(keys)])
     assert orders[0] != orders[1]
+
+
+def test_a_watch_explains_though_its_managers_policy_is_initialised_again(twin):
+    manager = whole(twin, 20_000)
+    store(manager, block_hashes(*range(2_000)))
+    watch, policy = manager.watch, manager.policy
+    del manager
+    gc.collect()
+    before = watch.explain(block_hashes(*range(2_000)))
+    policy.__init__(8)
+    gc.collect()
+    after = watch.explain(block_hashes(*range(2_000)))
+    assert [each.state for each in after] == [each.state for each in before]
+    assert {each.state for each in after} == {"idle"}
+
+
+def test_an_overdue_transfer_is_logged_once_by_all_threads(twin, caplog, monkeypatch):
+    clock = Clock()
+    manager = whole(twin, 64, clock=clock, deadline=1.0)
+    manager.prepare_store([A])
+    other = threading.Thread(target=manager.watch.overdue)
+
+    def overtaken(*arguments):
+        found = find_overdue(*arguments)
+        monkeypatch.undo()
+        clock.seconds += 2
+        other.start()
+        other.join(0.05)  # it waits until this thread has ended its call
+        return found
+
+    monkeypatch.setattr(_watch, "find_overdue", overtaken)
+    assert manager.watch.overdue() == []
+    other.join()
+    assert len(manager.watch.overdue()) == 1
+    assert len(caplog.records) == 1

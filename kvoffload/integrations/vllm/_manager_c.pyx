@@ -11,8 +11,9 @@ Invariants
     The policy is set last: whatever of a construction failed, or was never run, it is None, and
     every method begins with `require_ready`, most of them in `open_batch`.
 Order
-    No Python code runs between the first look at the state and the last change: keys are copied
-    before, and the collector is off while results are allocated. `observe` does everything about an
+    Between the first look at the state and the last change the collector is off, and what Python
+    code still runs, of contexts and of vLLM's constructors, is refused every call that would look
+    or change itself (`at_work`). Keys are copied before. `observe` does everything about an
     access that can fail; `record` and the rules then change state and cannot. A store allocates
     everything before the policy learns from the offer, which cannot be undone. That includes the
     objects for the keys of the victims, which are not known yet: for each victim one of every
@@ -112,6 +113,7 @@ from kvoffload.errors import (
     block_not_ready,
     describe,
     describe_hash,
+    manager_at_work,
     manager_not_initialised,
     ref_count_overflow,
 )
@@ -172,6 +174,7 @@ cdef class RequestManagerCore:
     cdef Pool pool
     cdef BlockStates states
     cdef Batch batch                # of the call at work
+    cdef bint at_work               # a call is between its first look and its last change
     cdef Access* accesses           # beside its slots
     cdef Py_ssize_t accesses_room
     cdef uint64_t generation        # how often the cache was reset
@@ -217,6 +220,8 @@ cdef class RequestManagerCore:
     ):
         """Join the parts; `names` has vLLM's classes and constants as attributes."""
         cdef Pool pool
+        if self.at_work:
+            raise manager_at_work()
         self.policy = None
         if not pool_open(&pool, num_chunks):
             raise MemoryError(f"no room for {num_chunks} chunk ids")
@@ -275,10 +280,22 @@ cdef class RequestManagerCore:
         batch = list(keys) if type(keys) is list else list(as_batch(keys, "keys"))
         if not check_items(batch):
             raise batch_error(batch, "keys")
+        self.require_rest()
         self.ensure_scratch(len(batch))
+        self.point_into(batch)
+        return batch
+
+    cdef void point_into(self, list batch) noexcept:
+        """Let the scratch arrays, which have room, point into a copy of keys."""
         self.batch.items = list_items(batch)
         self.batch.size = len(batch)
-        return batch
+
+    cdef int require_rest(self) except -1:
+        """Raise where a call is at work, whose state this one would change."""
+        self.require_ready()
+        if self.at_work:
+            raise manager_at_work()
+        return 0
 
     cdef int ensure_scratch(self, Py_ssize_t size) except -1:
         cdef Access* accesses
@@ -666,19 +683,24 @@ cdef class RequestManagerCore:
         cdef Py_ssize_t place
         cdef int64_t num_new
         cdef Node* node
-        cdef Table* table = self.policy.table
+        cdef RequestWatch watching = self.watching  # held while a user's clock runs
+        cdef Table* table
         cdef int collecting
-        if self.watching is not None:
-            self.watching.tick()
-        if is_access:
-            access = self.access_of(req_context)
-            if access is None:
-                access = new_access = RequestAccess(self, self.generation)
-            if self.rules.ranked:
-                rank = self.rank_of(req_context)
-            positions = self.positions_of(req_context)
+        if watching is not None:
+            watching.tick()
+            self.require_rest()
         collecting = PyGC_Disable()
+        self.at_work = True
         try:
+            self.point_into(batch)  # again: the clock may have called the manager
+            table = self.policy.table
+            if is_access:
+                access = self.access_of(req_context)
+                if access is None:
+                    access = new_access = RequestAccess(self, self.generation)
+                if self.rules.ranked:
+                    rank = self.rank_of(req_context)
+                positions = self.positions_of(req_context)
             chunk_ids = self.new_ids(len(batch))
             spec = self.new_spec(chunk_ids)
             find_all(table, &self.batch)
@@ -712,6 +734,7 @@ cdef class RequestManagerCore:
                         LOAD, <int32_t*>cnp.PyArray_DATA(chunk_ids), self.batch.size
                     )
         finally:
+            self.at_work = False
             if collecting:
                 PyGC_Enable()
         return spec
@@ -761,17 +784,22 @@ cdef class RequestManagerCore:
         Returns None if enough chunks cannot be evicted. Repeated keys count once.
         """
         cdef list batch = self.open_batch(keys)
+        cdef RequestWatch watching = self.watching  # held while a user's clock runs
         cdef int collecting
         if self.counts is not None:
             batch = self.open_batch(list(dict.fromkeys(batch)))  # repeats are counted once
-        if self.watching is not None:
-            if req_context is self.asker or self.watching.full_groups is not None:
+        if watching is not None:
+            if req_context is self.asker or watching.full_groups is not None:
                 self.settle()  # should it be preempted and look up again, it has more positions
-            self.watching.tick()
+            watching.tick()
+            self.require_rest()
         collecting = PyGC_Disable()
+        self.at_work = True
         try:
+            self.point_into(batch)  # again: the clock may have called the manager
             return self.store(batch, req_context)
         finally:
+            self.at_work = False
             if collecting:
                 PyGC_Enable()
 
@@ -1100,13 +1128,14 @@ cdef class RequestManagerCore:
 
     def complete_store(self, keys, req_context, success=True):
         """Make pending chunks readable, or drop them where the store failed."""
-        cdef list batch = self.open_batch(keys)
         cdef bint stored = success
+        cdef list batch = self.open_batch(keys)
         cdef Py_ssize_t place, num_ended = 0
         cdef IdRange ids = IdRange(-1, -1)
         cdef Node* node
         cdef list completed
         cdef int collecting = PyGC_Disable()
+        self.at_work = True
         try:
             if not self.rules.ensure(0):
                 raise MemoryError()
@@ -1130,6 +1159,7 @@ cdef class RequestManagerCore:
             if self.watching is not None:
                 self.watching.c_closed(STORE, num_ended, ids.least, ids.greatest)
         finally:
+            self.at_work = False
             if collecting:
                 PyGC_Enable()
 
@@ -1203,7 +1233,8 @@ cdef class RequestManagerCore:
 
     cdef cnp.ndarray new_ids(self, Py_ssize_t size):
         cdef cnp.npy_intp length = size
-        return cnp.PyArray_ZEROS(1, &length, cnp.NPY_INT32, 0)
+        # Not zeroed: numpy lets other threads run while it allocates zeros.
+        return cnp.PyArray_SimpleNew(1, &length, cnp.NPY_INT32)
 
     cdef object new_spec(self, cnp.ndarray chunk_ids):
         """Return vLLM's spec, whose constructor only sets ``block_ids``, to a copy.
@@ -1227,18 +1258,30 @@ cdef class RequestManagerCore:
 
     def on_request_finished(self, req_context):
         """Count what the request has used as one access, tail first."""
+        cdef int collecting
+        self.require_ready()
+        if self.watching is not None:
+            self.settle()
+            self.hand_over()
+        self.require_rest()
+        collecting = PyGC_Disable()
+        self.at_work = True
+        try:
+            self.finish(req_context)
+        finally:
+            self.at_work = False
+            if collecting:
+                PyGC_Enable()
+
+    cdef int finish(self, object req_context) except -1:
         cdef RequestAccess access, every = None     # what the watch is shown
         cdef KeyOrder order, every_order = None
         cdef uint64_t number
         cdef Py_ssize_t place
         cdef uint8_t uses
-        self.require_ready()
-        if self.watching is not None:
-            self.settle()
-            self.hand_over()
         access = self.access_of(req_context)
         if access is None or access.finished:
-            return
+            return 0
         order = order_keys(access, req_context, self.positions_of(req_context))
         if self.watching is not None:
             every, every_order = access, order
@@ -1268,11 +1311,13 @@ cdef class RequestManagerCore:
         self.rules.finished(&self.batch, self.accesses)
         if every is not None:
             self.watching.c_finished(every, every_order)
+        return 0
 
     cdef int hand_over(self) except -1:
         """Let the watch take what it has collected, if it is enough, and read the clock."""
+        cdef RequestWatch watching = self.watching  # held while its Python code runs
         try:
-            self.watching.begin_lookup()
+            watching.begin_lookup()
         except Exception:  # no memory: nothing may change for a watch
             pass
         return 0
@@ -1280,6 +1325,7 @@ cdef class RequestManagerCore:
     def reset_cache(self):
         """Drop every chunk; counted offers, events and samples stay, ids start at 0 again."""
         self.require_ready()
+        self.require_rest()
         self.policy.clear()
         pool_reset(&self.pool)
         self.generation += 1

@@ -67,7 +67,8 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
     Notes
     -----
     Complexity: a call is linear in its keys, whatever is pinned. Thread-safety: as vLLM has it,
-    callers hold `lock`.
+    callers hold a lock or are one thread; a call in the middle of another, as by a request's
+    context, is refused with a RuntimeError. The methods of its watch are safe in any thread.
     """
 
     _release: ClassVar[Release] = installed_release()
