@@ -423,11 +423,13 @@ for number in range(10**9):
     recorder.lookup([os.urandom(32) for _ in range(20)])
 """
     with subprocess.Popen([sys.executable, "-c", code, str(path)]) as process:
-        deadline = time.monotonic() + 20
-        while not (path.exists() and path.stat().st_size > 20_000):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+        try:
+            deadline = time.monotonic() + 20
+            while not (path.exists() and path.stat().st_size > 20_000):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            process.send_signal(signal.SIGKILL)
     assert len(recorded(path)) > 100
 
 
