@@ -12,7 +12,18 @@ import pytest
 from tests.conftest import read_budget
 from tests.isolated.scripts import run_script
 
-HAMMER = """
+UNTIL_THE_DEADLINE = """
+for thread in threads:
+    thread.start()
+deadline_passed.wait(seconds)
+deadline_passed.set()
+for thread in threads:
+    thread.join()
+assert not failures, failures
+"""
+
+HAMMER = (
+    """
 import importlib
 import random
 import sys
@@ -115,14 +126,9 @@ def work(seed):
 
 
 threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
-for thread in threads:
-    thread.start()
-deadline_passed.wait(seconds)
-deadline_passed.set()
-for thread in threads:
-    thread.join()
-assert not failures, failures
-thing._check()
+"""
+    + UNTIL_THE_DEADLINE
+    + """thing._check()
 if kind == "pool":
     assert thing.get_num_free_blocks() == 8
 elif drive is drive_manager:
@@ -133,6 +139,7 @@ elif drive is drive_manager:
     assert all(counts), stats
 print("standing")
 """
+)
 
 KINDS = (
     *("cpu-lru", "cpu-arc", "cpu-hit-density", "cpu-s3fifo"),
@@ -148,7 +155,8 @@ def test_two_threads_on_one_compiled_thing(twins: tuple[ModuleType, ModuleType],
     assert run_script(HAMMER, kind, str(seconds)) == "standing\n"
 
 
-LOOKERS = """
+LOOKERS = (
+    """
 import importlib
 import logging
 import random
@@ -202,17 +210,13 @@ calls = (
     watch.report,
 )
 threads = [threading.Thread(target=work, args=(call,)) for call in calls]
-for thread in threads:
-    thread.start()
-deadline_passed.wait(seconds)
-deadline_passed.set()
-for thread in threads:
-    thread.join()
-assert not failures, failures
-manager._check()
+"""
+    + UNTIL_THE_DEADLINE
+    + """manager._check()
 assert watch.counters()["requests"] == manager.stats()["lookups"]
 print("standing")
 """
+)
 
 
 @pytest.mark.parametrize("policy", ["lru", "hit-density", "arc", "s3fifo"])

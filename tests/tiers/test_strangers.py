@@ -43,6 +43,7 @@ KEYS = [b"a", b"key of sixteen b", b"k" * 40, b"\0"]
 NOW_MS = EARLIEST_MS + 86_400_000
 LAST = (NOW_MS + AHEAD_MS) << RANDOM_BITS
 HIGHEST = LAST - (1 << RANDOM_BITS)
+"""Below it there is a next epoch, though the clock of these tests stands still."""
 EPOCHS = st.one_of(
     st.binary(max_size=18),
     st.integers(0, 2**64 - 1).map(epoch_text),

@@ -1324,7 +1324,6 @@ cdef class RequestManagerCore:
 
     def reset_cache(self):
         """Drop every chunk; counted offers, events and samples stay, ids start at 0 again."""
-        self.require_ready()
         self.require_rest()
         self.policy.clear()
         pool_reset(&self.pool)
