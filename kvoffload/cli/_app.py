@@ -92,10 +92,7 @@ def run(arguments: Sequence[str]) -> int:
         return int(end.code or 0)
     except click.ClickException as error:
         return _fail(" ".join(error.format_message().split()), USAGE_ERROR)
-    except (
-        MissingExtraError,
-        PolicyError,
-    ) as error:  # or a policy of the user's breaks the contract
+    except (MissingExtraError, PolicyError) as error:  # or a user's policy is at fault
         return _fail(str(error), USAGE_ERROR)
     except TraceError as error:
         return _fail(str(error), DATA_ERROR)
