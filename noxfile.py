@@ -44,15 +44,17 @@ def oldest_numpy(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Repeat the generated tests, each round under a new seed: ``nox -s soak -- MINUTES`` (60).
 
-    ``KVOFFLOAD_TEST_BUDGET`` is the budget of a round, by default 12 times that of a plain run.
+    ``KVOFFLOAD_TEST_BUDGET`` is the budget of a round, by default 2.5 times that of a plain run.
     """
-    session.install("-e", ".[test]")
+    tree = copy_of_head(session)
+    session.install("-e", f"{tree}[test]")
     minutes = float(session.posargs[0]) if session.posargs else 60.0
-    effort = Path(session.create_tmp(), f"effort-{time.time_ns()}.jsonl")
+    effort = Path(session.create_tmp(), f"effort-{time.time_ns()}.jsonl").resolve()
     options = {
-        "KVOFFLOAD_TEST_BUDGET": os.environ.get("KVOFFLOAD_TEST_BUDGET", "12"),
-        "KVOFFLOAD_TEST_EFFORT": str(effort.resolve()),
+        "KVOFFLOAD_TEST_BUDGET": os.environ.get("KVOFFLOAD_TEST_BUDGET", "2.5"),
+        "KVOFFLOAD_TEST_EFFORT": str(effort),
     }
+    session.chdir(tree)
     deadline = time.monotonic() + 60 * minutes
     while time.monotonic() < deadline:
         often = ["-o", "faulthandler_timeout=3600"]  # a test may take long
