@@ -17,7 +17,11 @@ from tests.policies.stress import WORKLOADS, Request, hit_ratios, repeated, serv
 
 REQUESTS = 2000
 IN_FLIGHT = 6
-SEEDS = [1, 2][: 1 + (read_budget() >= 2)] if IMPLEMENTATION == "compiled" else []
+SEEDS = [1, 2][: 1 + (read_budget() >= 2)]
+
+takes_minutes_in_python = pytest.mark.skipif(
+    IMPLEMENTATION != "compiled", reason="takes minutes in Python"
+)
 
 # workload, capacity in percent of the distinct blocks: at least this many times LRU's hits
 GAINS = {
@@ -65,6 +69,7 @@ def shortfall(ratios: dict[str, float]) -> float:
     return max(ratios["lru"], ratios["arc-classic"]) - ratios["hit-density"]
 
 
+@takes_minutes_in_python
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("percent", [1, 5, 20])
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -74,6 +79,7 @@ def test_it_is_nowhere_far_below_the_better_of_lru_and_arc(
     assert shortfall(ratios_of(name, seed, percent)) <= REGRET
 
 
+@takes_minutes_in_python
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("name", "percent"), GAINS)
 def test_it_gains_where_a_cache_thrashes(name: str, percent: int, seed: int) -> None:
@@ -87,6 +93,7 @@ def test_it_holds_a_part_of_a_loop_that_is_longer_than_the_cache() -> None:
     assert ratios["hit-density"] > 0.35
 
 
+@takes_minutes_in_python
 @pytest.mark.parametrize("seed", [seed + 2 for seed in SEEDS[:1]])
 @pytest.mark.parametrize("percent", [1, 5])
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -95,6 +102,7 @@ def test_requests_that_overlap_do_not_lead_it_astray(name: str, percent: int, se
     assert shortfall(ratios_of(name, seed, percent, in_flight=IN_FLIGHT)) <= regret
 
 
+@takes_minutes_in_python
 @pytest.mark.parametrize("pending", [1, 4, 16][-1 if len(SEEDS) < 2 else 0 :])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_stores_that_take_a_while_do_not_lead_it_astray(name: str, pending: int) -> None:
@@ -103,6 +111,7 @@ def test_stores_that_take_a_while_do_not_lead_it_astray(name: str, pending: int)
         assert shortfall(ratios_of(name, seed, 5, pending=pending)) <= regret
 
 
+@takes_minutes_in_python
 @pytest.mark.parametrize("repeats", [0.05, 0.5, 1.0])
 @pytest.mark.parametrize("name", ["loops", "rounds", "chats", "documents"])
 def test_a_request_right_after_itself_is_a_request(name: str, repeats: float) -> None:
@@ -110,6 +119,7 @@ def test_a_request_right_after_itself_is_a_request(name: str, repeats: float) ->
         assert shortfall(ratios_of(name, seed, 5, repeats=repeats)) <= REPEATS_REGRET
 
 
+@takes_minutes_in_python
 @pytest.mark.parametrize("percent", [20, 40])
 @pytest.mark.parametrize(
     ("name", "repeats", "regret"),
