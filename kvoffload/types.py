@@ -172,7 +172,8 @@ class PrepareStoreOutput(Generic[Spec_co]):
     store_spec : LoadStoreSpec
         Where to write them, in the same order.
     block_hashes_evicted : list of BlockHash
-        The blocks that left to make room, in eviction order.
+        The blocks that left to make room, in eviction order. A compiled manager makes this list
+        when it is read first.
     """
 
     block_hashes_to_store: list[BlockHash]

@@ -16,7 +16,7 @@ from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
 
@@ -35,6 +35,8 @@ from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport first_bad, list_items, tuple_items
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
 from kvoffload._core.table cimport (
+    INLINE_KEY_BYTES,
+    LONG_KEY,
     NIL,
     PARKED,
     RESIDENT,
@@ -59,7 +61,14 @@ from kvoffload.managers._lifecycle_c cimport (
     resident,
     unpin,
 )
-from kvoffload.managers._results_c cimport new_event, new_ids, new_output, new_spec
+from kvoffload.managers._results_c cimport (
+    PackedKeys,
+    new_event,
+    new_ids,
+    new_keys,
+    new_output,
+    new_spec,
+)
 from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
@@ -379,11 +388,24 @@ cdef class CompiledSteps(Steps):
             node.block.mark = table.epoch
         return num_missing
 
-    cdef list victim_keys(self):
-        """Return the keys of the victims, in eviction order."""
+    cdef object victim_keys(self):
+        """Return the keys of the victims, in eviction order: packed where they can be."""
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t place, size = <Py_ssize_t>policy.victims.size
-        cdef list keys = PyList_New(size)
+        cdef PackedKeys packed
+        cdef list keys
+        cdef Node* node
+        if size and self._events is None:
+            packed = new_keys(size)
+            for place in range(size):
+                node = node_at(policy.table, policy.victims.items[place].slot)
+                if node.key_length == LONG_KEY:
+                    break
+                packed.keys[place].length = node.key_length
+                memcpy(packed.keys[place].key, node.key, INLINE_KEY_BYTES)
+            else:
+                return packed
+        keys = PyList_New(size)
         for place in range(size):
             key = key_of(node_at(policy.table, policy.victims.items[place].slot))
             Py_INCREF(key)

@@ -1,19 +1,45 @@
 """Results and events of managers; see ``_results_c.pxd``."""
 
-from cpython.object cimport PyTypeObject
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_INCREF
 
 cimport numpy as cnp
+
+from types import MemberDescriptorType
 
 from kvoffload.types import CPULoadStoreSpec, OffloadingEvent, PrepareStoreOutput
 
 cnp.import_array()
 
-cdef extern from "Python.h":
+cdef extern from "structmember.h":  # which Python.h includes from 3.12 on
     object PyType_GenericAlloc(PyTypeObject* kind, Py_ssize_t items)
+    ctypedef struct PyMemberDef:
+        Py_ssize_t offset
+    ctypedef struct PyMemberDescrObject:
+        PyMemberDef* d_member
+
+
+cdef Py_ssize_t offset_of(member) except -1:
+    """Return where in its object a slot is."""
+    if type(member) is not MemberDescriptorType:
+        raise TypeError(f"a slot, got {member!r}")
+    return (<PyMemberDescrObject*>member).d_member.offset
+
+
+cdef inline void fill(object result, Py_ssize_t offset, object value) noexcept:
+    """Set a slot of a new object: without the lookups of an attribute, which cold caches prolong."""
+    Py_INCREF(value)
+    (<PyObject**>(<char*><PyObject*>result + offset))[0] = <PyObject*>value
+
 
 cdef object spec_class = CPULoadStoreSpec
 cdef object output_class = PrepareStoreOutput
 cdef object event_class = OffloadingEvent
+cdef Py_ssize_t ids_offset = offset_of(CPULoadStoreSpec.block_ids)
+cdef Py_ssize_t to_store_offset = offset_of(PrepareStoreOutput.block_hashes_to_store)
+cdef Py_ssize_t spec_offset = offset_of(PrepareStoreOutput.store_spec)
 
 
 cdef cnp.ndarray new_ids(Py_ssize_t size):
@@ -23,15 +49,73 @@ cdef cnp.ndarray new_ids(Py_ssize_t size):
 
 cdef object new_spec(cnp.ndarray block_ids):
     spec = PyType_GenericAlloc(<PyTypeObject*>spec_class, 0)
-    spec.block_ids = block_ids
+    fill(spec, ids_offset, block_ids)
     return spec
 
 
-cdef object new_output(list to_store, object spec, list evicted):
+cdef class PackedKeys:
+    cdef list unpack(self):
+        """Return the keys as a list of bytes objects."""
+        cdef list keys = PyList_New(self.size)
+        cdef Py_ssize_t place
+        for place in range(self.size):
+            key = PyBytes_FromStringAndSize(
+                <const char*>self.keys[place].key, self.keys[place].length
+            )
+            Py_INCREF(key)
+            PyList_SET_ITEM(keys, place, key)
+        return keys
+
+
+cdef PackedKeys new_keys(Py_ssize_t size):
+    """Return room for so many keys, not filled."""
+    cdef PackedKeys keys = PackedKeys.__new__(PackedKeys)
+    keys.packed = PyBytes_FromStringAndSize(NULL, size * <Py_ssize_t>sizeof(PackedKey))
+    keys.keys = <PackedKey*>PyBytes_AS_STRING(keys.packed)
+    keys.size = size
+    return keys
+
+
+cdef class _EvictedHashes:
+    """The slot of ``block_hashes_evicted``, whose keys become a list where they are read first."""
+
+    cdef object slot
+    cdef Py_ssize_t offset
+
+    def __cinit__(self, slot):
+        self.slot = slot
+        self.offset = offset_of(slot)
+
+    def __get__(self, output, owner):
+        if output is None:
+            return self
+        value = self.slot.__get__(output, owner)
+        if type(value) is not PackedKeys:
+            return value
+        unpacked = (<PackedKeys>value).unpack()
+        # as the list was allocated another thread may have read
+        value = self.slot.__get__(output, owner)
+        if type(value) is not PackedKeys:
+            return value
+        self.slot.__set__(output, unpacked)
+        return unpacked
+
+    def __set__(self, output, value):
+        self.slot.__set__(output, value)
+
+    def __delete__(self, output):
+        self.slot.__delete__(output)
+
+
+cdef _EvictedHashes evicted_slot = _EvictedHashes(PrepareStoreOutput.block_hashes_evicted)
+PrepareStoreOutput.block_hashes_evicted = evicted_slot
+
+
+cdef object new_output(list to_store, object spec, object evicted):
     output = PyType_GenericAlloc(<PyTypeObject*>output_class, 0)
-    output.block_hashes_to_store = to_store
-    output.store_spec = spec
-    output.block_hashes_evicted = evicted
+    fill(output, to_store_offset, to_store)
+    fill(output, spec_offset, spec)
+    fill(output, evicted_slot.offset, evicted)
     return output
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
@@ -43,6 +49,43 @@ def test_repeats_in_a_batch_are_dropped_and_the_first_wins(build: Build) -> None
     assert names(output.block_hashes_to_store) == "BA"
     assert slots(output.store_spec) == [0, 1]
     assert (len(manager), manager.stats()["free"]) == (2, 2)
+
+
+@pytest.mark.parametrize("hashes", [[A, B], [A * 40, B], [A[:1], B * 3]])
+def test_what_was_evicted_is_a_list_that_stays(build: Build, hashes: list[bytes]) -> None:
+    manager = build(2)
+    store(manager, hashes)
+    output = manager.prepare_store([C, D])
+    manager.complete_store([C, D])
+    manager.prepare_store([E, F])
+    evicted = output.block_hashes_evicted
+    assert evicted == hashes
+    assert type(evicted) is list
+    evicted.append(G)
+    assert output.block_hashes_evicted is evicted
+    output.block_hashes_evicted = [H]
+    assert output.block_hashes_evicted == [H]
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        dataclasses.replace,
+        lambda output: pickle.loads(pickle.dumps(output)),
+        lambda output: type(output)(*dataclasses.astuple(output)),
+    ],
+)
+def test_a_copy_of_the_output_has_what_was_evicted(
+    build: Build, copied: Callable[[Any], Any]
+) -> None:
+    manager = build(2)
+    store(manager, [A, B])
+    output = copied(manager.prepare_store([C, D]))
+    assert output.block_hashes_evicted == [A, B]
+    assert output.block_hashes_to_store == [C, D]
+    assert f"block_hashes_evicted={[A, B]}" in repr(output)
 
 
 @pytest.mark.parametrize("batch", [[], [A], [A, A, B]])

@@ -283,3 +283,45 @@ def test_a_finaliser_that_takes_the_events_while_they_are_copied(
     twins: tuple[ModuleType, ModuleType],
 ) -> None:
     assert run_script(EVENTS, twins[1].__name__) == "standing\n"
+
+
+EVICTED = """
+import gc
+import importlib
+import sys
+
+manager = importlib.import_module(sys.argv[1]).CPUOffloadingManager(16, 8, "lru")
+read = []
+
+
+class Trap:
+    def __init__(self):
+        self.myself = self
+
+    def __del__(self):
+        read.append(output.block_hashes_evicted)
+
+
+for number in range(1, 50):
+    batch = [bytes([number, place]) * 16 for place in range(4)]
+    output = manager.prepare_store(batch)
+    manager.complete_store(batch)
+    hoard = [[] for _ in range(300)]  # the free list is empty: each list is new
+    gc.collect()
+    gc.disable()
+    gc.set_threshold(1)
+    Trap()
+    gc.enable()
+    evicted = output.block_hashes_evicted
+    gc.disable()
+    gc.collect()
+    assert evicted is output.block_hashes_evicted is read[-1], (evicted, read[-1])
+assert len(read) > 40, len(read)
+print("standing")
+"""
+
+
+def test_a_finaliser_that_reads_what_was_evicted_as_it_is_read_first(
+    twins: tuple[ModuleType, ModuleType],
+) -> None:
+    assert run_script(EVICTED, twins[1].__name__) == "standing\n"
