@@ -272,6 +272,9 @@ for number in range(1, 50):
     gc.enable()
     events = manager.events
     gc.disable()
+    if not events:  # from 3.12 on the collector runs between two instructions: before, too
+        assert sys.version_info >= (3, 12), number
+        continue
     assert events[-1].block_hashes == batch, events
     assert all(event.block_size == 16 for event in events)
 assert sprung > 40, sprung
