@@ -188,7 +188,8 @@ class OffloadingEvent:
     Attributes
     ----------
     block_hashes : list of BlockHash
-        The blocks: in batch order when stored, in eviction order when removed.
+        The blocks: in batch order when stored, in eviction order when removed. Of those that left
+        a compiled manager makes the list when it is read first.
     block_size : int
         Tokens per block.
     medium : str

@@ -343,7 +343,8 @@ cdef class CompiledSteps(Steps):
             evicted = self.victim_keys()
             output = new_output(to_store, new_spec(block_ids), evicted)
             if self._events is not None and evicted:
-                self._events.append(new_event(list(evicted), self._pool, True))
+                removed = list(evicted) if type(evicted) is list else evicted
+                self._events.append(new_event(removed, self._pool, True))
         except BaseException:
             policy.cancel()
             forget(policy.table, &self.batch, 0, num_missing)
@@ -395,7 +396,7 @@ cdef class CompiledSteps(Steps):
         cdef PackedKeys packed
         cdef list keys
         cdef Node* node
-        if size and self._events is None:
+        if size:
             packed = new_keys(size)
             for place in range(size):
                 node = node_at(policy.table, policy.victims.items[place].slot)

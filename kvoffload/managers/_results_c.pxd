@@ -3,8 +3,8 @@
 These check and copy what is right already, and they are Python code: another thread may take over
 while they run, and no call may be interrupted between its first look and its last change.
 
-The hashes that left become bytes objects when somebody reads them: an engine whose next step asks
-for slots alone never does, and making them takes a sixth of a store.
+The hashes that left become bytes objects when somebody reads them, in a result or an event: an
+engine whose next step asks for slots alone never does, and making them takes a sixth of a store.
 """
 
 from libc.stdint cimport uint8_t
@@ -29,6 +29,6 @@ cdef class PackedKeys:
 cdef cnp.ndarray new_ids(Py_ssize_t size)
 cdef object new_spec(cnp.ndarray block_ids)
 cdef PackedKeys new_keys(Py_ssize_t size)
-# `evicted` is a list or PackedKeys.
+# `evicted` and `block_hashes` are each a list or PackedKeys.
 cdef object new_output(list to_store, object spec, object evicted)
-cdef object new_event(list block_hashes, object backend, bint removed)
+cdef object new_event(object block_hashes, object backend, bint removed)

@@ -76,8 +76,8 @@ cdef PackedKeys new_keys(Py_ssize_t size):
     return keys
 
 
-cdef class _EvictedHashes:
-    """The slot of ``block_hashes_evicted``, whose keys become a list where they are read first."""
+cdef class _UnpackedList:
+    """A slot whose keys, if they are packed, become a list when they are read first."""
 
     cdef object slot
     cdef Py_ssize_t offset
@@ -86,29 +86,31 @@ cdef class _EvictedHashes:
         self.slot = slot
         self.offset = offset_of(slot)
 
-    def __get__(self, output, owner):
-        if output is None:
+    def __get__(self, result, owner):
+        if result is None:
             return self
-        value = self.slot.__get__(output, owner)
+        value = self.slot.__get__(result, owner)
         if type(value) is not PackedKeys:
             return value
         unpacked = (<PackedKeys>value).unpack()
         # as the list was allocated another thread may have read
-        value = self.slot.__get__(output, owner)
+        value = self.slot.__get__(result, owner)
         if type(value) is not PackedKeys:
             return value
-        self.slot.__set__(output, unpacked)
+        self.slot.__set__(result, unpacked)
         return unpacked
 
-    def __set__(self, output, value):
-        self.slot.__set__(output, value)
+    def __set__(self, result, value):
+        self.slot.__set__(result, value)
 
-    def __delete__(self, output):
-        self.slot.__delete__(output)
+    def __delete__(self, result):
+        self.slot.__delete__(result)
 
 
-cdef _EvictedHashes evicted_slot = _EvictedHashes(PrepareStoreOutput.block_hashes_evicted)
+cdef _UnpackedList evicted_slot = _UnpackedList(PrepareStoreOutput.block_hashes_evicted)
 PrepareStoreOutput.block_hashes_evicted = evicted_slot
+cdef _UnpackedList hashes_slot = _UnpackedList(OffloadingEvent.block_hashes)
+OffloadingEvent.block_hashes = hashes_slot
 
 
 cdef object new_output(list to_store, object spec, object evicted):
@@ -119,9 +121,9 @@ cdef object new_output(list to_store, object spec, object evicted):
     return output
 
 
-cdef object new_event(list block_hashes, object backend, bint removed):
+cdef object new_event(object block_hashes, object backend, bint removed):
     event = PyType_GenericAlloc(<PyTypeObject*>event_class, 0)
-    event.block_hashes = block_hashes
+    fill(event, hashes_slot.offset, block_hashes)
     event.block_size = backend.block_size
     event.medium = backend.medium
     event.removed = removed

@@ -53,6 +53,17 @@ def test_an_eviction_is_one_event_in_eviction_order(build: Build) -> None:
     assert taken(manager) == [("BA", "removed")]
 
 
+def test_an_event_has_a_list_of_its_own(build: Build) -> None:
+    manager = build(2, enable_events=True)
+    store(manager, [A, B])
+    taken(manager)
+    output = manager.prepare_store([C, D])
+    (event,) = manager.take_events()
+    assert type(event.block_hashes) is list
+    output.block_hashes_evicted.append(E)
+    assert names(event.block_hashes) == "AB"
+
+
 def test_removal_comes_before_the_store_it_made_room_for(build: Build) -> None:
     manager = build(1, enable_events=True)
     store(manager, [A])
