@@ -62,7 +62,7 @@ from kvoffload.managers._lifecycle_c cimport (
     unpin,
 )
 from kvoffload.managers._results_c cimport (
-    PackedKeys,
+    _PackedKeys,
     new_event,
     new_ids,
     new_keys,
@@ -393,7 +393,7 @@ cdef class CompiledSteps(Steps):
         """Return the keys of the victims, in eviction order: packed where they can be."""
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t place, size = <Py_ssize_t>policy.victims.size
-        cdef PackedKeys packed
+        cdef _PackedKeys packed
         cdef list keys
         cdef Node* node
         if size:

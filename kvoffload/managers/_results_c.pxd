@@ -17,7 +17,7 @@ cdef struct PackedKey:
     uint8_t length
     uint8_t key[INLINE_KEY_BYTES]
 
-cdef class PackedKeys:
+cdef class _PackedKeys:
     """Keys that lie in nodes whole, copied."""
     cdef Py_ssize_t size
     cdef bytes packed       # (size,) PackedKey
@@ -28,7 +28,7 @@ cdef class PackedKeys:
 # An int64 array of `size` slot indices, not filled.
 cdef cnp.ndarray new_ids(Py_ssize_t size)
 cdef object new_spec(cnp.ndarray block_ids)
-cdef PackedKeys new_keys(Py_ssize_t size)
-# `evicted` and `block_hashes` are each a list or PackedKeys.
+cdef _PackedKeys new_keys(Py_ssize_t size)
+# `evicted` and `block_hashes` are each a list or _PackedKeys.
 cdef object new_output(list to_store, object spec, object evicted)
 cdef object new_event(object block_hashes, object backend, bint removed)

@@ -53,7 +53,7 @@ cdef object new_spec(cnp.ndarray block_ids):
     return spec
 
 
-cdef class PackedKeys:
+cdef class _PackedKeys:
     cdef list unpack(self):
         """Return the keys as a list of bytes objects."""
         cdef list keys = PyList_New(self.size)
@@ -67,9 +67,9 @@ cdef class PackedKeys:
         return keys
 
 
-cdef PackedKeys new_keys(Py_ssize_t size):
+cdef _PackedKeys new_keys(Py_ssize_t size):
     """Return room for so many keys, not filled."""
-    cdef PackedKeys keys = PackedKeys.__new__(PackedKeys)
+    cdef _PackedKeys keys = _PackedKeys.__new__(_PackedKeys)
     keys.packed = PyBytes_FromStringAndSize(NULL, size * <Py_ssize_t>sizeof(PackedKey))
     keys.keys = <PackedKey*>PyBytes_AS_STRING(keys.packed)
     keys.size = size
@@ -90,12 +90,12 @@ cdef class _UnpackedList:
         if result is None:
             return self
         value = self.slot.__get__(result, owner)
-        if type(value) is not PackedKeys:
+        if type(value) is not _PackedKeys:
             return value
-        unpacked = (<PackedKeys>value).unpack()
+        unpacked = (<_PackedKeys>value).unpack()
         # as the list was allocated another thread may have read
         value = self.slot.__get__(result, owner)
-        if type(value) is not PackedKeys:
+        if type(value) is not _PackedKeys:
             return value
         self.slot.__set__(result, unpacked)
         return unpacked
