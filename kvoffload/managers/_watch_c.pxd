@@ -131,7 +131,8 @@ cdef class WatchCore:
     cdef void set_fate(self, Node* node, uint8_t fate) noexcept
     cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept
     cdef void use_unseen(self, Batch* batch, Py_ssize_t missing, uint32_t now) noexcept
-    cdef void note_victims(self, uint32_t now) noexcept
+    cdef void note_victims(self) noexcept
+    cdef void note_sampled_victims(self, Py_ssize_t size) noexcept
     cdef bint ensure_uses(self, Py_ssize_t size) noexcept
     cdef int quarter_of(self, uint64_t hashed) noexcept
     cdef void judge(self, uint64_t hashed, Node* node, bint hit) noexcept

@@ -39,6 +39,7 @@ from kvoffload._core.table cimport (
     sample_of,
     table_new_epoch,
 )
+from kvoffload._core.victims cimport Victim
 
 
 cdef extern from *:
@@ -296,7 +297,7 @@ cdef class WatchCore:
         self.tally.stored += <uint64_t>admitted
         self.tally.declined += <uint64_t>(missing - admitted)
         self.use_unseen(batch, missing, now)
-        self.note_victims(now)
+        self.note_victims()
         for place in range(missing):
             node = node_at(self.table, batch.chosen[place])
             if node.flags & SAMPLED:
@@ -338,25 +339,31 @@ cdef class WatchCore:
         self.unended = 0
         self.due = self.due or self.num_keys >= DRAIN_KEYS
 
-    cdef void note_victims(self, uint32_t now) noexcept:
+    cdef void note_victims(self) noexcept:
         """Count the victims, and note the fates of the sampled ones."""
-        cdef CompiledPolicy policy = self.policy
         cdef Table* table = self.table
-        cdef Py_ssize_t place, num_uses = 0
-        cdef uint64_t number
+        cdef const Victim* victims = self.policy.victims.items
+        cdef uint64_t number, size = self.policy.victims.size
+        cdef Py_ssize_t num_uses = 0
         cdef Node* node
-        self.tally.evicted += policy.victims.size
-        if not self.ensure_uses(<Py_ssize_t>policy.victims.size):
+        self.tally.evicted += size
+        if not self.ensure_uses(<Py_ssize_t>size):
             return
-        for number in range(policy.victims.size):
-            node = node_at(table, policy.victims.items[number].slot)
+        for number in range(size):
+            node = node_at(table, victims[number].slot)
             if node.flags & SAMPLED:
                 self.uses[num_uses] = hash_node(table, node)
                 shadow_approach(&self.shadow, self.uses[num_uses])
                 num_uses += 1
-        for place in range(num_uses):
+        self.note_sampled_victims(num_uses)
+
+    cdef void note_sampled_victims(self, Py_ssize_t size) noexcept:
+        """Note the fates of victims whose hashes are in `uses`."""
+        cdef Py_ssize_t place
+        cdef uint32_t now = <uint32_t>self.c_now()
+        for place in range(size):
             kvo_prefetch(self.shadow.entries + shadow_first(&self.shadow, self.uses[place]))
-        for place in range(num_uses):
+        for place in range(size):
             self.note_evicted(shadow_find(&self.shadow, self.uses[place]), now)
 
     cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept:

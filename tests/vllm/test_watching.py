@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
-from kvoffload import CPUOffloadingManager
+from kvoffload import CPUOffloadingManager, OffloadError
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.integrations.vllm.groups import KVGroups
@@ -282,6 +282,28 @@ def test_the_first_access_decides():
     assert (counters["requests"], counters["asked"], counters["missed"]) == (1, 6, 6)
 
 
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_request_that_only_looked_up_has_not_accessed_anything(begins):
+    """What it may do once it has finished does not depend on a watch."""
+    keys = keys_of("a", range(3))
+    for manager in (KVOffloadManager(8), watched(8)):
+        context = ReqContext("one")
+        assert manager.lookup(keys[0], context) is LookupResult.MISS
+        if begins:
+            manager.on_new_request(context)
+        manager.on_request_finished(context)
+        if begins:
+            with pytest.raises(OffloadError, match="is new to the request"):
+                manager.prepare_store(keys, context)
+        else:
+            assert manager.prepare_store(keys, context).keys_to_store == keys
+            manager.complete_store(set(keys), context)
+            manager.on_request_finished(context)
+    counters = manager.watch.counters()
+    # A key without a position is asked for if any is.
+    assert (counters["requests"], counters["asked"]) == ((0, 0) if begins else (1, 3))
+
+
 def test_waste():
     manager = watched(8)
     Request(manager, keys_of("a", range(8))).run()
@@ -289,6 +311,18 @@ def test_waste():
     Request(manager, keys_of("b", range(8))).run()
     report = manager.watch.report()
     assert (report.sampled_evicted, report.sampled_unused) == (8, 5)
+
+
+def test_what_the_policy_is_told_to_evict_is_counted():
+    manager = watched(8)
+    keys = keys_of("a", range(8))
+    Request(manager, keys).run()
+    assert len(manager._policy.evict(3, keys[:2])) == 3
+    manager._check()
+    counters = manager.watch.counters()
+    assert (counters["evicted"], counters["evicted_used"]) == (3, [3, 0])
+    Request(manager, keys).run()
+    assert causes(manager) == {"never_or_long_ago": 8, "evicted": 3}
 
 
 def test_transfers_are_overdue_until_they_end():

@@ -23,6 +23,7 @@ Order
 
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.dict cimport PyDict_Next
 from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
@@ -49,6 +50,7 @@ from kvoffload._core.pool cimport (
     pool_open,
     pool_reset,
 )
+from kvoffload._core.shadow cimport shadow_approach
 from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
@@ -62,11 +64,13 @@ from kvoffload._core.table cimport (
     key_bytes,
     kvo_prefetch,
     node_at,
+    sample_of,
     table_new_epoch,
 )
 from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
 from kvoffload.integrations.vllm._request_c cimport (
     INSERTED,
+    LOADED,
     MISSED,
     NOT_ASKED,
     REUSED,
@@ -89,7 +93,13 @@ from kvoffload.integrations.vllm._rules_c cimport (
     Access,
     RequestRules,
 )
-from kvoffload.integrations.vllm._watching_c cimport IdRange, RequestWatch, all_keys, widen
+from kvoffload.integrations.vllm._watching_c cimport (
+    IdRange,
+    Recorded,
+    RequestWatch,
+    all_keys,
+    widen,
+)
 from kvoffload.managers._lifecycle_c cimport (
     BlockStates,
     add_once,
@@ -458,27 +468,42 @@ cdef class RequestManagerCore:
             self.rules.started()
             self.chain = None
 
-    cdef void record(self, RequestAccess access, bint may_repeat) noexcept:
-        """Record what `observe` has found."""
+    cdef Recorded record(self, RequestAccess access, bint is_load) noexcept:
+        """Record what `observe` has found; put the places of sampled keys where a watch wants them."""
+        cdef Recorded found = Recorded(0, True)
+        cdef RequestWatch watching = self.watching
+        cdef uint32_t below = 0
+        cdef uint32_t* sampled = NULL
         cdef Py_ssize_t place
         cdef Access* entry
         cdef uint8_t* uses
+        if watching is not None and watching.ensure_uses(self.batch.size):
+            below = watching.sample_below
+            sampled = watching.use_slots
         for place in range(self.batch.size):
             entry = self.accesses + place
             if not entry.flags & OBSERVED:
+                found.every = False
                 continue
+            if sample_of(entry.hashed) < below:
+                sampled[found.num_sampled] = <uint32_t>place
+                found.num_sampled += 1
+                shadow_approach(&watching.shadow, entry.hashed)
             if entry.flags & NEW:
-                if may_repeat:  # what is repeated is new once
+                if is_load:  # what is repeated is new once; in a store it is left out
                     entry.number = access.find(self.batch.items[place], entry.hashed)
                 if entry.number != NIL:
                     entry.flags &= <uint8_t>(~NEW & 0xFF)
                 else:
                     entry.number = access.add(self.batch.items[place], entry.hashed)
+                    if is_load:
+                        access.seen[entry.number].uses = LOADED
             uses = &access.seen[entry.number].uses
             if not entry.flags & READY:
                 uses[0] |= MISSED
             elif not uses[0] & INSERTED:
                 uses[0] |= REUSED
+        return found
 
     cdef inline Node* resident(self, Py_ssize_t place) noexcept:
         """Return the node of a key of the batch if it is resident, else NULL."""
@@ -538,6 +563,7 @@ cdef class RequestManagerCore:
         Only its first and its last key are kept: vLLM looks up in the order of positions, forwards
         or, in a sliding window, backwards.
         """
+        cdef RequestAccess access
         self.settle()
         self.asker = req_context
         self.first_asked = self.first_full = key
@@ -548,7 +574,9 @@ cdef class RequestManagerCore:
             self.asked_until = self.last_position(req_context)
             if self.access_of(req_context) is None:
                 # vLLM's tiering manager tells its primary tier of no new request.
-                self.attach(req_context, RequestAccess(self, self.generation), None)
+                access = RequestAccess(self, self.generation)
+                access.asked_only = True
+                self.attach(req_context, access, None)
         except Exception:  # of a context of others, and nothing may change for a watch
             self.asked_until = NOT_ASKED
         return 0
@@ -603,17 +631,22 @@ cdef class RequestManagerCore:
         The connector notes the positions of each KV group in their order, group after group.
         """
         cdef object positions = self.positions_of(req_context), first, last
-        if not positions:
+        cdef PyObject* key
+        cdef PyObject* position
+        cdef Py_ssize_t cursor = 0
+        if positions is None or not PyDict_Next(positions, &cursor, &key, &position):
             return NOT_ASKED
-        first, last = next(iter(positions)), next(reversed(positions))
-        # The last four bytes are the group's: where they are the same, there is one.
-        if first[max(0, len(first) - 4) :] == last[max(0, len(last) - 4) :]:
+        first, last = <object>key, next(reversed(positions))
+        # The groups are in their order: where the first is the last, there is one.
+        if type(first) is bytes and type(last) is bytes and (
+            group_of(<PyObject*>first) == group_of(<PyObject*>last)
+        ):
             return positions[last]
         return max(positions.values())
 
     cdef int settle(self) except -1:
         """Note on the request that looked up last which positions it looked up."""
-        cdef object asker = self.asker, keys = (self.first_asked, self.last_asked), key
+        cdef object asker = self.asker, keys = (self.first_asked, self.last_asked), key, positions
         cdef RequestAccess access
         if asker is None:
             return 0
@@ -621,8 +654,12 @@ cdef class RequestManagerCore:
         try:
             access = self.access_of(asker)
             if access is not None:
+                positions = self.positions_of(asker)
                 for key in keys:
-                    position = asker.get_offload_key_position(key)
+                    if positions is None:
+                        position = asker.get_offload_key_position(key)
+                    else:
+                        position = (<dict>positions).get(key)
                     access.asked_from = min(
                         access.asked_from, -NOT_ASKED if position is None else <int64_t>position
                     )
@@ -685,6 +722,7 @@ cdef class RequestManagerCore:
         cdef Node* node
         cdef RequestWatch watching = self.watching  # held while a user's clock runs
         cdef Table* table
+        cdef Recorded recorded
         cdef int collecting
         if watching is not None:
             watching.tick()
@@ -723,12 +761,15 @@ cdef class RequestManagerCore:
                 pin(&self.states, node)
                 (<int32_t*>cnp.PyArray_DATA(chunk_ids))[place] = <int32_t>node.block.block_id
             if is_access:
+                access.asked_only = False
                 self.start(access)
-                self.record(access, True)
+                recorded = self.record(access, True)
+                if self.watching is not None:
+                    self.watching.near_recorded(self.accesses, recorded)
                 self.rules.accessed(&self.batch, self.accesses, rank)
             if self.watching is not None:
                 if is_access:
-                    self.watching.c_loading(&self.batch, self.accesses, access)
+                    self.watching.c_loading(&self.batch, self.accesses, access, recorded)
                 if is_transfer:
                     self.watching.c_begun(
                         LOAD, <int32_t*>cnp.PyArray_DATA(chunk_ids), self.batch.size
@@ -818,6 +859,7 @@ cdef class RequestManagerCore:
         cdef list to_store, evicted, blanks, removed = None
         cdef object spec
         cdef Offer offer = None
+        cdef Recorded recorded
         # Request: what it has shown so far, or that it is new.
         if access is None:
             access = new_access = RequestAccess(self, self.generation)
@@ -896,10 +938,11 @@ cdef class RequestManagerCore:
         self.stores_skipped_in_current_batch = skipped
         if offer is not None:
             self.count_offer(offer)
-        self.record(access, False)
+        access.asked_only = False
+        recorded = self.record(access, False)
         if self.watching is not None:
             self.watching.c_offered(
-                &self.batch, self.accesses, access, num_admitted, num_missing
+                &self.batch, self.accesses, access, recorded, num_admitted, num_missing
             )
         if removed is not None and policy.victims.size == 0:
             shorten(self.events, num_events)
@@ -1092,15 +1135,29 @@ cdef class RequestManagerCore:
                 removed[place] = evicted[place]
         return 0
 
-    cdef void free_victims(self) noexcept:
-        """Give the victims' chunk ids back."""
+    cdef Py_ssize_t free_victims(self) noexcept:
+        """Give the victims' chunk ids back; return how many a watch samples, hashes in its `uses`."""
         cdef Table* table = self.policy.table
-        cdef uint64_t victim
+        cdef uint64_t victim, hashed
+        cdef uint32_t below = 0
+        cdef uint64_t* sampled = NULL
+        cdef Py_ssize_t num_sampled = 0
         cdef Node* node
+        if self.watching is not None:
+            self.watching.tally.evicted += self.policy.victims.size
+            if self.watching.ensure_uses(<Py_ssize_t>self.policy.victims.size):
+                below = self.watching.sample_below
+                sampled = self.watching.uses
         for victim in range(self.policy.victims.size):
             node = node_at(table, self.policy.victims.items[victim].slot)
-            kvo_prefetch(table.buckets + home_of(table, hash_node(table, node)))
+            hashed = hash_node(table, node)
+            kvo_prefetch(table.buckets + home_of(table, hashed))
             pool_give(&self.pool, node.block.block_id)
+            if sample_of(hashed) < below:
+                sampled[num_sampled] = hashed
+                num_sampled += 1
+                shadow_approach(&self.watching.shadow, hashed)
+        return num_sampled
 
     cdef void place(
         self,
@@ -1115,8 +1172,10 @@ cdef class RequestManagerCore:
         cdef int64_t chosen
         cdef Access* entry
         cdef Node* node
-        self.free_victims()
+        cdef Py_ssize_t num_sampled = self.free_victims()
         policy.commit()
+        if num_sampled:
+            self.watching.note_sampled_victims(num_sampled)
         for chosen in range(num_admitted):
             entry = self.accesses + self.batch.places[chosen]
             node = node_at(policy.table, self.batch.chosen[chosen])
@@ -1149,7 +1208,7 @@ cdef class RequestManagerCore:
                 if node != NULL and node.block.ref_cnt < 0:
                     num_ended += 1
                     widen(&ids, node.block.block_id)
-                    if self.watching is not None and not stored:
+                    if not stored and self.watching is not None:
                         self.watching.c_failed(node)
                     end_store(
                         &self.states, self.policy, &self.pool, self.batch.slots[place], stored
@@ -1250,10 +1309,14 @@ cdef class RequestManagerCore:
 
     def on_new_request(self, req_context):
         """Begin to follow a request."""
+        cdef RequestAccess access
         self.require_ready()
         context = self.request_context_class()
-        if self.access_of(req_context) is None:
+        access = self.access_of(req_context)
+        if access is None:
             self.attach(req_context, RequestAccess(self, self.generation), None)
+        else:
+            access.asked_only = False
         return context
 
     def on_request_finished(self, req_context):
@@ -1278,19 +1341,24 @@ cdef class RequestManagerCore:
         cdef KeyOrder order, every_order = None
         cdef uint64_t number
         cdef Py_ssize_t place
+        cdef uint32_t below = 0 if self.watching is None else self.watching.sample_below
         cdef uint8_t uses
         access = self.access_of(req_context)
-        if access is None or access.finished:
+        if access is None or access.finished or access.asked_only:
             return 0
-        order = order_keys(access, req_context, self.positions_of(req_context))
+        order = order_keys(access, req_context, self.positions_of(req_context), below)
         if self.watching is not None:
             every, every_order = access, order
             if access.passed is not None:
                 try:
                     every = all_keys(access)
-                    every_order = order_keys(every, req_context, self.positions_of(req_context))
+                    every_order = order_keys(
+                        every, req_context, self.positions_of(req_context), below
+                    )
                 except Exception:  # of a context of others, or no memory
                     every = None
+            if every is not None:
+                self.watching.c_finishing(every, every_order)
         self.ensure_scratch(<Py_ssize_t>access.size)
         self.batch.items = order.keys
         self.batch.size = <Py_ssize_t>access.size
@@ -1343,6 +1411,7 @@ cdef class RequestManagerCore:
         cdef list evicted = []
         cdef uint64_t victim
         cdef Node* node
+        cdef Py_ssize_t num_sampled
         cdef int collecting
         if n < 0:
             raise ValueError(f"n must be >= 0, got {n}")
@@ -1364,8 +1433,10 @@ cdef class RequestManagerCore:
             except BaseException:
                 self.rules.cancel()
                 raise
-            self.free_victims()
+            num_sampled = self.free_victims()
             policy.commit()
+            if num_sampled:
+                self.watching.note_sampled_victims(num_sampled)
         finally:
             if collecting:
                 PyGC_Enable()

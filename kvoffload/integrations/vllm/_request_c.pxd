@@ -18,7 +18,7 @@ cdef enum:
     REUSED = 2          # found ready by a load or store of this request before it inserted it
     MISSED = 4          # offered for storing while absent
     # Where a watch looks on:
-    LOADED = 8          # its first access was a load
+    LOADED = 8          # its first access was a load; kept without a watch, too
     CAUSE_SHIFT = 4     # three bits: why it missed at its first access, if that was an offer
     REFUSED = 128       # the last store that it was offered for was refused
 
@@ -50,6 +50,7 @@ cdef class RequestAccess:
     cdef int64_t asked_from     # least token position that was looked up, NOT_ASKED before
     cdef int64_t asked_until    # largest that it had when it was last looked up; later ones are generated
     cdef RequestAccess passed   # keys that were offered and not recorded, None if there are none
+    cdef bint asked_only        # attached by a lookup: without a watch there would be none yet
     # Of the lookup before its first access, where groups count apart:
     cdef int64_t full_until     # token position up to which the full groups had all; 0: not known
     cdef int64_t full_from      # and from which on they were looked up, if nothing is loaded
@@ -112,9 +113,15 @@ cdef class KeyOrder:
     cdef uint32_t* numbers      # in RequestAccess.seen, one a key
     cdef Place* places          # one a key
     cdef uint8_t* positioned    # by number: whether the key has a position
+    cdef bint by_position       # all have one, and the places are in the order of positions
+    cdef uint32_t* sampled      # places of the keys that a watch looks at
+    cdef uint64_t num_sampled
 
-# Return the keys that a request has shown, head to tail.
-cdef KeyOrder order_keys(RequestAccess access, object req_context, object positions)
+# Return the keys that a request has shown, head to tail; `sample_below` is that of a watch, 0
+# without one.
+cdef KeyOrder order_keys(
+    RequestAccess access, object req_context, object positions, uint32_t sample_below
+)
 
 
 # A request shows its keys mostly in the order in which the connector has noted their positions, and

@@ -11,7 +11,7 @@ from libc.stdlib cimport qsort
 from libc.string cimport memset
 
 from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.table cimport NIL
+from kvoffload._core.table cimport NIL, sample_of
 from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
 
 cdef enum:
@@ -97,6 +97,7 @@ cdef class KeyOrder:
         discard(self.numbers)
         discard(self.places)
         discard(self.positioned)
+        discard(self.sampled)
 
 
 cdef inline int compare(int64_t left, int64_t right) noexcept nogil:
@@ -170,10 +171,13 @@ cdef void sort_by_group(Place* places, uint64_t size, const uint8_t* positioned)
         start = stop
 
 
-cdef KeyOrder order_keys(RequestAccess access, object req_context, object positions):
+cdef KeyOrder order_keys(
+    RequestAccess access, object req_context, object positions, uint32_t sample_below
+):
     """Return the keys that a request has shown, head to tail."""
     cdef KeyOrder order = KeyOrder()
     cdef uint64_t size = access.size, at
+    cdef const SeenKey* seen
     cdef Place* places = <Place*>resize(NULL, size * sizeof(Place))
     order.places = places
     order.positioned = <uint8_t*>resize(NULL, size)
@@ -183,11 +187,20 @@ cdef KeyOrder order_keys(RequestAccess access, object req_context, object positi
         places == NULL or order.positioned == NULL or order.numbers == NULL or order.keys == NULL
     ):
         raise MemoryError()
-    if not read_places(access, req_context, positions, places, order.positioned):
+    if sample_below:
+        order.sampled = <uint32_t*>resize(NULL, size * sizeof(uint32_t))
+        if order.sampled == NULL:
+            sample_below = 0  # nothing may change for a watch
+    order.by_position = read_places(access, req_context, positions, places, order.positioned)
+    if not order.by_position:
         sort_by_group(places, size, order.positioned)
     elif not is_sorted(places, size, by_position):
         qsort(places, size, sizeof(Place), by_position)
     for at in range(size):
+        seen = access.seen + places[at].number
         order.numbers[at] = places[at].number
-        order.keys[at] = access.seen[places[at].number].key
+        order.keys[at] = seen.key
+        if sample_of(seen.hashed) < sample_below:
+            order.sampled[order.num_sampled] = <uint32_t>at
+            order.num_sampled += 1
     return order

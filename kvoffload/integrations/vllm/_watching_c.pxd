@@ -39,15 +39,24 @@ cdef enum:
     ALL_GROUPS = -1
     NO_GROUP = -2
 
+# What a call has recorded of the keys it got. Those that are sampled: their places are in
+# `use_slots`.
+cdef struct Recorded:
+    Py_ssize_t num_sampled
+    bint every              # all of them were recorded
+
+
 cdef class RequestWatch(WatchCore):
     cdef int64_t judged         # the group whose chunks are judged, or ALL_GROUPS, or NO_GROUP
     cdef int64_t chunk_tokens   # of a chunk of that group; 0: not known
     # Full groups where others can keep theirs from being loaded, number -> tokens of a chunk; or None.
     cdef dict full_groups
-    # All are told before the state changes, but for `c_loading` and `c_begun`.
+    # All are told before the state changes, but for `c_loading` and `c_begun`. What is known of a
+    # sampled key lies in two cache lines, one behind the other: the call that finds the key fetches
+    # the first, `near_recorded` or `c_finished` the second.
     # A load was granted, and recorded.
     cdef void c_loading(
-        self, Batch* batch, const Access* accesses, RequestAccess access
+        self, Batch* batch, const Access* accesses, RequestAccess access, Recorded recorded
     ) noexcept
     # An offer was decided and recorded: `admitted` of `missing` keys, < 0 where it is refused.
     cdef void c_offered(
@@ -55,6 +64,7 @@ cdef class RequestWatch(WatchCore):
         Batch* batch,
         const Access* accesses,
         RequestAccess access,
+        Recorded recorded,
         int64_t admitted,
         int64_t missing,
     ) noexcept
@@ -62,7 +72,9 @@ cdef class RequestWatch(WatchCore):
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept
     # The store of a chunk failed.
     cdef void c_failed(self, Node* node) noexcept
-    # A request has finished; its keys, head to tail.
+    # A request finishes; its keys, head to tail.
+    cdef void c_finishing(self, RequestAccess access, KeyOrder order) noexcept
+    # It has finished.
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept
     # What the full groups had and the others kept from being loaded, tokens.
     cdef uint64_t tail_of(self, RequestAccess access, const Place* places) noexcept
@@ -72,7 +84,7 @@ cdef class RequestWatch(WatchCore):
     cdef void not_recorded(
         self, Batch* batch, Py_ssize_t place, uint64_t hashed, RequestAccess access
     ) noexcept
-    cdef Py_ssize_t gather(self, Batch* batch, const Access* accesses) noexcept
+    cdef void near_recorded(self, const Access* accesses, Recorded recorded) noexcept
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept
     cdef void pass_over(
         self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses

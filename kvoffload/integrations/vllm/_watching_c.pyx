@@ -70,6 +70,42 @@ cdef inline bint was_generated(
     )
 
 
+cdef struct Asked:
+    uint64_t keys
+    uint64_t missed
+    bint met_pending
+
+
+cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noexcept:
+    """Count the keys that a request asked for, and those of them that it did not load."""
+    cdef Asked found = Asked(0, 0, False)
+    cdef const Place* places = order.places
+    cdef const uint8_t* positioned = order.positioned
+    cdef const SeenKey* seen = access.seen
+    cdef bint by_position = order.by_position
+    cdef uint64_t at, first = 0, after = access.size
+    cdef uint8_t uses
+    if access.asked_from == NOT_ASKED:
+        return found
+    if by_position:  # then they lie together
+        while first < after and places[first].position < access.asked_from:
+            first += 1
+        while first < after and places[after - 1].position > access.asked_until:
+            after -= 1
+    for at in range(first, after):
+        if by_position:
+            if judged != ALL_GROUPS and judged != places[at].group:
+                continue
+        elif not was_asked(access, places + at, positioned, judged):
+            continue
+        found.keys += 1
+        uses = seen[places[at].number].uses
+        if not uses & LOADED:
+            found.missed += 1
+            found.met_pending |= (uses >> CAUSE_SHIFT) & CAUSE_BITS == PENDING
+    return found
+
+
 cdef class RequestWatch(WatchCore):
     """Look on as a manager of vLLM's interface works.
 
@@ -111,44 +147,33 @@ cdef class RequestWatch(WatchCore):
             if others:
                 self.full_groups = full
 
-    cdef Py_ssize_t gather(self, Batch* batch, const Access* accesses) noexcept:
-        """Put the places of sampled keys into `use_slots`, and fetch what is known of them."""
-        cdef Py_ssize_t place, number, num_sampled = 0
-        cdef uint32_t below = self.sample_below
-        if not self.ensure_uses(batch.size):
-            return 0
-        for place in range(batch.size):
-            if sample_of(accesses[place].hashed) < below:
-                self.use_slots[num_sampled] = <uint32_t>place
-                num_sampled += 1
-                shadow_approach(&self.shadow, accesses[place].hashed)
-        for number in range(num_sampled):
+    cdef void near_recorded(self, const Access* accesses, Recorded recorded) noexcept:
+        """Fetch what is known of the sampled keys."""
+        cdef Py_ssize_t number
+        for number in range(recorded.num_sampled):
             kvo_prefetch(
                 self.shadow.entries
                 + shadow_first(&self.shadow, accesses[self.use_slots[number]].hashed)
             )
-        return num_sampled
 
     cdef void c_loading(
-        self, Batch* batch, const Access* accesses, RequestAccess access
+        self, Batch* batch, const Access* accesses, RequestAccess access, Recorded recorded
     ) noexcept:
         """Note that keys are hit."""
-        cdef Py_ssize_t place
-        cdef Py_ssize_t number, num_sampled = self.gather(batch, accesses)
+        cdef Py_ssize_t place, number
         cdef uint32_t found
         cdef RequestAccess passed = access.passed
-        cdef SeenKey* seen = access.seen
         cdef Entry* entry
-        cdef uint8_t uses
-        for place in range(batch.size):
-            if accesses[place].flags & NEW:
-                uses = LOADED
-                if passed is not None:
-                    found = passed.find(batch.items[place], accesses[place].hashed)
-                    if found != NIL:
-                        uses = passed.seen[found].uses
-                seen[accesses[place].number].uses |= uses
-        for number in range(num_sampled):
+        cdef uint8_t* uses
+        if passed is not None:
+            for place in range(batch.size):
+                if not accesses[place].flags & NEW:
+                    continue
+                found = passed.find(batch.items[place], accesses[place].hashed)
+                if found != NIL:  # it was offered before
+                    uses = &access.seen[accesses[place].number].uses
+                    uses[0] = <uint8_t>(uses[0] & ~LOADED) | passed.seen[found].uses
+        for number in range(recorded.num_sampled):
             entry = shadow_find(&self.shadow, accesses[self.use_slots[number]].hashed)
             if entry != NULL:
                 entry.used = True
@@ -158,6 +183,7 @@ cdef class RequestWatch(WatchCore):
         Batch* batch,
         const Access* accesses,
         RequestAccess access,
+        Recorded recorded,
         int64_t admitted,
         int64_t missing,
     ) noexcept:
@@ -166,23 +192,22 @@ cdef class RequestWatch(WatchCore):
         Only the sampled keys are looked at, and those that were not recorded.
         """
         cdef Py_ssize_t place, number, last_admitted = -1
-        cdef Py_ssize_t num_sampled = self.gather(batch, accesses)
         cdef uint8_t flags
         cdef uint64_t hashed
         cdef SeenKey* seen
         cdef uint32_t now = <uint32_t>self.c_now()
+        self.near_recorded(accesses, recorded)
         if access.passed is not None:
             self.take_passed(batch, accesses, access)
-        for place in range(batch.size):
-            if not accesses[place].flags & OBSERVED:
-                self.not_recorded(batch, place, accesses[place].hashed, access)
+        if not recorded.every:
+            for place in range(batch.size):
+                if not accesses[place].flags & OBSERVED:
+                    self.not_recorded(batch, place, accesses[place].hashed, access)
         if admitted > 0:
             last_admitted = batch.places[admitted - 1]
-        for number in range(num_sampled):
+        for number in range(recorded.num_sampled):
             place = self.use_slots[number]
             flags = accesses[place].flags
-            if not flags & OBSERVED:
-                continue
             hashed = accesses[place].hashed
             seen = access.seen + accesses[place].number
             if flags & NEW and (
@@ -206,7 +231,6 @@ cdef class RequestWatch(WatchCore):
             return
         self.tally.stored += <uint64_t>admitted
         self.tally.declined += <uint64_t>(missing - admitted)
-        self.note_victims(now)
 
     cdef void take_passed(
         self, Batch* batch, const Access* accesses, RequestAccess access
@@ -286,45 +310,43 @@ cdef class RequestWatch(WatchCore):
 
     # -- requests ------------------------------------------------------------------------------
 
+    cdef void c_finishing(self, RequestAccess access, KeyOrder order) noexcept:
+        """Put the hashes of sampled keys into `uses`; without memory there are none."""
+        cdef uint64_t number
+        if not self.ensure_uses(<Py_ssize_t>order.num_sampled):
+            order.num_sampled = 0
+        for number in range(order.num_sampled):
+            self.uses[number] = access.seen[order.numbers[order.sampled[number]]].hashed
+            shadow_approach(&self.shadow, self.uses[number])
+
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept:
         """Judge what a request asked for, then use all its keys, last first."""
-        cdef uint64_t at, num_asked = 0, num_missed = 0, total = access.size, hashed
-        cdef uint32_t quarters = 0, unasked = 0, generated = 0, bit, below = self.sample_below
+        cdef uint64_t at, total = access.size, hashed
+        cdef uint32_t quarters = 0, unasked = 0, generated = 0, bit
+        cdef Asked found
         cdef uint64_t now = self.c_now()
         cdef SeenKey* keys = access.seen
         cdef SeenKey* seen
         cdef const Place* places = order.places
         cdef const uint8_t* positioned = order.positioned
-        cdef Py_ssize_t number, num_sampled = 0
-        cdef bint met_pending = False, asked, late
+        cdef Py_ssize_t number, num_sampled = <Py_ssize_t>order.num_sampled
+        cdef bint asked, late, others = False
         cdef int64_t judged = self.judged
-        cdef bint has_room = self.ensure_uses(<Py_ssize_t>total), others = False
         cdef int quarter, size
-        for at in range(total):
-            seen = keys + places[at].number
-            if was_asked(access, places + at, positioned, judged):
-                num_asked += 1
-                if not seen.uses & LOADED:
-                    num_missed += 1
-                    met_pending |= (seen.uses >> CAUSE_SHIFT) & CAUSE_BITS == PENDING
-            if sample_of(seen.hashed) < below and has_room:
-                self.uses[num_sampled] = seen.hashed
-                self.use_slots[num_sampled] = <uint32_t>at
-                num_sampled += 1
-                shadow_approach(&self.shadow, seen.hashed)
-        if num_asked:
+        for number in range(num_sampled):
+            shadow_near(&self.shadow, self.uses[number], self.quarter_of(self.uses[number]))
+        found = count_asked(access, order, judged)
+        if found.keys:
             self.tally.requests += 1
-            self.tally.asked += num_asked
-            self.tally.missed += num_missed
-            self.tally.met_pending += met_pending
+            self.tally.asked += found.keys
+            self.tally.missed += found.missed
+            self.tally.met_pending += found.met_pending
             if access.full_until:
                 self.tally.tail_missed_tokens += self.tail_of(access, places)
             for size in range(self.num_sizes):
                 self.tally.long_requests[size] += total > self.lengths[size]
         for number in range(num_sampled):
-            shadow_near(&self.shadow, self.uses[number], self.quarter_of(self.uses[number]))
-        for number in range(num_sampled):
-            at = self.use_slots[number]
+            at = order.sampled[number]
             hashed = self.uses[number]
             quarter = self.quarter_of(hashed)
             bit = <uint32_t>1 << quarter
@@ -348,7 +370,7 @@ cdef class RequestWatch(WatchCore):
             self.keep_key(<uint32_t>quarter, order.keys[at])
         if others:
             for number in range(num_sampled):
-                at = self.use_slots[number]
+                at = order.sampled[number]
                 hashed = self.uses[number]
                 if sample_of(hashed) >= self.keeps_below or judged == places[at].group:
                     continue
@@ -362,7 +384,7 @@ cdef class RequestWatch(WatchCore):
                     generated |= bit
                 self.keep_key(<uint32_t>quarter, order.keys[at])
         for number in range(num_sampled - 1, -1, -1):
-            seen = keys + places[self.use_slots[number]].number
+            seen = keys + places[order.sampled[number]].number
             self.use(self.uses[number], seen, <uint32_t>now)
         for quarter in range(self.num_quarters):
             if self.unended & (1 << quarter):
