@@ -27,14 +27,12 @@ def call_until_line(number: int, method: Any, *arguments: Any) -> bool:
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.startswith(PACKAGE):
-            return None
-        if event == "line":
+        if event == "line" and frame.f_code.co_filename.startswith(PACKAGE):
             left -= 1
             if left == 0:
                 sys.settrace(None)
                 raise OutsideError
-        return trace
+        return trace  # for other files, too: Cython's line events call what it returns, even None
 
     former = sys.gettrace()
     sys.settrace(trace)
