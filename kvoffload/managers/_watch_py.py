@@ -166,7 +166,8 @@ class WatchCore:
         self._stored_ages = [0] * AGE_BINS
         self._serial = 0
         # Number, and kind, time, block ids, number of the request at the time.
-        self._open: OrderedDict[int, tuple[int, int, list[int], int]] = OrderedDict()
+        # A thread that asks for what is overdue may take some out: it is copied to be looked through.
+        self._open: dict[int, tuple[int, int, list[int], int]] = {}
         self._lag = -1.0
 
     def attach(self, find: Find) -> None:
@@ -281,7 +282,7 @@ class WatchCore:
         size = len(block_ids)
         if size == 0:
             return
-        open_blocks = sum(len(ids) for _, _, ids, _ in self._open.values())
+        open_blocks = sum(len(ids) for _, _, ids, _ in list(self._open.values()))
         if len(self._open) >= MOST_OPEN or open_blocks + size > MOST_OPEN_BLOCKS:
             self._counts["untracked"] += 1
             return
@@ -294,7 +295,7 @@ class WatchCore:
 
         One of the same blocks that leaked stays, and grows old.
         """
-        for serial, (own_kind, _, ids, request) in reversed(self._open.items()):
+        for serial, (own_kind, _, ids, request) in reversed(list(self._open.items())):
             if own_kind == kind and len(ids) == size and ids[0] == first and ids[-1] == last:
                 if kind == STORE:
                     self._note_lag(self._counts["requests"] - request)
@@ -310,7 +311,6 @@ class WatchCore:
 
     def open_transfers(self) -> list[tuple[int, int, int, list[int]]]:
         """Return the open transfers, oldest first: number, kind, time in ms, block ids."""
-        # A copy first: another thread may ask.
         return [(serial, *transfer[:3]) for serial, transfer in list(self._open.items())]
 
     def close_transfer(self, serial: int) -> None:

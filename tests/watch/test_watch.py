@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import logging
 import random
+import sys
 import threading
 from typing import Any
 
 import pytest
 
 from kvoffload import CPUOffloadingManager
+from kvoffload.managers import _watch_py
+from kvoffload.managers._watching import STORE
 from kvoffload.watch import Point, Watch, _watch
 from kvoffload.watch.estimate import make_point
 from kvoffload.watch.overdue import find_overdue
@@ -398,6 +401,43 @@ def test_overdue_transfers_are_listed_and_logged_once(twin, caplog):
     manager.complete_load([D])
     assert watch.overdue() == []
     assert watch._core.counts()["open"] == 0
+
+
+def test_a_thread_may_find_at_any_line_of_a_call_that_a_transfer_has_ended(twins):
+    """It is taken out of the ledger of the Python twin while that is looked through."""
+    python, _ = twins
+    for number in range(1, 1_000):
+        clock = Clock()
+        manager = whole(python, 8, clock=clock, deadline=1)
+        store(manager, [A, B])
+        manager.prepare_load([A, B])
+        manager.prepare_store([C, D])
+        for key in (C, D):
+            manager.complete_store([key])  # not as a whole
+        clock.seconds += 2
+        left = number
+
+        def trace(frame, event, argument, watch=manager.watch):
+            nonlocal left
+            if event == "line" and frame.f_code.co_filename == _watch_py.__file__:
+                left -= 1
+                if left == 0:
+                    sys.settrace(None)
+                    assert len(watch.overdue()) <= 1
+            return trace
+
+        former = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            manager.complete_load([A, B])
+            manager.prepare_store([E])
+        finally:
+            sys.settrace(former)
+        assert manager.watch.overdue() == []
+        assert [kind for _, kind, *_ in manager.watch._core.open_transfers()] == [STORE]
+        if left > 0:
+            break
+    assert number > 20
 
 
 def test_a_load_that_leaked_grows_old_beside_later_ones_of_the_same_blocks(twin):

@@ -498,6 +498,7 @@ cdef class RequestManagerCore:
                     entry.number = access.add(self.batch.items[place], entry.hashed)
                     if is_load:
                         access.seen[entry.number].uses = LOADED
+                        access.num_loaded += 1
             uses = &access.seen[entry.number].uses
             if not entry.flags & READY:
                 uses[0] |= MISSED

@@ -46,6 +46,7 @@ cdef class RequestAccess:
     cdef uint64_t room
     cdef uint32_t* cells        # index of `seen`: number + 1, 0 if empty; linear probing
     cdef uint64_t mask          # number of cells - 1
+    cdef uint64_t num_loaded    # keys that are LOADED, if none was passed
     # Where a watch looks on:
     cdef int64_t asked_from     # least token position that was looked up, NOT_ASKED before
     cdef int64_t asked_until    # largest that it had when it was last looked up; later ones are generated

@@ -92,6 +92,9 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
             first += 1
         while first < after and places[after - 1].position > access.asked_until:
             after -= 1
+        if after - first == access.size and judged == ALL_GROUPS and access.passed is None:
+            # Pending keys are passed.
+            return Asked(access.size, access.size - access.num_loaded, False)
     for at in range(first, after):
         if by_position:
             if judged != ALL_GROUPS and judged != places[at].group:
@@ -460,6 +463,7 @@ cdef RequestAccess all_keys(RequestAccess access):
     every = RequestAccess(access.owner, access.generation)
     if not every.ensure(access.size + passed.size):
         raise MemoryError()
+    every.passed = passed  # and are among its own
     every.asked_from = access.asked_from
     every.asked_until = access.asked_until
     every.full_until = access.full_until
