@@ -166,7 +166,7 @@ class WatchCore:
         self._stored_ages = [0] * AGE_BINS
         self._serial = 0
         # Number, and kind, time, block ids, number of the request at the time.
-        # A thread that asks for what is overdue may take some out: it is copied to be looked through.
+        # Looked through as a copy: a thread that asks for what is overdue may take some out.
         self._open: dict[int, tuple[int, int, list[int], int]] = {}
         self._lag = -1.0
 
