@@ -218,7 +218,7 @@ def meet(bucket):
     )
     region = Region.allocate(8, BLOCK)
     tier.attach(region)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not bucket.endswith("everywhere") and not tier._store.epoch:
         assert time.monotonic() < until
         time.sleep(0.01)
