@@ -22,8 +22,8 @@ Order
 """
 
 cimport numpy as cnp
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.dict cimport PyDict_Next
+from cpython.bytes cimport PyBytes_CheckExact, PyBytes_FromStringAndSize
+from cpython.dict cimport PyDict_Next, PyDict_Size
 from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
@@ -161,6 +161,15 @@ cdef list new_keys(int64_t number, uint64_t length):
         Py_INCREF(key)
         PyList_SET_ITEM(keys, place, key)
     return keys
+
+
+cdef int64_t position_of(object req_context, object positions, object key) except? -1:
+    """Return the token position of a key; the least number, not a position, if it has none."""
+    if positions is None:
+        position = req_context.get_offload_key_position(key)
+    else:
+        position = (<dict>positions).get(key)
+    return -NOT_ASKED if position is None else <int64_t>position
 
 
 class RequestFinishedError(OffloadError, RuntimeError):
@@ -321,8 +330,11 @@ cdef class RequestManagerCore:
 
     cdef object state_of(self, object req_context, object state_class):
         """Return the state of a class on a request's context, or None."""
+        cdef object states
         if type(req_context) is self.context_class:
-            return req_context._state.get(state_class)
+            states = req_context._state
+            if type(states) is dict:
+                return (<dict>states).get(state_class)
         return req_context.get_state(state_class)
 
     cdef RequestAccess access_of(self, object req_context):
@@ -631,23 +643,29 @@ cdef class RequestManagerCore:
 
         The connector notes the positions of each KV group in their order, group after group.
         """
-        cdef object positions = self.positions_of(req_context), first, last
-        cdef PyObject* key
+        cdef object positions = self.positions_of(req_context)
+        cdef PyObject* first
+        cdef PyObject* last
         cdef PyObject* position
-        cdef Py_ssize_t cursor = 0
-        if positions is None or not PyDict_Next(positions, &cursor, &key, &position):
+        cdef Py_ssize_t cursor = 0, after
+        if positions is None or not PyDict_Next(positions, &cursor, &first, &position):
             return NOT_ASKED
-        first, last = <object>key, next(reversed(positions))
+        # The last entry: of this number where none was taken out, and then no other follows.
+        after = PyDict_Size(positions) - 1
+        PyDict_Next(positions, &after, &last, &position)
         # The groups are in their order: where the first is the last, there is one.
-        if type(first) is bytes and type(last) is bytes and (
-            group_of(<PyObject*>first) == group_of(<PyObject*>last)
+        if (
+            PyDict_Next(positions, &after, NULL, NULL)
+            or not PyBytes_CheckExact(<object>first)
+            or not PyBytes_CheckExact(<object>last)
+            or group_of(first) != group_of(last)
         ):
-            return positions[last]
-        return max(positions.values())
+            return max(positions.values())
+        return <object>position
 
     cdef int settle(self) except -1:
         """Note on the request that looked up last which positions it looked up."""
-        cdef object asker = self.asker, keys = (self.first_asked, self.last_asked), key, positions
+        cdef object asker = self.asker, first = self.first_asked, last = self.last_asked, positions
         cdef RequestAccess access
         if asker is None:
             return 0
@@ -656,17 +674,14 @@ cdef class RequestManagerCore:
             access = self.access_of(asker)
             if access is not None:
                 positions = self.positions_of(asker)
-                for key in keys:
-                    if positions is None:
-                        position = asker.get_offload_key_position(key)
-                    else:
-                        position = (<dict>positions).get(key)
-                    access.asked_from = min(
-                        access.asked_from, -NOT_ASKED if position is None else <int64_t>position
-                    )
+                access.asked_from = min(
+                    access.asked_from,
+                    position_of(asker, positions, first),
+                    position_of(asker, positions, last),
+                )
                 access.asked_until = max(access.asked_until, self.asked_until)
                 if self.watching.full_groups is not None and access.size == 0:
-                    self.settle_groups(asker, access, keys[1])
+                    self.settle_groups(asker, access, last)
         except Exception:  # of a context of others, and nothing may change for a watch
             pass
         return 0
@@ -1342,19 +1357,18 @@ cdef class RequestManagerCore:
         cdef KeyOrder order, every_order = None
         cdef uint64_t number
         cdef Py_ssize_t place
-        cdef uint32_t below = 0 if self.watching is None else self.watching.sample_below
         cdef uint8_t uses
         access = self.access_of(req_context)
         if access is None or access.finished or access.asked_only:
             return 0
-        order = order_keys(access, req_context, self.positions_of(req_context), below)
+        order = order_keys(access, req_context, self.positions_of(req_context), self.watching)
         if self.watching is not None:
             every, every_order = access, order
             if access.passed is not None:
                 try:
                     every = all_keys(access)
                     every_order = order_keys(
-                        every, req_context, self.positions_of(req_context), below
+                        every, req_context, self.positions_of(req_context), self.watching
                     )
                 except Exception:  # of a context of others, or no memory
                     every = None

@@ -7,6 +7,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 from kvoffload._core.table cimport NIL
+from kvoffload.managers._watch_c cimport WatchCore
 
 cdef extern from "Python.h":
     char* PyBytes_AS_STRING(PyObject*) nogil
@@ -115,13 +116,13 @@ cdef class KeyOrder:
     cdef Place* places          # one a key
     cdef uint8_t* positioned    # by number: whether the key has a position
     cdef bint by_position       # all have one, and the places are in the order of positions
-    cdef uint32_t* sampled      # places of the keys that a watch looks at
+    cdef const uint32_t* sampled    # places of the keys that a watch looks at, in its scratch
     cdef uint64_t num_sampled
 
-# Return the keys that a request has shown, head to tail; `sample_below` is that of a watch, 0
-# without one.
+# Return the keys that a request has shown, head to tail. The places of those that a watch looks at,
+# if there is one, stay until it is asked for room again.
 cdef KeyOrder order_keys(
-    RequestAccess access, object req_context, object positions, uint32_t sample_below
+    RequestAccess access, object req_context, object positions, WatchCore watching
 )
 
 

@@ -97,7 +97,6 @@ cdef class KeyOrder:
         discard(self.numbers)
         discard(self.places)
         discard(self.positioned)
-        discard(self.sampled)
 
 
 cdef inline int compare(int64_t left, int64_t right) noexcept nogil:
@@ -172,11 +171,13 @@ cdef void sort_by_group(Place* places, uint64_t size, const uint8_t* positioned)
 
 
 cdef KeyOrder order_keys(
-    RequestAccess access, object req_context, object positions, uint32_t sample_below
+    RequestAccess access, object req_context, object positions, WatchCore watching
 ):
     """Return the keys that a request has shown, head to tail."""
     cdef KeyOrder order = KeyOrder()
     cdef uint64_t size = access.size, at
+    cdef uint32_t sample_below = 0
+    cdef uint32_t* sampled = NULL
     cdef const SeenKey* seen
     cdef Place* places = <Place*>resize(NULL, size * sizeof(Place))
     order.places = places
@@ -187,20 +188,20 @@ cdef KeyOrder order_keys(
         places == NULL or order.positioned == NULL or order.numbers == NULL or order.keys == NULL
     ):
         raise MemoryError()
-    if sample_below:
-        order.sampled = <uint32_t*>resize(NULL, size * sizeof(uint32_t))
-        if order.sampled == NULL:
-            sample_below = 0  # nothing may change for a watch
     order.by_position = read_places(access, req_context, positions, places, order.positioned)
     if not order.by_position:
         sort_by_group(places, size, order.positioned)
     elif not is_sorted(places, size, by_position):
         qsort(places, size, sizeof(Place), by_position)
+    # Not before: a context of others may have called the manager.
+    if watching is not None and watching.ensure_uses(<Py_ssize_t>size):
+        sample_below = watching.sample_below
+        order.sampled = sampled = watching.use_slots
     for at in range(size):
         seen = access.seen + places[at].number
         order.numbers[at] = places[at].number
         order.keys[at] = seen.key
         if sample_of(seen.hashed) < sample_below:
-            order.sampled[order.num_sampled] = <uint32_t>at
+            sampled[order.num_sampled] = <uint32_t>at
             order.num_sampled += 1
     return order

@@ -314,10 +314,8 @@ cdef class RequestWatch(WatchCore):
     # -- requests ------------------------------------------------------------------------------
 
     cdef void c_finishing(self, RequestAccess access, KeyOrder order) noexcept:
-        """Put the hashes of sampled keys into `uses`; without memory there are none."""
+        """Put the hashes of sampled keys into `uses`."""
         cdef uint64_t number
-        if not self.ensure_uses(<Py_ssize_t>order.num_sampled):
-            order.num_sampled = 0
         for number in range(order.num_sampled):
             self.uses[number] = access.seen[order.numbers[order.sampled[number]]].hashed
             shadow_approach(&self.shadow, self.uses[number])
