@@ -96,6 +96,26 @@ def growing_paths() -> Iterator[HotPath]:
                 blocks = [request[:1] for request in misses]
                 manager.prepare_store(blocks.pop())  # meets all of them, once
                 yield f"{what} past chains in use, {policy}, {size}", call, manager, blocks
+    for policy in ("lru", "arc", "arc-classic"):
+        for size in SIZES:
+            blocks = [request[:1] for request in misses[1:]]
+            manager = pinned_by_loads(policy, size)
+            yield f"first stores after loads, {policy}, {size}", store, manager, blocks
+
+
+def pinned_by_loads(policy: str, num_blocks: int) -> Any:
+    """Fill a manager with blocks of which loads hold all but the newest few."""
+    from kvoffload import CPUOffloadingManager
+
+    idle = 2 * ROUNDS
+    manager = CPUOffloadingManager(16, num_blocks + idle, policy)
+    blocks = [block for request in requests(50_000, num_blocks // REQUEST + 1) for block in request]
+    held = [blocks[start : start + 50] for start in range(0, num_blocks, 50)]
+    for request in [*held, requests(60_000, 1)[0][:idle]]:
+        store(manager, request)
+    for request in held:
+        manager.prepare_load(request)
+    return manager
 
 
 def chains_with_pinned_tails(policy: str, num_chains: int) -> Any:

@@ -57,6 +57,8 @@ static inline uint32_t kvo_lowest(uint32_t bits) {
 static inline void kvo_prefetch(const void *address) {
 #if defined(__GNUC__) || defined(__clang__)
     __builtin_prefetch(address);
+    // Else GCC takes a function that only fetches for one without effect, and leaves its calls out.
+    __asm__ volatile("");
 #else
     (void)address;
 #endif

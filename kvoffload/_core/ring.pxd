@@ -19,7 +19,21 @@ Cost
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from kvoffload._core.table cimport EXPORTED, LISTED, NIL, PARKED, RESIDENT, Node, Table, kvo_require, node_at
+from kvoffload._core.table cimport (
+    EXPORTED,
+    LISTED,
+    NIL,
+    PARKED,
+    RESIDENT,
+    Node,
+    Table,
+    kvo_prefetch,
+    kvo_require,
+    node_at,
+)
+
+cdef enum:
+    AHEAD = 16              # nodes of a list that a scan fetches before it comes to them
 
 cdef struct Listed:
     uint64_t number         # parking number of the node when it was listed
@@ -46,6 +60,8 @@ cdef void ring_clear(Ring* ring) noexcept
 cdef bint ring_grow_heap(Ring* ring) noexcept
 # Make sure that so many nodes can be parked at a time; False if there is no memory.
 cdef bint ring_reserve_parking(Ring* ring, uint64_t num_nodes) noexcept
+# Park the nodes before the first idle one of the list, `most` at most; fewer without memory.
+cdef void ring_park_in_use(Table* table, Ring* ring, uint64_t most) noexcept
 # List a parked node that has become idle. Never allocates.
 cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept
 # Remove and return the listed node with the least number, NIL if there is none; it stays parked.
@@ -64,6 +80,20 @@ cdef const char* ring_check(Table* table, Ring* ring) noexcept
 
 cdef inline uint64_t parking_number(const Node* node) noexcept nogil:
     return <uint64_t>node.next << 32 | node.prev
+
+
+cdef inline void ring_fetch_ahead(Table* table, uint32_t slot, uint32_t following) noexcept nogil:
+    """Fetch the node that follows one of the list, and one that a scan comes to later.
+
+    What was stored together mostly lies at a constant distance; a guess that is wrong costs a fetch.
+    """
+    cdef uint32_t guess
+    if following == NIL:
+        return
+    guess = slot + AHEAD * (following - slot)
+    if guess < table.num_used:
+        kvo_prefetch(node_at(table, guess))
+    kvo_prefetch(node_at(table, following))
 
 
 cdef inline void ring_append(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept nogil:

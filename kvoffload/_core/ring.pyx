@@ -49,6 +49,17 @@ cdef bint ring_reserve_parking(Ring* ring, uint64_t num_nodes) noexcept:
     return ring.heap_room >= 2 * num_nodes or grow_heap(ring, num_nodes)
 
 
+cdef void ring_park_in_use(Table* table, Ring* ring, uint64_t most) noexcept:
+    cdef Node* node
+    while most and ring.oldest != NIL:
+        node = node_at(table, ring.oldest)
+        if node.block.ref_cnt == 0 or not ring_ensure_parking(ring):
+            break
+        ring_fetch_ahead(table, ring.oldest, node.next)
+        ring_park(table, ring, node)
+        most -= 1
+
+
 cdef inline uint64_t most_entries(const Ring* ring) noexcept:
     """Return how many entries the heap may have before those that are dead are dropped.
 

@@ -3,12 +3,17 @@
 from libc.string cimport memset
 
 from kvoffload._core.memory cimport discard, grow
-from kvoffload._core.ring cimport ring_ensure_parking, ring_list, ring_park, ring_unlist
-from kvoffload._core.table cimport NIL, PARKED, Node, kvo_prefetch, node_at
+from kvoffload._core.ring cimport (
+    ring_ensure_parking,
+    ring_fetch_ahead,
+    ring_list,
+    ring_park,
+    ring_unlist,
+)
+from kvoffload._core.table cimport NIL, PARKED, Node, node_at
 
 cdef enum:
     FIRST_ROOM = 64
-    AHEAD = 16              # nodes of a ring that a scan fetches before it comes to them
 
 
 cdef void victims_open(Victims* victims) noexcept:
@@ -91,7 +96,7 @@ cdef bint next_alone(Victims* victims, Table* table, Ring* ring, Cursor* cursor)
 
 cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:
     cdef Node* node
-    cdef uint32_t slot, guess
+    cdef uint32_t slot
     if not ensure_items(victims):
         return False
     if not victims.managed:
@@ -108,13 +113,7 @@ cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* curso
                 return False
             slot = ring.oldest
             node = node_at(table, slot)
-            if node.next != NIL:
-                # What was stored together mostly lies at a constant distance; a guess that is wrong
-                # costs a fetch.
-                guess = slot + AHEAD * (node.next - slot)
-                if guess < table.num_used:
-                    kvo_prefetch(node_at(table, guess))
-                kvo_prefetch(node_at(table, node.next))
+            ring_fetch_ahead(table, slot, node.next)
             ring_park(table, ring, node)
         if node.block.ref_cnt != 0:
             continue  # it is listed again when it becomes idle

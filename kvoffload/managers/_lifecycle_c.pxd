@@ -60,6 +60,14 @@ cdef inline bint unpin(BlockStates* states, Node* node) noexcept:
     return True
 
 
+cdef inline void park_pinned(
+    const BlockStates* states, CompiledPolicy policy, uint64_t num_loaded
+) noexcept:
+    """Let a load pay for what it pins, where so much is pinned that a search would meet it all."""
+    if states.num_pinned > policy.num_resident // 4:
+        policy.c_park(2 * num_loaded)
+
+
 # -- stores ------------------------------------------------------------------------------------
 
 

@@ -56,6 +56,7 @@ from kvoffload.managers._lifecycle_c cimport (
     count_states,
     end_store,
     forget,
+    park_pinned,
     pending_keys,
     pin,
     resident,
@@ -264,6 +265,7 @@ cdef class CompiledSteps(Steps):
                 return place
             pin(&self.states, node)
             block_ids[place] = own_id(table, self.batch.slots[place], node)
+        park_pinned(&self.states, self._policy, <uint64_t>self.batch.size)
         return -1
 
     cdef object load_error(self, bytes block_hash):

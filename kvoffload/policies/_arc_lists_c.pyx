@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from kvoffload._core.ring cimport ring_append
+from kvoffload._core.ring cimport ring_append, ring_park_in_use
 from kvoffload._core.table cimport Node, drop_block, node_at
 from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
 
@@ -84,6 +84,10 @@ cdef class ARCLists(CompiledPolicy):
                 victims_cancel(&self.victims, self.table)
                 return False
         return True
+
+    cdef void c_park(self, uint64_t most) noexcept:
+        ring_park_in_use(self.table, &self.rings[T1], most)
+        ring_park_in_use(self.table, &self.rings[T2], most)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.slot)

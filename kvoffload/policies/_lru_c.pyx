@@ -9,7 +9,7 @@ Cost
 from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.ring cimport ring_append, ring_renew
+from kvoffload._core.ring cimport ring_append, ring_park_in_use, ring_renew
 from kvoffload._core.table cimport NIL, Node, drop_hashed_key, hash_ahead, node_at
 from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
 from kvoffload.policies._twin_c cimport CompiledPolicy
@@ -51,6 +51,9 @@ cdef class _LRU(CompiledPolicy):
             victim = &self.victims.items[self.victims.size - 1]
             victim.hashed = hash_ahead(self.table, node_at(self.table, victim.slot))
         return True
+
+    cdef void c_park(self, uint64_t most) noexcept:
+        ring_park_in_use(self.table, &self.rings[0], most)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         cdef Node* node = node_at(self.table, victim.slot)

@@ -68,6 +68,8 @@ cdef class CompiledPolicy:
     cdef void c_loads(self, Batch* batch) noexcept
     cdef void c_offers(self, Batch* batch) noexcept
     cdef void c_completes(self, Batch* batch, Py_ssize_t place) noexcept
+    # Most blocks are in use: park up to `most` of them ahead of a search, at the old end of each ring.
+    cdef void c_park(self, uint64_t most) noexcept
     # The slots of a ring, from 0, least recent first.
     cdef list c_slots(self, int number)
     # Answer how many of the `n` chosen keys of the batch to store, with the victims in

@@ -526,6 +526,9 @@ cdef class CompiledPolicy:
     cdef void c_completes(self, Batch* batch, Py_ssize_t place) noexcept:
         pass
 
+    cdef void c_park(self, uint64_t most) noexcept:
+        pass
+
     cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
         pass
 

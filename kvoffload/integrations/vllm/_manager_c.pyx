@@ -107,6 +107,7 @@ from kvoffload.managers._lifecycle_c cimport (
     count_states,
     end_store,
     forget,
+    park_pinned,
     pending_keys,
     pin,
     resident,
@@ -776,6 +777,7 @@ cdef class RequestManagerCore:
                 node = node_at(table, self.batch.slots[place])
                 pin(&self.states, node)
                 (<int32_t*>cnp.PyArray_DATA(chunk_ids))[place] = <int32_t>node.block.block_id
+            park_pinned(&self.states, self.policy, <uint64_t>self.batch.size)
             if is_access:
                 access.asked_only = False
                 self.start(access)
