@@ -68,7 +68,7 @@ cdef class CompiledPolicy:
     cdef void c_loads(self, Batch* batch) noexcept
     cdef void c_offers(self, Batch* batch) noexcept
     cdef void c_completes(self, Batch* batch, Py_ssize_t place) noexcept
-    # Most blocks are in use: park up to `most` of them ahead of a search, at the old end of each ring.
+    # More than a quarter is pinned: park up to `most` in use at the old end of each ring, for a search.
     cdef void c_park(self, uint64_t most) noexcept
     # The slots of a ring, from 0, least recent first.
     cdef list c_slots(self, int number)
