@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from kvoffload._extras import require
 from kvoffload._printable import printable
 
-from .errors import TraceError
+from .errors import BadLineError, TraceError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
@@ -77,9 +77,11 @@ class Lines:
 
     Raises
     ------
+    BadLineError
+        From iteration if a line is too long.
     TraceError
-        From the constructor if the file cannot be opened; from iteration if a line is too long or
-        reading fails.
+        From the constructor if the file cannot be opened; from iteration if reading fails: the
+        lines from there on are lost.
 
     Attributes
     ----------
@@ -160,7 +162,7 @@ class Lines:
             if len(line) > self._max_line_bytes and not line.endswith(b"\n"):
                 self._is_within_line = True  # reported at once: the line may have no end
                 rule = f"a line must be at most {self._max_line_bytes} bytes long, got a longer one"
-                raise TraceError(self.name, self.number, rule)
+                raise BadLineError(rule)
             line = line.strip()
             if self.number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of some editors

@@ -27,8 +27,8 @@ class Trace:
         ``"mooncake"``, ``"lmcache"``, ``"bailian"`` or ``"hex"``; by default the one of its
         first good line.
     skip_bad : bool
-        Skip lines that break the format's rules, and count them in `bad_lines`. Of a truncated
-        compressed file the readable part counts, and the end as one bad line.
+        Skip lines that break the format's rules, and count them in `bad_lines`. A file that cannot
+        be read to its end, such as a truncated or damaged compressed one, is an error all the same.
     model_name : str, optional
         Only the requests to this model, of a format that names it: LMCache's log.
     max_line_bytes : int
@@ -58,7 +58,7 @@ class Trace:
     ValueError
         If there is no format of that name.
     TraceError
-        From iteration: the file cannot be opened or read, a line breaks a rule (without
+        From iteration: the file cannot be opened or read to its end, a line breaks a rule (without
         `skip_bad`), or the trace holds no request.
 
     Notes
@@ -112,10 +112,8 @@ class Trace:
                     request = parse(line)
                 except StopIteration:
                     break
-                except (BadLineError, TraceError) as error:
+                except BadLineError as error:
                     if not self.skip_bad:
-                        if isinstance(error, TraceError):
-                            raise
                         raise TraceError(self.name, lines.number, str(error)) from None
                     self.bad_lines += 1
                     continue
@@ -144,4 +142,4 @@ class Trace:
                 f"a trace must be in a format that names models ({', '.join(MODEL_FORMATS)}) for "
                 f"one of them to be chosen, got {self.format}"
             )
-            raise TraceError(self.name, None, rule)
+            raise BadLineError(rule)

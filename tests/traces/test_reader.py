@@ -17,7 +17,7 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload import OffloadError
 from kvoffload.traces import Request, Survey, Trace, TraceError
-from kvoffload.traces.lines import Lines, zstd_module
+from kvoffload.traces.lines import RECORDING, Lines, zstd_module
 
 GOOD = (
     b'{"timestamp":5,"input_length":1000,"output_length":7,"hash_ids":[0,3,18446744073709551615]}'
@@ -236,11 +236,37 @@ def test_refuses_damaged_data(tmp_path, pack):
         assert len(requests) <= 500
 
 
-def test_a_cut_counts_as_one_bad_line_when_skipping(tmp_path):
-    path = write(tmp_path, gzip.compress(GOOD + b"\n") + gzip.compress(GOOD)[:-9])
-    trace = Trace(path, skip_bad=True)
-    assert list(trace) == [REQUEST]
+@pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
+def test_skipping_bad_lines_does_not_skip_the_rest_of_a_file(tmp_path, pack):
+    """What is lost is not a line, and nobody knows how much it is."""
+    lines = b"".join(row(timestamp=i * 7919) + b"\n" for i in range(3000))
+    whole = pack(lines)
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2 : len(whole) // 2 + 8] = bytes(8)
+    for data in (whole[: len(whole) // 2], whole[:-1], bytes(damaged)):
+        path = write(tmp_path, data)
+        assert "must be readable to its end: " in fault(path, skip_bad=True)
+    # a whole file of a log whose writer was killed: only a line is bad
+    trace = Trace(write(tmp_path, pack(lines[:-20])), skip_bad=True)
+    assert len(list(trace)) == 2999
     assert trace.bad_lines == 1
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_of_recordings_only_cut_ones_are_whole(tmp_path, suffix):
+    """A killed process cuts its recording off; nothing that it does damages one."""
+    pack = gzip.compress if suffix == ".gz" else zst
+    frames = [RECORDING[suffix], *(pack(row(timestamp=i) + b"\n") for i in range(50))]
+    whole = b"".join(frames)
+    path = write(tmp_path, whole[:-5], f"trace{suffix}")
+    for skip_bad in (False, True):
+        trace = Trace(path, skip_bad=skip_bad)
+        assert len(list(trace)) in (49, 50)
+        assert trace.bad_lines == 0
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2 : len(whole) // 2 + 40] = bytes(40)
+    path = write(tmp_path, bytes(damaged), f"trace{suffix}")
+    assert "must be readable to its end: " in fault(path, skip_bad=True)
 
 
 def test_refuses_what_cannot_be_opened(tmp_path):
@@ -400,10 +426,9 @@ def test_what_follows_many_blank_lines_is_read(tmp_path, blanks, rest):
 def test_a_fault_after_many_blank_lines_is_told(tmp_path):
     whole = gzip.compress(GOOD + b"\n" * 500_000)
     path = write(tmp_path, whole[: len(whole) // 2])
-    assert fault(path).endswith("must be readable to its end: the compressed data is cut off")
-    trace = Trace(path, skip_bad=True)
-    assert list(trace) == [REQUEST]
-    assert trace.bad_lines == 1
+    for skip_bad in (False, True):
+        message = fault(path, skip_bad=skip_bad)
+        assert message.endswith("must be readable to its end: the compressed data is cut off")
 
 
 @pytest.mark.parametrize("format", ["mooncake", "lmcache", "bailian"])
