@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from kvoffload.advise.units import duration_text
 from kvoffload.replay import Selection
 from kvoffload.traces import (
     MergedTrace,
@@ -176,6 +177,58 @@ def open_or_generate(
             raise click.UsageError(f"{option} must go with TRACE, got it without")
     workload = Workload(limit or requests, seed=seed or 0)
     return contextlib.nullcontext(Source(workload.name, workload))
+
+
+def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
+    """Name ids that are not prefix-chained, and timestamps that run backwards, if there are any."""
+    if survey.chaining.is_suspect:
+        note(_unchained_text(survey, source), quiet=quiet)
+    if survey.backwards:
+        step = survey.farthest_back
+        note(
+            f"{survey.backwards:,} of {survey.requests:,} timestamps are earlier than the one "
+            f"before, by up to {f'{step:.3g} ms' if step < 1000 else duration_text(step / 1000)}, "
+            "as in a log that is written when requests end: kvoffload convert --sort puts them in "
+            "order",
+            quiet=quiet,
+        )
+
+
+def check_order(survey: Survey, source: Source) -> None:
+    """Refuse a trace with so many ids that are not prefix-chained that advice on it is void.
+
+    Raises
+    ------
+    click.UsageError
+        If it is one.
+    """
+    if survey.chaining.is_broken:
+        raise click.UsageError(
+            f"{_unchained_text(survey, source)}; --unchained-ids says that they are meant so"
+        )
+
+
+def order_object(survey: Survey) -> dict[str, object]:
+    """Return the counts behind `note_order` as fields of ``--json``."""
+    chaining = survey.chaining
+    return {
+        "repeated_ids": chaining.repeated_ids,
+        "unchained_ids": chaining.unchained_ids,
+        "unchained_requests": chaining.unchained_requests,
+        "backward_timestamps": survey.backwards,
+    }
+
+
+def _unchained_text(survey: Survey, source: Source) -> str:
+    found = survey.chaining
+    way_out = "hash each block together with the id of the block before it"
+    if source.same_ids and (source.files or 1) > 1:
+        way_out += ", or leave out --same-ids"
+    return (
+        f"the ids are not prefix-chained, so hit ratios are too high: {found.unchained_ids:,} of "
+        f"{found.repeated_ids:,} repeated ids, in {found.unchained_requests:,} of "
+        f"{found.requests:,} requests, follow different ids or occur twice in a prompt; {way_out}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import click
 
@@ -48,6 +48,8 @@ class Grid:
         The model and the bytes of a block or slot, in words.
     groups : GroupChunks or None
         Its groups; capacities are slots then, and hits are tokens.
+    order : dict of str to object
+        Counts of ids and timestamps that are out of order.
     """
 
     source: Source
@@ -60,6 +62,7 @@ class Grid:
     counts: dict[Cell, Counts]
     model: str | None = None
     groups: GroupChunks | None = None
+    order: dict[str, object] = field(default_factory=dict)
 
     @property
     def kept_in(self) -> str:
@@ -179,6 +182,7 @@ def print_grid_json(grid: Grid) -> None:
             "block_tokens": grid.block_size.tokens,
             "block_tokens_from": grid.block_size.origin,
             "no_token_hit_ratio": grid.no_tokens,
+            **grid.order,
             **groups_object(grid.groups),
             "results": _objects(grid),
         }

@@ -54,7 +54,14 @@ from ._options import (
     values_of,
 )
 from ._output import check_outputs
-from ._sources import BlockSize, Source, open_source
+from ._sources import (
+    BlockSize,
+    Source,
+    check_order,
+    note_order,
+    open_source,
+    order_object,
+)
 from ._terminal import note_bad_lines, print_json, progress_bar
 
 DEFAULT_ACCELERATOR = "h100"
@@ -141,6 +148,12 @@ def read_rate(text: str) -> float:
     metavar="FILE",
     help="Write the advice as one HTML page that needs no other file.",
 )
+@click.option(
+    "--unchained-ids",
+    is_flag=True,
+    help="Advise on a trace whose ids are not prefix-chained, where blocks are reused at any place "
+    "of a prompt.",
+)
 @jobs_option
 @reading_options
 @json_option
@@ -162,6 +175,7 @@ def advise(
     disk: int | None,
     disk_policies: tuple[str, ...],
     report: str | None,
+    unchained_ids: bool,
     jobs: int | None,
     format: str | None,
     model_name: str | None,
@@ -217,6 +231,9 @@ def advise(
                 source.requests, unique=False, block_tokens=block_tokens, progress=progress
             )
         note_bad_lines(source.bad_lines, quiet=quiet)
+        if not unchained_ids:
+            check_order(survey, source)
+        note_order(survey, source, quiet=quiet)
         block_size = BlockSize.of(source, survey, block_tokens)
         if block_size.tokens is None:
             raise click.UsageError(f"--block-tokens is needed: {_why_no_block_size(survey)}")
@@ -259,6 +276,7 @@ def advise(
                 limit,
                 skip_bad,
                 same_ids,
+                unchained_ids,
             ).text(),
             block_size.origin or "lengths",
             alone,
@@ -270,7 +288,7 @@ def advise(
         )
         fault = None if report is None else _write(subject, report)
         if as_json:
-            print_json(as_object(subject))
+            print_json({**as_object(subject), **order_object(survey)})
         else:
             print_advice(subject)
         if fault is not None:
@@ -379,6 +397,7 @@ class _Command:
     limit: int | None
     skip_bad: bool
     same_ids: bool
+    unchained_ids: bool
 
     def text(self) -> str:
         """Return it quoted for a shell."""
@@ -397,6 +416,7 @@ class _Command:
             words += [option, value] if value else []
         words += ["--skip-bad"] if self.skip_bad else []
         words += ["--same-ids"] if self.same_ids else []
+        words += ["--unchained-ids"] if self.unchained_ids else []
         words += ["--", *self.traces] if are_like_options else []
         return " ".join(map(_shell_word, words))
 

@@ -5,26 +5,35 @@ from __future__ import annotations
 import click
 
 from kvoffload.replay import Selection
-from kvoffload.traces import MergedTrace
+from kvoffload.traces import MergedTrace, Survey
+from kvoffload.traces.sorting import sorted_by_time
 
 from ._options import examples, reading_options, traces_argument
 from ._output import check_output_option, output_option, write_output
-from ._sources import Source, named_files
+from ._sources import Source, named_files, note_order
 from ._terminal import note, note_bad_lines
 
 
 @click.command(
     epilog=examples(
         "kvoffload convert lookup_hashes/ --output trace.jsonl.zst",
+        "kvoffload convert log.jsonl --sort --output trace.jsonl.zst",
     )
 )
 @traces_argument
 @output_option
+@click.option(
+    "--sort",
+    is_flag=True,
+    help="Put the requests in the order of their timestamps, through a temporary file; otherwise "
+    "those of a file keep their order.",
+)
 @reading_options
 def convert(
     traces: tuple[str, ...],
     *,
     output: str,
+    sort: bool,
     format: str | None,
     model_name: str | None,
     limit: int | None,
@@ -46,11 +55,15 @@ def convert(
         model_name=model_name,
         same_ids=same_ids,
     )
-    write_output(Selection(source, limit=limit), output)
-    ids_text = Source("", source, source, same_ids).ids_text
+    survey = Survey()
+    requests = Selection(source, limit=limit)
+    write_output(survey.counting(sorted_by_time(requests) if sort else requests), output)
+    whole = Source("", source, source, same_ids)
+    ids_text = whole.ids_text
     if ids_text is not None:
         note(ids_text, quiet=quiet)
     note_bad_lines(source.bad_lines, quiet=quiet)
+    note_order(survey, whole, quiet=quiet)
     if source.format == "lmcache" and source.block_tokens is not None:
         note(
             f"blocks of {source.block_tokens:,} tokens, full ones only: "

@@ -9,7 +9,7 @@ from kvoffload.traces import Survey
 
 from ._options import examples, json_option, reading_options, traces_argument
 from ._output import check_outputs
-from ._sources import Source, open_source
+from ._sources import Source, note_order, open_source, order_object
 from ._terminal import Column, note_bad_lines, print_json, print_tables, progress_bar
 
 
@@ -49,6 +49,7 @@ def info(
     ) as source:
         with progress_bar("reading", limit, quiet=quiet) as progress:
             survey = Survey.of(source.requests, progress=progress)
+        note_order(survey, source, quiet=quiet)
         if as_json:
             print_json(as_object(source, survey))
             return
@@ -76,6 +77,7 @@ def as_object(source: Source, survey: Survey) -> dict[str, object]:
         "output_tokens": survey.output_tokens,
         "longest_request_blocks": survey.longest,
         "bad_lines": source.bad_lines,
+        **order_object(survey),
     }
 
 

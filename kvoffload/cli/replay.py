@@ -52,7 +52,7 @@ from ._options import (
 )
 from ._output import check_outputs
 from ._replay_result import Cell, as_object, print_cells
-from ._sources import BlockSize, open_or_generate
+from ._sources import BlockSize, note_order, open_or_generate, order_object
 from ._streams import standard_input_waits
 from ._terminal import note, note_bad_lines, print_json, progress_bar
 
@@ -131,6 +131,8 @@ def replay(
                 progress=progress,
             )
         note_bad_lines(source.bad_lines, quiet=quiet)
+        note_order(survey, source, quiet=quiet)
+        order = order_object(survey)
         block_size = BlockSize.of(source, survey, block_tokens)
         block_tokens = block_size.tokens
         block_bytes = cache.block_bytes(block_tokens) or block_bytes or source.block_bytes
@@ -197,6 +199,7 @@ def replay(
                     "device_blocks": device_blocks,
                     **groups_object(groups),
                     "bad_lines": source.bad_lines,
+                    **order,
                     "results": [as_object(cell) for cell in cells],
                 }
             )

@@ -49,7 +49,7 @@ from ._options import (
     value_of,
 )
 from ._output import check_outputs
-from ._sources import BlockSize, Source, open_source
+from ._sources import BlockSize, Source, note_order, open_source, order_object
 from ._sweep_result import Grid, print_csv, print_grid, print_grid_json
 from ._terminal import note, note_bad_lines, progress_bar
 
@@ -153,10 +153,11 @@ def sweep(
         limit=limit,
         same_ids=same_ids,
     ) as source:
-        decoded, block_size = _read(
+        decoded, block_size, survey = _read(
             source, block_tokens, limit, full_blocks=full_blocks, quiet=quiet
         )
         note_bad_lines(source.bad_lines, quiet=quiet)
+        note_order(survey, source, quiet=quiet)
     groups = cache.groups(block_size.tokens)
     block_bytes = cache.block_bytes(block_size.tokens) or block_bytes or source.block_bytes
     check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
@@ -187,6 +188,7 @@ def sweep(
         counts,
         cache.text(block_size.tokens),
         groups,
+        order_object(survey),
     )
     if plot is not None:
         _draw(grid, plot, faults)
@@ -224,8 +226,11 @@ def _read(
     *,
     full_blocks: bool,
     quiet: bool,
-) -> tuple[DecodedTrace, BlockSize]:
-    """Decode the trace and determine its block size, which full blocks have to be known for."""
+) -> tuple[DecodedTrace, BlockSize, Survey]:
+    """Decode the trace and determine its block size, which full blocks have to be known for.
+
+    The survey is of the whole blocks and the partial ones.
+    """
     survey = Survey.of((), unique=False, block_tokens=block_tokens)
     if full_blocks:
         with progress_bar("finding the block size", None, quiet=quiet) as progress:
@@ -238,7 +243,7 @@ def _read(
         requests = survey.counting(source.requests)
     with progress_bar("reading", limit, quiet=quiet) as progress:
         decoded = DecodedTrace.of(requests, progress)
-    return decoded, BlockSize.of(source, survey, block_tokens)
+    return decoded, BlockSize.of(source, survey, block_tokens), survey
 
 
 def _check_buildable(cells: list[Cell], unit: str) -> None:

@@ -12,7 +12,7 @@ from kvoffload.traces.outputs import open_output
 
 from ._options import examples, reading_options, traces_argument
 from ._output import STDOUT, check_output_option
-from ._sources import BlockSize, open_source
+from ._sources import BlockSize, note_order, open_source
 from ._terminal import note, note_bad_lines, progress_bar
 
 
@@ -79,6 +79,7 @@ def workload(
         if source.ids_text is not None:
             note(source.ids_text, quiet=quiet)
         note_bad_lines(source.bad_lines, quiet=quiet)
+        note_order(survey, source, quiet=quiet)
         block_size = BlockSize.of(source, survey, block_tokens)
         if block_size.tokens is None:
             raise click.UsageError("--block-tokens is needed: no block size fits all requests")

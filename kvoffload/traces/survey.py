@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from .chaining import Chaining, ChainingCounter
 from .request import Request
 
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
@@ -228,6 +229,10 @@ class Survey:
         Blocks of the longest request.
     first, last : int or float
         Least and greatest timestamp, milliseconds.
+    backwards : int
+        Requests whose timestamp is before that of the request in front of them.
+    farthest_back : int or float
+        The longest such step, milliseconds.
     block_lengths : BlockLengths
         The block sizes that fit.
     """
@@ -241,7 +246,16 @@ class Survey:
     longest: int = 0
     first: int | float = 0
     last: int | float = 0
+    backwards: int = 0
+    farthest_back: int | float = 0
     block_lengths: BlockLengths = field(default_factory=BlockLengths)
+    _before: int | float = field(default=0, repr=False)
+    _chaining: ChainingCounter = field(default_factory=ChainingCounter, repr=False, compare=False)
+
+    @property
+    def chaining(self) -> Chaining:
+        """Counts of the ids that cannot be prefix-chained."""
+        return self._chaining.counts()
 
     @property
     def block_tokens(self) -> int | None:
@@ -320,6 +334,10 @@ class Survey:
         length = len(request.hash_ids)
         if self.requests == 0:
             self.first = self.last = request.timestamp
+        elif request.timestamp < self._before:
+            self.backwards += 1
+            self.farthest_back = max(self.farthest_back, self._before - request.timestamp)
+        self._before = request.timestamp
         self.first = min(self.first, request.timestamp)
         self.last = max(self.last, request.timestamp)
         self.requests += 1
@@ -328,6 +346,7 @@ class Survey:
         self.output_tokens += request.output_length
         self.longest = max(self.longest, length)
         self.block_lengths.add(request.input_length, length)
+        self._chaining.add(request.hash_ids)
 
     def counting(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Yield the requests, each counted by `add`, for whoever reads them at the same time."""

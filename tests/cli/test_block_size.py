@@ -42,7 +42,7 @@ def run(kvoffload, tmp_path):
         (Workload(30, block_tokens=100), 128, "the lengths of its requests make it 100"),
         ([Request(0, 500, 1, (1,))], 16, "the lengths of its requests make it 500 or more or 251 "),
         (
-            [Request(0, 1024 + n, 1, (1, 2, n)) for n in range(1, 30)],
+            [Request(0, 1024 + n, 1, (1, 2, 100 + n)) for n in range(1, 30)],
             16,
             "the lengths of its requests make it 351 to 512",
         ),

@@ -91,6 +91,10 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
         "output_tokens": survey.output_tokens,
         "longest_request_blocks": survey.longest,
         "bad_lines": 0,
+        "repeated_ids": survey.chaining.repeated_ids,
+        "unchained_ids": 0,
+        "unchained_requests": 0,
+        "backward_timestamps": 0,
     }
     title, _, *rows = kvoffload("info", path).out.splitlines()
     assert title == str(path)

@@ -114,3 +114,21 @@ def test_where_lengths_are_not_known_there_is_no_token_ratio(kvoffload, tmp_path
     assert (row["hits"], row["blocks"], row["token_hit_ratio"]) == (1, 3, None)
     first, second = Trace(path)
     assert second == Request(0, 0, 0, first.hash_ids[:1])
+
+
+def test_timestamps_that_run_backwards_are_named_and_sorted(kvoffload, tmp_path):
+    log, out = tmp_path / "log", tmp_path / "out"
+    times = [0, 9000, 10, 20, 9000, 30]
+    write_trace([Request(time, 1, 1, (n,)) for n, time in enumerate(times)], log)
+    named = "note: 2 of 6 timestamps are earlier than the one before, by up to 8.99 s, "
+    for command in ("info", "replay", "sweep", "convert"):
+        options = ["--capacity=2"] if command in ("replay", "sweep") else []
+        done = kvoffload(command, log, *options)
+        assert named in done.err, command
+        assert "kvoffload convert --sort" in done.err
+        assert kvoffload(command, log, "--quiet", *options).err == ""
+    done = kvoffload("convert", log, "--sort", "--output", out)
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert [request.timestamp for request in Trace(out)] == sorted(times)
+    assert [request.hash_ids[0] for request in Trace(out)] == [0, 2, 3, 5, 1, 4]
+    assert kvoffload("info", out).err == ""

@@ -339,6 +339,7 @@ def test_several_files_and_one_model_of_a_log(kvoffload, tmp_path):
 
 
 SEEDS = ("0.jsonl", "1.jsonl")
+ADVISE = ("advise", "--policy=lru", "--capacity=10", "--kv-bytes-per-token=1", *QUIET)
 
 
 @pytest.fixture
@@ -368,7 +369,7 @@ def test_ids_of_several_files_are_kept_apart_and_the_text_says_so(kvoffload, two
         for command in (
             ("replay", "--policy=lru", "--capacity=10"),
             ("sweep", "--policy=lru", "--capacity=10", *QUIET),
-            ("advise", "--policy=lru", "--capacity=10", "--kv-bytes-per-token=1", *QUIET),
+            (*ADVISE, *(["--unchained-ids"] if options else [])),
         ):
             done = kvoffload(*command, ".", *options)
             assert text.strip() in done.out, done

@@ -1,0 +1,187 @@
+"""Whether the ids of a trace are prefix-chained, counted in one pass and in bounded memory.
+
+A chained id stands for its block and all blocks before it. So it follows the same id wherever it
+occurs, and occurs once in a prompt. Hashes of a block's content alone break both rules as soon as a
+block is used at two places, and a replay of them finds hits that no engine has.
+
+The predecessor of an id is remembered for at most `MOST_IDS` ids. They are the ones whose mixed
+bits are below a limit, which is halved whenever there are more of them; so they are an even sample
+of all ids, and the same one in every run. Of a long trace only one batch of requests in `STRIDE` is
+examined after the first `WHOLE_BATCHES`: that takes a twentieth of the time of reading it. The
+first block of a prompt says nothing: a recording may begin where the accelerator's own cache ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Chaining", "ChainingCounter"]
+
+MOST_IDS = 2**14
+BATCH = 2**16
+"""Blocks that are collected before they are examined."""
+WHOLE_BATCHES = 8
+STRIDE = 8
+
+HANDFUL = 5
+"""Fewest ids, or requests with one, for a warning: hashes may collide."""
+MOST_SHARE = 0.01
+"""Largest share of unchained ids, or of requests with one, that advice accepts."""
+
+Ids = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_HALF = np.uint64(32)
+_LARGEST = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Chaining:
+    """Ids that cannot be prefix-chained.
+
+    Attributes
+    ----------
+    repeated_ids : int
+        Ids that occur more than once; an estimate if there are many.
+    unchained_ids : int
+        Those among them that follow different ids, or occur twice in a prompt; likewise.
+    requests : int
+        Requests with a block that were examined: all, but for long traces.
+    unchained_requests : int
+        Those among them with such an id, at least: of many ids only a sample is examined.
+    """
+
+    repeated_ids: int = 0
+    unchained_ids: int = 0
+    requests: int = 0
+    unchained_requests: int = 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether there are more such ids or requests than collisions of hashes explain."""
+        return max(self.unchained_ids, self.unchained_requests) >= HANDFUL
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether there are so many that figures about the trace mean nothing."""
+        return self.is_suspect and (
+            self.unchained_ids > MOST_SHARE * self.repeated_ids
+            or self.unchained_requests > MOST_SHARE * self.requests
+        )
+
+
+class ChainingCounter:
+    """Count the ids that cannot be prefix-chained, many requests at a time.
+
+    Memory: 26 bytes per id that is remembered, of at most `most_ids`, and one batch.
+
+    Parameters
+    ----------
+    most_ids : int
+        Most ids that are remembered.
+    batch : int
+        Blocks that are collected before they are examined.
+    """
+
+    def __init__(self, most_ids: int = MOST_IDS, batch: int = BATCH) -> None:
+        self._most_ids = most_ids
+        self._batch = batch
+        self._halvings = 0
+        self._rows: list[tuple[int, ...]] = []
+        self._gathered = 0
+        self._examined = 0  # batches
+        self._to_skip = 0  # blocks
+        self._requests = 0
+        self._unchained_requests = 0
+        # The ids, ascending; the least and the greatest that each followed, the former above the
+        # latter where it was only seen in front; and what is known of it.
+        self._ids = self._least = self._greatest = np.empty(0, dtype=np.uint64)
+        self._repeated = self._unchained = np.empty(0, dtype=np.bool_)
+
+    def add(self, hash_ids: tuple[int, ...]) -> None:
+        """Add the blocks of one request."""
+        if self._to_skip > 0:
+            self._to_skip -= len(hash_ids)
+            return
+        if hash_ids:
+            self._rows.append(hash_ids)
+            self._gathered += len(hash_ids)
+        if self._gathered >= self._batch:
+            self._examine()
+            self._examined += 1
+            if self._examined >= WHOLE_BATCHES:
+                self._to_skip = (STRIDE - 1) * self._batch
+
+    def counts(self) -> Chaining:
+        """Examine what is collected and return the counts so far."""
+        self._examine()
+        return Chaining(
+            repeated_ids=int(self._repeated.sum()) << self._halvings,
+            unchained_ids=int(self._unchained.sum()) << self._halvings,
+            requests=self._requests,
+            unchained_requests=self._unchained_requests,
+        )
+
+    def _examine(self) -> None:
+        if not self._rows:
+            return
+        lengths = np.array([len(row) for row in self._rows], dtype=np.int64)
+        starts = np.cumsum(lengths) - lengths
+        blocks = itertools.chain.from_iterable(self._rows)
+        ids = np.fromiter(blocks, dtype=np.uint64, count=self._gathered)
+        self._requests += len(self._rows)
+        self._rows.clear()
+        self._gathered = 0
+        chosen = np.flatnonzero(self._is_chosen(ids))
+        rows = np.searchsorted(starts, chosen, side="right") - 1
+        is_first = starts[rows] == chosen
+        before = ids[np.maximum(chosen - 1, 0)]
+        self._merge(
+            ids[chosen],
+            np.where(is_first, _LARGEST, before),
+            np.where(is_first, np.uint64(0), before),
+            rows,
+        )
+        while len(self._ids) > self._most_ids:
+            self._halvings += 1
+            kept = self._is_chosen(self._ids)
+            self._ids, self._least, self._greatest = (
+                part[kept] for part in (self._ids, self._least, self._greatest)
+            )
+            self._repeated, self._unchained = self._repeated[kept], self._unchained[kept]
+
+    def _is_chosen(self, ids: Ids) -> Flags:
+        mixed = ((ids * _MULTIPLIER) ^ (ids >> _HALF)) * _MULTIPLIER
+        return mixed <= np.uint64((2**64 - 1) >> self._halvings)
+
+    def _merge(self, ids: Ids, least: Ids, greatest: Ids, rows: npt.NDArray[np.int64]) -> None:
+        """Add occurrences, in their order: ids, what they follow, and their requests."""
+        known = len(self._ids)
+        ids = np.concatenate((self._ids, ids))
+        if not len(ids):
+            return
+        order = np.argsort(ids, kind="stable")
+        ids, rows = ids[order], np.concatenate((np.full(known, -1), rows))[order]
+        is_new = np.concatenate(([True], ids[1:] != ids[:-1]))
+        starts = np.flatnonzero(is_new)
+        sizes = np.diff(np.append(starts, len(ids)))
+        twice = np.concatenate(([False], (rows[1:] == rows[:-1]) & ~is_new[1:]))
+        self._least = np.minimum.reduceat(np.concatenate((self._least, least))[order], starts)
+        self._greatest = np.maximum.reduceat(
+            np.concatenate((self._greatest, greatest))[order], starts
+        )
+        flags = np.zeros((2, len(ids)), dtype=np.bool_)
+        flags[:, :known] = self._repeated, self._unchained
+        self._repeated, self._unchained = np.logical_or.reduceat(flags[:, order], starts, axis=1)
+        self._repeated |= sizes > 1
+        self._unchained |= self._least < self._greatest
+        self._unchained |= np.logical_or.reduceat(twice, starts)
+        self._ids = ids[starts]
+        if self._unchained.any():
+            concerned = rows[np.repeat(self._unchained, sizes)]
+            self._unchained_requests += len(np.unique(concerned[concerned >= 0]))
