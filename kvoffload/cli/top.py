@@ -8,7 +8,6 @@ import threading
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from kvoffload._extras import require
 from kvoffload._printable import printable
 from kvoffload.advise.units import count_text, percent_text
 
+from ._exchange import Exchange
 from ._options import examples, json_option
 from ._terminal import note, print_json
 
@@ -80,8 +80,8 @@ def top(urls: tuple[str, ...], *, once: bool, as_json: bool, interval: float) ->
     since the last look, with --once and --json since the start; the hit ratios of other sizes and
     policies are of the watches' own window. Several engines are added up.
     """
-    places = [_address(url) for url in urls]
-    engines, faults = _look(places)
+    fleet = _Fleet([_address(url) for url in urls])
+    engines, faults = fleet.look()
     if not engines:
         raise OSError(faults[0])
     for fault in faults:
@@ -103,7 +103,7 @@ def top(urls: tuple[str, ...], *, once: bool, as_json: bool, interval: float) ->
         while True:
             live.update(screen(shown, since, faults, console.width), refresh=True)
             time.sleep(interval)
-            engines, faults = _look(places)
+            engines, faults = fleet.look()
             shown = view(engines, before)
             since, before = f"in the last {interval:g} s", engines
 
@@ -122,28 +122,43 @@ def _address(url: str) -> str:
     return urllib.parse.urlunsplit(parts._replace(path=path))
 
 
-def _look(urls: Sequence[str]) -> tuple[list[Engine], list[str]]:
-    """Scrape all URLs; return the watches, and a message for each URL without one."""
-    require("prometheus_client", "kvoffload top", "watch")
-    from kvoffload.watch.scraped import read_engines
+class _Fleet:
+    """The URLs, which are looked at side by side, and their looks that have not ended."""
 
-    looks = [_Look(url, read_engines) for url in urls]
-    deadline = time.monotonic() + TIMEOUT
-    engines: list[Engine] = []
-    faults = []
-    for look in looks:
-        look.join(max(0.0, deadline - time.monotonic()))
-        engines += look.engines
-        fault = look.fault
-        if fault is None and not look.done:
-            fault = f"no whole answer within {TIMEOUT:g} s"
-        if fault is not None:
-            faults.append(f"{look.url}: {_cut(fault)}")
-    return engines, faults
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = urls
+        self._open: dict[str, _Look] = {}
+
+    def look(self) -> tuple[list[Engine], list[str]]:
+        """Scrape all URLs; return the watches, and a message for each URL without one."""
+        require("prometheus_client", "kvoffload top", "watch")
+        from kvoffload.watch.scraped import read_engines
+
+        engines: list[Engine] = []
+        faults = []
+        # A look that cannot be ended, such as one that waits for a name server, is not repeated.
+        self._open = {url: each for url, each in self._open.items() if each.is_alive()}
+        looks = {
+            url: self._open[url] if url in self._open else _Look(url, read_engines)
+            for url in dict.fromkeys(self._urls)
+        }
+        deadline = time.monotonic() + TIMEOUT
+        for url, look in looks.items():
+            if url not in self._open:
+                look.join(max(0.0, deadline - time.monotonic()))
+            fault = look.fault if look.done else f"no whole answer within {TIMEOUT:g} s"
+            if fault is None:
+                engines += look.engines
+            else:
+                faults.append(f"{url}: {_cut(fault)}")
+            if not look.done:
+                look.exchange.end()
+                self._open[url] = look
+        return engines, faults
 
 
 class _Look(threading.Thread):
-    """A look at one URL, at the same time as the others; a late one is abandoned."""
+    """A look at one URL, at the same time as the others."""
 
     def __init__(self, url: str, read: Callable[[str, str], list[Engine]]) -> None:
         super().__init__(daemon=True)
@@ -151,14 +166,14 @@ class _Look(threading.Thread):
         self.engines: list[Engine] = []
         self.fault: str | None = None
         self.done = False
+        self.exchange = Exchange(url, TIMEOUT, MOST_BYTES)
         self._read = read
-        self._deadline = time.monotonic() + TIMEOUT
         self.start()
 
     def run(self) -> None:
         """Scrape and read; a failure goes into `fault`."""
         try:
-            found = self._read(self.url, self._scrape())
+            found = self._read(self.url, self.exchange.read().decode("utf-8", "replace"))
         except urllib.error.HTTPError as error:
             error.close()
             self.fault = f"HTTP status {error.code}"
@@ -172,18 +187,6 @@ class _Look(threading.Thread):
             else:
                 self.fault = "no metrics of a watch"
         self.done = True
-
-    def _scrape(self) -> str:
-        with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:  # noqa: S310
-            body = bytearray()
-            # Piece by piece, since a timeout holds for each read alone.
-            while part := answer.read1(2**16):
-                body += part
-                if len(body) > MOST_BYTES:
-                    raise ValueError(f"more than {MOST_BYTES:,} bytes")
-                if time.monotonic() > self._deadline:
-                    raise ValueError(f"no whole answer within {TIMEOUT:g} s")
-        return body.decode("utf-8", "replace")
 
 
 def _cut(text: str) -> str:

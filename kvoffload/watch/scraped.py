@@ -19,6 +19,11 @@ LEAST_GAIN = 0.01
 MOST_ENGINES = 4096
 MOST_LINES = 2**17
 LONGEST_LINE = 2**13
+MOST_SERIES = 1024
+"""Most values of the labels of one metric, over all watches of a URL."""
+LARGEST = 2.0**63
+"""Largest value of a metric that is no share."""
+SHARES = ("shadow_hit_ratio", "shadow_error")
 
 _NAME = re.compile(r"(?:\w*[:_])?kvoffload_(\w+?)(_total)?")
 _KNOWN = {metric.name: metric for metric in WATCH_METRICS if metric.kind != "histogram"}
@@ -140,11 +145,13 @@ def read_engines(url: str, text: str) -> list[Engine]:
     Raises
     ------
     ValueError
-        If it is not that format, or has more or longer lines than watches export.
+        If it is not that format, has more or longer lines than watches export, or values that no
+        watch has.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
     engines: dict[tuple[tuple[str, str], ...], Engine] = {}
+    series: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     lines = [line for line in text.split("\n") if WATCH_PREFIX in line]
     if len(lines) > MOST_LINES:
         raise ValueError(f"more than {MOST_LINES:,} lines are of a watch")
@@ -156,11 +163,19 @@ def read_engines(url: str, text: str) -> list[Engine]:
             metric = _KNOWN.get(match[1]) if match else None
             if metric is None or not math.isfinite(sample.value):
                 continue
+            largest = 1.0 if metric.name in SHARES else LARGEST
+            if not 0 <= sample.value <= largest:
+                raise ValueError(
+                    f"{sample.name} must be 0 ... {largest:.3g}, got {sample.value:.3g}"
+                )
             own = tuple(sample.labels.get(name, "") for name in metric.labels)
             rest = sorted(pair for pair in sample.labels.items() if pair[0] not in metric.labels)
             key = (("url", url), *rest)
             if len(engines) >= MOST_ENGINES and key not in engines:
                 raise ValueError(f"more than {MOST_ENGINES:,} watches")
+            series[metric.name].add(own)
+            if len(series[metric.name]) > MOST_SERIES:
+                raise ValueError(f"{sample.name} has more than {MOST_SERIES:,} values of labels")
             engines.setdefault(key, Engine(key)).values[metric.name][own] = sample.value
     return list(engines.values())
 
@@ -190,12 +205,15 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
         return sum(added(engine, name, *labels) for engine in engines)
 
     def by_label(name: str) -> dict[str, float]:
-        labels = {own[0] for engine in engines for own in engine.values.get(name, {})}
-        sums = {label: total(name, label) for label in labels}
+        sums: dict[str, float] = defaultdict(float)
+        for engine in engines:
+            for (label,) in engine.values.get(name, {}):
+                sums[label] += added(engine, name, label)
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     missed = by_label("sampled_missed_blocks")
-    causes = {name: n / sum(missed.values()) for name, n in missed.items() if n}
+    all_missed = sum(missed.values())
+    causes = {name: n / all_missed for name, n in missed.items() if n > 0}
     left = by_label("sampled_evicted_blocks")
     kinds = ("load", "store")
     policies = {own[0] for engine in engines for own in engine.values.get("watch_info", {})}
@@ -240,33 +258,49 @@ def _shadows(engines: Sequence[Engine]) -> Iterable[Shadow]:
         for name in ("shadow_missed_blocks", "shadow_hit_ratio", "shadow_withheld")
         for own in engine.values.get(name, {})
     }
-    for policy, memory in sorted(places, key=lambda place: (place[0], _number(place[1]))):
-        ratios, errors = [], []
-        marks: set[str] = set()
-        reasons: set[str] = set()
-        for engine, weight in weighted:
-            found = _of_place(engine, "shadow_hit_ratio", policy, memory)
-            reasons |= _of_place(engine, "shadow_withheld", policy, memory).keys()
+    sums: dict[tuple[str, ...], _Sum] = {place: _Sum() for place in places}
+    for engine, weight in weighted:
+        share = weight / whole
+        for *place, reason in engine.values.get("shadow_withheld", {}):
+            sums[tuple(place)].reasons.add(reason)
+        ratios: dict[tuple[str, ...], float] = {}
+        for (*place, label), ratio in engine.values.get("shadow_hit_ratio", {}).items():
             # A point without the label is of a version that did not export marks.
-            marks |= {mark or "unknown" for label in found for mark in label.split(",")}
-            ratios += [weight / whole * ratio for ratio in list(found.values())[:1]]
-            errors.append(weight / whole * engine.value("shadow_error", policy, memory))
-        shadow = Shadow(policy, _number(memory), None, None, (), tuple(sorted(reasons)))
-        if ratios and len(ratios) == len(weighted):
-            shadow = Shadow(
+            sums[tuple(place)].marks |= {mark or "unknown" for mark in label.split(",")}
+            ratios.setdefault(tuple(place), ratio)
+        for point, ratio in ratios.items():
+            error = engine.value("shadow_error", *point)
+            sums[point].add(share * ratio, share * error)
+    for (policy, memory), found in sorted(
+        sums.items(), key=lambda item: (item[0][0], _number(item[0][1]))
+    ):
+        if found.engines and found.engines == len(weighted):
+            yield Shadow(
                 policy,
                 _number(memory),
-                sum(ratios),
-                math.hypot(*errors),
-                tuple(sorted(marks - {UNMARKED})),
+                min(1.0, found.hit_ratio),  # sums of shares may round to more
+                math.hypot(*found.errors),
+                tuple(sorted(found.marks - {UNMARKED})),
             )
-        yield shadow
+        else:
+            yield Shadow(policy, _number(memory), None, None, (), tuple(sorted(found.reasons)))
 
 
-def _of_place(engine: Engine, name: str, policy: str, memory: str) -> dict[str, float]:
-    """Return the values of a policy and size by the label that a metric has besides those."""
-    values = engine.values.get(name, {})
-    return {own[2]: value for own, value in values.items() if own[:2] == (policy, memory)}
+@dataclass(slots=True)
+class _Sum:
+    """A point, summed over the engines that have it, weighted by their shares."""
+
+    engines: int = 0
+    hit_ratio: float = 0.0
+    errors: list[float] = field(default_factory=list)
+    marks: set[str] = field(default_factory=set)
+    reasons: set[str] = field(default_factory=set)
+
+    def add(self, hit_ratio: float, error: float) -> None:
+        """Add an engine's."""
+        self.engines += 1
+        self.hit_ratio += hit_ratio
+        self.errors.append(error)
 
 
 def _number(text: str) -> float:

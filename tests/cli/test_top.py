@@ -230,37 +230,194 @@ def test_what_is_too_much_is_said_in_a_short_line(server, command, path):
     assert len(err) < 300
 
 
-def test_slow_urls_are_looked_at_side_by_side_and_left_at_the_deadline(
-    server, command, monkeypatch
-):
-    """One answers a byte at a time, another not at all: neither read would ever time out."""
-    monkeypatch.setattr(top, "TIMEOUT", 2.0)
-    stop = threading.Event()
+def drip(*pieces: bytes, then: bytes = b"#", pause: float = 0.05) -> Callable[..., None]:
+    """Return a server's part: it sends pieces, then the same again and again."""
 
-    def trickle(listener: socket.socket) -> None:
+    def serve(connection: socket.socket, stop: threading.Event) -> None:
+        connection.sendall(b"".join(pieces))
+        while not stop.wait(pause):
+            connection.sendall(then)
+
+    return serve
+
+
+HOSTILE = {
+    "silent": drip(then=b""),
+    "status": drip(b"HTTP/1.0 2", then=b"0"),
+    "head": drip(b"HTTP/1.0 200 OK\r\nX: "),
+    "continue": drip(then=b"HTTP/1.1 100 Continue\r\n\r\n", pause=0.001),
+    "body": drip(b"HTTP/1.0 200 OK\r\n\r\n"),
+    "chunk": drip(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"),
+    "trailers": drip(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", then=b"a: b\r\n", pause=0.001
+    ),
+    "error": drip(b"HTTP/1.0 500 No\r\nX: "),
+    # the head of a record of 16 KiB: the handshake is never whole
+    "https": drip(b"\x16\x03\x03\x40\x00"),
+}
+
+
+@pytest.fixture
+def hostile() -> Iterator[tuple[dict[str, str], dict[str, threading.Event]]]:
+    """Serve each, and say by an event that a client is gone."""
+    stop = threading.Event()
+    gone = {name: threading.Event() for name in HOSTILE}
+
+    def serve(name: str, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
-            with connection:
-                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
-                while not stop.wait(0.1):
-                    connection.sendall(b"#")
+            watcher = threading.Thread(target=watch, args=(name, connection))
+            watcher.start()
+            with contextlib.suppress(OSError):
+                HOSTILE[name](connection, stop)
+            watcher.join()
+            connection.close()
+
+    def watch(name: str, connection: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError):
+            while connection.recv(2**12):
+                pass
+        gone[name].set()
 
     with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
-        urls = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
-        threads = [threading.Thread(target=trickle, args=(each,)) for each in listeners[:3]]
-        for thread in threads:
-            thread.start()
-        start = time.monotonic()
-        code, out, err = command(server, *urls, "--once")
-        took = time.monotonic() - start
+        threads, urls = [], {}
+        for name in HOSTILE:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            scheme = "https" if name == "https" else "http"
+            urls[name] = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/metrics"
+            threads.append(threading.Thread(target=serve, args=(name, listener)))
+            threads[-1].start()
+        yield urls, gone
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def test_slow_urls_are_looked_at_side_by_side_and_closed_at_the_deadline(
+    server, command, monkeypatch, hostile
+):
+    """None of their reads would ever time out; no thread and no socket outlives the look."""
+    monkeypatch.setattr(top, "TIMEOUT", 2.0)
+    urls, gone = hostile
+    start = time.monotonic()
+    code, out, err = command(server, *urls.values(), "--once")
+    took = time.monotonic() - start
     assert code == 0
     assert "12,000 blocks" in out
-    assert len(re.findall(r"no whole answer within 2 s|timed out", err)) == 6
-    assert 2 <= took < 11  # one after the other it would be 12
+    for name, url in urls.items():
+        assert re.search(
+            f"^note: {url}: (no whole answer within 2 s|.*timed out)$", err, re.MULTILINE
+        ), name
+    assert 2 <= took < 11  # one after the other it would be 18
+    for name, event in gone.items():
+        assert event.wait(3), name
+    deadline = time.monotonic() + 3
+    while any(isinstance(each, top._Look) for each in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_look_that_cannot_be_ended_is_not_repeated(monkeypatch):
+    """As one that waits for a name server."""
+    monkeypatch.setattr(top, "TIMEOUT", 0.2)
+    release = threading.Event()
+    asked = []
+
+    def connect(address: object, *_: object) -> socket.socket:
+        asked.append(address)
+        release.wait(30)
+        raise OSError("no such host")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    fleet = top._Fleet(["http://localhost:1/metrics"])
+    for _ in range(3):
+        engines, faults = fleet.look()
+        assert (engines, len(faults)) == ([], 1)
+        assert "no whole answer within 0.2 s" in faults[0]
+    assert len(asked) == 1
+    release.set()
+
+
+def test_redirects_are_followed_and_their_bodies_are_not_read(exported, command):
+    """vLLM's server redirects to a path with a slash; another sends a body without an end."""
+    sent = 0
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            nonlocal sent
+            elsewhere = {"/metrics": "/metrics/", "/ftp": "ftp://127.0.0.1/", "/round": "/round"}
+            to = elsewhere.get(self.path)
+            self.send_response(200 if to is None else 307)
+            if to is not None:
+                self.send_header("Location", to)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while to == "/metrics/" and sent < 2**26:
+                    sent += self.wfile.write(bytes(2**16)) or 0
+                self.wfile.write(exported if to is None else b"")
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        url = f"127.0.0.1:{httpd.server_port}"
+        assert command(url, "--once")[0] == 0
+        assert sent < 2**24
+        for path in ("/ftp", "/round"):
+            code, out, err = command(url + path, "--once")
+            assert (code, out, err.count("\n")) == (1, "", 1)
+        httpd.shutdown()
+        thread.join()
+
+
+NONSENSE = {
+    "ratio": ("shadow_hit_ratio", r" \S+\n", " 1e6\n"),
+    "huge ratio": ("shadow_hit_ratio", r" \S+\n", " 1e300\n"),
+    "negative ratio": ("shadow_hit_ratio", r" \S+\n", " -0.5\n"),
+    "huge error": ("shadow_error", r" \S+\n", " 1e300\n"),
+    "negative count": ("asked_blocks_total", r" \S+\n", " -5.0\n"),
+    "huge count": ("asked_blocks_total", r" \S+\n", " 1e300\n"),
+    "huge window": ("window_asked_blocks", r" \S+\n", " 1e308\n"),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_a_value_that_no_watch_has_is_refused(exported, case):
+    name, old, new = NONSENSE[case]
+    text = re.sub(rf"(?m)^(kvoffload_{name}\S*){old}", rf"\1{new}", exported.decode())
+    assert text != exported.decode()
+    with pytest.raises(ValueError, match=rf"kvoffload_{name} must be 0 \.\.\. \S+, got"):
+        read_engines("a", text)
+
+
+def test_causes_that_cancel_are_refused_or_no_share_of_anything():
+    line = 'kvoffload_sampled_missed_blocks_total{{cause="{}"}} {}\n'
+    with pytest.raises(ValueError, match="must be 0"):
+        read_engines("a", line.format("evicted", 5) + line.format("pending", -5))
+    for value in ("0", "5e-324", "NaN", "+Inf", "9e18"):
+        text = "".join(line.format(cause, value) for cause in ("evicted", "pending"))
+        causes = view(read_engines("a", text + "kvoffload_asked_blocks_total 1\n")).causes
+        assert sum(causes.values()) in (0, pytest.approx(1))
+
+
+@pytest.mark.parametrize("label", ["cause", "policy"])
+def test_labels_are_bounded_and_their_sums_take_no_time(exported, label):
+    metric, rest = {
+        "cause": ("sampled_missed_blocks_total", ""),
+        "policy": ("shadow_withheld", ',memory="2",reason="x"'),
+    }[label]
+    line = f'kvoffload_{metric}{{{{engine="{{}}",{label}="{{}}"{rest}}}}} 1\n'
+    many = "".join(line.format(0, number) for number in range(2000))
+    with pytest.raises(ValueError, match="more than 1,024 values of labels"):
+        read_engines("a", many)
+    at_most = "".join(line.format(number % 4000, number % 1000) for number in range(120_000))
+    asked = "".join(f'kvoffload_window_asked_blocks{{engine="{n}"}} 1\n' for n in range(4000))
+    engines = read_engines("a", at_most + asked)
+    start = time.monotonic()
+    view(engines, engines)
+    assert time.monotonic() - start < 5  # in a loop over both it would be minutes
 
 
 def test_a_url_that_does_not_answer_is_a_note_where_another_does(server, command):
