@@ -24,6 +24,7 @@ from .grid import PARTS, Grid, Outcome, part_seconds, replay_grid
 from .units import bytes_text, percent_text
 
 __all__ = [
+    "DEVICE_SHARES",
     "LEAST_REQUESTS",
     "LEAST_REUSE",
     "SIZES",
@@ -37,6 +38,9 @@ __all__ = [
 
 SIZES = (Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 """The memories that are compared, as multiples of the one asked for."""
+
+DEVICE_SHARES = (Fraction(1, 4), Fraction(1, 2))
+"""Parts of an assumed cache on the accelerator that are compared with all of it."""
 
 VLLM_DEFAULT = "lru"
 """The policy of vLLM where none is named."""

@@ -114,6 +114,7 @@ def report_html(subject: Subject) -> str:
         strip=subject.details and strip(advice, subject.details, width=390, height=170),
         bars=subject.details and bars(advice, subject.details, width=390, row=15),
         disk=_disk(subject),
+        device_table=subject.device_table(),
         meanings=_meanings(advice),
         python=policy and python_text(policy, capacity, setup.block_tokens),
         vllm=policy and vllm_text(policy, setup.memory, setup.block_tokens, setup.groups),

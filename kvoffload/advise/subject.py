@@ -9,12 +9,12 @@ from kvoffload.replay.policies import is_own
 
 from .advice import Advice
 from .details import Details
-from .economy import Engine
+from .economy import Engine, balance
 from .model_shape import ModelShape
 from .remarks import group_remarks, prompt_text
 from .retention import RetentionCell, vllm_flag, worth
 from .units import bytes_text, count_text, duration_text, percent_text
-from .wording import Finding, findings, headline, rates_text, workers_text
+from .wording import Finding, findings, headline, rates_text, verdict, workers_text
 
 __all__ = ["Subject"]
 
@@ -50,6 +50,9 @@ class Subject:
         How the block ids of several files were treated, in words.
     retentions : tuple of RetentionCell
         Retention intervals compared; empty where the model has no windows or states.
+    shares : tuple of Advice
+        The same behind parts of a typical cache on the accelerator, in the memory that was asked
+        for only.
     """
 
     trace: str
@@ -64,14 +67,44 @@ class Subject:
     id_spaces: int = 1
     ids_text: str | None = None
     retentions: tuple[RetentionCell, ...] = ()
+    shares: tuple[Advice, ...] = ()
 
     def headline(self) -> str:
         """Return the advice in one sentence."""
-        return headline(self.advice)
+        text = headline(self.advice)
+        if len({verdict(one) for one in self.by_device_memory()}) > 1:
+            text += (
+                f" This holds with {bytes_text(self.advice.setup.device_memory)} of prefix cache "
+                "on the accelerator; with less of it the recommendation differs."
+            )
+        return text
 
     def findings(self) -> list[Finding]:
         """Return the findings."""
-        return findings(self.advice, self.alone, self.details, self.retentions)
+        return findings(self.advice, self.alone, self.details, self.retentions, shares=self.shares)
+
+    def by_device_memory(self) -> list[Advice]:
+        """Return the advice by the size of an assumed cache on the accelerator, none first."""
+        return [] if self.alone is None else [self.alone, *self.shares, self.advice]
+
+    def device_table(self) -> list[tuple[str, ...]]:
+        """Return the lines of a table of these, a heading first; empty where none is assumed."""
+        found = self.by_device_memory()
+        if not found:
+            return []
+        titles = ("prefix cache", "answers for", "recommended", "hit ratio", "tokens saved")
+        lines = [(*titles, *(["time gained"] if self.engine else []))]
+        whole = self.advice.setup.device_memory
+        for one in found:
+            best = one.policy or one.choices[one.place].best
+            cell, size = one.cell(best), one.setup.device_memory
+            name = f"{bytes_text(size)}, {size / whole * 100:.0f} %" if size else "none"
+            texts = [name, percent_text(one.device_hit_ratio), verdict(one)]
+            texts += [percent_text(cell.hit_ratio), count_text(cell.saved_tokens)]
+            if self.engine:
+                texts.append(duration_text(balance(one, cell, self.engine).net_seconds))
+            lines.append(tuple(texts))
+        return lines
 
     def vllm_flag(self) -> str | None:
         """Return the argument of ``vllm serve`` beside the configuration; None for its default."""

@@ -23,6 +23,7 @@ __all__ = [
     "points",
     "rates_text",
     "side_by_side",
+    "verdict",
     "workers_text",
 ]
 
@@ -154,8 +155,8 @@ def workers_text(engine: Engine | None) -> str:
     )
 
 
-def side_by_side(advice: Advice, alone: Advice) -> str:
-    """Return the answers with and without a cache on the accelerator."""
+def side_by_side(advice: Advice, alone: Advice, shares: Sequence[Advice] = ()) -> str:
+    """Return the answers with and without a cache on the accelerator, and what decides."""
     engine = advice.setup.rates
     device = bytes_text(advice.setup.device_memory)
     if advice.setup.device_is_assumed:
@@ -166,8 +167,33 @@ def side_by_side(advice: Advice, alone: Advice) -> str:
     share = percent_text(advice.device_hit_ratio)
     return (
         f"Behind {device} of prefix cache{where}, which serves {share} of the "
-        f"{advice.setup.counted} itself: {with_one}. Without a cache there: {without}."
+        f"{advice.setup.counted} itself: {with_one}. Without a cache there: {without}. "
+        f"{_what_decides([alone, *shares, advice])}"
     )
+
+
+def _what_decides(found: Sequence[Advice]) -> str:
+    """Return how the recommendation depends on the accelerator's cache, and how to measure that."""
+    verdicts: dict[str, list[str]] = {}
+    for one in found:
+        size = one.setup.device_memory
+        verdicts.setdefault(verdict(one), []).append(bytes_text(size) if size else "no cache")
+    if len(verdicts) == 1:
+        text = "The recommendation is the same with all sizes of that cache that were compared"
+    else:
+        each = (f"{name} with {', '.join(sizes)}" for name, sizes in verdicts.items())
+        text = f"The recommendation depends on the size of that cache: {'; '.join(each)}"
+    return (
+        f"{text}. Running requests share that memory: what they leave under load, 1 less "
+        "vllm:kv_cache_usage_perc of it, is the size for --device-memory."
+    )
+
+
+def verdict(advice: Advice) -> str:
+    """Return the recommendation in a word or two."""
+    if advice.policy is not None:
+        return advice.policy
+    return "does not pay" if advice.pays is False else "none"
 
 
 def _short(advice: Advice) -> str:
@@ -194,13 +220,15 @@ def findings(
     alone: Advice | None = None,
     found: Details | None = None,
     retentions: Sequence[RetentionCell] = (),
+    *,
+    shares: Sequence[Advice] = (),
 ) -> list[Finding]:
     """Return the findings, the most important first.
 
     Without a recommendation, only those that hold for every policy.
     """
     policy, engine = advice.policy, advice.setup.rates
-    accelerator = [Finding("Accelerator", side_by_side(advice, alone))] if alone else []
+    accelerator = [Finding("Accelerator", side_by_side(advice, alone, shares))] if alone else []
     retention = [Finding("Retention", _retention(advice, retentions))] if retentions else []
     if policy is None:
         return [

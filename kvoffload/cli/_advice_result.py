@@ -25,6 +25,9 @@ from kvoffload.advise.wording import noise_text
 from ._model_options import groups_object
 from ._terminal import Column, print_prose, print_tables
 
+NAMES = ("prefix cache", "recommended")
+"""Columns of the table by the accelerator's cache that hold words."""
+
 
 def as_object(subject: Subject) -> dict[str, object]:
     """Return the advice as the object that ``--json`` prints."""
@@ -71,6 +74,15 @@ def as_object(subject: Subject) -> dict[str, object]:
                 for place in range(len(subject.alone.memories))
             ],
         },
+        "by_device_memory": [
+            {
+                "device_memory": one.setup.device_memory,
+                "device_hit_ratio": one.device_hit_ratio,
+                **_recommendation(one),
+                **_memory(subject, one, one.place),
+            }
+            for one in subject.by_device_memory()
+        ],
         "details": None if subject.details is None else asdict(subject.details),
         **_retentions(subject),
     }
@@ -232,3 +244,15 @@ def _table(subject: Subject) -> None:
         [Column("policy", [*names, "belady", "infinite"], numeric=False)],
         [hit_ratios, rest],
     )
+    if subject.alone is not None:
+        titles, *lines = subject.device_table()
+        columns = [
+            Column(title, [line[number] for line in lines], numeric=title not in NAMES)
+            for number, title in enumerate(titles)
+        ]
+        click.echo()
+        print_tables(
+            [f"with {asked} of host memory, by the accelerator's own prefix cache"],
+            columns[:1],
+            [columns[1:]],
+        )

@@ -24,6 +24,7 @@ from kvoffload.advise import (
 )
 from kvoffload.advise import accelerator as accelerator_of
 from kvoffload.advise import advise as advise_on
+from kvoffload.advise.advice import DEVICE_SHARES
 from kvoffload.advise.report import require_report, write_report
 from kvoffload.advise.retention import RetentionCell, compared, retentions
 from kvoffload.advise.subject import Subject
@@ -194,8 +195,9 @@ def advise(
     times it, or in each that is given. The simplest policy within noise of the best is recommended,
     as configuration that can be pasted, and compared with vLLM's default and with no offloading.
     There is no recommendation if the trace is too short, has no reuse, or no policy saves more
-    prefill than moving blocks takes. With --model and without --device-memory there are two answers
-    side by side: behind the cache that the accelerator typically has, and without one.
+    prefill than moving blocks takes. With --model and without --device-memory there are several
+    answers side by side: behind all of the cache that the accelerator typically has, behind a half
+    and a quarter of it, and without one.
     """
     engine = engine_of(
         model,
@@ -251,7 +253,7 @@ def advise(
             full_blocks=full,
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
         )
-        advice, alone = _both(
+        advice, alone, shares = _by_device_memory(
             recorded,
             replace(setup, engine=engine),
             0 if device_memory else engine.device_memory,
@@ -285,6 +287,7 @@ def advise(
             source.id_spaces,
             source.ids_text,
             _retentions(recorded, advice, jobs=jobs or usable_cores(), quiet=quiet),
+            shares,
         )
         fault = None if report is None else _write(subject, report)
         if as_json:
@@ -295,16 +298,22 @@ def advise(
             raise fault
 
 
-def _both(
+def _by_device_memory(
     recorded: RecordedTrace, setup: Setup, typical: int, *, jobs: int, quiet: bool
-) -> tuple[Advice, Advice | None]:
-    """Return the advice, and that without a cache on the accelerator where one is assumed.
+) -> tuple[Advice, Advice | None, tuple[Advice, ...]]:
+    """Return the advice; where a cache is assumed, that without one, and with parts of it.
 
     `typical` is the size of the assumed cache where none was given, bytes; 0 for none.
     """
     setups = [setup]
     if setup.capacity(typical):
-        setups.insert(0, replace(setup, device_memory=typical, device_is_assumed=True))
+        whole = replace(setup, device_memory=typical, device_is_assumed=True)
+        parts = [
+            replace(whole, device_memory=int(typical * share), others=(setup.memory,))
+            for share in DEVICE_SHARES
+            if setup.capacity(int(typical * share))
+        ]
+        setups = [whole, setup, *parts]
     total = sum(one.replays for one in setups)
     found: list[Advice] = []
     with progress_bar("replaying", total, quiet=quiet, unit="replays") as progress:
@@ -316,7 +325,7 @@ def _both(
                     progress(before + done)
 
             found.append(advise_on(recorded, one, jobs=jobs, progress=told))
-    return found[0], found[1] if len(found) > 1 else None
+    return found[0], found[1] if len(found) > 1 else None, tuple(found[2:])
 
 
 def _retentions(

@@ -24,6 +24,7 @@ from kvoffload.advise import (
     model_names,
     model_shape,
 )
+from kvoffload.advise.advice import DEVICE_SHARES
 from kvoffload.advise.subject import Subject
 from kvoffload.cli._advice_result import print_advice
 from kvoffload.policies import registry
@@ -73,9 +74,13 @@ def test_the_tutorial_shows_what_is_printed(capsys, monkeypatch):
     recorded = RecordedTrace.of(Selection(Trace(TRACE), full_block_tokens=512))
     behind = replace(alone, device_memory=engine.device_memory, device_is_assumed=True)
     advice = advise(recorded, behind, jobs=2)
+    shares = tuple(
+        advise(recorded, replace(behind, device_memory=int(engine.device_memory * share)), jobs=2)
+        for share in DEVICE_SHARES
+    )
     subject = Subject(
         "conversation_trace.jsonl", advice, model, "bfloat16", "",
-        alone=advise(recorded, alone, jobs=2), details=details(recorded, advice),
+        alone=advise(recorded, alone, jobs=2), details=details(recorded, advice), shares=shares,
     )  # fmt: skip
     print_advice(subject)
     assert words(capsys.readouterr().out) == words(shown)

@@ -383,3 +383,30 @@ def test_one_numbering_of_files_that_have_their_own_is_named(kvoffload, tmp_path
     assert kvoffload("info", tmp_path).err == ""
     done = kvoffload("info", tmp_path, "--same-ids")
     assert done.err.endswith(", or leave out --same-ids\n")
+
+
+def test_the_size_of_an_assumed_cache_is_shown_where_it_decides(kvoffload, tmp_path):
+    """37.5 GiB of prompts in turn: all of the accelerator's cache serves them, half of it none."""
+    path = tmp_path / "turns"
+    prompts = [tuple(range(20 * number, 20 * number + 20)) for number in range(30)]
+    write_trace((Request(n, 20 * 512, 1, prompts[n % 30]) for n in range(400)), path)
+    options = ["--capacity=24GiB", "--model=llama-3.1-8b", "--policy=lru,hit-density", "--quiet"]
+    done = kvoffload("advise", path, *options, COLUMNS="80")
+    assert done.code == 0
+    words = " ".join(done.out.split())
+    assert max(map(len, done.out.splitlines()[3:])) <= 80
+    found = re.findall(r"^(none|\S+ GiB, \d+ %) +(\S+ %) +(\S+) ", done.out, re.MULTILINE)
+    assert [name.partition(", ")[2] for name, *_ in found] == ["", "25 %", "50 %", "100 %"]
+    assert [verdict for *_, verdict in found] == [*["hit-density"] * 3, "none"]
+    assert float(found[-1][1].split()[0]) > 90
+    assert (
+        "The recommendation depends on the size of that cache: hit-density with no cache, " in words
+    )
+    assert "1 less vllm:kv_cache_usage_perc of it, is the size for --device-memory." in words
+    assert "with less of it the recommendation differs." in words
+    rows = json.loads(kvoffload("advise", path, *options, "--json").out)["by_device_memory"]
+    assert [row["recommendation"] for row in rows] == [*["hit-density"] * 3, None]
+    assert rows[1]["device_memory"] * 4 == pytest.approx(rows[3]["device_memory"], rel=1e-6)
+    assert rows[3]["device_hit_ratio"] > 0.9 > rows[2]["device_hit_ratio"]
+    given = kvoffload("advise", path, *options, "--device-memory=20GiB", "--json")
+    assert json.loads(given.out)["by_device_memory"] == []
