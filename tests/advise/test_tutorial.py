@@ -49,7 +49,7 @@ def words(text):
 
 def shown_policies(shown):
     """Return the policies in a page's table: one that was added later has no row there yet."""
-    rows = set(re.findall(r"^([a-z0-9-]+)(?: \*)? +\d+\.\d %", shown, re.MULTILINE))
+    rows = set(re.findall(r"^(?!none )([a-z0-9-]+)(?: \*)? +\d+\.\d %", shown, re.MULTILINE))
     assert {"lru", "hit-density", "belady", "infinite"} <= rows
     assert rows <= {*registry.names(), "belady", "infinite"}
     return tuple(name for name in registry.names() if name in rows)
