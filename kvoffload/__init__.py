@@ -4,6 +4,9 @@
 ``KVOFFLOAD_PURE_PYTHON`` chooses (see the reference).
 """
 
+from . import _interrupts as _interrupts  # first: what follows takes a while
+
+# isort: split
 import typing as _typing
 from importlib import metadata as _metadata
 

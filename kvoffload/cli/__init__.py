@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from kvoffload._interrupts import INTERRUPTED, raise_again
+
 __all__ = ["main"]
 
 
@@ -29,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with standard_streams():
             return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:  # while modules were still being imported
-        return 130
+        return INTERRUPTED
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -39,6 +41,8 @@ def _run(arguments: Sequence[str]) -> int:
         for module in ("click", "rich", "msgspec"):
             require(module, "the command")
         from ._app import run
+
+        raise_again()
     except MissingExtraError as error:
         sys.stderr.write(f"kvoffload: {error}\n")
         return 2

@@ -16,6 +16,7 @@ import click
 
 import kvoffload
 from kvoffload import IMPLEMENTATION, PolicyError, __version__
+from kvoffload._interrupts import INTERRUPTED
 from kvoffload._printable import printable
 from kvoffload.replay import policies as making
 from kvoffload.traces import MissingExtraError, TraceError
@@ -37,7 +38,6 @@ from .workload import workload
 DATA_ERROR = 1
 USAGE_ERROR = 2
 BY_SIGNAL = 128  # plus its number, as in shells
-INTERRUPTED = BY_SIGNAL + 2  # SIGINT
 NO_READER = BY_SIGNAL + 13  # SIGPIPE, which ends other commands
 COMPLETION = "_KVOFFLOAD_COMPLETE"  # set by a shell that asks click for completions
 

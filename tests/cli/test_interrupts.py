@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -234,3 +235,47 @@ def test_a_process_that_is_killed_is_an_error_of_one_line(command, trace, tmp_pa
     assert error == (
         b"kvoffload: a process was killed, perhaps for want of memory; fewer of them need less\n"
     )
+
+
+CONSOLE_SCRIPT = "import sys; from kvoffload.__main__ import main; sys.exit(main())"
+IMPORTED = re.compile(rb"import time: .*\n")
+
+
+@pytest.mark.parametrize("called", ["module", "script"])
+def test_control_c_while_modules_are_imported_prints_nothing(called, tmp_path):
+    """At any moment from the package's first module on; before, Python itself is starting."""
+    script = tmp_path / "kvoffload"
+    script.write_text(CONSOLE_SCRIPT)
+    command = ["-m", "kvoffload"] if called == "module" else [script]
+    environment = os.environ | {"PYTHONPATH": os.fspath(Path(__file__).parents[2])}
+    for number in range(40):
+        with subprocess.Popen(
+            [sys.executable, "-X", "importtime", *command, "replay"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            preexec_fn=heed_signals,  # noqa: PLW1509 (no thread yet)
+        ) as process:
+            while not process.stderr.readline().rstrip().endswith(b" kvoffload._interrupts"):
+                assert process.poll() is None
+            time.sleep(0.3 * number / 40)
+            process.send_signal(signal.SIGINT)
+            out, error = process.communicate(timeout=60)
+        assert process.returncode == 130, number
+        assert (out, IMPORTED.sub(b"", error)) == (b"", b""), number
+
+
+def test_a_program_that_imports_the_package_keeps_its_handling_of_control_c():
+    code = (
+        "import signal, kvoffload; from kvoffload.cli import main; main(['policies']); "
+        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
+    for arguments in ([], ["kvoffload"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            check=True,
+            preexec_fn=heed_signals,
+        )
+        assert done.stdout.endswith(b"True\n")

@@ -18,7 +18,7 @@ if not PACKAGE.is_dir():
 # A layer may import from the layers of the lines above its own, and from itself.
 LAYERS = [
     {"types", "errors"},
-    {"_checks", "_extras", "_metrics"},
+    {"_checks", "_extras", "_interrupts", "_metrics"},
     {"_sizes"},
     {"_collector"},
     {"_implementation"},
@@ -44,6 +44,7 @@ DOCUMENTED |= {
     "_checks",
     "_extras",
     "_implementation",
+    "_interrupts",
     "_sizes",
 }  # and these are the same for every module
 BUILT_ON_THE_CORE = {"tiers", "watch", "integrations"}
