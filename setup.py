@@ -94,8 +94,15 @@ def link_args() -> list[str]:
 
 def extensions() -> list[Extension]:
     """Return one extension for each .pyx file."""
-    import numpy as np
-    from Cython.Build import cythonize
+    try:
+        import numpy as np
+        from Cython.Build import cythonize
+    except ImportError as error:
+        sys.exit(
+            f"kvoffload: the extensions cannot be built: {error}; pip install . installs what the "
+            "build needs, pip install cython numpy what this command needs; "
+            "KVOFFLOAD_PURE_PYTHON=1 installs the Python implementation instead"
+        )
 
     macros: list[tuple[str, str | None]] = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
     if DEBUG:

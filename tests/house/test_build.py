@@ -150,3 +150,22 @@ def test_a_release_has_wheels_for_each_python_that_is_named() -> None:
     assert built.split() == [f"cp3{minor}-*" for minor in named]
     page = (ROOT / "docs" / "tutorial" / "install.md").read_text(encoding="utf-8")
     assert f"CPython 3.{named[0]} to 3.{named[-1]}" in page
+
+
+def test_without_cython_the_command_says_what_is_missing(tree: Path) -> None:
+    (tree / "Cython").mkdir()
+    (tree / "Cython" / "__init__.py").write_text("raise ImportError('No module named Cython')")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
+        cwd=tree,
+        env={"PATH": os.environ["PATH"], "KVOFFLOAD_PURE_PYTHON": "0"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kvoffload: the extensions cannot be built: No module named Cython; ")
+    assert "pip install cython numpy" in line
+    assert line.endswith("KVOFFLOAD_PURE_PYTHON=1 installs the Python implementation instead")
