@@ -189,11 +189,11 @@ def print_grid_json(grid: Grid) -> None:
     )
 
 
-def print_csv(grid: Grid) -> None:
-    """Print a heading and one line per cell; unknown values are empty."""
+def csv_text(grid: Grid) -> str:
+    """Return a heading and one line per cell; unknown values are empty."""
     objects = _objects(grid)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(objects[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(objects)
-    click.echo(text.getvalue(), nl=False)
+    return text.getvalue()

@@ -22,6 +22,7 @@ from kvoffload.replay import (
 )
 from kvoffload.replay.policies import is_own, new_manager
 from kvoffload.traces import Survey
+from kvoffload.traces.outputs import open_output
 
 from ._model_options import (
     CacheOptions,
@@ -48,9 +49,9 @@ from ._options import (
     usable_cores,
     value_of,
 )
-from ._output import check_outputs
+from ._output import STDOUT, check_outputs
 from ._sources import BlockSize, Source, note_order, open_source, order_object
-from ._sweep_result import Grid, print_csv, print_grid, print_grid_json
+from ._sweep_result import Grid, csv_text, print_grid, print_grid_json
 from ._terminal import note, note_bad_lines, progress_bar
 
 ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
@@ -64,12 +65,34 @@ def read_picture(text: str) -> str:
     return text
 
 
+class _Sweep(click.Command):
+    """A command whose ``--csv`` takes the next argument only if it ends in ``.csv``.
+
+    So a trace may follow, as it might before the option took a file.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Join ``--csv`` and its file, or give it standard output."""
+        options, rest = [*args], []
+        if "--" in options:
+            rest = options[(end := options.index("--")) :]
+            del options[end:]
+        for place in reversed([n for n, option in enumerate(options) if option == "--csv"]):
+            following = options[place + 1 : place + 2]
+            if following and following[0].lower().endswith(".csv"):
+                options[place : place + 2] = [f"--csv={following[0]}"]
+            else:
+                options[place] = f"--csv={STDOUT}"
+        return super().parse_args(ctx, [*options, *rest])
+
+
 @click.command(
+    cls=_Sweep,
     epilog=examples(
         "kvoffload sweep trace.jsonl --block-bytes 160MiB --plot hits.svg",
         "kvoffload sweep logs/ --policy lru,belady --capacity 1%,5%",
         "kvoffload sweep trace.jsonl --model gpt-oss-20b --capacity 64GiB,128GiB",
-    )
+    ),
 )
 @traces_argument
 @policy_option(ALL_POLICIES)
@@ -99,7 +122,12 @@ def read_picture(text: str) -> str:
     callback=value_of(read_picture),
     help="Draw the hit ratio over the capacity: .png, .svg or .pdf.",
 )
-@click.option("--csv", "as_csv", is_flag=True, help="Print one line per cell, comma-separated.")
+@click.option(
+    "--csv",
+    metavar="[FILE.csv]",
+    help="Write one line per cell, comma-separated, to FILE.csv; without it, print them instead of "
+    "the tables.",
+)
 @reading_options
 @json_option
 def sweep(
@@ -124,7 +152,7 @@ def sweep(
     limit: int | None,
     skip_bad: bool,
     same_ids: bool,
-    as_csv: bool,
+    csv: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -134,11 +162,14 @@ def sweep(
     them or a pattern; several are merged by time. - is standard input. It is decoded
     once and held in memory, 12 bytes per block.
     """
-    if as_csv and as_json:
+    if csv == STDOUT and as_json:
         raise click.UsageError("--csv and --json exclude each other, got both")
     cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
     cache.check(block_bytes)
-    check_outputs(traces, {"--plot": plot, "--results": results}, append=("--results",))
+    csv_file = None if csv == STDOUT else csv
+    check_outputs(
+        traces, {"--plot": plot, "--results": results, "--csv": csv_file}, append=("--results",)
+    )
     if results is not None:
         _check_results(results)
     if plot is not None:
@@ -192,10 +223,12 @@ def sweep(
     )
     if plot is not None:
         _draw(grid, plot, faults)
+    if csv_file is not None:
+        _write_csv(grid, csv_file, faults)
     if as_json:
         print_grid_json(grid)
-    elif as_csv:
-        print_csv(grid)
+    elif csv == STDOUT:
+        click.echo(csv_text(grid), nl=False)
     else:
         print_grid(grid)
     if faults:
@@ -215,6 +248,14 @@ def _draw(grid: Grid, plot: str, faults: list[OSError]) -> None:
 
     try:
         draw(grid, plot)
+    except OSError as error:
+        faults.append(error)
+
+
+def _write_csv(grid: Grid, name: str, faults: list[OSError]) -> None:
+    try:
+        with open_output(name) as file:
+            file.write(csv_text(grid).encode())
     except OSError as error:
         faults.append(error)
 

@@ -369,3 +369,45 @@ def test_a_results_file_of_any_size_is_read_in_bounded_memory(trace, tmp_path):
     )  # fmt: skip
     assert done.stdout.splitlines()[1].startswith("lru,5,")
     assert int(done.stderr) < 250, "MiB"
+
+
+def test_csv_takes_a_file_and_a_trace_may_still_follow(kvoffload, trace, tmp_path):
+    out = tmp_path / "grid.csv"
+    options = ["--policy", "lru,belady", "--capacity", "5,20", "--jobs=1", "--quiet"]
+    printed = kvoffload("sweep", trace, "--csv", *options)
+    assert printed.out.startswith("policy,capacity,")
+    for arguments in (["--csv", trace, *options], [trace, *options, "--csv"], [trace, "--csv=-"]):
+        done = kvoffload("sweep", *arguments, *(options if "--csv=-" in arguments else []))
+        assert (done.code, done.out) == (0, printed.out), arguments
+    table = kvoffload("sweep", trace, *options).out
+    for arguments in ([trace, "--csv", out], ["--csv", out, trace], [f"--csv={out}", trace]):
+        done = kvoffload("sweep", *arguments, *options)
+        assert (done.code, done.out, done.err) == (0, table, "")
+        assert out.read_text() == printed.out
+        out.unlink()
+    done = kvoffload("sweep", trace, "--csv", out, "--json", *options)
+    assert (json.loads(done.out)["trace"], out.read_text()) == (str(trace), printed.out)
+    assert kvoffload("sweep", "--csv", *options, "--", trace).out == printed.out
+    done = kvoffload("sweep", trace, *options, "--csv", tmp_path / "none" / "x.csv")
+    assert done.code == 1
+    assert done.error.endswith("none/x.csv: No such file or directory")
+    done = kvoffload("sweep", trace, *options, f"--csv={trace}")
+    assert done.error.startswith("--csv must be another file than TRACE")
+
+
+def test_the_bytes_of_a_picture_have_the_units_of_the_table(kvoffload, trace, tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        options = [
+            "--policy=lru",
+            "--block-bytes=160MiB",
+            "--capacity=1GB,4GB,16GB",
+            "--jobs=1",
+            "--quiet",
+        ]
+        done = kvoffload("sweep", trace, *options, "--plot", tmp_path / "p.svg")
+    texts = re.findall(r">([^<>]*(?:[KMGT]i?B))<", (tmp_path / "p.svg").read_text())
+    assert [text for text in texts if text.endswith("GiB")]
+    assert not [text for text in texts if not text.endswith("iB")]
+    sizes = next(line for line in done.out.splitlines() if line.startswith("size"))
+    assert re.findall(r"[KMGT]i?B", sizes) == ["MiB", "GiB", "GiB"]
