@@ -513,9 +513,20 @@ def _reuse(advice: Advice, found: Details) -> str:
 
 def _disk(advice: Advice, found: Details) -> str:
     cells = [cell for cell in found.disk_cells if cell.memory == advice.setup.memory]
+
+    def added(cell: DiskCell) -> float:
+        return cell.counts.hit_ratio - advice.cell(cell.host_policy).hit_ratio
+
     most = max(cells, key=lambda cell: cell.counts.hit_ratio)
-    least = min(cells, key=lambda cell: cell.counts.disk_stored)
     size = bytes_text(found.disk.size if found.disk else 0)
+    if max(map(added, cells)) < LITTLE:
+        return (
+            f"A disk of {size} behind {bytes_text(advice.setup.memory)} adds hardly any hits: both "
+            f"hit {percent_text(most.counts.hit_ratio)} of the blocks, host memory alone "
+            f"{percent_text(advice.cell(most.host_policy).hit_ratio)}; {_written(most)}."
+        )
+    worth_it = [cell for cell in cells if added(cell) >= LITTLE]
+    least = min([*worth_it, most], key=lambda cell: cell.counts.disk_stored)
     text = (
         f"With a disk of {size} behind {bytes_text(advice.setup.memory)} both hit "
         f"{percent_text(most.counts.hit_ratio)} of the blocks, {_on_disk(most)}"

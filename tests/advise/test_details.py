@@ -141,3 +141,31 @@ def test_a_trace_of_nothing_is_no_trouble():
         advice = advise(recorded, SETUP)
         closer = details(recorded, advice, Disk(MIB, ("lru",)))
         assert closer.reuse.bytes_at == {}
+
+
+def test_a_disk_that_adds_no_hits_is_not_praised_for_what_it_writes(found):
+    advice, closer = found
+    useful = findings(advice, found=closer)[-1].text
+    assert "both hit" in useful
+    assert "hardly any" not in useful
+    nothing = details(RecordedTrace.of(WORKLOAD), advice, Disk(MIB, ("lru", "hit-density")))
+    assert all(
+        abs(cell.counts.hit_ratio - advice.cell(cell.host_policy).hit_ratio) < 0.005
+        for cell in nothing.disk_cells
+        if cell.memory == SETUP.memory
+    )
+    text = findings(advice, found=nothing)[-1].text
+    assert "adds hardly any hits: both hit" in text
+    assert "host memory alone" in text
+    assert "fewest" not in text
+    # Beside a disk that is of use, one that adds nothing is not named for writing fewest.
+    idle = []
+    for cell in closer.disk_cells:
+        if cell.policy == "hit-density":
+            hits = int(advice.cell(cell.host_policy).hit_ratio * cell.counts.asked)
+            counts = dataclasses.replace(cell.counts, host_hits=hits, disk_hits=0, disk_stored=1)
+            cell = dataclasses.replace(cell, counts=counts)
+        idle.append(cell)
+    text = findings(advice, found=dataclasses.replace(closer, disk_cells=idle))[-1].text
+    assert "both hit" in text
+    assert "hit-density behind" not in text
