@@ -223,10 +223,15 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
 traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
 
 
+quiet_option = click.option(
+    "--quiet", is_flag=True, help="Print only the result: no progress, no notes."
+)
+
+
 def reading_options(function: CommandFunction) -> CommandFunction:
     """Add the options of every command that reads a trace."""
     for option in (
-        click.option("--quiet", is_flag=True, help="Print only the result: no progress, no notes."),
+        quiet_option,
         click.option("--skip-bad", is_flag=True, help="Skip bad lines and print their number."),
         click.option(
             "--limit", type=click.IntRange(min=1), help="Read this many requests at most."

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import click
 
-from kvoffload.traces import Workload
+from kvoffload.traces import Request, Workload
 
-from ._options import examples, seed_option
+from ._options import examples, quiet_option, seed_option
 from ._output import check_output_option, output_option, write_output
+from ._terminal import progress_bar
 
 
 @click.command(
@@ -31,7 +34,8 @@ from ._output import check_output_option, output_option, write_output
     help="Tokens per block.",
 )
 @output_option
-def generate(requests: int, seed: int, block_tokens: int, output: str) -> None:
+@quiet_option
+def generate(requests: int, seed: int, block_tokens: int, output: str, *, quiet: bool) -> None:
     """Write a generated workload as a trace in the Mooncake format.
 
     Chats over shared system prompts, agents that resend a growing context and one-shot requests,
@@ -39,4 +43,15 @@ def generate(requests: int, seed: int, block_tokens: int, output: str) -> None:
     """
     check_output_option((), output)
     workload = Workload(requests, seed=seed, block_tokens=block_tokens)
-    write_output(workload, output)
+    with progress_bar("writing", requests, quiet=quiet) as progress:
+        write_output(_counted(workload, progress), output)
+
+
+def _counted(
+    requests: Iterable[Request], progress: Callable[[int], None] | None
+) -> Iterable[Request]:
+    """Yield requests and report how many there were."""
+    for number, request in enumerate(requests, start=1):
+        yield request
+        if progress is not None:
+            progress(number)

@@ -211,3 +211,11 @@ def test_a_terminal_gets_a_progress_bar_on_standard_error_unless_quiet_or_dumb(q
     assert b"policy" in out
     assert (b"lru, " in shown and b"requests" in shown) is wanted
     assert wanted is (shown != b"")
+
+
+def test_generate_is_quiet_as_the_other_commands_are(kvoffload, tmp_path):
+    loud, quiet = tmp_path / "loud", tmp_path / "quiet"
+    assert kvoffload("generate", "--requests=50", "-o", loud).err == ""
+    done = kvoffload("generate", "--requests=50", "-o", quiet, "--quiet")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert loud.read_bytes() == quiet.read_bytes()
