@@ -21,7 +21,9 @@ from pathlib import Path
 
 from kvoffload.errors import describe
 
-__all__ = ["MAX_DEPTH", "Folder", "check_path", "temporary_name"]
+from .descriptors import above_streams
+
+__all__ = ["MAX_DEPTH", "Folder", "check_path", "make_folders", "temporary_name"]
 
 MAX_DEPTH = 8
 """Levels of folders that are removed below the one that is named; the tier makes two."""
@@ -46,6 +48,31 @@ def check_path(path: object) -> Path:
     if "\0" in str(path):
         raise ValueError(f"path must not have a null character, got {describe(path)}")
     return Path(path)
+
+
+def make_folders(path: Path, made: list[Path] | None = None) -> None:
+    """Make a directory, and those above it that are missing, each for this user alone.
+
+    Parameters
+    ----------
+    path : Path
+        The directory; it may be there.
+    made : list of Path, optional
+        What is made is added to it, the outermost first, and stays in it where this raises.
+
+    Raises
+    ------
+    OSError
+        If one cannot be made.
+    """
+    missing = [path]
+    while not missing[-1].exists() and missing[-1].parent != missing[-1]:
+        missing.append(missing[-1].parent)
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            if made is not None:
+                made.append(folder)
 
 
 class Folder:
@@ -140,9 +167,8 @@ class Folder:
         OSError
             If it cannot be opened; a link cannot.
         """
-        return os.open(
-            name, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=self.fd
-        )
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return above_streams(os.open(name, flags, 0o600, dir_fd=self.fd))
 
     def create(self, name: str) -> int:
         """Return a descriptor to write to, of a file that was not there.
@@ -152,7 +178,7 @@ class Folder:
         OSError
             If it cannot be made: FileExistsError where there is one.
         """
-        return os.open(name, _NEW_FLAGS, 0o600, dir_fd=self.fd)
+        return above_streams(os.open(name, _NEW_FLAGS, 0o600, dir_fd=self.fd))
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return a small file's bytes, `most` and one more at most, which is too many.

@@ -52,7 +52,10 @@ FORMER_PLACES = {"tiers/testing.py"}  # of public names: they import from the ne
 # Within tiers a module or folder may import from those of the lines above, and from itself; those
 # of the first line may import from each other.
 TIERS_LAYERS = [
-    {"base", "epoch", "folder", "hashing", "metrics", "namespace", "options", "region", "seal"},
+    {
+        *("base", "descriptors", "epoch", "folder", "hashing", "metrics", "namespace"),
+        *("options", "region", "seal"),
+    },
     {"engine"},
     {"local", "remote"},
     {"tiered_store"},

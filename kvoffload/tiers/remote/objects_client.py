@@ -29,6 +29,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvoffload.tiers.descriptors import above_streams
+
 from . import _objects_worker as worker
 
 __all__ = ["Answer", "ObjectsClient", "ObjectsClientError"]
@@ -73,13 +75,23 @@ class Answer(NamedTuple):
     data: bytes | memoryview = b""
 
 
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets; the process that gets one has its own standard streams."""
+    one, other = socket.socketpair()
+    with one, other:
+        return (
+            socket.socket(fileno=above_streams(one.detach())),
+            socket.socket(fileno=above_streams(other.detach())),
+        )
+
+
 class _Process:
     """One process and the connections to it."""
 
     def __init__(self, settings: bytes, count: int) -> None:
         self.started = time.monotonic()
         self.ended = False
-        pairs = [socket.socketpair() for _ in range(count + 1)]
+        pairs = [_socket_pair() for _ in range(count + 1)]
         self._sockets = [ours for ours, _ in pairs]
         self._free = self._sockets[1:]
         self._greeted: set[socket.socket] = set()  # each is added by the thread that has it
