@@ -46,7 +46,7 @@ from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block, Pool
 from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
-from kvoffload.tiers.folder import Folder, check_path, temporary_name
+from kvoffload.tiers.folder import Folder, check_path, make_folders, temporary_name
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
 from kvoffload.tiers.region import Region
@@ -149,7 +149,7 @@ class DirectoryStore(RemoteStore):
         except FileNotFoundError:
             if not make:
                 raise
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_folders(self.directory)
             return Folder.at(self.directory)
 
     def _check_owner(self, directory: Folder, folder: Folder) -> None:
@@ -340,7 +340,7 @@ class DirectoryTier(RemoteTier):
     Parameters
     ----------
     path : str or Path
-        The directory; made when it is first needed.
+        The directory; made when it is first needed, as are those above it, for this user alone.
     capacity_bytes : int or str
         Bytes of blocks of this namespace that are kept at most, whoever wrote them, when a sweep
         has ended; each takes a page of 4096 bytes more. All tiers of a namespace should be given
@@ -407,8 +407,13 @@ class DirectoryTier(RemoteTier):
         return self._files.folder
 
     def _make_pool(self, region: Region) -> Pool:
-        self._sweeper.start()
-        return super()._make_pool(region)
+        pool = super()._make_pool(region)
+        try:
+            self._sweeper.start()
+        except BaseException:
+            pool.close(0.0)
+            raise
+        return pool
 
     def sweep(self) -> int | None:
         """Sweep now, in the caller's thread; the tier does so by itself from time to time.

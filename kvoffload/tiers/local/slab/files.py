@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from kvoffload.tiers.base import TierError, TierSpaceError
 from kvoffload.tiers.epoch import new_epoch
+from kvoffload.tiers.folder import make_folders
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import round_up
 from kvoffload.tiers.seal import SEAL_BYTES
@@ -32,6 +33,8 @@ from .layout import (
     HEADER_BYTES,
     LOCK,
     NAMESPACE,
+    NEW_NAMESPACE,
+    NEW_TABLE,
     STAMP_BYTES,
     TABLE,
     Header,
@@ -239,18 +242,14 @@ class SlabFiles:
         return self.held.fd < 0
 
     def _make_folder(self) -> None:
-        missing = [self.folder]
-        while not missing[-1].exists() and missing[-1].parent != missing[-1]:
-            missing.append(missing[-1].parent)
-        for folder in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-                self._made_folders.append(folder)
+        make_folders(self.folder, self._made_folders)
         if not (self.folder / LOCK).exists():
             self._made_files.append(LOCK)
 
     def _open(self, folder: LockedFolder, namespace: Namespace, num_slots: int) -> None:
         block_bytes = namespace.block_bytes
+        for name in (NEW_NAMESPACE, NEW_TABLE):  # a process that was killed here has left one
+            folder.unlink(name)
         is_forgotten = folder.has(FORGETTING)
         same_namespace = self._settle_namespace(folder, namespace)
         found, records, stamps = read_table(self._open_file(folder, TABLE), num_slots)
@@ -308,14 +307,12 @@ class SlabFiles:
             return True
         if found is None:
             self._made_files.append(NAMESPACE)
-        temporary = f"{NAMESPACE}.new"
-        folder.unlink(temporary)
-        fd = folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        fd = folder.open(NEW_NAMESPACE, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             _write(fd, wanted, 0)
         finally:
             os.close(fd)
-        folder.replace(temporary, NAMESPACE)
+        folder.replace(NEW_NAMESPACE, NAMESPACE)
         return found is None
 
     def _grow_blocks(self, folder: OpenFolder, header: Header) -> None:
@@ -330,17 +327,15 @@ class SlabFiles:
 
     def _lay_table_out(self, folder: OpenFolder) -> None:
         """Write the table anew, with what is kept of the old one, and put it in its place."""
-        temporary = f"{TABLE}.new"
-        folder.unlink(temporary)
-        fd = folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        fd = folder.open(NEW_TABLE, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             _allocate(fd, self.header.table_bytes)
             self._fill_table(fd)
             os.fsync(fd)  # a rename that outlives its file's bytes would lose the whole slab
-            folder.replace(temporary, TABLE)
+            folder.replace(NEW_TABLE, TABLE)
         except BaseException:
             os.close(fd)
-            folder.unlink(temporary)
+            folder.unlink(NEW_TABLE)
             raise
         os.close(folder.files[TABLE])
         folder.files[TABLE] = fd

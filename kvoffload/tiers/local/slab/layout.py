@@ -51,6 +51,8 @@ __all__ = [
     "HEADER_BYTES",
     "LOCK",
     "NAMESPACE",
+    "NEW_NAMESPACE",
+    "NEW_TABLE",
     "STAMP_BYTES",
     "TABLE",
     "Header",
@@ -64,7 +66,10 @@ LOCK = "lock"
 
 FORGETTING = "forgetting"
 
-FILES = (TABLE, f"{TABLE}.new", BLOCKS, NAMESPACE, f"{NAMESPACE}.new", FORGETTING, LOCK)
+NEW_TABLE, NEW_NAMESPACE = f"{TABLE}.new", f"{NAMESPACE}.new"
+"""Files that are being written, each in place of another."""
+
+FILES = (TABLE, NEW_TABLE, BLOCKS, NAMESPACE, NEW_NAMESPACE, FORGETTING, LOCK)
 """All names that a slab's folder may have, in the order in which they can be removed."""
 
 HEADER_BYTES = 4096

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from kvoffload.tiers.base import TierInUseError
+from kvoffload.tiers.folder import make_folders
 
 from .folder import OpenFolder
 from .layout import LOCK
@@ -59,7 +60,7 @@ class LockedFolder(OpenFolder):
                 self.close()
                 raise
             self.close()
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(path)
 
     def _lock(self, until: float, fork: object) -> bool:
         """Take the lock; False if it has to be tried again from the start."""
