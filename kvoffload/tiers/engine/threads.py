@@ -122,6 +122,7 @@ class _Job:
         """Work on the first `count` blocks only; the others have this status."""
         for block in self.blocks[count : self.count]:
             self.found[block.place] = status
+        del self.blocks[count:]  # a call that hangs holds on to no more than it has
         self.count = count
 
     def statuses(self, unfinished: Status) -> npt.NDArray[np.int8]:
@@ -169,7 +170,7 @@ class Pool:
         self._jobs: dict[int, _Job] = {}  # those that have not settled
         self._entries: deque[Entry] = deque()
         self._closing = False
-        self._retry: threading.Timer | None = None
+        self._retry_at = math.inf  # when the keeper queues the chore `MEET`
         self._may_retry = True
         self._wake_at = math.inf  # when the keeper looks again
         self._signal = _Signal()
@@ -180,10 +181,16 @@ class Pool:
             for number in range(threads)
         ]
         self._threads.append(threading.Thread(target=self._keep_watch, daemon=True))
-        if self._staging is not None:
-            store.use(self._staging.region)
-        for thread in self._threads:
-            thread.start()
+        try:
+            if self._staging is not None:
+                store.use(self._staging.region)
+            for thread in self._threads:
+                thread.start()
+        except BaseException as error:
+            self._end_threads()
+            if isinstance(error, RuntimeError):  # there is no thread to be had
+                raise MemoryError("no memory, or no thread, for a pool") from error
+            raise
 
     # -- the caller's side -------------------------------------------------------------------
 
@@ -256,8 +263,7 @@ class Pool:
             if self._closing:
                 self._tell(Entry(job, CHORE, np.array([Status.UNAVAILABLE], np.int8)))
                 return
-            self._work.notify_all()
-            self._chores.append((job, offset, data, sync))
+            self._queue_chore(job, offset, data, sync)
 
     def poll(self) -> deque[Entry]:
         """Return what happened, oldest first; the caller removes what it has taken in."""
@@ -289,8 +295,7 @@ class Pool:
         until = time.monotonic() + timeout_s
         with self._lock:
             self._may_retry = False
-            if self._retry is not None:
-                self._retry.cancel()
+            self._retry_at = math.inf
             while (self._jobs or self._chores_left()) and time.monotonic() < until:
                 self._idle.wait(until - time.monotonic())
             self._closing = True
@@ -316,6 +321,17 @@ class Pool:
         self._threads = []
         self._signal.abandon()
 
+    def _end_threads(self) -> None:
+        """End the threads that were started, none of which has had work."""
+        with self._lock:
+            self._closing = True
+            self._work.notify_all()
+            self._keep.notify()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+        self._signal.close()
+
     def _run_blocks(self, size: int) -> int:
         """Return how many blocks of a job move in one call at most."""
         each = self._store.slot_bytes
@@ -330,6 +346,11 @@ class Pool:
         now = time.monotonic()
         threads = self._running[: self._writers] if op == WRITE else self._running
         return all(job is not None and job.deadline < now for job in threads)
+
+    def _queue_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
+        """Add a chore to the queue; the last step, or an exception could leave threads asleep."""
+        self._work.notify_all()
+        self._chores.append((job, offset, data, sync))
 
     def _chores_left(self) -> int:
         """Return the number of chores that are not done."""
@@ -445,11 +466,16 @@ class Pool:
 
     def _move(self, job: _Job, run: list[Block]) -> None:
         """Move a run, or ask for it, and account for it."""
-        self._store.begin(job.deadline)
-        if job.op == QUERY:
-            self._store.find(run)
-        else:
-            self._move_each(job, run)
+        try:
+            self._store.begin(job.deadline)
+            if job.op == QUERY:
+                self._store.find(run)
+            else:
+                self._move_each(job, run)
+        except Exception:  # noqa: BLE001 # a thread that ends would keep its job for ever
+            for block in run:
+                if block.status == MOVING:
+                    block.status = Status.FAILED
         delivered = self._staging is None or job.op != READ or self._deliver(job, run)
         with self._lock:
             for block in run:
@@ -517,6 +543,8 @@ class Pool:
             status = Status.OK
         except OSError as error:
             status = status_of(error)
+        except Exception:  # noqa: BLE001 # a thread that ends would hold up every write
+            status = Status.FAILED
         with self._lock:
             self._chores_running -= 1
             self._tell(Entry(job, CHORE, np.array([status], np.int8)))
@@ -528,25 +556,17 @@ class Pool:
     # -- what the medium is owed -------------------------------------------------------------
 
     def _retry_later(self) -> None:
-        """Queue the chore `MEET` in a while, whether or not a job comes."""
+        """Have the keeper queue the chore `MEET` in a while, whether or not a job comes."""
         with self._lock:
-            if self._retry is None and self._may_retry:
-                self._retry = threading.Timer(RETRY_S, self._retry_now)
-                self._retry.daemon = True
-                with contextlib.suppress(RuntimeError):  # the interpreter ends
-                    self._retry.start()
-
-    def _retry_now(self) -> None:
-        with self._lock:
-            self._retry = None
-            if not self._may_retry:
-                return
-        self.chore(NOBODY, MEET, b"", False)
+            if math.isinf(self._retry_at) and self._may_retry:
+                self._retry_at = time.monotonic() + RETRY_S
+                self._wake_at = min(self._wake_at, self._retry_at)
+                self._keep.notify()
 
     # -- the keeper --------------------------------------------------------------------------
 
     def _keep_watch(self) -> None:
-        """End jobs at their deadlines, and copy staged puts, until the pool closes."""
+        """End jobs at their deadlines, copy staged puts, and try again what the medium is owed."""
         with self._lock:
             while not self._closing:
                 pause = self._wake_at - time.monotonic()
@@ -556,9 +576,15 @@ class Pool:
                     self._keep.wait(None if math.isinf(pause) else pause)
 
     def _expire(self) -> None:
-        """End the jobs whose deadline has passed; where the kernel has blocks, say so."""
+        """End the jobs whose deadline has passed; where the kernel has blocks, say so.
+
+        When it is time, queue the chore that gives the medium what it is owed.
+        """
         now = time.monotonic()
-        self._wake_at = math.inf
+        if self._retry_at <= now:
+            self._retry_at = math.inf
+            self._queue_chore(NOBODY, MEET, b"", False)
+        self._wake_at = self._retry_at
         for job in list(self._jobs.values()):
             if job.ended or job.late:
                 continue

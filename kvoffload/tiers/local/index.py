@@ -32,12 +32,11 @@ from kvoffload.policies import registry
 from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.engine.jobs import PooledTier, Record
 from kvoffload.tiers.engine.native import Twin, chosen
+from kvoffload.tiers.logs import write_line
 from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
 
 __all__ = ["IndexedTier", "check_num_slots"]
-
-log = logging.getLogger("kvoffload.tiers")
 
 CORRUPT_LOG_S = 60.0
 """Corrupt blocks are logged at most so often."""
@@ -412,7 +411,8 @@ class IndexedTier(PooledTier):
                 self._emit(there, removed=True, reason=reason)
         if there and reason == "corrupt" and time.monotonic() >= self._log_corrupt_at:
             self._log_corrupt_at = time.monotonic() + CORRUPT_LOG_S
-            log.warning(
+            write_line(
+                logging.WARNING,
                 "tier %r dropped corrupt blocks; %s had %d so far",
                 self.name,
                 self._place,

@@ -17,13 +17,12 @@ from collections.abc import Sequence
 
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
+from kvoffload.tiers.logs import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES, Seal
 
 __all__ = ["ForeignNamespaceError", "OtherEpochError", "RemoteStore"]
-
-log = logging.getLogger("kvoffload.tiers")
 
 LEAST_S = 0.005
 """Seconds that a call has at least."""
@@ -231,4 +230,4 @@ class RemoteStore(ABC):
         now = time.monotonic()
         if now - self._logged.get(what, -LOG_S) >= LOG_S:
             self._logged[what] = now
-            log.log(level, "tier %r %s", self.name, what)
+            write_line(level, "tier %r %s", self.name, what)

@@ -97,9 +97,19 @@ class Sweeper:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Sweep from now on."""
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        """Sweep from now on.
+
+        Raises
+        ------
+        MemoryError
+            If no thread can be started.
+        """
+        thread = threading.Thread(target=self._serve, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise MemoryError("no thread for a sweeper") from error
+        self._thread = thread
 
     def stop(self, timeout_s: float) -> None:
         """End the thread, or leave it where a file system holds it up."""

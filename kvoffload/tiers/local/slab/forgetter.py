@@ -22,12 +22,12 @@ import threading
 import time
 from typing import NamedTuple
 
+from kvoffload.tiers.logs import write_line
+
 from .folder import OpenFolder
 from .layout import FORGETTING, TABLE
 
 __all__ = ["Forgetter"]
-
-log = logging.getLogger("kvoffload.tiers")
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
@@ -143,7 +143,7 @@ class Forgetter:
                 is_marked = True  # a restart would find nothing: tried again
         with self._news:
             if self._has_failed and self._wanted.number == number > self._written:
-                log.warning("tier %r has forgotten for good", self._name)
+                write_line(logging.WARNING, "tier %r has forgotten for good", self._name)
             self._written = number
             self._marked = is_marked or self._wanted.number != number
             self._news.notify_all()

@@ -38,6 +38,7 @@ from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.epoch import new_epoch
 from kvoffload.tiers.folder import check_path
 from kvoffload.tiers.local.index import IndexedTier, check_num_slots
+from kvoffload.tiers.logs import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
 from kvoffload.tiers.region import Region, round_up
@@ -48,8 +49,6 @@ from .forgetter import GRACE_S, Forgetter
 from .layout import STAMP_BYTES, record_offset
 
 __all__ = ["FileTier"]
-
-log = logging.getLogger("kvoffload.tiers")
 
 STAMPS_PER_PAGE = 512
 STAMPS_EVERY_S = 1.0
@@ -219,7 +218,7 @@ class FileTier(IndexedTier):
             reason = "the region's blocks are not aligned to 4096 bytes"
         self.direct = reason is None
         if reason is not None and not self._staged:
-            log.warning("tier %r copies blocks: %s", self.name, reason)
+            write_line(logging.WARNING, "tier %r copies blocks: %s", self.name, reason)
         store = self._twin.file_store(
             files.data_fd,
             files.table_fd,
@@ -309,7 +308,11 @@ class FileTier(IndexedTier):
         if isinstance(what, _StampWrite):
             self._stamp_writes.discard(what)
         elif status != Status.OK:
-            log.warning("tier %r could not clear the seal of a block that was dropped", self.name)
+            write_line(
+                logging.WARNING,
+                "tier %r could not clear the seal of a block that was dropped",
+                self.name,
+            )
 
     # -- forgetting --------------------------------------------------------------------------
 
@@ -325,7 +328,11 @@ class FileTier(IndexedTier):
         self._to_clear.clear()
         if self._new_epoch(FORGET_S):
             return True
-        log.error("tier %r may remember after a restart: its disk did not confirm", self.name)
+        write_line(
+            logging.ERROR,
+            "tier %r may remember after a restart: its disk did not confirm",
+            self.name,
+        )
         return False
 
     def _new_epoch(self, timeout_s: float) -> bool:
