@@ -259,10 +259,13 @@ class Tier(ABC):
         """Name the host memory that jobs move blocks from and to.
 
         Before the first job. The region that it has already may be named again. A tier on a server
-        waits for its answer, 2 s at most; if there is none, that is not an error.
+        waits for its answer, 2 s at most; if there is none, that is not an error. Where it raises,
+        the tier has no region, no thread and no buffer, and another call may succeed.
 
         Raises
         ------
+        MemoryError
+            If there is no memory, or no thread, for it.
         ValueError
             If the region's blocks are not of the size that the tier was made for, or the tier has
             another region already.
@@ -280,7 +283,8 @@ class Tier(ABC):
     def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
         """Ask the medium for keys: the job's statuses are OK, MISS, or why it is not known.
 
-        Afterwards `state` knows, for some time.
+        Afterwards `state` knows, for some time. The queries of a tier on a shared medium that
+        have not ended ask for 100,000 keys together; further keys are UNAVAILABLE at once.
 
         Returns
         -------
@@ -371,7 +375,12 @@ class Tier(ABC):
 
     @abstractmethod
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Drop blocks; unknown keys are no error. A get that is under way may still be OK."""
+        """Drop blocks; unknown keys are no error. A get that is under way may still be OK.
+
+        From then on they are misses, whether the medium answers or not. If more than 200,000 blocks
+        wait to be removed from a shared medium, the tier forgets everything instead, as `forget`
+        does: a block that was discarded must not come back, and no more keys are kept.
+        """
 
     @abstractmethod
     def forget(self) -> bool:

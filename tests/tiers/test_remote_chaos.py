@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -352,6 +353,30 @@ class TestRedisInTrouble:
         let_probe(tier)
         assert set(check(tier, region, 8)) == {Status.OK}
         assert tier.health().reads == "closed"
+        tier.close()
+
+    def test_queries_of_a_server_that_hangs_are_bounded(self, proxied) -> None:
+        """All at once they ask for 100,000 keys; the others are unavailable at once."""
+        server, _ = proxied
+        tier, _ = World(server, open_redis).open(threads=2)
+        store(tier, 1)
+        keys = [b"%d" % number for number in range(100_000)]
+        server.hang()
+        tracemalloc.start()
+        jobs = [tier.query(keys, PATIENCE_S) for _ in range(50)]
+        grown, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert grown < 128 * 2**20
+        others = {done.job: done.status for done in tier.poll()}
+        assert set(others) == set(jobs[1:])
+        assert all((status == Status.UNAVAILABLE).all() for status in others.values())
+        assert tier.state(keys[-1]) == State.UNKNOWN, "nothing was learned"
+        many = [tier.query([b"%d" % number]) for number in range(10)]
+        assert {done.job for done in tier.poll()} == set(many), "the queue is full"
+        server.resume()
+        run(tier, jobs[0])
+        tier.health(reset=True)
+        assert set(run(tier, tier.query(keys[-8:], PATIENCE_S)).status.tolist()) == {Status.MISS}
         tier.close()
 
     def test_a_server_that_drips_holds_no_thread_beyond_the_deadline(self, proxied) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import itertools
 import os
 import random
@@ -17,6 +18,7 @@ import socket
 import stat
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,9 +26,10 @@ import numpy as np
 import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
-from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region, Status
+from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region, State, Status
 from kvoffload.tiers.engine.contract import FORGET
 from kvoffload.tiers.epoch import epoch_text, new_epoch, parse_epoch
+from kvoffload.tiers.remote.shared import EPOCH_S
 from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import report, rounds, start
 from tests.tiers.inside import ask_anew, doubt, epoch_of, is_busy, medium_of
@@ -507,6 +510,82 @@ class TestSnapshots:
         place.close()
 
 
+class TestDiscarded:
+    """What is discarded while a server hangs is not served again, however much it is."""
+
+    def test_what_is_discarded_again_and_again_takes_no_memory(self, own_server: Server) -> None:
+        place = redis_place(own_server)
+        tier = place.tier(enable_events=True)
+        store(tier, 8)
+        own_server.hang()
+        keys = [*KEYS[:4], *(b"%d" % number for number in range(1020))]
+        with grown() as nbytes:
+            for _ in range(391):
+                tier.discard(keys)
+                tier.take_events()
+            assert nbytes() < 8 * 2**20
+        own_server.resume()
+        wait_until(lambda: is_rid_of_removals(tier))
+        assert found(tier, 8) == found(place.tier(), 8) == 4, "the others stay"
+        place.close()
+
+    def test_what_others_store_again_before_it_is_discarded_again_is_gone(
+        self, server: Server
+    ) -> None:
+        """The chore of the first call has removed the block, and nobody has polled."""
+        place = redis_place(server)
+        one, other = place.tier(), place.tier()
+        store(one, 1)
+        one.discard(KEYS[:1])
+        wait_until(lambda: found(other, 1) == 0)
+        ask_anew(other)
+        store(other, 1)
+        one.discard(KEYS[:1])
+        wait_until(lambda: is_rid_of_removals(one))
+        assert found(one, 1) == found(other, 1) == 0
+        place.close()
+
+    def test_more_than_can_be_queued_is_forgotten(
+        self, own_server: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        place = redis_place(own_server)
+        tier = place.tier()
+        store(tier, 8)
+        keys = [b"%d" % number for number in range(400_384)]
+        own_server.hang()
+        with grown() as nbytes:
+            for start in range(0, len(keys), 1024):
+                tier.discard(keys[start : start + 1024])
+            tier.discard(KEYS[:1])
+            assert nbytes() < 64 * 2**20
+        assert "everything is forgotten" in caplog.text
+        assert tier.state(KEYS[0]) == State.MISS
+        assert not tier.health().forgotten
+        own_server.resume()
+        wait_until(lambda: tier.health().forgotten)
+        assert found(tier, 8) == found(place.tier(), 8) == 0
+        store(tier, 8)
+        assert found(tier, 8) == 8
+        place.close()
+
+
+@contextlib.contextmanager
+def grown() -> Iterator[Callable[[], int]]:
+    """Give a function that returns by how many bytes Python's objects have grown."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def is_rid_of_removals(tier: RemoteTier) -> bool:
+    tier.health(reset=True)
+    tier.wait([], 0)
+    return not (tier._dropping or tier._undropped)
+
+
 class TestCutOff:
     def test_a_forget_is_repeated_until_the_server_has_it(
         self, own_server: Server, caplog: pytest.LogCaptureFixture
@@ -524,6 +603,27 @@ class TestCutOff:
         own_server.start()
         wait_until(lambda: tier.health().forgotten)  # no job runs
         assert found(place.tier()) == 0
+        place.close()
+
+    def test_a_forget_is_repeated_after_a_time_when_no_thread_could_be_started(
+        self, own_server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No job comes: the tier tries by itself."""
+        place = redis_place(own_server)
+        tier = place.tier()
+        store(tier, 4)
+        own_server.hang()
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            assert tier.forget() is False
+            time.sleep(EPOCH_S)  # the call under way ends, and others are due
+        own_server.resume()
+        wait_until(lambda: tier.health().forgotten)
+        assert found(place.tier(), 4) == 0
         place.close()
 
     def test_of_two_during_a_stall_the_newest_wins(self, own_server: Server) -> None:

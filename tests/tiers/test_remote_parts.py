@@ -207,14 +207,19 @@ def test_removals_that_wait_are_bounded(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever a caller drops, in whatever time the medium takes; what is too much stays."""
+    """Whatever a caller drops before there is a region; for what is too much all is forgotten."""
     most = 1000
     monkeypatch.setattr("kvoffload.tiers.remote.tier.MAX_VERDICTS", most)
     with DirectoryTier(tmp_path, 2**20, namespace=namespace) as tier:
         keys = [b"%d" % number for number in range(3 * most)]
-        tier.discard(keys)
+        tier.discard(keys[:most])
         assert len(tier._undropped) == most
+        assert tier.health().forgotten
+        tier.discard(keys)
+        assert not tier._undropped
+        assert not tier.health().forgotten
         tier.attach(Region.allocate(1, namespace.block_bytes))
+        assert tier.health().forgotten, "the medium is told"
         tier.discard(keys)
         assert len(tier._dropping) <= most >= len(tier._undropped)
-    assert "has 1000 blocks to remove: others stay" in caplog.text
+    assert "has more than 1000 blocks to remove: everything is forgotten" in caplog.text

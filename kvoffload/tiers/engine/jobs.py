@@ -129,11 +129,13 @@ class PooledTier(Tier):
         self._generation = 0
         self._done: dict[int, Done] = {}  # those that `poll` has not returned
         self._records: dict[int, Record] = {}  # of jobs that have not settled
-        self._moving: dict[int, int] = {}  # jobs that have not ended -> bytes of their blocks
+        # Jobs that have not ended -> bytes of their blocks, and keys that they ask for.
+        self._moving: dict[int, tuple[int, int]] = {}
         # Job (0: none) and keys of the call that changes something now.
         self._calling: tuple[int, Sequence[bytes]] | None = None
         self._chores: dict[int, Any] = {}  # job -> what `_chore_done` is told
         self._queued_bytes = 0
+        self._queued_keys = 0
         self._reads = Breaker()
         self._writes = Breaker()
         self._metrics = TierMetrics()
@@ -230,10 +232,11 @@ class PooledTier(Tier):
             self._mend()
             raise
 
-    def _register(self, record: Record, nbytes: int) -> None:
+    def _register(self, record: Record, nbytes: int, num_keys: int = 0) -> None:
         """Add the record of a job that the pool is about to get."""
-        self._moving[record.job] = nbytes
+        self._moving[record.job] = nbytes, num_keys
         self._queued_bytes += nbytes
+        self._queued_keys += num_keys
         self._records[record.job] = record
 
     def _submit(self, record: Record, ids: npt.NDArray[np.int64], timeout_s: float) -> None:
@@ -262,8 +265,9 @@ class PooledTier(Tier):
         pool = self._pool
         if pool is not None and job:
             self._take_back(pool, job)
-        self._moving = {job: size for job, size in self._moving.items() if job in self._records}
-        self._queued_bytes = sum(self._moving.values())
+        self._moving = {job: sizes for job, sizes in self._moving.items() if job in self._records}
+        self._queued_bytes = sum(nbytes for nbytes, _ in self._moving.values())
+        self._queued_keys = sum(num_keys for _, num_keys in self._moving.values())
         self._agree(keys)
         if pool is not None:
             pool.notify()  # whoever has slept may have been told of less than there is
@@ -560,7 +564,9 @@ class PooledTier(Tier):
         if flags & ENDED and job in self._moving:
             if not record.taken_back:
                 self._ended(record, statuses, counts)
-            self._queued_bytes -= self._moving[job]
+            nbytes, num_keys = self._moving[job]
+            self._queued_bytes -= nbytes
+            self._queued_keys -= num_keys
             del self._moving[job]
         if flags & SETTLED:
             if not record.taken_back:

@@ -20,7 +20,7 @@ import logging
 import math
 import os
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -32,6 +32,7 @@ from kvoffload.tiers.base import State, Status
 from kvoffload.tiers.engine.contract import DROP, FORGET, MEET, QUERY, TOUCH, Pool
 from kvoffload.tiers.engine.jobs import ANSWERED, QUERY_DEADLINE_S, PooledTier, Record
 from kvoffload.tiers.engine.threads import Pool as Threads
+from kvoffload.tiers.logs import write_line
 from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
@@ -41,8 +42,6 @@ from .store import RemoteStore
 
 __all__ = ["RemoteTier", "Verdicts"]
 
-log = logging.getLogger("kvoffload.tiers")
-
 OK, MISS, FULL = np.int8(Status.OK), np.int8(Status.MISS), np.int8(Status.FULL)
 HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
 
@@ -50,6 +49,10 @@ HIT_S = 30.0
 """Seconds for which a block that was there is believed to be there."""
 MISS_S = 1.0
 MAX_VERDICTS = 100_000
+MAX_QUEUED_KEYS = 100_000
+"""Keys that the queries under way ask for together, at most."""
+LEAST_QUEUED_KEYS = 16
+"""Keys that a query counts as at least, for the memory that it takes besides its keys."""
 KEYS_PER_CHORE = 1024
 FORGET_S = 1.0
 """Seconds that `RemoteTier.forget` waits for the medium."""
@@ -157,8 +160,8 @@ class RemoteTier(PooledTier):
         self._verdicts = Verdicts()
         self._touched = Verdicts()
         self._storing: dict[bytes, bool] = {}  # False: it was dropped meanwhile
-        self._dropping: Counter[bytes] = Counter()
-        self._undropped: dict[bytes, None] = {}  # keys whose removal failed
+        self._dropping: set[bytes] = set()  # keys of chores that remove
+        self._undropped: dict[bytes, None] = {}  # keys that no chore removes yet
         self._drops_failed_at = 0.0
         self._touches = 0  # chores that touch and have not been done
         self._gone_by = 0  # the epoch that jobs are submitted under
@@ -276,12 +279,20 @@ class RemoteTier(PooledTier):
             status[places] = Status.UNAVAILABLE
             self._finish_at_once(job, "query", started, status)
             return
+        room = max(0, MAX_QUEUED_KEYS - self._queued_keys)
+        if len(places) > room:
+            status[places[room:]] = Status.UNAVAILABLE
+            places = places[:room]
+            if not room:
+                self._reads.withdraw()
+                self._finish_at_once(job, "query", started, status)
+                return
         asked = [stored[place] for place in places.tolist()]
         record = Record(
             job, "query", started, status, places, asked, places, self._generation
         )  # slots: none
         record.epoch = self._epoch
-        self._register(record, 0)
+        self._register(record, 0, max(LEAST_QUEUED_KEYS, len(asked)))
         pool.submit(
             job,
             QUERY,
@@ -425,7 +436,8 @@ class RemoteTier(PooledTier):
             self._remove(corrupt, "corrupt")
             if time.monotonic() - self._corrupt_logged >= CORRUPT_LOG_S:
                 self._corrupt_logged = time.monotonic()
-                log.warning(
+                write_line(
+                    logging.WARNING,
                     "tier %r dropped corrupt blocks, %d so far",
                     self.name,
                     self._metrics.evicted["corrupt"],
@@ -466,20 +478,29 @@ class RemoteTier(PooledTier):
     def _remove(self, keys: list[bytes], reason: str | None = None) -> None:
         """Queue blocks to be removed; until then they are hidden."""
         keys = list(dict.fromkeys(keys))
-        now = 0 if self._pool is None else max(0, MAX_VERDICTS - len(self._dropping))
-        most = now + max(0, MAX_VERDICTS - len(self._undropped))
-        if len(keys) > most:
-            self._medium.say(f"has {MAX_VERDICTS} blocks to remove: others stay")
-            keys = keys[:most]
         self._verdicts.absent(keys)
         if reason is not None:
             self._emit(keys, removed=True, reason=reason)
-        self._undropped.update(dict.fromkeys(keys[now:]))
-        keys = keys[:now]
-        for start in range(0, len(keys), KEYS_PER_CHORE):
-            part = keys[start : start + KEYS_PER_CHORE]
+        # A chore may have removed its keys already, and others may have stored them since.
+        new = [key for key in keys if key not in self._dropping]
+        room = 0 if self._pool is None else max(0, MAX_VERDICTS - len(self._dropping))
+        now = new[:room]
+        self._remove_later([*new[room:], *(key for key in keys if key in self._dropping)])
+        for start in range(0, len(now), KEYS_PER_CHORE):
+            part = now[start : start + KEYS_PER_CHORE]
             self._dropping.update(part)
             self._chore(("drop", part), DROP, pack_keys(part))
+
+    def _remove_later(self, keys: Iterable[bytes]) -> None:
+        """Hide blocks until a chore removes them; where they are too many, forget everything."""
+        self._undropped.update(dict.fromkeys(keys))
+        if len(self._undropped) <= MAX_VERDICTS:
+            return
+        self._medium.say(f"has more than {MAX_VERDICTS} blocks to remove: everything is forgotten")
+        self._begin_to_forget()
+        is_ordered = any(kind == "order" for kind, _ in self._chores.values())
+        if self._pool is not None and not is_ordered:
+            self._chore(("order", _Order()), FORGET, b"")
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Mark blocks as recently used, last key first."""
@@ -502,7 +523,10 @@ class RemoteTier(PooledTier):
     def discard(self, keys: Iterable[bytes]) -> None:
         """Drop blocks; unknown keys are no error.
 
-        Removals wait in a queue for 100,000 blocks. Beyond it blocks stay, and a line is logged.
+        Until the medium has removed a block, it is a miss here. 100,000 removals are queued, and
+        100,000 more keys are kept that are queued later. Beyond that the tier forgets everything,
+        as `forget` does, without waiting for the medium, and logs a line: a block that was
+        discarded must not come back, and no more keys are kept.
         """
         self._refuse_closed()
         self._change(self._discard, stored_keys(keys))
@@ -524,17 +548,25 @@ class RemoteTier(PooledTier):
         confirmed it, it is tried again every second, whether jobs come or not.
         """
         self._refuse_closed()
-        self._generation += 1
-        self._store.forget()
-        self._gone_by = self._store.epoch
-        self._forgotten()
+        self._begin_to_forget()
         if self._pool is None:
             return False
         self._give_order(FORGET, FORGET_S)
         if self._store.owed:
-            log.error("tier %r could not tell its medium to forget; it will try again", self.name)
+            write_line(
+                logging.ERROR,
+                "tier %r could not tell its medium to forget; it will try again",
+                self.name,
+            )
             return False
         return True
+
+    def _begin_to_forget(self) -> None:
+        """Forget everything here, under a new epoch that the medium has yet to be given."""
+        self._generation += 1
+        self._store.forget()
+        self._gone_by = self._store.epoch
+        self._forgotten()
 
     def _forget_confirmed(self) -> bool:
         return not self._store.owed
@@ -553,15 +585,10 @@ class RemoteTier(PooledTier):
         elif kind == "touch":
             self._touches = max(0, self._touches - 1)
         elif kind == "drop":
-            for key in keys:
-                self._dropping[key] -= 1
-                if self._dropping[key] <= 0:
-                    del self._dropping[key]
+            self._dropping.difference_update(keys)
             if status != Status.OK:
                 self._drops_failed_at = time.monotonic()
-                left = MAX_VERDICTS - len(self._undropped)
-                again = [key for key in keys if key not in self._storing][:left]
-                self._undropped.update(dict.fromkeys(again))
+                self._remove_later(key for key in keys if key not in self._storing)
 
     def _collect(self, pool: Pool) -> None:
         super()._collect(pool)
@@ -583,7 +610,11 @@ class RemoteTier(PooledTier):
         was_open = not self._closed and os.getpid() == self._pid
         is_clean = super().close(timeout_s)
         if was_open and self._store.owed:
-            log.error("tier %r was closed before its medium could be told to forget", self.name)
+            write_line(
+                logging.ERROR,
+                "tier %r was closed before its medium could be told to forget",
+                self.name,
+            )
         return is_clean
 
     def _before_close(self) -> None:
