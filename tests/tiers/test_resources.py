@@ -1,0 +1,327 @@
+"""What tiers take of the process and the system, and give back: threads, descriptors and files.
+
+Threads that cannot be started, handlers of logs that raise, disks that fail or hang before there is
+a region, a process that is killed while it opens a slab, a daemon without standard streams.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
+from kvoffload.tiers import DirectoryTier, FileTier, Namespace, Region, State, Status, Tier
+from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.local.slab import files
+from tests import _python
+from tests.tiers.attack import start
+from tests.tiers.inside import doubt, is_busy
+
+BLOCK = 4096
+KEYS = [b"key-%02d" % number for number in range(8)]
+
+
+def in_directory(path: Path, namespace: Namespace) -> DirectoryTier:
+    return DirectoryTier(path, 2**20, threads=2, namespace=namespace)
+
+
+def in_slab(path: Path, namespace: Namespace) -> FileTier:
+    twin = Twin.python(_python.CPUOffloadingManager)
+    return FileTier(path, 64 * BLOCK, threads=2, namespace=namespace, twin=twin)
+
+
+OPENERS = [in_directory, in_slab]
+Opener = Callable[[Path, Namespace], Tier]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# -- threads -------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+@pytest.mark.parametrize("opener", OPENERS)
+def test_an_attach_that_fails_leaves_no_thread_and_no_descriptor(
+    tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch, opener: Opener
+) -> None:
+    """Whichever of its threads cannot be started; the next call succeeds."""
+    started = threading.Thread.start
+    region = Region.allocate(8, BLOCK)
+    with opener(tmp_path, namespace) as tier:
+        before = threading.active_count(), descriptors()
+        for count in range(4 if opener is in_directory else 3):
+            left = [count]
+
+            def start_some(thread: threading.Thread, left: list[int] = left) -> None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise RuntimeError("can't start new thread")
+                started(thread)
+
+            monkeypatch.setattr(threading.Thread, "start", start_some)
+            with pytest.raises(MemoryError, match="no thread"):
+                tier.attach(region)
+            monkeypatch.undo()
+            assert (threading.active_count(), descriptors()) == before, count
+            with pytest.raises(RuntimeError, match="has no region"):
+                tier.put(KEYS, range(8))
+        tier.attach(region)
+        assert not run(tier, tier.put(KEYS, range(8))).status.any()
+
+
+def test_an_attach_of_the_compiled_pool_that_fails_leaves_nothing(tmp_path: Path, twins) -> None:
+    """In a process that may have no more memory, and so no more stacks of threads."""
+    program = """
+import os, resource, sys
+from kvoffload.tiers import FileTier, Namespace, Region
+from kvoffload.tiers.engine.native import Twin
+from tests import _compiled
+
+def held():
+    status = open("/proc/self/status").read()
+    return int(status.partition("Threads:")[2].split()[0]), len(os.listdir("/proc/self/fd"))
+
+twin = Twin.compiled(_compiled.CPUOffloadingManager)
+namespace = Namespace("m", 4096)
+tier = FileTier(sys.argv[1], 2**20, threads=1024, namespace=namespace, twin=twin)
+region = Region.allocate(8, 4096)
+before = held()
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 2**26, resource.RLIM_INFINITY))
+for _ in range(5):
+    try:
+        tier.attach(region)
+    except MemoryError:
+        assert held() == before, (held(), before)
+    else:
+        raise SystemExit("there was enough memory")
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+tier.attach(region)
+tier.close()
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+
+
+class FailingHandler(logging.Handler):
+    """A handler that raises whatever it is given."""
+
+    count = 0
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        self.count += 1
+        raise ValueError("this handler is broken")
+
+
+@pytest.fixture
+def broken_log() -> Iterator[FailingHandler]:
+    handler = FailingHandler()
+    logger = logging.getLogger("kvoffload.tiers")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def test_a_handler_of_the_log_that_raises_ends_no_thread(
+    tmp_path: Path, namespace: Namespace, broken_log: FailingHandler
+) -> None:
+    """Each of many jobs settles, on a directory that is a file until it is none."""
+    place = tmp_path / "kv"
+    place.write_text("in the way")
+    with in_directory(place, namespace) as tier:
+        tier.attach(Region.allocate(8, BLOCK))
+        before = threading.active_count()
+        for number in range(8):
+            tier.health(reset=True)
+            done = run(tier, tier.query([b"%d" % number], PATIENCE_S))
+            assert done.status.tolist() == [Status.FAILED]
+            tier._medium._logged.clear()  # each is a line
+        wait_until(lambda: not is_busy_after_poll(tier))
+        assert broken_log.count >= 8
+        assert threading.active_count() == before
+        place.unlink()
+        tier.health(reset=True)
+        doubt(tier)
+        run(tier, tier.query(KEYS[:1], PATIENCE_S))  # the epoch is known from here on
+        assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
+
+
+def is_busy_after_poll(tier: Tier) -> bool:
+    tier.wait([], 0)
+    return is_busy(tier)
+
+
+def test_a_handler_of_the_log_that_raises_keeps_no_slab_from_forgetting(
+    tmp_path: Path,
+    namespace: Namespace,
+    broken_log: FailingHandler,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with in_slab(tmp_path, namespace) as tier:
+        tier.attach(Region.allocate(8, BLOCK))
+        pwrite = os.pwrite
+
+        def fail(*_: object) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "pwrite", fail)
+        assert tier.forget() is False
+        assert not tier.health().forgotten
+        monkeypatch.setattr(os, "pwrite", pwrite)
+        wait_until(lambda: tier.health().forgotten)
+        assert broken_log.count >= 2
+
+
+def test_a_store_that_raises_what_no_store_may_costs_its_blocks(
+    tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_directory(tmp_path, namespace) as tier:
+        tier.attach(Region.allocate(8, BLOCK))
+
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError
+
+        for name in ("find", "read", "write", "chore"):
+            monkeypatch.setattr(tier._store, name, fail)
+        before = threading.active_count()
+        for _ in range(4):
+            tier.health(reset=True)
+            jobs = [tier.query(KEYS), tier.put(KEYS, range(8)), tier.get(KEYS, range(8))]
+            tier.discard(KEYS)
+            assert tier.wait(jobs, PATIENCE_S)
+            tier.poll()
+        wait_until(lambda: not is_busy_after_poll(tier))
+        assert threading.active_count() == before
+
+
+# -- before there is a region --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["fails", "hangs"])
+@pytest.mark.parametrize("opener", OPENERS)
+def test_without_a_region_no_disk_is_waited_for(
+    tmp_path: Path,
+    namespace: Namespace,
+    monkeypatch: pytest.MonkeyPatch,
+    opener: Opener,
+    hangs: bool,
+) -> None:
+    """`discard`, `touch` and `forget` neither raise nor wait for more than their second."""
+    with opener(tmp_path, namespace) as tier:
+        tier.attach(Region.allocate(8, BLOCK))
+        assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
+        wait_until(lambda: not is_busy_after_poll(tier))
+    goes_on = threading.Event()
+    tier = opener(tmp_path, namespace)
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object, **__: object) -> None:
+            if hangs:
+                goes_on.wait(PATIENCE_S)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        for name in ("open", "pwrite", "pread", "fsync", "unlink", "stat", "rename", "utime"):
+            patch.setattr(os, name, fail)
+        began = time.monotonic()
+        tier.discard(KEYS[:4])
+        tier.touch(KEYS[4:])
+        assert tier.lookup(KEYS[:4]).tolist() == [State.MISS] * 4
+        assert tier.forget() is False
+        assert not (tier.lookup(KEYS) == State.HIT).any()
+        tier.close(0.1)
+        seconds = time.monotonic() - began
+        goes_on.set()
+    assert seconds < 1.0 + 0.1 + 1.0
+    tier.close(PATIENCE_S)
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["slots.tbl.new", "namespace.json.new"])
+def test_what_was_killed_while_it_opened_a_slab_leaves_no_file(
+    tmp_path: Path, namespace: Namespace, tier_twin: Twin, name: str
+) -> None:
+    """The next one deletes it, with a capacity that needs no new table, too."""
+    region = Region.allocate(8, BLOCK)
+    for block_id, key in enumerate(KEYS):
+        region.write(block_id, block_bytes_of(key, BLOCK))
+
+    def opened(num_blocks: int) -> FileTier:
+        return FileTier(tmp_path, num_blocks * BLOCK, namespace=namespace, twin=tier_twin)
+
+    with opened(64) as tier:
+        tier.attach(region)
+        assert not run(tier, tier.put(KEYS, range(8), PATIENCE_S)).status.any()
+        folder = tier.folder
+
+    def be_killed() -> None:
+        if name.startswith("namespace"):
+            (folder / "namespace.json").write_bytes(b"")
+        files._write = lambda *_: os.kill(os.getpid(), 9)
+        opened(32)
+
+    _, status = os.waitpid(start(be_killed), 0)
+    assert os.waitstatus_to_exitcode(status) == -9
+    assert (folder / name).exists()
+    (folder / "namespace.json").write_text(namespace.json)
+    with opened(64) as tier:
+        assert tier.num_restored == len(KEYS)
+        assert not (folder / name).exists()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("opener", OPENERS)
+def test_folders_that_are_made_are_for_their_user_alone(
+    tmp_path: Path, namespace: Namespace, opener: Opener, umask: int
+) -> None:
+    os.umask(umask)  # the fixture restores it
+    place = tmp_path / "one" / "two" / "three"
+    with opener(place, namespace) as tier:
+        tier.attach(Region.allocate(8, BLOCK))
+        assert not run(tier, tier.query(KEYS, PATIENCE_S)).status.tolist().count(Status.FAILED)
+        made = [tmp_path / "one", tmp_path / "one" / "two", place, tier.folder]
+        assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 4
+
+
+def test_no_file_of_a_slab_is_a_standard_stream_of_a_daemon(tmp_path: Path) -> None:
+    """What a library writes to standard error, where there is none, goes to no file of a tier."""
+    program = """
+import os, sys
+from kvoffload.testing.tiers import run
+from kvoffload.tiers import FileTier, Namespace, Region
+
+for stream in range(3):
+    os.close(stream)
+for restored in (0, 1, 1):
+    tier = FileTier(sys.argv[1], 2**20, namespace=Namespace("m", 4096))
+    assert tier.num_restored == restored
+    for stream in range(3):
+        try:
+            os.write(stream, b"warning: " * 1000)
+        except OSError:
+            pass
+    tier.attach(Region.allocate(8, 4096))
+    assert run(tier, tier.put([b"key"], [0], 60)).status.tolist() == [0]
+    assert run(tier, tier.get([b"key"], [1], 60)).status.tolist() == [0]
+    tier.close(60)
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
