@@ -86,6 +86,12 @@ TIER_METRICS = (
         "dropped", "counter", (), "blocks not stored: everything was forgotten after they were put"
     ),
     Metric(
+        "lost",
+        "counter",
+        ("cause",),
+        "times that a shared medium's epoch was missing or lower, and everything was forgotten",
+    ),
+    Metric(
         "seconds",
         "histogram",
         ("op",),

@@ -9,7 +9,9 @@ What lies on a medium may be anything. An epoch ahead of the clock is one, since
 it: clocks that are wrong by days do no harm. One that is more than a century ahead was not drawn
 here, and could use the numbers up: it is nonsense, as is what does not read as 16 digits. That
 limit moves with the clock, so that within a millisecond there is a next epoch; until then, who
-needs one above the limit begins again at the clock, and what was stored is forgotten.
+needs one above the limit begins again at the clock, and what was stored is forgotten. An epoch
+that a process knows, that is more than a day ahead (`is_far_ahead`) and that its medium has lost
+came from a wrong clock: no process counts on from it.
 """
 
 from __future__ import annotations
@@ -19,13 +21,23 @@ import time
 
 from kvoffload._checks import check_int
 
-__all__ = ["EPOCH_CHARACTERS", "epoch_text", "is_epoch", "last_epoch", "new_epoch", "parse_epoch"]
+__all__ = [
+    "EPOCH_CHARACTERS",
+    "epoch_text",
+    "is_epoch",
+    "is_far_ahead",
+    "last_epoch",
+    "new_epoch",
+    "parse_epoch",
+]
 
 EPOCH_CHARACTERS = 16
 """Hex digits of an epoch on a medium."""
 RANDOM_BITS = 20
 AHEAD_MS = 100 * 365 * 86_400_000
 """Milliseconds that an epoch may be ahead of the clock."""
+FAR_AHEAD_MS = 86_400_000
+"""Milliseconds ahead of the clock above which a clock must have been wrong."""
 EARLIEST_MS = 1_790_000_000_000
 """The least that a clock shows, September 2026: one that was never set refuses no epoch."""
 _DIGITS = frozenset(b"0123456789abcdef")
@@ -52,6 +64,11 @@ def new_epoch(above: int = 0) -> int:
 def is_epoch(number: int) -> bool:
     """Return whether a number can be an epoch: above 0, and at most a century ahead."""
     return 0 < number <= last_epoch()
+
+
+def is_far_ahead(epoch: int) -> bool:
+    """Return whether an epoch is more than a day ahead of the clock."""
+    return epoch >> RANDOM_BITS > _now_ms() + FAR_AHEAD_MS
 
 
 def last_epoch() -> int:

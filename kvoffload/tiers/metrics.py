@@ -10,7 +10,10 @@ from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS, Histogram, Sample
 
 from .base import Status
 
-__all__ = ["TierMetrics"]
+__all__ = ["LOSSES", "LOWER", "MISSING", "TierMetrics"]
+
+LOSSES = MISSING, LOWER = "missing", "lower"
+"""Why a shared medium makes a process forget: it has no epoch that can be read, or a lower one."""
 
 
 class TierMetrics:
@@ -29,6 +32,9 @@ class TierMetrics:
         Blocks that left, by reason.
     dropped : int
         Blocks of puts that were not stored, since everything was forgotten after they were put.
+    lost : Counter of str
+        Times that everything was forgotten because of the epoch of a shared medium, by cause: those
+        of `LOSSES`.
     """
 
     __slots__ = (
@@ -38,6 +44,7 @@ class TierMetrics:
         "dropped",
         "evicted",
         "hits",
+        "lost",
         "misses",
         "nbytes",
         "unknown",
@@ -48,6 +55,7 @@ class TierMetrics:
         self.misses = 0
         self.unknown = 0
         self.dropped = 0
+        self.lost: Counter[str] = Counter()
         self.blocks: Counter[tuple[str, int]] = Counter()
         self.nbytes: Counter[str] = Counter()
         self.evicted: Counter[str] = Counter()
@@ -76,6 +84,8 @@ class TierMetrics:
         for reason in ("evicted", "discarded", "corrupt", "failed", "forgotten"):
             found[f"removed_{reason}"] = self.evicted[reason]
         found["dropped"] = self.dropped
+        for cause in LOSSES:
+            found[f"lost_{cause}"] = self.lost[cause]
         return found
 
     def samples(self, gauges: Mapping[str, int], breakers: Mapping[str, int]) -> Iterator[Sample]:
@@ -94,6 +104,7 @@ class TierMetrics:
             "unknown": [({}, self.unknown)],
             "declined": [({}, self.blocks["put", Status.DECLINED])],
             "dropped": [({}, self.dropped)],
+            "lost": (({"cause": cause}, self.lost[cause]) for cause in LOSSES),
             "blocks": (
                 ({"op": op, "status": Status(status).name.lower()}, count)
                 for (op, status), count in sorted(self.blocks.copy().items())

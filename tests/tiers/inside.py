@@ -32,7 +32,7 @@ def ask_anew(tier: RemoteTier) -> None:
 
 def doubt(tier: RemoteTier) -> None:
     """Have the next call ask for the epoch, as when it is no longer believed."""
-    tier._store.doubt()
+    tier._store.recheck()
 
 
 def epoch_of(tier: RemoteTier) -> int:

@@ -278,16 +278,20 @@ class Store(ABC):
         Bytes that a block takes in the store.
     keys_per_query : int
         Keys that a query asks for at most in one call.
-    owed : bool
-        Whether the medium has yet to take something that no job carries. The threads then queue
-        the chore `MEET` again and again until it has. May be read in any thread.
     """
 
     direct: bool
     block_bytes: int
     slot_bytes: int
     keys_per_query = 1024
-    owed = False
+
+    @property
+    def owed(self) -> bool:
+        """Whether the medium has yet to take something that no job carries.
+
+        The threads then queue the chore `MEET` again and again until it has. Read in any thread.
+        """
+        return False
 
     def use(self, memory: Region) -> None:  # noqa: B027
         """Register the staging buffers, where a client has to know them."""

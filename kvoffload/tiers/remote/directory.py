@@ -181,7 +181,7 @@ class DirectoryStore(RemoteStore):
             found = self.read_epoch(folder)
             if found is None or found <= above:
                 # Who is stopped between this check and the renaming may put a lower epoch in the
-                # place of a higher one; any process that has gone by that one gives it back.
+                # place of a higher one; any process that used that one gives a new one.
                 folder.write("epoch", epoch_text(epoch), lease.check)
                 found = self.read_epoch(folder)
             lease.release()

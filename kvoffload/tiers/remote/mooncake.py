@@ -171,13 +171,23 @@ class MooncakeStore(RemoteStore):
     def raise_epoch(self, epoch: int, above: int) -> int | None:
         # The client knows no condition but "unless there is one". Between the look and the change
         # another process may have given a higher epoch: that one finds a lower one the next time
-        # it looks, and gives its own again.
+        # it looks, and gives a new one.
         name = f"{self._folder}/epoch"
         found = parse_epoch(self._get(name, EPOCH_CHARACTERS))
         if found is None or found <= above:
             self._replace(name, epoch_text(epoch))
             found = parse_epoch(self._get(name, EPOCH_CHARACTERS))
         return found
+
+    def delete_epoch(self) -> bool:
+        self._remove(f"{self._folder}/epoch")
+        return True
+
+    def _remove(self, name: str) -> None:
+        """Remove an object, whoever holds a lease on it; one that is not there is no error."""
+        code = self._ready().remove(name, True)
+        if code < 0 and code != -704:
+            raise StoreError(code)
 
     def _replace(self, name: str, data: bytes) -> None:
         """Store an object, in place of another one of its name."""
@@ -225,11 +235,8 @@ class MooncakeStore(RemoteStore):
         )
 
     def drop(self, keys: Sequence[bytes], epoch: int) -> None:
-        client = self._ready()
         for key in keys:
-            code = client.remove(self._name(key, epoch), True)  # whoever holds a lease on it
-            if code < 0 and code != -704:
-                raise StoreError(code)
+            self._remove(self._name(key, epoch))
 
     def meaning(self, error: Exception) -> Status:
         if isinstance(error, StoreError) and error.code in (-704, -600):

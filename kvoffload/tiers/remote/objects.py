@@ -145,20 +145,26 @@ class ObjectStore(RemoteStore):
         """Replace the object on the condition that it is still the one that was read."""
         path, data = f"{self._folder}/epoch", epoch_text(epoch)
         for _ in range(ROUNDS):
-            (answer,) = self._ask(worker.GET, [Item(path)], EPOCH_CHARACTERS)
-            found = parse_epoch(bytes(answer.data))
+            answer, found = self._read_epoch(path)
             if found is not None and found > above:
                 return found
             verb = worker.CREATE if answer.outcome == worker.ABSENT else worker.REPLACE
             try:
-                self._ask(verb, [Item(path, answer.text, data)])
+                (written,) = self._ask(verb, [Item(path, answer.text, data)])
             except RequestError as error:
                 if error.kind not in NO_CONDITIONS:
                     raise
-                # A store without conditions: the last writer wins, and who wrote a higher one
-                # repeats.
-                self._ask(worker.REPLACE, [Item(path, data=data)])
+                # A store without conditions: the last writer wins.
+                (written,) = self._ask(worker.REPLACE, [Item(path, data=data)])
+            if written.outcome == worker.DONE:
+                # Written once: it must not replace what another process has written since.
+                return self._read_epoch(path)[1]
         raise TimeoutError
+
+    def _read_epoch(self, path: str) -> tuple[Answer, int | None]:
+        """Return the answer to a request for the epoch, and the epoch in it."""
+        (answer,) = self._ask(worker.GET, [Item(path)], EPOCH_CHARACTERS)
+        return answer, parse_epoch(bytes(answer.data))
 
     # -- blocks ------------------------------------------------------------------------------
 

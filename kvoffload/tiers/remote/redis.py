@@ -6,7 +6,8 @@ digits), and for each block ``…:<epoch>:<stored key>``: its bytes and its seal
 Structure
     Reads and writes are pipelines of eight blocks at most, each with a look at the epoch; what is
     there is asked by one call of a script for 1,024 keys, on a cluster by a pipeline. Blocks are
-    stored with ``SET NX``. The server decides what it keeps.
+    stored with ``SET NX`` and expire after `EXPIRE_S`; the epoch does not. So the server decides
+    which blocks it keeps, and a policy ``volatile-…`` evicts blocks only.
 Invariants
     Every call ends by its deadline: each read and write of the socket is given what is left of it,
     so that a server that sends byte by byte gains nothing. No reply may be longer than what was
@@ -46,6 +47,8 @@ CLUSTER_BYTES = 2**22
 READ_BYTES = 2**18
 """Bytes that are read from a socket at once."""
 TOUCH_S = 60.0
+EXPIRE_S = 30 * 86_400
+"""Seconds until a block expires that was neither stored nor touched since."""
 
 # 1,024 keys in one call cost a fifth of as many in a pipeline.
 FIND = """
@@ -270,6 +273,10 @@ class RedisStore(RemoteStore):
             return self._raise_epoch_watched(epoch, above)
         return parse_epoch(reply)
 
+    def delete_epoch(self) -> bool:
+        self._ready(0).delete(self._epoch_name)
+        return True
+
     def _raise_epoch_watched(self, epoch: int, above: int) -> int:
         """Give the server an epoch where no script may run."""
         for _ in range(ROUNDS):
@@ -321,14 +328,12 @@ class RedisStore(RemoteStore):
             raise OtherEpochError
 
     def _look_at_limits(self) -> None:
-        """Warn, once, of a server that refuses blocks instead of evicting some."""
-        if self._is_asked or self._cluster:
+        """Warn, once, of a server that refuses blocks, or may evict the epoch."""
+        if self._is_asked:
             return
         self._is_asked = True
         try:
-            pipeline = self._pipeline(SLACK_BYTES)
-            pipeline.info("memory")
-            (memory,) = pipeline.execute()
+            memory = self._ready(SLACK_BYTES).info("memory")
         except self._redis.ResponseError:  # it may not be asked
             return
         if not isinstance(memory, Mapping):
@@ -336,7 +341,12 @@ class RedisStore(RemoteStore):
         policy = str(memory.get("maxmemory_policy", ""))
         if not memory.get("maxmemory"):
             self.say("has a server without maxmemory: it grows until its machine has no memory")
-        elif not policy.startswith("allkeys-"):
+        elif policy.startswith("allkeys-"):
+            self.say(
+                f"has a server with maxmemory-policy {policy}, which may evict the epoch, and so "
+                "make everyone forget everything: use volatile-lru, or a server of its own"
+            )
+        elif not policy.startswith("volatile-"):
             self.say("has a server whose maxmemory-policy evicts no blocks: it will be full")
 
     # -- blocks ------------------------------------------------------------------------------
@@ -391,7 +401,7 @@ class RedisStore(RemoteStore):
         pipeline = self._pipeline(64 * len(run))
         pipeline.getrange(self._epoch_name, 0, EPOCH_CHARACTERS)
         for block in run:
-            pipeline.set(self._name(block.key, epoch), block.views[0], nx=True)
+            pipeline.set(self._name(block.key, epoch), block.views[0], nx=True, ex=EXPIRE_S)
         found, *replies = pipeline.execute(raise_on_error=False)
         self._same_epoch(found, epoch)
         for block, reply in zip(run, replies, strict=True):
@@ -408,14 +418,14 @@ class RedisStore(RemoteStore):
     def touch(self, keys: Sequence[bytes], epoch: int) -> None:
         pipeline = self._pipeline(16 * len(keys))
         for key in keys:
-            pipeline.touch(self._name(key, epoch))
+            pipeline.expire(self._name(key, epoch), EXPIRE_S)
         pipeline.execute()
 
     def status_of(self, error: Exception) -> Status:
         errors = self._redis.exceptions
         if isinstance(error, errors.TimeoutError | TimeoutError):
             return Status.TIMEOUT
-        if isinstance(error, errors.OutOfMemoryError) or _says(error, "OOM"):
+        if isinstance(error, errors.OutOfMemoryError) or "OOM command" in str(error):
             return Status.FULL
         if isinstance(error, errors.ReadOnlyError | errors.NoPermissionError):
             return Status.UNAVAILABLE
@@ -471,9 +481,12 @@ class RedisTier(RemoteTier):
     -----
     The server is not asked before a region is attached, and need not be up until then.
 
-    The server evicts. It should have ``maxmemory`` and a ``maxmemory-policy`` that begins with
-    ``allkeys-``: otherwise a warning is logged, once. `forget` holds for all tiers of the namespace
-    at their next call; what was forgotten stays on the server until it evicts it.
+    The server evicts. It should have ``maxmemory`` and the ``maxmemory-policy`` ``volatile-lru`` or
+    another one that begins with ``volatile-``: blocks expire 30 days after they were stored or last
+    touched, the epoch does not. A policy ``allkeys-…`` may evict the epoch as well, which makes
+    every tier of the namespace forget everything. Of any other setting a warning is logged, once.
+    `forget` holds for all tiers of the namespace at their next call; what was forgotten stays
+    on the server until it evicts it.
     """
 
     def __init__(

@@ -6,15 +6,13 @@ Structure
     `RemoteStore`.
 Epochs
     An epoch (see ``epoch``) lies on the medium, beside the namespace. It is part of every block's
-    name and seeds its seal: a new one forgets everything at once, for every process. It only rises.
-    A process that finds a higher epoch than its own goes by that one from then on. One that finds a
-    lower one - an older snapshot was restored, a replica took over - gives the medium its own back.
-    One that finds none, or nonsense, gives it a higher one than its own: who cannot tell what was
-    forgotten meanwhile forgets everything.
-    A put carries the epoch that its process went by when it was submitted, and is dropped when the
+    name and seeds its seal: a new one forgets everything at once, for every process. ``agreement``
+    decides whether a process adopts the medium's epoch or gives it a new one.
+    A put carries the epoch that its process used when it was submitted, and is dropped when the
     medium has another one: what was computed before a `forget` never comes to lie behind it.
+    A medium that is full may refuse a new epoch. Then its epoch is deleted: its absence makes every
+    process forget, too.
 Invariants
-    The epoch of a process never falls.
     No call outlasts its deadline where the medium's client can be told one. Nothing that a client
     or a server says is logged: texts of errors may hold credentials.
 """
@@ -24,14 +22,16 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import DROP, MOVING, QUERY, READ, TOUCH, WRITE, Block, Store
-from kvoffload.tiers.epoch import new_epoch
+from kvoffload.tiers.metrics import LOWER, MISSING
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import Seal
 
+from .agreement import Agreement, Decision
 from .store import LEAST_S, OtherEpochError, RemoteStore
 
 __all__ = ["EPOCH_S", "SharedStore", "pack_keys"]
@@ -42,6 +42,10 @@ EPOCH_S = 2.0
 """Seconds that reading or writing the epoch has: a job may end meanwhile, the next one has it."""
 ROUNDS = 8
 """Epochs that are given to a medium at most before the call fails: others give it theirs, too."""
+LOSS_LINES = {
+    MISSING: "found no epoch on its medium: whatever was stored there is forgotten",
+    LOWER: "found an older epoch on its medium than before: whatever was stored there is forgotten",
+}
 
 
 class SharedStore(Store):
@@ -56,12 +60,9 @@ class SharedStore(Store):
     ----------
     medium : RemoteStore
         Where blocks are kept.
-    epoch : int
-        The epoch of this process, 0 where it has not learned one yet. It never falls, and may be
-        read in any thread.
-    owed : bool
-        Whether the medium has yet to take the epoch of this process: after a `forget`, or because
-        the medium lost it. May be read in any thread.
+    lost : Counter of str
+        How often the medium's epoch was missing or lower, by cause, so that everything was
+        forgotten. May be read in any thread.
     """
 
     direct = False
@@ -70,12 +71,10 @@ class SharedStore(Store):
         self.medium = medium
         self.block_bytes = self.slot_bytes = medium.block_bytes
         self.keys_per_query = medium.keys_per_query
-        self.epoch = 0
-        self.owed = False
-        self._epoch_lock = threading.Lock()
+        self.lost: Counter[str] = Counter()
+        self._agreement = Agreement()
+        self._epoch_lock = threading.Lock()  # guards the agreement
         self._medium_lock = threading.Lock()  # held while an epoch is read or written
-        self._forgetting = False  # the epoch is of a `forget` here, and was never confirmed
-        self._offered = False  # the medium may have had the epoch
         self._is_met = False  # the medium had the epoch when it was last asked
         self._met_at = 0.0  # when that was
 
@@ -89,11 +88,26 @@ class SharedStore(Store):
 
     # -- epochs ------------------------------------------------------------------------------
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that this process uses, 0 while it has none; read in any thread."""
+        return self._agreement.epoch
+
+    @property
+    def owed(self) -> bool:
+        """Whether the medium has yet to take an epoch, after a `forget` or a loss; any thread."""
+        return self._agreement.owed
+
+    @property
+    def adopted(self) -> int:
+        """Number of epochs that this process has used; read in any thread."""
+        return self._agreement.adopted
+
     def forget(self) -> None:
-        """Adopt a new epoch; `meet` gives it to the medium."""
+        """Use no epoch until `meet` has given the medium a new one."""
         with self._epoch_lock:
-            self._go_by(new_epoch(self.epoch))
-            self._forgetting = self.owed = True
+            self._agreement.forget()
+            self._is_met = False
 
     def meet(self) -> int:
         """Return the epoch, once the medium has it too; I/O, where that is not known.
@@ -104,72 +118,61 @@ class SharedStore(Store):
             Whatever the medium says.
         """
         deadline = self.medium.deadline
-        if self._has_met():
-            return self.epoch
-        # One thread at a time: or an older epoch could be written after a newer one.
+        epoch = self._met_epoch()
+        if epoch:
+            return epoch
+        # One thread at a time: each epoch that is drawn is written once.
         if not self._medium_lock.acquire(timeout=max(LEAST_S, deadline - time.monotonic())):
             raise TimeoutError
         try:
             now = time.monotonic()
-            if not self._has_met():
+            epoch = self._met_epoch()
+            if not epoch:
                 self.begin(max(deadline, now + EPOCH_S))
-                self._agree()
+                epoch = self._agree()
                 self._met_at = now
         finally:
             self.begin(deadline)
             self._medium_lock.release()
-        return self.epoch
+        return epoch
 
-    def _has_met(self) -> bool:
-        return self._is_met and time.monotonic() - self._met_at <= self.medium.epoch_s
+    def _met_epoch(self) -> int:
+        """Return the epoch if the medium is known to have it, otherwise 0."""
+        epoch = self.epoch  # first: a `forget` meanwhile clears the flag
+        is_fresh = time.monotonic() - self._met_at <= self.medium.epoch_s
+        return epoch if self._is_met and is_fresh else 0
 
-    def doubt(self) -> None:
+    def recheck(self) -> None:
         """Ask for the epoch before the next call."""
         self._is_met = False
 
-    def _agree(self) -> None:
-        """Adopt the medium's epoch where it is higher; otherwise give it that of this process."""
+    def _agree(self) -> int:
+        """Return the epoch that the medium has, once this process may use it."""
         found = self.medium.ask_epoch()
         for _ in range(ROUNDS):
             with self._epoch_lock:
-                wanted, above = self._wanted(found)
-                if wanted == found:
-                    self._is_met = self._offered = True
-                    self.owed = self._forgetting = False
-                    return
-                self._offered = True
-            found = self.medium.raise_epoch(wanted, above)
+                decision = self._agreement.answer(found)
+                if not decision.write:
+                    self._is_met = True
+                    return self._agreement.epoch
+                forgets = self._agreement.forgets
+            if decision.loss:
+                self.lost[decision.loss] += 1
+                self.medium.say(LOSS_LINES[decision.loss])
+            found = self._write(decision, forgets)
         raise OSError(errno.EIO, "the medium does not keep its epoch")
 
-    def _wanted(self, found: int | None) -> tuple[int, int]:
-        """Adopt what an answer of the medium calls for; under the lock.
-
-        Returns
-        -------
-        epoch, above : int
-            Those of `RemoteStore.raise_epoch`.
-        """
-        if found is None and (self._offered or not self.epoch):
-            if self.epoch:
-                self.medium.say("has lost its epoch: whatever was stored is forgotten")
-                self.owed = True
-            if not self._forgetting:  # one that another has written meanwhile does as well
-                return new_epoch(self.epoch), self.epoch
-            self._go_by(new_epoch(self.epoch))
-        elif found is None:
-            pass  # the medium has never had what it owes
-        elif found < self.epoch:
-            if self._offered and not self._forgetting:
-                self.medium.say("has an older epoch than it had: what it was given since is lost")
-            self.owed = True
-        elif found > self.epoch:
-            # A forget is above whatever it met: that may have been there when it was called.
-            self._go_by(new_epoch(found) if self._forgetting else found)
-        return self.epoch, self.epoch - 1
-
-    def _go_by(self, epoch: int) -> None:
-        self._is_met = self._offered = False
-        self.epoch = epoch
+    def _write(self, decision: Decision, forgets: int) -> int | None:
+        """Give the medium an epoch; one that is full and owes a `forget` loses its epoch."""
+        try:
+            return self.medium.raise_epoch(decision.write, decision.above)
+        except Exception as error:
+            is_full = self.medium.status_of(error) == Status.FULL
+            if is_full and self.owed and self.medium.delete_epoch():
+                with self._epoch_lock:
+                    self._agreement.deleted(forgets)
+                self.medium.say("is full and refused an epoch: it was made to forget without one")
+            raise
 
     # -- what threads call -------------------------------------------------------------------
 
@@ -192,9 +195,9 @@ class SharedStore(Store):
     def write(self, run: Sequence[Block], epoch: int) -> None:
         """Write blocks and set their statuses; no error is raised.
 
-        `epoch` is what this process went by when they were put. Where it is no longer that, they
-        are dropped and OK; and so are those that were put before any was known, with 0: what was
-        forgotten before it was learned cannot be told from what was not.
+        `epoch` is the one that this process used when they were put. If it uses another one now,
+        they are dropped and OK; so are those that were put while it had none, with 0: whether they
+        are older than the last `forget` cannot be told.
         """
         if time.monotonic() > self.medium.deadline:
             _set_rest(run, Status.TIMEOUT)  # a server that hangs must not keep the buffers
@@ -211,7 +214,7 @@ class SharedStore(Store):
                 try:
                     self._act(op, run, epoch)
                 except OtherEpochError:
-                    self.doubt()
+                    self.recheck()
                 else:
                     return
             _set_rest(run, Status.FAILED if op == WRITE else Status.MISS)

@@ -115,7 +115,8 @@ class RemoteStore(ABC):
         `above` is less than `epoch`: one less, where nothing but a higher epoch is to stay.
         Whatever else lies in its place, of any kind, is replaced. No other call may come between
         the look and the change, as far as the medium can prevent it. None: it has nothing that can
-        be read.
+        be read. The epoch is written once at most: it must not return after another process has
+        replaced it.
         """
 
     @abstractmethod
@@ -148,6 +149,14 @@ class RemoteStore(ABC):
 
     def touch(self, keys: Sequence[bytes], epoch: int) -> None:  # noqa: B027
         """Mark blocks as used, where the medium does not do so itself; see `touch_s`."""
+
+    def delete_epoch(self) -> bool:
+        """Delete the medium's epoch, and return whether it is gone; False where that is unknown.
+
+        It is called where `raise_epoch` failed and `status_of` its error is FULL. Without an epoch
+        on the medium every process forgets.
+        """
+        return False
 
     def use(self, memory: Region) -> None:  # noqa: B027
         """Register the buffers that values lie in, where a client has to know them."""

@@ -165,9 +165,11 @@ class RemoteTier(PooledTier):
         self._drops_failed_at = 0.0
         self._touches = 0  # chores that touch and have not been done
         self._gone_by = 0  # the epoch that jobs are submitted under
+        self._adopted = 0  # epochs that the store had used when that one was learned
         self._corrupt_logged = -CORRUPT_LOG_S
         self._medium = store
         self._store = SharedStore(store)
+        self._metrics.lost = self._store.lost
         self._open()
 
     @property
@@ -214,12 +216,14 @@ class RemoteTier(PooledTier):
         return self._gone_by
 
     def _follow(self) -> None:
-        """Adopt the epoch of the store; where it is another one, believe nothing."""
+        """Adopt the epoch of the store; where it is another one, clear all verdicts."""
         epoch, before = self._store.epoch, self._gone_by
         if epoch != before:
+            adopted, self._adopted = self._store.adopted - self._adopted, self._store.adopted
             self._gone_by = epoch
             self._storing.clear()  # the puts under way will be dropped
-            if before:  # another process forgot
+            if before or adopted > 1:  # another process forgot, perhaps since a read under way
+                self._generation += 1
                 self._forgotten()
 
     def _is_stale(self, record: Record) -> bool:
@@ -545,7 +549,8 @@ class RemoteTier(PooledTier):
         """Drop everything, for every process; a new epoch gives blocks other names and seals.
 
         Before `attach` it is False, and the medium is told by `attach`. Until the medium has
-        confirmed it, it is tried again every second, whether jobs come or not.
+        confirmed it, it is tried again every second, whether jobs come or not, and what is put is
+        dropped.
         """
         self._refuse_closed()
         self._begin_to_forget()
@@ -565,7 +570,7 @@ class RemoteTier(PooledTier):
         """Forget everything here, under a new epoch that the medium has yet to be given."""
         self._generation += 1
         self._store.forget()
-        self._gone_by = self._store.epoch
+        self._gone_by = 0
         self._forgotten()
 
     def _forget_confirmed(self) -> bool:
