@@ -128,6 +128,7 @@ THOROUGH = (
 
 SERVERS = (
     "advise/test_browser.py",
+    "tiers/test_lost_epochs.py",
     "tiers/test_many_processes.py",
     "tiers/test_mooncake.py",
     "tiers/test_objects.py",

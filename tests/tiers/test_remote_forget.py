@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
-import itertools
 import os
 import random
 import shutil
@@ -25,26 +24,37 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
-from kvoffload.tiers import DirectoryTier, Namespace, ObjectTier, RedisTier, Region, State, Status
+from kvoffload.testing.tiers import PATIENCE_S, run
+from kvoffload.tiers import RedisTier, Region, State, Status
 from kvoffload.tiers.engine.contract import FORGET
 from kvoffload.tiers.epoch import epoch_text, new_epoch, parse_epoch
 from kvoffload.tiers.remote.shared import EPOCH_S
 from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import report, rounds, start
-from tests.tiers.inside import ask_anew, doubt, epoch_of, is_busy, medium_of
-from tests.tiers.servers import Server, make_bucket, redis_server, s3_options, s3_server, stop
+from tests.tiers.inside import doubt, epoch_of, medium_of
+from tests.tiers.places import (
+    BLOCK,
+    KEYS,
+    NAMESPACE,
+    NUMBERS,
+    Place,
+    attach_to,
+    directory_place,
+    found,
+    lose_epoch,
+    objects_place,
+    redis_place,
+    settle,
+    store,
+    wait_until,
+)
+from tests.tiers.servers import Server, make_bucket, redis_server, s3_server, stop
 
 pytest.importorskip("redis", reason="the tier needs the redis extra")
 
 from redis import Redis
 
 from kvoffload.tiers.remote.redis import _BoundedSocket
-
-BLOCK = 4096
-NAMESPACE = Namespace("forgotten", BLOCK)
-KEYS = [b"key-%02d" % number for number in range(32)]
-NUMBERS = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -65,42 +75,6 @@ def own_server() -> Iterator[Server]:
         yield server
 
 
-class Place:
-    """A medium that any number of tiers share."""
-
-    def __init__(self, opener: Callable[..., RemoteTier]) -> None:
-        self.opener = opener
-        self.opened: list[RemoteTier] = []
-
-    def tier(self, *, attach: bool = True, **options) -> RemoteTier:
-        tier = self.opener(**{"namespace": NAMESPACE, "threads": 2, **options})
-        self.opened.append(tier)
-        if attach:
-            attach_to(tier)
-        return tier
-
-    def close(self) -> None:
-        for tier in self.opened:
-            tier.close(PATIENCE_S)
-
-
-def attach_to(tier: RemoteTier) -> None:
-    """Give a tier a region whose first blocks have the bytes of the keys."""
-    region = Region.allocate(2 * len(KEYS), BLOCK)
-    for block_id, key in enumerate(KEYS):
-        region.write(block_id, block_bytes_of(key, BLOCK))
-    tier.attach(region)
-
-
-def redis_place(server: Server) -> Place:
-    url, prefix = f"redis://127.0.0.1:{server.port}", f"forget{next(NUMBERS)}"
-    return Place(lambda **options: RedisTier(url, prefix=prefix, **options))
-
-
-def directory_place(path: Path) -> Place:
-    return Place(lambda **options: DirectoryTier(path, 2**24, **options))
-
-
 @pytest.fixture(params=["redis", "directory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "redis":
@@ -109,39 +83,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         made = directory_place(tmp_path)
     yield made
     made.close()
-
-
-def settle(tier: RemoteTier) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while is_busy(tier) and time.monotonic() < until:
-        tier.wait([], 0)
-        time.sleep(0.001)
-
-
-def store(tier: RemoteTier, count: int = len(KEYS)) -> None:
-    before = tier.stats()["store_ok"]
-    done = run(tier, tier.put(KEYS[:count], range(count), PATIENCE_S))
-    assert not done.status.any(), done.status
-    settle(tier)
-    assert tier.stats()["store_ok"] == before + count, tier.stats()
-
-
-def found(tier: RemoteTier, count: int = len(KEYS)) -> int:
-    """Return how many blocks a tier gives, whatever it believes; the others are MISS."""
-    ask_anew(tier)
-    tier.health(reset=True)
-    ids = range(len(KEYS), len(KEYS) + count)
-    done = run(tier, tier.get(KEYS[:count], ids, PATIENCE_S))
-    assert set(done.status.tolist()) <= {Status.OK, Status.MISS}, done.status
-    settle(tier)
-    return done.status.tolist().count(Status.OK)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 class TestPutsUnderWay:
@@ -340,14 +281,6 @@ def held(file) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def lose_epoch(tier: RemoteTier) -> None:
-    if isinstance(tier, DirectoryTier):
-        (tier.folder / "epoch").unlink(missing_ok=True)
-    else:
-        with Redis(port=int(tier.place.rpartition(":")[2])) as client:
-            client.delete(medium_of(tier)._epoch_name)
 
 
 def run_job(tier: RemoteTier, job: int) -> None:
@@ -750,9 +683,7 @@ def test_the_highest_epoch_of_a_bucket_stays() -> None:
     pytest.importorskip("obstore", reason="the tier needs the objects extra")
     with s3_server() as server:
         make_bucket(server)
-        place = Place(
-            lambda **options: ObjectTier("s3://blocks/kv", **options, **s3_options(server))
-        )
+        place = objects_place(server)
         one = place.tier()
         raise_from_threads([one, place.tier()])
         place.close()

@@ -344,7 +344,7 @@ class RedisStore(RemoteStore):
         elif policy.startswith("allkeys-"):
             self.say(
                 f"has a server with maxmemory-policy {policy}, which may evict the epoch, and so "
-                "make everyone forget everything: use volatile-lru, or a server of its own"
+                "make everyone forget everything: use volatile-lru, or at least a server of its own"
             )
         elif not policy.startswith("volatile-"):
             self.say("has a server whose maxmemory-policy evicts no blocks: it will be full")
