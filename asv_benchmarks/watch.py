@@ -3,7 +3,8 @@
     python asv_benchmarks/watch.py accuracy [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py policies [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py causes [--traces FOLDER] [--secrets 20] [NAME…]
-    python asv_benchmarks/watch.py pending [--traces FOLDER] [--pending N…] [--secrets 20] [NAME…]
+    python asv_benchmarks/watch.py pending [--policy lru] [--pending N…] [--secrets 20] [NAME…]
+    python asv_benchmarks/watch.py resets [--policy lru] [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py short [--traces FOLDER] [--secrets 20] [NAME…]
     python asv_benchmarks/watch.py sizes [--traces FOLDER] [NAME…]
     python asv_benchmarks/watch.py fleet [--traces FOLDER] [--secrets 20] [NAME…]
@@ -42,6 +43,7 @@ from kvoffload.watch import Watch
 FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
 SIZES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 PERCENT = (2, 5, 10)
+REQUESTS_PER_RESET = (500, 2000)
 FOREVER = 1e9
 
 
@@ -57,16 +59,23 @@ def watched_replay(
     keys: list[bytes],
     capacity: int,
     policy: str,
-    watch: Watch,
+    watch: Watch | None,
     *,
     pending: int = 0,
     requests: int | None = None,
+    per_reset: int = 0,
 ):
-    """Replay a trace, or its first requests, with as many stores under way as `pending`."""
+    """Replay a trace, or its first requests, with as many stores under way as `pending`.
+
+    With `per_reset` the cache is reset before each such number of requests but the first.
+    """
     manager = CPUOffloadingManager(1, capacity, policy, watch=watch)
     key_of = keys.__getitem__
     under_way: deque[list[bytes]] = deque()
-    for row in islice(trace.rows(), requests):
+    for number, row in enumerate(islice(trace.rows(), requests)):
+        if per_reset and number and number % per_reset == 0:
+            manager.reset_cache()
+            under_way.clear()
         hashes = list(map(key_of, row))
         manager.touch(hashes)
         manager.lookup(hashes)
@@ -181,7 +190,7 @@ def policies(arguments: argparse.Namespace) -> None:
 
 
 def pending(arguments: argparse.Namespace) -> None:
-    """Print the error, and that of the gain, where stores overlap; of points without marks."""
+    """Print the error of LRU's points without marks where stores overlap."""
     pooled: list[tuple[float, float]] = []
     marked = 0
     for name, trace in traces(arguments.traces, arguments.names):
@@ -196,7 +205,7 @@ def pending(arguments: argparse.Namespace) -> None:
             for number in range(arguments.secrets):
                 watch = whole_run(number, max_rate=1.0)
                 report = watched_replay(
-                    trace, keys, capacity, "lru", watch, pending=under_way
+                    trace, keys, capacity, arguments.policy, watch, pending=under_way
                 ).watch.report()
                 for point in report.points:
                     if point.policy != "lru" or point.hit_ratio is None:
@@ -205,7 +214,7 @@ def pending(arguments: argparse.Namespace) -> None:
                         marked += 1
                         continue
                     errors[point.memory].append(abs(point.hit_ratio - truth[point.memory]))
-                    if point.memory != 1.0 and point.error is not None:
+                    if (arguments.policy, point.memory) != ("lru", 1.0) and point.error is not None:
                         pooled.append((errors[point.memory][-1], point.error))
             shown = ", ".join(
                 f"{size:g}x {truth[size]:.3f} {max(some):.4f} off" for size, some in errors.items()
@@ -215,6 +224,42 @@ def pending(arguments: argparse.Namespace) -> None:
     print(f"{len(found)} points: mean {statistics.fmean(found):.4f}, max {max(found):.4f}")
     print(f"error bars that cover: {statistics.fmean(e <= bar for e, bar in pooled):.3f}")
     print(f"marked otherwise: {marked} points")
+
+
+def resets(arguments: argparse.Namespace) -> None:
+    """Print the error of points without marks where the cache is reset again and again."""
+    pooled: dict[bool, list[tuple[float, float]]] = defaultdict(list)
+    for name, trace in traces(arguments.traces, arguments.names):
+        keys = trace.keys()
+        for percent, per_reset in product(PERCENT, REQUESTS_PER_RESET):
+            capacity = trace.unique_blocks * percent // 100
+            truth: dict[tuple[str, float], float] = {}
+            for number in range(arguments.secrets):
+                watch = whole_run(number, max_rate=1.0)
+                report = watched_replay(
+                    trace, keys, capacity, arguments.policy, watch, per_reset=per_reset
+                ).watch.report()
+                for point in report.points:
+                    place = point.policy, point.memory
+                    if point.hit_ratio is None or point.error is None:
+                        continue
+                    if place == (arguments.policy, 1.0) or set(point.marks) - {"filling"}:
+                        continue
+                    if place not in truth:
+                        size = int(capacity * point.memory)
+                        stats = watched_replay(
+                            trace, keys, size, point.policy, None, per_reset=per_reset
+                        ).stats()
+                        truth[place] = stats["hit_blocks"] / stats["lookup_blocks"]
+                    error = abs(point.hit_ratio - truth[place])
+                    pooled["filling" in point.marks].append((error, point.error))
+    for filling, some in sorted(pooled.items()):
+        found = [error for error, _ in some]
+        covered = statistics.fmean(error <= bar for error, bar in some)
+        print(
+            f"{len(found)} points {'marked filling' if filling else 'without marks'}: mean "
+            f"{statistics.fmean(found):.4f}, max {max(found):.4f}; covered {covered:.3f}"
+        )
 
 
 def short(arguments: argparse.Namespace) -> None:
@@ -486,7 +531,7 @@ def main() -> None:
     parser.add_argument(
         "figure",
         choices=(
-            *("accuracy", "policies", "causes", "pending", "short", "sizes", "fleet"),
+            *("accuracy", "policies", "causes", "pending", "resets", "short", "sizes", "fleet"),
             *("cost", "memory", "resident"),
         ),
     )
@@ -499,6 +544,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--capacity", type=int, default=100_000, help="blocks, of the cost")
     parser.add_argument("--pending", type=int, nargs="+", default=[4, 32], help="stores under way")
+    parser.add_argument("--policy", default="lru", help="the live one, of pending and resets")
     parser.add_argument("--only")
     parser.add_argument("--vllm", action="store_true", help="of the manager for vLLM")
     arguments = parser.parse_args()

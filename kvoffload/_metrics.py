@@ -114,6 +114,7 @@ WATCH_METRICS = (
     Metric("declined_blocks", "counter", (), "blocks that the policy did not admit"),
     Metric("refused_stores", "counter", (), "stores that were refused for want of room"),
     Metric("failed_blocks", "counter", (), "blocks whose store failed"),
+    Metric("resets", "counter", (), "resets of the cache, which empty the shadows, too"),
     Metric(
         "tail_missed_tokens",
         "counter",

@@ -109,6 +109,7 @@ THOROUGH = (
     "traces/test_reader.py::test_a_decompression_bomb_takes_bounded_memory",
     "traces/test_reader.py::test_a_slow_pipe_is_recognised_however_little_it_gives_at_first",
     "traces/test_reader.py::test_reads_standard_input",
+    "watch/test_truth.py",
     "watch/test_twins.py::test_the_twins_see_the_same_of_a_long_run",
     "watch/test_watch.py::test_where_stores_overlap_the_points_are_right_and_without_marks",
     # the build, and the code of documents and examples

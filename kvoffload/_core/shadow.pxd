@@ -5,8 +5,11 @@ Structure
     to the least recent and is cut into segments by markers, the last entry of each: the segments up
     to ``i`` are what LRU would hold at size ``i``. A use moves an entry to the front and one entry
     over each marker that it came from behind. What falls off the last segment is forgotten.
+    A reset moves every entry to one more segment at the end: no size would hold it any longer, and
+    it is remembered only until a new entry needs its room.
 Invariants
-    No segment holds more than its room. Every entry in use is on one list and in one chain.
+    No segment holds more than its room, nor a list more than all of its segments but the one at the
+    end. Every entry in use is on one list and in one chain.
 Cost
     O(1) a use and size, no allocation. A use meets about ten entries that are in no cache: a caller
     with several blocks lets `shadow_approach`, then `shadow_near`, fetch those of all of them.
@@ -18,6 +21,7 @@ from kvoffload._core.table cimport NIL, kvo_prefetch
 
 cdef enum:
     MOST_SIZES = 13
+    MOST_SEGMENTS = MOST_SIZES + 1
     MOST_QUARTERS = 4
 
 cdef struct Entry:
@@ -27,16 +31,16 @@ cdef struct Entry:
     uint32_t chain          # the next entry of the same chain
     uint32_t last_use       # ms
     uint32_t changed        # ms: when it was stored or evicted, whichever is its fate
-    uint8_t segment
+    uint8_t segment         # num_sizes: from before a reset
     uint8_t fate            # the last one, FATE_...
     uint8_t used            # since it was stored
     uint8_t quarter
 
 cdef struct ShadowList:
     uint32_t head
-    uint32_t markers[MOST_SIZES]    # last entry of each segment, NIL where it is empty
-    uint32_t counts[MOST_SIZES]     # entries of each segment
-    uint32_t rooms[MOST_SIZES]      # most entries of each segment
+    uint32_t markers[MOST_SEGMENTS] # last entry of each segment, NIL where it is empty
+    uint32_t counts[MOST_SEGMENTS]  # entries of each segment
+    uint32_t rooms[MOST_SIZES]      # most entries of each segment but the one at the end
 
 cdef struct Shadow:
     Entry* entries
@@ -56,6 +60,8 @@ cdef bint shadow_open(
 cdef void shadow_close(Shadow* shadow) noexcept
 # Move an entry to the front of its list, or put a new one there.
 cdef void shadow_use(Shadow* shadow, uint64_t fingerprint, int quarter, uint32_t now) noexcept
+# Empty every size; what is known of the entries stays while there is room for them.
+cdef void shadow_reset(Shadow* shadow) noexcept
 cdef const char* shadow_check(Shadow* shadow) noexcept
 
 

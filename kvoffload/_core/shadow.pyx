@@ -31,6 +31,7 @@ cdef bint shadow_open(
     shadow.num_quarters = num_quarters
     for number in range(num_quarters):
         shadow.lists[number].head = NIL
+        shadow.lists[number].markers[num_sizes] = NIL
         for size in range(num_sizes):
             shadow.lists[number].markers[size] = NIL
             shadow.lists[number].rooms[size] = limits[size] - (limits[size - 1] if size else 0)
@@ -68,6 +69,17 @@ cdef void forget(Shadow* shadow, ShadowList* line, uint32_t place) noexcept:
     shadow.free_head = place
 
 
+cdef void forget_before_reset(Shadow* shadow, ShadowList* line) noexcept:
+    """Drop the last entry of a list that has no room for one more."""
+    cdef uint64_t listed = line.counts[shadow.num_sizes], room = 0
+    cdef int size
+    for size in range(shadow.num_sizes):
+        listed += line.counts[size]
+        room += line.rooms[size]
+    if listed >= room:
+        forget(shadow, line, line.markers[shadow.num_sizes])
+
+
 cdef uint32_t new_entry(Shadow* shadow, uint64_t fingerprint, int quarter) noexcept:
     """Take an entry; there is one more than the lists have room for."""
     cdef uint32_t place = shadow.free_head
@@ -95,10 +107,12 @@ cdef void shadow_use(Shadow* shadow, uint64_t fingerprint, int quarter, uint32_t
     if entry != NULL:
         place = <uint32_t>(entry - shadow.entries)
         entry.last_use = now
-        if line.head == place and line.rooms[0]:
+        if line.head == place and entry.segment == 0:
             return
         unlink(shadow, line, place, entry)
     else:
+        if line.counts[shadow.num_sizes]:
+            forget_before_reset(shadow, line)
         place = new_entry(shadow, fingerprint, quarter)
         entry = shadow.entries + place
         entry.last_use = now
@@ -126,9 +140,26 @@ cdef void shadow_use(Shadow* shadow, uint64_t fingerprint, int quarter, uint32_t
             line.markers[size + 1] = moved
 
 
+cdef void shadow_reset(Shadow* shadow) noexcept:
+    cdef ShadowList* line
+    cdef uint32_t place
+    cdef int quarter, size, end = shadow.num_sizes
+    for quarter in range(shadow.num_quarters):
+        line = &shadow.lists[quarter]
+        place = line.head
+        while place != NIL:
+            shadow.entries[place].segment = <uint8_t>end
+            line.markers[end] = place
+            place = shadow.entries[place].next
+        for size in range(end):
+            line.counts[end] += line.counts[size]
+            line.counts[size] = 0
+            line.markers[size] = NIL
+
+
 cdef const char* shadow_check(Shadow* shadow) noexcept:
     """Verify the invariants; return the broken one, or NULL."""
-    cdef uint64_t listed = 0, chained = 0, number
+    cdef uint64_t listed = 0, chained = 0, number, held, room
     cdef uint32_t place, last, count
     cdef int quarter, size
     cdef ShadowList* line
@@ -136,10 +167,13 @@ cdef const char* shadow_check(Shadow* shadow) noexcept:
         line = &shadow.lists[quarter]
         place = line.head
         last = NIL
-        for size in range(shadow.num_sizes):
+        held = room = 0
+        for size in range(shadow.num_sizes + 1):
             count = 0
-            if line.counts[size] > line.rooms[size]:
-                return b"no segment holds more than its room"
+            if size < shadow.num_sizes:
+                room += line.rooms[size]
+                if line.counts[size] > line.rooms[size]:
+                    return b"no segment holds more than its room"
             while place != NIL and shadow.entries[place].segment == size:
                 if shadow.entries[place].prev != last or shadow.entries[place].quarter != quarter:
                     return b"a list runs both ways, in its quarter"
@@ -150,7 +184,10 @@ cdef const char* shadow_check(Shadow* shadow) noexcept:
                 return b"the entries of each segment are counted"
             if line.markers[size] != (last if count else NIL):
                 return b"a marker is the last entry of its segment"
-            listed += count
+            held += count
+        listed += held
+        if held > room:
+            return b"no list holds more than its room"
         if place != NIL:
             return b"segments follow each other"
     for number in range(shadow.num_chains):

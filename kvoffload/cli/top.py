@@ -293,6 +293,8 @@ def _waste(view: View) -> Table:
     table.add_row("evicted without a hit", percent_text(view.waste))
     table.add_row("not admitted", count_text(view.declined))
     table.add_row("stores refused", count_text(view.refused))
+    if view.resets:
+        table.add_row("resets of the cache", count_text(view.resets))
     if view.tail_missed_tokens:
         kept = count_text(view.tail_missed_tokens)
         table.add_row("tokens not loaded for want of a window or state", kept)

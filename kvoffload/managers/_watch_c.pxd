@@ -44,11 +44,13 @@ cdef struct WatchCounts:
     uint64_t declined
     uint64_t refused
     uint64_t failed
+    uint64_t resets
     uint64_t untracked                      # transfers that found no room in the ledger
     uint64_t tail_missed_tokens             # of an integration whose engine has several KV groups
     uint64_t causes[MOST_CAUSES]
     uint64_t evicted_used[2]
     uint64_t long_requests[13]              # by size: requests longer than it
+    uint64_t fullest[13]                    # by size: most sampled blocks that it held at a reset
     uint64_t judged[4][14]                  # by quarter: sampled blocks by segment; not listed last
     uint64_t policy_judged[4][14]           # those of the policies' part of the sample
     uint64_t unused_ages[BINS]
@@ -121,6 +123,7 @@ cdef class WatchCore:
     cdef void c_ended(self, Batch* batch, bint succeeded) noexcept
     cdef void c_loaded(self, Batch* batch) noexcept
     cdef void c_dropped(self) noexcept
+    cdef uint64_t held(self, int size) noexcept
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept
     cdef int32_t* open_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last

@@ -24,6 +24,7 @@ from kvoffload._core.shadow cimport (
     shadow_near,
     shadow_open,
     shadow_reach,
+    shadow_reset,
     shadow_use,
 )
 from kvoffload._core.table cimport (
@@ -308,13 +309,14 @@ cdef class WatchCore:
                 )
 
     cdef void use_unseen(self, Batch* batch, Py_ssize_t missing, uint32_t now) noexcept:
-        """Use the sampled blocks of a store that no lookup has shown, last first.
+        """Use the sampled blocks of a store that no lookup since a reset has shown, last first.
 
         Generated tokens are stored and not asked for; they take room as others do.
         """
         cdef Py_ssize_t place, number, num_unseen = 0
         cdef uint64_t hashed
         cdef Node* node
+        cdef Entry* entry
         cdef int quarter
         if not self.ensure_uses(missing):
             return
@@ -323,7 +325,8 @@ cdef class WatchCore:
             if not node.flags & SAMPLED:
                 continue
             hashed = hash_node(self.table, node)
-            if shadow_find(&self.shadow, hashed) != NULL:
+            entry = shadow_find(&self.shadow, hashed)
+            if entry != NULL and entry.segment < self.num_sizes:
                 continue
             self.uses[num_unseen] = hashed
             num_unseen += 1
@@ -435,17 +438,38 @@ cdef class WatchCore:
         )
 
     cdef void c_dropped(self) noexcept:
-        """Note that all blocks are gone."""
+        """Reset the shadows with the cache, and note what became of its blocks."""
         cdef uint32_t place
-        cdef int quarter
+        cdef int quarter, size
+        cdef list keys
+        cdef object reset = False
+        self.tally.resets += 1
+        for size in range(self.num_sizes):
+            self.tally.fullest[size] = max(self.tally.fullest[size], self.held(size))
         for quarter in range(self.num_quarters):
             place = self.shadow.lists[quarter].head
             while place != NIL:
                 if self.shadow.entries[place].fate == FATE_STORED:
                     self.shadow.entries[place].fate = FATE_RESET
                 place = self.shadow.entries[place].next
+        shadow_reset(&self.shadow)
+        if self.keeps_below:
+            for quarter in range(self.num_quarters):
+                keys = <list>self.keys[quarter]
+                if not keys or keys[len(keys) - 1] is not reset:
+                    self.keep_key(<uint32_t>quarter, <PyObject*>reset)
+            self.unended = 0
         while self.oldest != NIL:
             self.close_at(self.oldest)
+
+    cdef uint64_t held(self, int size) noexcept:
+        """Return the sampled blocks that a size holds, of all quarters."""
+        cdef uint64_t found = 0
+        cdef int quarter, place
+        for quarter in range(self.num_quarters):
+            for place in range(size + 1):
+                found += self.shadow.lists[quarter].counts[place]
+        return found
 
     # -- the ledger ----------------------------------------------------------------------------
 
@@ -631,7 +655,7 @@ cdef class WatchCore:
 
     def counts(self):
         """Return every counter since the start."""
-        cdef int quarter, size = self.num_sizes + 1
+        cdef int quarter, place, size = self.num_sizes + 1
         return {
             "requests": self.tally.requests,
             "asked": self.tally.asked,
@@ -642,6 +666,7 @@ cdef class WatchCore:
             "declined": self.tally.declined,
             "refused": self.tally.refused,
             "failed": self.tally.failed,
+            "resets": self.tally.resets,
             "untracked": self.tally.untracked,
             "tail_missed_tokens": self.tally.tail_missed_tokens,
             "causes": numbers(self.tally.causes, MOST_CAUSES),
@@ -656,9 +681,9 @@ cdef class WatchCore:
             ],
             "unused_ages": numbers(self.tally.unused_ages, BINS),
             "stored_ages": numbers(self.tally.stored_ages, BINS),
-            "listed": [
-                [self.shadow.lists[quarter].counts[place] for place in range(self.num_sizes)]
-                for quarter in range(self.num_quarters)
+            "held": [self.held(place) for place in range(self.num_sizes)],
+            "fullest": [
+                max(self.tally.fullest[place], self.held(place)) for place in range(self.num_sizes)
             ],
             "open": self.num_open,
         }
@@ -667,7 +692,7 @@ cdef class WatchCore:
         """Return each quarter's keys for the policies, and forget them.
 
         None ends a request. In one, an integration may put an Ellipsis before the first key that
-        was asked for, and NotImplemented behind the last.
+        was asked for, and NotImplemented behind the last. Between two, False is a reset.
         """
         cdef list fresh = [[] for _ in range(self.num_quarters)]
         cdef list keys = self.keys

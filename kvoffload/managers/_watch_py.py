@@ -4,9 +4,12 @@ Structure
     A block is sampled if 24 bits of its keyed hash are below a threshold; two of them say which
     quarter it belongs to. Each quarter is a list of fingerprints, most recent first, cut into
     segments: those up to segment ``i`` are what LRU would hold at size ``i``. Here each segment is
-    a dict, and what it has no room for moves on to the next.
+    a dict, and what it has no room for moves on to the next. A reset moves everything to one more
+    segment at the end: no size would hold it any longer, but its fates are remembered until new
+    blocks need the room.
 Invariants
-    No segment holds more than its room. Nothing here changes a decision of the manager.
+    No segment holds more than its room, nor a list more than that of the largest size. Nothing here
+    changes a decision of the manager.
     A manager tells the watch last of all, so that a call that fails is never counted. An exception
     from outside the call (KeyboardInterrupt, MemoryError) may leave the watch in between.
 Cost
@@ -22,6 +25,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from time import monotonic_ns
 from typing import Any
 
@@ -144,13 +148,13 @@ class WatchCore:
         self._sample_below = plan.sample_below
         self._policy_below = plan.policy_below
         self._quarters = plan.quarters
-        self._keeps_keys = plan.keeps_keys
+        self._keeps_keys = plan.keeps_keys and plan.policy_below > 0
         self._lengths = plan.lengths
         self._rooms = [
             limit - before for before, limit in zip((0, *plan.limits), plan.limits, strict=False)
         ]
         self._lists: list[list[OrderedDict[int, Record]]] = [
-            [OrderedDict() for _ in self._rooms] for _ in range(plan.quarters)
+            [OrderedDict() for _ in (*self._rooms, None)] for _ in range(plan.quarters)
         ]
         self._clock = plan.clock
         self._start = monotonic_ns() // 1_000_000 if plan.clock is None else plan.clock()
@@ -160,6 +164,7 @@ class WatchCore:
         self._causes = [0] * len(CAUSES)
         self._evicted_used = [0, 0]
         self._long = [0] * len(plan.lengths)
+        self._fullest = [0] * len(self._rooms)
         self._judged = [[0] * (len(self._rooms) + 1) for _ in range(plan.quarters)]
         self._policy_judged = [[0] * (len(self._rooms) + 1) for _ in range(plan.quarters)]
         self._unused_ages = [0] * AGE_BINS
@@ -267,13 +272,31 @@ class WatchCore:
             self._close(LOAD, len(block_ids), block_ids[0], block_ids[-1])
 
     def dropped(self) -> None:
-        """Note that all blocks are gone."""
+        """Reset the shadows with the cache, and note what became of its blocks."""
+        self._counts["resets"] += 1
+        self._fullest = self._fullest_yet()
         for segments in self._lists:
             for segment in segments:
                 for record in segment.values():
                     if record.fate == STORED:
                         record.fate = RESET
+            for segment in reversed(segments[:-1]):
+                segments[-1].update(segment)
+                segment.clear()
+        if self._keeps_keys:
+            for keys in self._keys:
+                if not keys or keys[-1] is not False:
+                    keys.append(False)
         self._open.clear()
+
+    def _held(self) -> list[int]:
+        """Return the sampled blocks that each size holds, of all quarters."""
+        by_segment = zip(*(map(len, segments[:-1]) for segments in self._lists), strict=True)
+        return list(accumulate(map(sum, by_segment)))
+
+    def _fullest_yet(self) -> list[int]:
+        """Return the most of them that each size held, at a reset or now."""
+        return list(map(max, self._fullest, self._held()))
 
     # -- the ledger ----------------------------------------------------------------------------
 
@@ -349,15 +372,16 @@ class WatchCore:
             "policy_judged": [list(counts) for counts in self._policy_judged],
             "unused_ages": list(self._unused_ages),
             "stored_ages": list(self._stored_ages),
-            "listed": [[len(segment) for segment in segments] for segments in self._lists],
+            "held": self._held(),
+            "fullest": self._fullest_yet(),
             "open": len(self._open),
         }
 
-    def take_keys(self) -> list[list[BlockHash | None]]:
+    def take_keys(self) -> list[list[Any]]:
         """Return each quarter's keys for the policies, and forget them.
 
         None ends a request. In one, an integration may put an Ellipsis before the first key that
-        was asked for, and NotImplemented behind the last.
+        was asked for, and NotImplemented behind the last. Between two, False is a reset.
         """
         keys, self._keys = self._keys, [[] for _ in range(self._quarters)]
         self.due = False
@@ -390,9 +414,12 @@ class WatchCore:
     def _check(self) -> None:
         """Verify every invariant; raise AssertionError with the broken one."""
         for quarter, segments in enumerate(self._lists):
-            for room, segment in zip(self._rooms, segments, strict=True):
+            if sum(map(len, segments)) > sum(self._rooms):
+                raise AssertionError("no list holds more than its room")
+            for room, segment in zip(self._rooms, segments, strict=False):
                 if len(segment) > room:
                     raise AssertionError("no segment holds more than its room")
+            for segment in segments:
                 if any(_sample_of(each) % self._quarters != quarter for each in segment):
                     raise AssertionError("a block is on the list of its quarter")
 
@@ -404,13 +431,13 @@ class WatchCore:
         return [each for each in hashes if _sample_of(each) < self._sample_below]
 
     def _at(self, fingerprint: int) -> tuple[Record | None, int]:
-        """Return the record of a block and its segment; one beyond the last if it is not listed."""
+        """Return the record of a block and its segment, the one at the end if it is not listed."""
         segments = self._lists[_sample_of(fingerprint) % self._quarters]
         for number, segment in enumerate(segments):
             record = segment.get(fingerprint)  # in one step, as another thread may ask
             if record is not None:
                 return record, number
-        return None, len(segments)
+        return None, len(self._rooms)
 
     def _use(self, fingerprint: int, now: int) -> None:
         """Move a block to the front, and the overflow of each segment on to the next."""
@@ -422,11 +449,13 @@ class WatchCore:
         for place, room in enumerate(self._rooms):
             while len(segments[place]) > room:
                 moved, its_record = segments[place].popitem(last=False)
-                if place + 1 < len(segments):
+                if place + 1 < len(self._rooms):
                     segments[place + 1][moved] = its_record
+        if segments[-1] and sum(map(len, segments)) > sum(self._rooms):
+            segments[-1].popitem(last=False)
 
     def _use_unseen(self, missing: Sequence[BlockHash], now: int) -> None:
-        """Use the sampled blocks of a store that no lookup has shown, last first.
+        """Use the sampled blocks of a store that no lookup since a reset has shown, last first.
 
         Generated tokens are stored and not asked for; they take room as others do.
         """
@@ -434,7 +463,7 @@ class WatchCore:
             (key, fingerprint)
             for key in missing
             if _sample_of(fingerprint := hash_key(key, self._secret)) < self._sample_below
-            and self._at(fingerprint)[0] is None
+            and self._at(fingerprint)[1] == len(self._rooms)
         ]
         quarters = set()
         for key, fingerprint in unseen:
@@ -484,6 +513,7 @@ _COUNTS = (
     "declined",
     "refused",
     "failed",
+    "resets",
     "untracked",
     "tail_missed_tokens",  # of an integration whose engine has several KV groups
 )

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvoffload import BlockHash
@@ -26,7 +26,7 @@ from kvoffload.managers._watching import (
 from kvoffload.policies import registry
 
 from .estimate import Point, make_point
-from .minis import Miniature, miniature_bias
+from .minis import Miniature, Request, Totals, miniature_bias
 from .overdue import Overdue, find_overdue
 
 __all__ = ["Explanation", "Watch", "WatchReport"]
@@ -37,16 +37,14 @@ SNAPSHOTS = 15
 """Snapshots of the counters per window, which is exact to this part."""
 IN_FLIGHT = 0.02
 """Share of requests that met a block being stored, or were refused, above which points are
-marked."""
+marked; miniatures of LRU begin before that, if they can."""
 TAILS = 0.05
 """Tokens that windows or states kept from being loaded, relative to the hits, above which points
 are marked."""
-OVERLAP_REQUESTS = 16
-"""Requests from which on overlap is judged."""
-LEAST_MET = 4
-"""Least number of requests that met a block being stored: one by chance says nothing."""
-LONGEST_JUDGED = 1024
-"""Requests after which the judgement of overlap starts anew."""
+OVERLAPPING = 16
+"""Such requests in a window from which on LRU has miniatures."""
+LEAST_OVERLAPPING = 4
+"""The same where they are a larger share than `IN_FLIGHT`: one by chance says nothing."""
 MOST_SIZES = 12
 REMEMBERED = 8.0
 """Least length of the LRU list, times the memory, whatever sizes are asked about."""
@@ -99,10 +97,12 @@ class WatchReport:
     seconds : float
         Length of the window so far.
     requests, asked, missed : int
-        Lookups, their blocks, and those that were no hit. Exact, as the next six are.
+        Lookups, their blocks, and those that were no hit. Exact, as the next seven are.
     stored, evicted, declined, refused, failed : int
         Blocks given a slot, evicted, not admitted; stores refused (calls); blocks whose store
         failed.
+    resets : int
+        Resets of the manager's cache, which empty the shadows, too.
     tail_missed_tokens : int
         Tokens that the full KV groups of an engine had and a window or a state kept from being
         loaded: a part of the misses. 0 where the manager is not told of groups.
@@ -130,6 +130,7 @@ class WatchReport:
     declined: int
     refused: int
     failed: int
+    resets: int
     tail_missed_tokens: int
     points: tuple[Point, ...]
     sampled_missed: dict[str, int]
@@ -156,15 +157,16 @@ class _Snapshot:
 
     time: int  # ms
     counts: dict[str, Any]
-    minis: tuple[tuple[int, ...], ...]
+    minis: tuple[Totals, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Overlap:
-    """The state when the miniatures' stores began to overlap."""
+    """The state when the miniatures' stores began to overlap, none for those of the start."""
 
-    cold: dict[float, float]  # by memory: blocks that LRU held and a new miniature does not
-    before: dict[tuple[str, float], tuple[int, int]]  # misses and stores of the list till then
+    cold: dict[float, float]  # by memory: blocks that LRU held and a new miniature did not
+    before: dict[tuple[str, float], tuple[int, int]]  # misses and stores that only the list had
+    resets: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,12 +265,7 @@ class Watch:
         self._planned = self._subject = _Subject(None, 0, 0.0, 0.0, [], None)
         self._snapshots: deque[_Snapshot] = deque()
         self._logged: set[int] = set()
-        self._taken: tuple[int, ...] = (
-            0,
-            0,
-            0,
-        )  # requests, those that met a block being stored, refused stores
-        self._judged_from: tuple[int, ...] = (0, 0, 0)
+        self._taken = 0  # requests whose keys were taken
         self._overlap: _Overlap | None = None
         self._lock = threading.RLock()
 
@@ -307,7 +304,7 @@ class Watch:
         self._core = core
         self._subject = self._planned
         self._logged.clear()
-        self._taken = self._judged_from = (0, 0, 0)
+        self._taken = 0
         self._overlap = None
         self._snapshots.clear()
         self._snapshots.append(self._snapshot())
@@ -323,71 +320,83 @@ class Watch:
 
     def _take_keys(self) -> None:
         core = self._core
-        *taken, lag = core.progress()
-        start, self._taken = self._taken, tuple(taken)
-        if self._overlap is None:
-            self._judge_overlap(tuple(taken))
+        num_requests, *_, lag = core.progress()
+        start, self._taken = self._taken, num_requests
+        begins = self._overlap is None and self._stores_overlap()
+        if begins:
+            self._add_lru()
         for quarter, keys in enumerate(core.take_keys()):
-            requests: list[tuple[list[BlockHash], int, int | None]] = []
-            part: list[BlockHash] = []
-            first, end = 0, None
-            for key in keys:
-                if key is None:
-                    requests.append((part, first, end))
-                    part, first, end = [], 0, None
-                elif key is Ellipsis:
-                    first = len(part)
-                elif key is NotImplemented:
-                    end = len(part)
-                else:
-                    part.append(key)
-            if self._overlap is None:
-                for mini in self._subject.minis:
-                    mini.feed(quarter, requests)
-                continue
+            stretches = _requests_between_resets(keys)
             # Which request is which is not kept: they are spread over those since the last time.
-            step = (taken[0] - start[0]) / max(1, len(requests))
-            numbers = [start[0] + (place + 1) * step for place in range(len(requests))]
-            for mini in self._subject.minis:
-                mini.feed_overlapping(quarter, requests, numbers, lag, waits=core.waits_for_stores)
+            step = (num_requests - start) / max(1, sum(map(len, stretches)))
+            number = float(start)
+            for after, requests in enumerate(stretches):
+                numbers = [number + (place + 1) * step for place in range(len(requests))]
+                number += len(requests) * step
+                for mini in self._subject.minis:
+                    if after:
+                        mini.reset(quarter)
+                    if self._overlap is None:
+                        mini.feed(quarter, requests)
+                    else:
+                        mini.feed_overlapping(
+                            quarter, requests, numbers, lag, waits=core.waits_for_stores
+                        )
+        if begins and start:
+            self._start_anew()
         now = core.now()
         if now >= core.next_due:
             core.next_due = self._next_due(now)
             self._keep(self._snapshot())
             self.overdue()
 
-    def _judge_overlap(self, taken: tuple[int, ...]) -> None:
-        """Let the stores of miniatures overlap where the manager's do, in a new window.
-
-        LRU is then simulated by miniatures as well: the list knows no store that is under way.
-        """
-        requests, met, refused = (
-            new - old for new, old in zip(taken, self._judged_from, strict=True)
-        )
-        if requests < OVERLAP_REQUESTS:
-            return
-        if met + refused < LEAST_MET or not _overlap(requests, met, refused):
-            if requests > LONGEST_JUDGED:
-                self._judged_from = taken
-            return
-        subject, counts = self._subject, self._core.counts()
+    def _stores_overlap(self) -> bool:
+        """Return whether the manager's stores overlap in the window, and minis can show how."""
+        subject, past = self._subject, self._snapshots[0].counts
         if subject.plan is None or subject.policy is None or not subject.plan.keeps_keys:
+            return False
+        *taken, _ = self._core.progress()
+        before = past["requests"], past["met_pending"], past["refused"]
+        requests, met, refused = (new - old for new, old in zip(taken, before, strict=True))
+        if met + refused < LEAST_OVERLAPPING:
+            return False
+        # Requests longer than the memory are refused whatever is under way.
+        present = self.memory.index(1.0)
+        long_requests = self._core.counts()["long_requests"][present]
+        overlapping: int = met + max(0, refused - (long_requests - past["long_requests"][present]))
+        return overlapping >= LEAST_OVERLAPPING and (
+            overlapping >= OVERLAPPING or overlapping > IN_FLIGHT * requests
+        )
+
+    def _add_lru(self) -> None:
+        """Simulate LRU by miniatures, too: the list knows no store that is under way."""
+        self._overlap = _Overlap({}, {}, 0)
+        fresh = [
+            Miniature("lru", memory, self._subject.policy_slots * memory, self._QUARTERS)
+            for memory in self.memory
+        ]
+        self._subject.minis.extend(fresh)
+        nothing = tuple(mini.totals() for mini in fresh)
+        self._snapshots = deque(
+            replace(each, minis=each.minis + nothing) for each in self._snapshots
+        )
+
+    def _start_anew(self) -> None:
+        """Begin a window now that there are miniatures of LRU, and note what they have missed."""
+        subject, counts = self._subject, self._core.counts()
+        if subject.plan is None:
             return
-        long_requests = counts["long_requests"][self.memory.index(1.0)]
-        if not _overlap(requests, met, max(0, refused - long_requests)):
-            return
-        cold, before = {}, {}
         share = subject.plan.policy_below / subject.plan.sample_below
-        for size, memory in enumerate(self.memory):
-            cold[memory] = share * sum(sum(each[: size + 1]) for each in counts["listed"])
+        cold, before = {}, {}
+        for mini in subject.minis:
+            if mini.policy != "lru":
+                continue
+            size = self.memory.index(mini.memory)
             missed = sum(_lru_misses(counts["policy_judged"], size))
-            before["lru", memory] = (missed, missed)
-        self._overlap = _Overlap(cold, before)
-        if subject.policy == "lru":
-            subject.minis.extend(
-                Miniature("lru", memory, subject.policy_slots * memory, self._QUARTERS)
-                for memory in self.memory
-            )
+            own = mini.totals()
+            cold[mini.memory] = share * counts["held"][size] - sum(own.resident)
+            before["lru", mini.memory] = (missed - sum(own.missed), missed - sum(own.stored))
+        self._overlap = _Overlap(cold, before, counts["resets"])
         self._snapshots.clear()
         self._snapshots.append(self._snapshot())
 
@@ -435,8 +444,9 @@ class Watch:
             declined=counts["declined"],
             refused=counts["refused"],
             failed=counts["failed"],
+            resets=counts["resets"],
             tail_missed_tokens=counts["tail_missed_tokens"],
-            points=tuple(self._points(counts, after, before, every["listed"])),
+            points=tuple(self._points(counts, after, before, every["fullest"])),
             sampled_missed=dict(zip(CAUSES, counts["causes"], strict=True)),
             sampled_evicted=unused + used,
             sampled_unused=unused,
@@ -546,12 +556,10 @@ class Watch:
             missed = sum(_lru_misses(counts["policy_judged"], size))
             shadows["lru", memory] = (missed, missed)
         for mini in self._subject.minis:
-            totals = mini.totals()
-            parts = self._QUARTERS
-            missed, stored = sum(totals[:parts]), sum(totals[parts : 2 * parts])
+            own = mini.totals()
             key = (mini.policy, mini.memory)
             former = self._overlap.before.get(key, (0, 0)) if self._overlap else (0, 0)
-            shadows[key] = (former[0] + missed, former[1] + stored)
+            shadows[key] = (former[0] + sum(own.missed), former[1] + sum(own.stored))
         return {**counts, "shadows": shadows, "policy": self._subject.policy}
 
     # -- parts ---------------------------------------------------------------------------------
@@ -573,10 +581,10 @@ class Watch:
 
     def _snapshot(self) -> _Snapshot:
         counts = self._core.counts()
-        for name in ("unused_ages", "stored_ages", "listed", "open"):
+        for name in ("unused_ages", "stored_ages", "held", "fullest", "open"):
             del counts[name]
         return _Snapshot(
-            self._core.now(), counts, tuple(tuple(m.totals()) for m in self._subject.minis)
+            self._core.now(), counts, tuple(mini.totals() for mini in self._subject.minis)
         )
 
     def _keep(self, snapshot: _Snapshot, *, append: bool = True) -> None:
@@ -592,7 +600,7 @@ class Watch:
         counts: dict[str, Any],
         after: _Snapshot,
         before: _Snapshot,
-        listed: list[list[int]],
+        fullest: list[int],
     ) -> Iterable[Point]:
         """Yield the points of the LRU curve, then those of the miniature managers."""
         subject = self._subject
@@ -604,13 +612,10 @@ class Watch:
         block_tokens = self._core.block_tokens
         hit_tokens = (counts["asked"] - counts["missed"]) * (block_tokens or 0)
         tails = ("tails",) if counts["tail_missed_tokens"] > TAILS * hit_tokens else ()
-        totals = [
-            [a - b for a, b in zip(new, old, strict=True)]
-            for new, old in zip(after.minis, before.minis, strict=True)
-        ]
+        totals = [new.since(old) for new, old in zip(after.minis, before.minis, strict=True)]
         live = next(
             (
-                total[:quarters]
+                total.missed
                 for mini, total in zip(self._subject.minis, totals, strict=True)
                 if (mini.policy, mini.memory) == (subject.policy, 1.0) and mini.policy != "lru"
             ),
@@ -620,9 +625,8 @@ class Watch:
         def marks(memory: float, *, overlaps: bool) -> tuple[str, ...]:
             nearest = min(range(len(self.memory)), key=lambda size: abs(self.memory[size] - memory))
             room = subject.slots * memory
-            held = sum(sum(each[: nearest + 1]) for each in listed)
             found = [*tails]
-            if held < math.floor(room * 0.99) - quarters:
+            if fullest[nearest] < math.floor(room * 0.99) - quarters:
                 found.append("filling")
             if overlaps:
                 return tuple(found)  # a miniature refuses as the manager does
@@ -637,18 +641,18 @@ class Watch:
             policy: str,
             memory: float,
             slots: float,
-            base: list[int],
-            shadow: list[int],
+            base: Sequence[int],
+            shadow: Sequence[int],
             *,
-            stored: list[int],
+            stored: Sequence[int],
             bias: float,
             more: tuple[str, ...] = (),
             overlaps: bool = False,
         ) -> Point:
             if self._subject.policy is None:
-                return Point(policy, memory, reason="own_policy")
+                return Point(policy, memory, reason="own_policy", resets=counts["resets"])
             if block_tokens is None:
-                return Point(policy, memory, reason="no_full_group")
+                return Point(policy, memory, reason="no_full_group", resets=counts["resets"])
             return make_point(
                 policy,
                 memory,
@@ -660,30 +664,35 @@ class Watch:
                 stored=stored,
                 bias=bias,
                 marks=(*marks(memory, overlaps=overlaps), *more),
+                resets=counts["resets"],
             )
 
         # Both sides of a ratio must be of the same sample.
         judged = counts["judged" if live is None else "policy_judged"]
-        lru = {memory: _lru_misses(judged, size) for size, memory in enumerate(self.memory)}
+        lru: dict[float, Sequence[int]] = {
+            memory: _lru_misses(judged, size) for size, memory in enumerate(self.memory)
+        }
         slots = subject.slots
-        own = {
-            mini.memory: total[:quarters]
+        own: dict[float, Sequence[int]] = {
+            mini.memory: total.missed
             for mini, total in zip(subject.minis, totals, strict=True)
             if mini.policy == "lru"
         }
         if own:
             lru, slots = own, subject.policy_slots
         base = live if live is not None else lru[1.0]
+        cold = self._cold(counts, before, base)
+        cold_base = 0.0 if live is not None else cold[1.0]
         for memory, shadow in lru.items():
             bias = miniature_bias(subject.policy_slots) if live is not None else 0.0
-            bias += self._cold(counts, base, memory) if own else 0.0
+            bias += max(cold[memory], cold_base)
             at = slots * memory
             yield point(
                 "lru", memory, at, base, shadow, stored=shadow, bias=bias, overlaps=bool(own)
             )
         if live is None and not own:
             base = _lru_misses(counts["policy_judged"], present)
-        for mini, after_now, total in zip(subject.minis, after.minis, totals, strict=True):
+        for mini, total in zip(subject.minis, totals, strict=True):
             if mini.policy == "lru":
                 continue
             at = subject.policy_slots * mini.memory
@@ -693,18 +702,30 @@ class Watch:
                 mini.memory,
                 at,
                 base,
-                base if counted else total[:quarters],
-                stored=total[quarters : 2 * quarters],
-                bias=miniature_bias(at) + (self._cold(counts, base, 1.0) if own else 0.0),
-                more=() if counted else mini.marks(after_now),
+                base if counted else total.missed,
+                stored=total.stored,
+                bias=miniature_bias(at) + cold_base,
+                more=() if counted else mini.marks(total, counts["resets"]),
             )
 
-    def _cold(self, counts: dict[str, Any], base: Sequence[int], memory: float) -> float:
-        """Return the possible shift of a point by blocks that LRU held before its miniatures."""
-        if self._overlap is None or not counts["asked"]:
-            return 0.0
-        missed = float(counts["missed"] / counts["asked"])
-        return missed * self._overlap.cold[memory] / (sum(base) or 1)
+    def _cold(
+        self, counts: dict[str, Any], before: _Snapshot, base: Sequence[int]
+    ) -> dict[float, float]:
+        """Return by memory the possible shift of a point by blocks that only the list held.
+
+        The miniatures of LRU began without the blocks that LRU held at that time. A miniature that
+        is full when the window begins no longer lacks any; and a reset takes them from LRU, too.
+        """
+        cold = dict.fromkeys(self.memory, 0.0)
+        overlap = self._overlap
+        if overlap is None or not counts["asked"] or before.counts["resets"] > overlap.resets:
+            return cold
+        scale = counts["missed"] / counts["asked"] / (sum(base) or 1)
+        for mini, totals in zip(self._subject.minis, before.minis, strict=True):
+            if mini.policy == "lru":
+                lacking = min(overlap.cold.get(mini.memory, 0.0), mini.slots - sum(totals.resident))
+                cold[mini.memory] = scale * max(0.0, lacking)
+        return cold
 
 
 def _overlap(requests: int, met: int, refused: int) -> bool:
@@ -729,6 +750,26 @@ def bin_start(number: int) -> int:
     if number < 8:
         return number
     return (8 + number % 8) << (number // 8 - 1)
+
+
+def _requests_between_resets(keys: Iterable[Any]) -> list[list[Request]]:
+    """Return the requests that a core kept the keys of, in stretches: a reset is between two."""
+    stretches: list[list[Request]] = [[]]
+    part: list[BlockHash] = []
+    first, end = 0, None
+    for key in keys:
+        if key is None:
+            stretches[-1].append((part, first, end))
+            part, first, end = [], 0, None
+        elif key is False:
+            stretches.append([])
+        elif key is Ellipsis:
+            first = len(part)
+        elif key is NotImplemented:
+            end = len(part)
+        else:
+            part.append(key)
+    return stretches
 
 
 def _lru_misses(judged: Sequence[Sequence[int]], size: int) -> list[int]:

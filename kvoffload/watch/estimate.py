@@ -45,6 +45,8 @@ class Point:
     marks : tuple of str
         What may shift the point: ``"filling"``, ``"long_requests"``, ``"in_flight"``,
         ``"learning"``, ``"biased"``, ``"tails"``.
+    resets : int
+        Resets of the cache in the window; the hit ratio is that of a memory reset as often.
     """
 
     policy: str
@@ -54,6 +56,7 @@ class Point:
     stores_per_block: float | None = None
     reason: str | None = None
     marks: tuple[str, ...] = ()
+    resets: int = 0
 
 
 def estimate(
@@ -110,6 +113,7 @@ def make_point(
     stored: Sequence[float],
     bias: float = 0.0,
     marks: tuple[str, ...] = (),
+    resets: int = 0,
 ) -> Point:
     """Return a point, withheld with a reason where there is not enough data.
 
@@ -130,17 +134,19 @@ def make_point(
         As `estimate` has it.
     marks : tuple of str
         Marks of the point.
+    resets : int
+        Resets in the window.
 
     Returns
     -------
     Point
     """
     if slots < LEAST_SLOTS:
-        return Point(policy, memory, reason="few_slots", marks=marks)
+        return Point(policy, memory, reason="few_slots", marks=marks, resets=resets)
     if asked == 0 or sum(base) < LEAST_MISSES:
-        return Point(policy, memory, reason="few_misses", marks=marks)
+        return Point(policy, memory, reason="few_misses", marks=marks, resets=resets)
     hit_ratio, error = estimate(missed / asked, base, shadow, bias)
     if error > WIDEST:
-        return Point(policy, memory, reason="wide", marks=marks)
+        return Point(policy, memory, reason="wide", marks=marks, resets=resets)
     stores = missed / asked * sum(stored) / sum(base)
-    return Point(policy, memory, hit_ratio, error, stores, None, marks)
+    return Point(policy, memory, hit_ratio, error, stores, None, marks, resets)

@@ -23,6 +23,7 @@ _EXACT = {
     "declined_blocks": "declined",
     "refused_stores": "refused",
     "failed_blocks": "failed",
+    "resets": "resets",
     "tail_missed_tokens": "tail_missed_tokens",
 }
 

@@ -7,25 +7,44 @@ Source
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvoffload import BlockHash, CPUOffloadingManager
 from kvoffload.policies import registry
 
-__all__ = ["Miniature", "miniature_bias"]
+__all__ = ["Miniature", "Request", "Totals", "miniature_bias"]
 
 BIAS = 0.0075
 """Possible error of a miniature of 512 slots besides the one that its quarters show; with n slots,
 in proportion to 1 / sqrt(n). Measured with `asv_benchmarks/watch.py policies`."""
+LEARNT = 4
+"""Times what a policy learns from that it is asked for between two resets, on average, for points
+without a mark: it learns in a quarter of the time."""
 
-_Request = tuple[list[BlockHash], int, int | None]
+Request = tuple[list[BlockHash], int, int | None]
 """Its keys, and which of them it asked for: from one place to before another, or to the end."""
 
 
 def miniature_bias(slots: float) -> float:
     """Return the possible error of a miniature with `slots` slots in four quarters."""
     return BIAS * math.sqrt(512 / slots) if slots else math.inf
+
+
+class Totals(NamedTuple):
+    """Counts of a miniature, each by quarter."""
+
+    missed: tuple[int, ...]
+    stored: tuple[int, ...]
+    asked: tuple[int, ...]
+    resident: tuple[int, ...]  # at present
+
+    def since(self, before: Totals) -> Totals:
+        """Return the change of each."""
+        pairs = zip(self, before, strict=True)
+        return Totals(*(tuple(map(operator.sub, new, old)) for new, old in pairs))
 
 
 class Miniature:
@@ -53,8 +72,9 @@ class Miniature:
         self._pending: list[deque[tuple[float, list[BlockHash]]]] = [
             deque() for _ in range(quarters)
         ]
+        self._reset_at = [0] * quarters  # blocks asked for by then
 
-    def feed(self, quarter: int, requests: Sequence[_Request]) -> None:
+    def feed(self, quarter: int, requests: Sequence[Request]) -> None:
         """Serve requests with the manager of a quarter, as an engine would."""
         if self._pending[quarter]:
             self._complete(quarter, math.inf)
@@ -63,7 +83,7 @@ class Miniature:
     def feed_overlapping(
         self,
         quarter: int,
-        requests: Sequence[_Request],
+        requests: Sequence[Request],
         numbers: Sequence[float],
         lag: float,
         *,
@@ -86,24 +106,40 @@ class Miniature:
             if output is not None and output.block_hashes_to_store:
                 self._pending[quarter].append((number, output.block_hashes_to_store))
 
+    def reset(self, quarter: int) -> None:
+        """Reset the manager of a quarter with what is under way."""
+        manager = self.managers[quarter]
+        manager.reset_cache()
+        self._pending[quarter].clear()
+        self._reset_at[quarter] = manager.stats()["lookup_blocks"]
+
     def _complete(self, quarter: int, before: float) -> None:
         """Complete the stores of the requests before a number."""
         pending = self._pending[quarter]
         while pending and pending[0][0] < before:
             self.managers[quarter].complete_store(pending.popleft()[1])
 
-    def totals(self) -> list[int]:
-        """Return the misses of each quarter, then the stored blocks, then those asked for."""
+    def totals(self) -> Totals:
+        """Return what each quarter has counted, and holds."""
         stats = [manager.stats() for manager in self.managers]
-        missed = [each["lookup_blocks"] - each["hit_blocks"] for each in stats]
-        stored = [each["stored_blocks"] for each in stats]
-        return missed + stored + [each["lookup_blocks"] for each in stats]
+        return Totals(
+            missed=tuple(each["lookup_blocks"] - each["hit_blocks"] for each in stats),
+            stored=tuple(each["stored_blocks"] for each in stats),
+            asked=tuple(each["lookup_blocks"] for each in stats),
+            resident=tuple(each["resident"] for each in stats),
+        )
 
-    def marks(self, totals: Sequence[int]) -> tuple[str, ...]:
-        """Return the marks of its points besides those of all points, given its `totals`."""
+    def marks(self, window: Totals, resets: int) -> tuple[str, ...]:
+        """Return the marks of its points besides those of all points.
+
+        After each of the `resets` in the `window` a policy learns anew.
+        """
         entry = registry.parse(self.policy).entry
         if not entry.scales:
             return ("biased",)
-        if min(totals[-len(self.managers) :]) < entry.warm_up_blocks:
-            return ("learning",)
-        return ()
+        if resets:
+            least = min(window.asked) / (LEARNT * (1 + resets))
+        else:
+            asked = self.totals().asked
+            least = min(now - then for now, then in zip(asked, self._reset_at, strict=True))
+        return ("learning",) if least < entry.warm_up_blocks else ()

@@ -87,7 +87,7 @@ class View:
         Number of watches.
     policy : str
         The policies in use, separated by commas.
-    capacity, asked, missed, stored, evicted, declined, refused, failed : float
+    capacity, asked, missed, stored, evicted, declined, refused, failed, resets : float
         Sums; those of counters since the last look, or since the start.
     tail_missed_tokens : float
         Sum of tokens that windows or states kept from being loaded, likewise.
@@ -113,6 +113,7 @@ class View:
     declined: float
     refused: float
     failed: float
+    resets: float
     tail_missed_tokens: float
     shadows: tuple[Shadow, ...]
     causes: dict[str, float]
@@ -229,6 +230,7 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
         declined=total("declined_blocks"),
         refused=total("refused_stores"),
         failed=total("failed_blocks"),
+        resets=total("resets"),
         tail_missed_tokens=total("tail_missed_tokens"),
         shadows=shadows,
         causes=causes,

@@ -50,8 +50,9 @@ def test_the_same_decisions_with_a_watch(cache_policy):
         assert all(seen.values()), seen
 
 
+@pytest.mark.parametrize("every", [10**6, 60])
 @pytest.mark.parametrize("rate", [1.0, 0.3])
-def test_requests_one_by_one_are_judged_as_the_library_judges_lookups(rate):
+def test_requests_one_by_one_are_judged_as_the_library_judges_lookups(rate, every):
     """The two differ only in how a request is reported."""
     rng = random.Random(SEED)
     chains = []
@@ -59,10 +60,13 @@ def test_requests_one_by_one_are_judged_as_the_library_judges_lookups(rate):
         shared = rng.choice(chains)[: rng.randint(0, 20)] if chains else []
         fresh = range(len(shared), rng.randint(len(shared) + 1, 30))
         chains.append(shared + keys_of(f"{number:02}", fresh))
-    options = {"memory": (0.5, 2, 16), "policies": (), "max_rate": rate}
+    options = {"memory": (0.5, 2, 16), "policies": ("arc",), "max_rate": rate}
     ours = watched(120, **options)
     library = CPUOffloadingManager(16, 120, "lru", watch=watch_all(**options))
-    for _ in range(400):
+    for number in range(1, 401):
+        if number % every == 0:
+            ours.reset_cache()
+            library.reset_cache()
         chain = rng.choice(chains)
         Request(ours, chain).run()
         hits = library.lookup(chain)
@@ -76,6 +80,7 @@ def test_requests_one_by_one_are_judged_as_the_library_judges_lookups(rate):
             library.complete_store(output.block_hashes_to_store)
     counters, expected = ours.watch.counters(), library.watch.counters()
     assert counters == expected
+    assert counters["resets"] == 400 // every
     assert counters["evicted"] > 100
     assert sum(counters["causes"]) > 100
     assert ours.watch.report().points == library.watch.report().points
@@ -302,6 +307,27 @@ def test_a_request_that_only_looked_up_has_not_accessed_anything(begins):
     counters = manager.watch.counters()
     # A key without a position is asked for if any is.
     assert (counters["requests"], counters["asked"]) == ((0, 0) if begins else (1, 3))
+
+
+def test_a_reset_leaves_requests_uncounted_that_were_under_way():
+    manager = watched(20, policies=("arc",))
+    keys = keys_of("a", range(4))
+    first = Request(manager, keys)
+    first.store(keys[:2])
+    manager.reset_cache()
+    first.store(keys[2:])
+    first.finish()
+    counters = manager.watch.counters()
+    assert (counters["requests"], counters["asked"], counters["resets"]) == (0, 0, 1)
+    # What it stored since takes room.
+    again = Request(manager, keys[2:])
+    assert again.hits == keys[2:]
+    again.run()
+    judged = [sum(some) for some in zip(*manager.watch.counters()["judged"], strict=True)]
+    assert sum(judged[:-1]) == 2
+    (mini,) = manager.watch._subject.minis
+    assert sum(each.stats()["hit_blocks"] for each in mini.managers) == 2
+    manager._check()
 
 
 def test_waste():

@@ -257,7 +257,16 @@ def test_a_clock_that_goes_back_stops_the_time(twin):
     store(manager, [B])
 
 
-def test_where_stores_overlap_the_points_are_right_and_without_marks(twin):
+@pytest.mark.parametrize(
+    ("policy", "capacity", "sizes"),
+    [
+        ("lru", 520, (2.0, 4.0)),
+        ("slru", 520, (1.0,)),
+        ("arc", 520, (1.0,)),
+        ("slru", 1_200, (2.0,)),
+    ],
+)
+def test_where_stores_overlap_the_points_are_right_and_without_marks(twin, policy, capacity, sizes):
     """Chats go on before their last turns are stored; stores that end at once would hit those."""
     rng = random.Random(7)
     asked = []
@@ -268,24 +277,102 @@ def test_where_stores_overlap_the_points_are_right_and_without_marks(twin):
         asked.append([block_hash(1000 * chat + each) for each in range(5 * turns)])
         chats[place] = (chat, turns + 1) if turns < 20 else (number, 1)
     manager = watched(twin, max_rate=1.0, slots=2**20, policy_slots=2**20).CPUOffloadingManager(
-        16, 520
+        16, capacity, policy
     )
     overlapped(manager, asked, 24)
     assert manager.watch._core.progress()[3] == pytest.approx(24, abs=0.5)
     points = {p.memory: p for p in manager.watch.report().points if p.policy == "lru"}
     blocks = sum(map(len, asked))
-    for memory in (2.0, 4.0):
-        truth = overlapped(twin.CPUOffloadingManager(16, int(520 * memory)), asked, 24) / blocks
-        plain = overlapped(twin.CPUOffloadingManager(16, int(520 * memory)), asked, 0) / blocks
+    for memory in sizes:
+        size = int(capacity * memory)
+        truth = overlapped(twin.CPUOffloadingManager(16, size), asked, 24) / blocks
+        plain = overlapped(twin.CPUOffloadingManager(16, size), asked, 0) / blocks
         assert plain - truth > 0.1
         assert points[memory].hit_ratio == pytest.approx(truth, abs=0.03)
         assert "in_flight" not in points[memory].marks
     # What was counted before goes on; the miniatures of other policies are not known to be right.
     counters = manager.watch.counters()
-    assert counters["shadows"]["lru", 1.0][0] == pytest.approx(counters["missed"], rel=0.05)
+    assert counters["shadows"][policy, 1.0][0] == pytest.approx(counters["missed"], rel=0.05)
     others = [p for p in manager.watch.report().points if p.policy == "hit-density"]
     assert all("in_flight" in point.marks for point in others)
     manager._check()
+
+
+def meet(manager: Any, number: int) -> None:
+    """Ask as often for a block that is being stored."""
+    output = manager.prepare_store([A])
+    for _ in range(number):
+        manager.lookup([A])
+    manager.complete_store(output.block_hashes_to_store)
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru"])
+@pytest.mark.parametrize(
+    ("before", "overlapping", "begin"),
+    [
+        (0, 3, False),
+        (0, 4, True),
+        (190, 4, True),
+        (400, 4, False),
+        (990, 15, False),
+        (990, 16, True),
+    ],
+)
+def test_lru_has_miniatures_from_the_first_requests_that_overlap(
+    twin, policy, before, overlapping, begin
+):
+    manager = whole(twin, 500, policy)
+    for number in range(before):
+        serve(manager, [block_hash(1000 + number)])
+    meet(manager, overlapping)
+    report = manager.watch.report()
+    minis = [mini.memory for mini in manager.watch._subject.minis if mini.policy == "lru"]
+    assert minis == (list(manager.watch.memory) if begin else [])
+    # Those of the start have seen all that the list has; else the window is theirs.
+    assert report.requests == (0 if begin and before else before + overlapping)
+
+
+def test_the_counters_of_lru_go_on_when_its_miniatures_begin(twin):
+    """The requests since the last time are those of the miniatures, and are counted once."""
+    manager = whole(twin, 500, "slru")
+    for number in range(300):
+        serve(manager, [block_hash(1000 + number)])
+    before = manager.watch.counters()
+    assert before["shadows"]["lru", 1.0] == (300, 300)
+    for number in range(60):
+        serve(manager, [block_hash(2000 + number)])
+    meet(manager, 20)
+    after = manager.watch.counters()
+    assert manager.watch._overlap is not None
+    for memory in manager.watch.memory:
+        assert after["shadows"]["lru", memory] == (360, 360)
+    serve(manager, [block_hash(3000)])
+    for memory in manager.watch.memory:
+        assert manager.watch.counters()["shadows"]["lru", memory] == (361, 361)
+
+
+def test_what_lru_held_before_its_miniatures_is_in_the_error_until_they_are_full(twin):
+    clock = Clock()
+    manager = whole(twin, 300, "slru", clock=clock, window=60.0, memory=(1,))
+    subject = manager.watch._subject
+
+    def possible_shift() -> float:
+        manager.watch.report()
+        before = manager.watch._snapshots[0]
+        counts = {"asked": 100, "missed": 100, "resets": 0}
+        return manager.watch._cold(counts, before, [100])[1.0]
+
+    for number in range(300):
+        serve(manager, [block_hash(1000 + number)])
+    manager.watch.report()
+    meet(manager, 20)
+    assert possible_shift() == pytest.approx(2.99)
+    for number in range(60):
+        clock.seconds += 4
+        for place in range(10):
+            serve(manager, [block_hash(10_000 + 10 * number + place)])
+    assert [mini.policy for mini in subject.minis].count("lru") == 1
+    assert possible_shift() == 0
 
 
 def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(twin):
@@ -320,7 +407,7 @@ def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(
 
 
 def test_stores_refused_for_want_of_room_mark_the_points(twin):
-    manager = whole(twin, 4, memory=(1, 2))
+    manager = whole(twin, 4, memory=(1, 2), policies=())
     held = manager.prepare_store([A, B, C])
     for number in range(5):
         assert manager.prepare_store(block_hashes(100 + 2 * number, 101 + 2 * number)) is None
