@@ -230,7 +230,7 @@ def panels() -> Iterator[Panel]:
         "Blocks",
         "timeseries",
         "cps",
-        "Blocks per second.",
+        "Blocks per second, and refused stores and resets of the cache.",
         tuple(
             Target(f"sum({of.rate(name)})", name.replace("_", " "))
             for name in (
@@ -241,6 +241,7 @@ def panels() -> Iterator[Panel]:
                 "declined_blocks",
                 "refused_stores",
                 "failed_blocks",
+                "resets",
             )
         ),
     )

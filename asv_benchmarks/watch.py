@@ -229,7 +229,7 @@ def pending(arguments: argparse.Namespace) -> None:
 def resets(arguments: argparse.Namespace) -> None:
     """Print the error of points without marks where the cache is reset again and again."""
     pooled: dict[bool, list[tuple[float, float]]] = defaultdict(list)
-    for name, trace in traces(arguments.traces, arguments.names):
+    for _, trace in traces(arguments.traces, arguments.names):
         keys = trace.keys()
         for percent, per_reset in product(PERCENT, REQUESTS_PER_RESET):
             capacity = trace.unique_blocks * percent // 100

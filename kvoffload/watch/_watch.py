@@ -684,7 +684,7 @@ class Watch:
         cold = self._cold(counts, before, base)
         cold_base = 0.0 if live is not None else cold[1.0]
         for memory, shadow in lru.items():
-            bias = miniature_bias(subject.policy_slots) if live is not None else 0.0
+            bias = miniature_bias(subject.policy_slots) if own or live is not None else 0.0
             bias += max(cold[memory], cold_base)
             at = slots * memory
             yield point(

@@ -21,8 +21,8 @@ BIAS = 0.0075
 """Possible error of a miniature of 512 slots besides the one that its quarters show; with n slots,
 in proportion to 1 / sqrt(n). Measured with `asv_benchmarks/watch.py policies`."""
 LEARNT = 4
-"""Times what a policy learns from that it is asked for between two resets, on average, for points
-without a mark: it learns in a quarter of the time."""
+"""Blocks asked for per reset, as a multiple of those that a policy learns from, below which its
+points are marked."""
 
 Request = tuple[list[BlockHash], int, int | None]
 """Its keys, and which of them it asked for: from one place to before another, or to the end."""

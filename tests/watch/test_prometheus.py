@@ -245,6 +245,7 @@ def expected(counted: Counted) -> dict[str, dict[Labels, float]]:
             ("failed", "blocks"),
         )
     }
+    blocks["Blocks|resets"] = {(): counted.sum("resets") * counted.second}
     panels = {
         "Does it pay?|hit ratio": {(): 1 - missed / asked},
         "What is watched|blocks of memory": {(): float(sum(each.capacity for each in every))},
