@@ -31,7 +31,7 @@ from kvoffload.tiers.epoch import epoch_text, new_epoch, parse_epoch
 from kvoffload.tiers.remote.shared import EPOCH_S
 from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import report, rounds, start
-from tests.tiers.inside import doubt, epoch_of, medium_of
+from tests.tiers.inside import ask_anew, doubt, epoch_of, medium_of
 from tests.tiers.places import (
     BLOCK,
     KEYS,
