@@ -62,10 +62,18 @@ def belady(
 ) -> tuple[int, int]:
     """Replay with knowledge of the future: an upper bound of every policy's hits.
 
-    A block that is not in the cache is stored if it is asked for again sooner than some block of
-    the cache: the one asked for last is evicted. Otherwise it bypasses the cache. A block that is
-    not asked for again leaves at once. A chain's blocks are asked for in order, so its tail leaves
-    first, and the cache holds prefixes.
+    Each use of a block is an opportunity to store it, whether the manager is asked for it or the
+    accelerator has it. Keeping a block until its next use is worth one hit if the manager is asked
+    for it then, and nothing if the accelerator has it: a block that is not worth keeping leaves at
+    once. Of the others, the one whose next use is last is evicted, or bypasses the cache.
+
+    No choice of blocks to store, keep and evict, made block by block in the order of the trace,
+    hits more: this picks as many as possible of the intervals between two uses, at most `capacity`
+    at a time. Every manager chooses in that way, because it evicts no block of the prompt that it
+    stores, or stores none before the last block that it loads, and obeys two rules besides: a
+    prompt hits only leading blocks, and loads before it stores. Without an accelerator in front,
+    and with ids that each follow one predecessor, those rules cost nothing: the tail of a chain is
+    used last, so the cache holds prefixes. Otherwise no manager may reach the bound.
 
     Parameters
     ----------
@@ -86,40 +94,38 @@ def belady(
     References
     ----------
     Belady, "A Study of Replacement Algorithms for a Virtual-Storage Computer", IBM Systems Journal
-    5(2), 1966; with bypass: Mattson et al., IBM Systems Journal 9(2), 1970.
+    5(2), 1966; with bypass: Mattson et al., IBM Systems Journal 9(2), 1970; as a choice of
+    intervals: Carlisle and Lloyd, "On the k-coloring of intervals", Discrete Applied Mathematics
+    59(3), 1995.
     """
-    is_asked, next_asked = _demands(trace, device_hits)
+    next_asked = _next_asked(trace, device_hits)
     end = trace.num_blocks
     blocks = array("I", trace.blocks.tobytes())
     in_cache = bytearray(trace.unique_blocks)
     size = hits = stored = 0
-    # Negated places of the next demand of what is in the cache, the last demand on top. An entry
-    # whose place has passed was followed by a newer one; such entries never come to the top.
-    demands: list[int] = []
+    # Negated places of the next use of what is in the cache, the last use on top. An entry whose
+    # place has passed was followed by a newer one; such entries never come to the top.
+    uses: list[int] = []
     most_entries = 2 * capacity + 1024
-    demanded, followed_by = is_asked.tobytes(), array("q", next_asked.tobytes())
-    for place, (block, asked, following) in enumerate(
-        zip(blocks, demanded, followed_by, strict=True)
-    ):
-        if in_cache[block]:
-            if not asked:
-                continue
+    followed_by = array("q", next_asked.tobytes())
+    for place, (block, following) in enumerate(zip(blocks, followed_by, strict=True)):
+        if in_cache[block]:  # until a use that the manager is asked for: this one
             hits += 1
             if following == end:
                 in_cache[block] = 0
                 size -= 1
                 continue
-            heapq.heappush(demands, -following)
-            if len(demands) > most_entries:
-                demands = [entry for entry in demands if -entry > place]
-                heapq.heapify(demands)
+            heapq.heappush(uses, -following)
+            if len(uses) > most_entries:
+                uses = [entry for entry in uses if -entry > place]
+                heapq.heapify(uses)
         elif following < end:
             if size < capacity:
                 size += 1
-                heapq.heappush(demands, -following)
-            elif capacity and -demands[0] > following:
-                in_cache[blocks[-demands[0]]] = 0
-                heapq.heapreplace(demands, -following)
+                heapq.heappush(uses, -following)
+            elif capacity and -uses[0] > following:
+                in_cache[blocks[-uses[0]]] = 0
+                heapq.heapreplace(uses, -following)
             else:
                 continue
             in_cache[block] = 1
@@ -127,23 +133,18 @@ def belady(
     return hits, stored
 
 
-def _demands(
-    trace: DecodedTrace, device_hits: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Return for each place whether the manager is asked for it, and the place of the next demand.
+def _next_asked(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return for each place that of the block's next use if the manager is asked for it then.
 
-    Without a next demand, that is the number of places.
+    Otherwise, or without a next use, that is the number of places.
     """
     end = trace.num_blocks
-    starts = trace.starts[:-1]
-    offsets = np.arange(end) - np.repeat(starts, np.diff(trace.starts))
-    is_asked = offsets >= np.repeat(device_hits, np.diff(trace.starts))
+    lengths = np.diff(trace.starts)
+    offsets = np.arange(end) - np.repeat(trace.starts[:-1], lengths)
+    is_asked = offsets >= np.repeat(device_hits, lengths)
     order = np.argsort(trace.blocks, kind="stable")
-    # Among the places of one block, in order: the nearest later one that is asked for.
-    ranks = np.where(is_asked[order], np.arange(end), end)
-    later = np.append(np.minimum.accumulate(ranks[::-1])[::-1][1:], end)
-    found = np.append(order, end)[later]
-    same = np.append(trace.blocks, 0)[found] == trace.blocks[order]
-    next_asked = np.empty(end, dtype=np.int64)
-    next_asked[order] = np.where(same & (found < end), found, end)
-    return is_asked, next_asked
+    before, after = order[:-1], order[1:]
+    is_worth = (trace.blocks[before] == trace.blocks[after]) & is_asked[after]
+    next_asked = np.full(end, end, dtype=np.int64)
+    next_asked[before[is_worth]] = after[is_worth]
+    return next_asked
