@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, device_hits, infinite_hits, simulate
+from kvoffload.replay import STEP_TOKENS, DecodedTrace, device_hits, infinite_hits, simulate
 from kvoffload.replay.group_replay import group_device_tokens
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.offline import INFINITE
@@ -82,6 +82,9 @@ class Setup:
     groups : GroupChunks or None
         The groups of the model, for blocks of `block_tokens` tokens; None where all layers are one
         full group. With them memories hold slots, and hits are tokens.
+    step_tokens : int or None
+        Tokens of a prompt that a scheduler step computes at most; None offers prompts whole. Has no
+        effect with `groups`, which have their own.
     """
 
     memory: int
@@ -94,6 +97,7 @@ class Setup:
     engine: Engine | None = None
     device_is_assumed: bool = False
     groups: GroupChunks | None = None
+    step_tokens: int | None = STEP_TOKENS
 
     @property
     def rates(self) -> Engine | None:
@@ -365,7 +369,9 @@ def advise(
         setup.replayed,
         distinct,
         device_blocks=setup.device_blocks,
+        block_tokens=setup.block_tokens,
         groups=setup.groups,
+        step_tokens=setup.step_tokens,
         jobs=jobs,
         progress=None if progress is None else lambda done: progress(spared + done),
     )

@@ -153,7 +153,16 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     capacity = _capacity(advice, advice.place)
     policies = []
     for policy in dict.fromkeys((chosen, VLLM_DEFAULT)):
-        hits = simulate_requests(trace, keys, policy, capacity, device_hits=front, groups=groups)
+        hits = simulate_requests(
+            trace,
+            keys,
+            policy,
+            capacity,
+            device_hits=front,
+            block_tokens=advice.setup.block_tokens,
+            groups=groups,
+            step_tokens=advice.setup.step_tokens,
+        )
         over_time, by_share = _over_time(hits, demand.asked), _by_share(hits, demand.asked)
         policies.append(PolicyDetails(policy, over_time, by_share))
     cells = []

@@ -91,7 +91,9 @@ def replay_grid(
     capacities: Sequence[int],
     *,
     device_blocks: int = 0,
+    block_tokens: int | None = None,
     groups: GroupChunks | None = None,
+    step_tokens: int | None = None,
     jobs: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> Grid:
@@ -107,8 +109,12 @@ def replay_grid(
         Capacities, blocks.
     device_blocks : int
         Blocks of the accelerator's own cache in front; 0 for none.
+    block_tokens : int, optional
+        Tokens per block, which `step_tokens` needs.
     groups : GroupChunks, optional
         The groups of the model; capacities, the accelerator's included, are slots then.
+    step_tokens : int, optional
+        Tokens of a scheduler step, as in `GridWork`.
     jobs : int
         Number of processes; 1 computes in this one.
     progress : callable, optional
@@ -126,7 +132,9 @@ def replay_grid(
         for capacity in capacities
     ]
     grid = Grid({}, {})
-    work = GridWork(trace, cells, PARTS, groups=groups)
+    work = GridWork(
+        trace, cells, PARTS, block_tokens=block_tokens, groups=groups, step_tokens=step_tokens
+    )
     for done, (cell, parts) in enumerate(run_grid(jobs, work), start=1):
         if cell.policy == BELADY:
             grid.belady[cell.capacity] = parts[0].hits

@@ -48,6 +48,7 @@ def as_object(subject: Subject) -> dict[str, object]:
         "block_bytes": setup.block_bytes,
         **groups_object(setup.groups),
         "memory": setup.memory,
+        "step_tokens": setup.step_tokens,
         "device_memory": setup.device_memory,
         "device_memory_assumed": setup.device_is_assumed,
         "device_hit_ratio": advice.device_hit_ratio,

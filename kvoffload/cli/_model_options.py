@@ -101,12 +101,15 @@ class CacheOptions:
         Workers that a layer is divided among.
     retention : Interval or None
         Where windows and states can be resumed.
+    step_tokens : int or None
+        Tokens of a scheduler step; has no effect where all layers are one full group.
     """
 
     model: ModelShape | None
     given_dtype: str | None
     tensor_parallel: int | None
     retention: Interval | None
+    step_tokens: int | None = None
 
     @property
     def dtype(self) -> str:
@@ -190,7 +193,7 @@ class CacheOptions:
             return None
         try:
             interval = 0 if self.retention is None else self.retention.tokens
-            return GroupChunks.of(layout, block_tokens, interval)
+            return GroupChunks.of(layout, block_tokens, interval, step_tokens=self.step_tokens)
         except ValueError as error:
             text = str(error).replace("block_tokens", "block-tokens", 1)
             raise click.UsageError(f"--{text}") from None

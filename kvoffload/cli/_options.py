@@ -19,6 +19,7 @@ from kvoffload.replay import CEILINGS
 from kvoffload.replay.groups import MAX_CHUNK_TOKENS
 from kvoffload.replay.policies import is_own
 from kvoffload.replay.policies import read_policy as parse_policy
+from kvoffload.replay.steps import MAX_STEP_TOKENS
 from kvoffload.traces.formats import FORMATS
 
 MAX_BLOCKS = 2**31 - 1
@@ -153,6 +154,21 @@ def check_sizes(
                 raise click.UsageError(
                     f"--{name} in bytes needs {needs}, got {capacity.text!r} without"
                 )
+
+
+def check_steps(step_tokens: int | None, block_tokens: int | None) -> None:
+    """Refuse steps where the tokens per block are not known.
+
+    Raises
+    ------
+    click.UsageError
+        If they are not.
+    """
+    if step_tokens is not None and block_tokens is None:
+        raise click.UsageError(
+            f"--step-tokens needs --block-tokens, got {step_tokens} without: no block size fits "
+            "all requests"
+        )
 
 
 def read_size(text: str) -> int:
@@ -336,6 +352,21 @@ block_tokens_option = click.option(
     type=click.IntRange(min=1, max=MAX_CHUNK_TOKENS),
     help="Tokens per block; inferred where one size fits all requests.",
 )
+
+
+def step_tokens_option(
+    default: int | None, how: str
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Return the option for the tokens of a scheduler step; `how` says what holds without it."""
+    return click.option(
+        "--step-tokens",
+        type=click.IntRange(min=1, max=MAX_STEP_TOKENS),
+        default=default,
+        show_default=default is not None,
+        help="Tokens that a scheduler step computes at most, --max-num-batched-tokens of vllm "
+        f"serve: prompts are offered step by step, as vLLM does{how}.",
+    )
+
 
 jobs_option = click.option(
     "--jobs",

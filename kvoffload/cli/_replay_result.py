@@ -107,6 +107,11 @@ RAN_BY = Field(
 )
 
 
+def steps_text(step_tokens: int) -> str:
+    """Return how prompts are offered, in words."""
+    return f"offered in steps of {step_tokens:,} tokens"
+
+
 UNKNOWN_OF_CEILINGS = (
     "evicted",
     "refused",
@@ -156,6 +161,7 @@ def print_cells(
     unique_blocks: int | None,
     device_blocks: int,
     *,
+    step_tokens: int | None = None,
     model: str | None = None,
     groups: GroupChunks | None = None,
 ) -> None:
@@ -174,6 +180,8 @@ def print_cells(
             if groups is None
             else f"{device_blocks:,} slots on device"
         )
+    if step_tokens is not None:
+        facts.append(steps_text(step_tokens))
     which, found, kept = WHICH, FOUND, KEPT
     if groups is not None:
         which, found, kept = WHICH_SLOTS, FOUND_TOKENS, KEPT_SLOTS

@@ -18,6 +18,7 @@ from kvoffload.replay.offline import BELADY
 from kvoffload.replay.policies import implementation_of
 
 from ._model_options import groups_object
+from ._replay_result import steps_text
 from ._sources import BlockSize, Source
 from ._terminal import Column, print_json, print_prose, print_tables
 
@@ -50,6 +51,8 @@ class Grid:
         Its groups; capacities are slots then, and hits are tokens.
     order : dict of str to object
         Counts of ids and timestamps that are out of order.
+    step_tokens : int or None
+        Tokens of a scheduler step; None where prompts are offered whole.
     """
 
     source: Source
@@ -63,6 +66,7 @@ class Grid:
     model: str | None = None
     groups: GroupChunks | None = None
     order: dict[str, object] = field(default_factory=dict)
+    step_tokens: int | None = None
 
     @property
     def kept_in(self) -> str:
@@ -102,6 +106,8 @@ def print_grid(grid: Grid) -> None:
         )
     if cell.pending:
         facts.append(f"stores in flight for {cell.pending:,} requests")
+    if grid.step_tokens is not None:
+        facts.append(steps_text(grid.step_tokens))
     title = ["; ".join(facts), *([grid.model] if grid.model else []), *group_remarks(grid.groups)]
     title += ["", "hit ratio" if grid.groups is None else "hit ratio of tokens"]
     _print_matrix(title, grid, lambda found: percent_text(found.hit_ratio))
@@ -183,6 +189,7 @@ def print_grid_json(grid: Grid) -> None:
             "block_tokens_from": grid.block_size.origin,
             "no_token_hit_ratio": grid.no_tokens,
             **grid.order,
+            "step_tokens": grid.step_tokens,
             **groups_object(grid.groups),
             "results": _objects(grid),
         }

@@ -29,7 +29,7 @@ from kvoffload.advise.report import require_report, write_report
 from kvoffload.advise.retention import RetentionCell, compared, retentions
 from kvoffload.advise.subject import Subject
 from kvoffload.policies import registry
-from kvoffload.replay import CEILINGS, Selection
+from kvoffload.replay import CEILINGS, STEP_TOKENS, Selection
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.traces import Survey
 from kvoffload.traces.lines import STDIN
@@ -49,6 +49,7 @@ from ._options import (
     read_policy,
     read_size,
     reading_options,
+    step_tokens_option,
     traces_argument,
     usable_cores,
     value_of,
@@ -108,6 +109,7 @@ def read_rate(text: str) -> float:
     help="Bytes of KV cache per token, for any other model; known from LMCache's log.",
 )
 @block_tokens_option
+@step_tokens_option(STEP_TOKENS, "")
 @device_memory_option
 @click.option(
     "--accelerator",
@@ -169,6 +171,7 @@ def advise(
     tensor_parallel: int | None,
     retention: Interval | None,
     block_tokens: int | None,
+    step_tokens: int,
     device_memory: Capacity | None,
     accelerator: Accelerator | None,
     prefill_tokens_per_second: float | None,
@@ -206,7 +209,7 @@ def advise(
         prefill_rate=prefill_tokens_per_second,
         link_bandwidth=link_bandwidth,
     )
-    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
+    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention, step_tokens)
     size = _TokenSize(cache.on_workers(engine.workers), kv_bytes_per_token)
     size.check()
     if disk is not None and size.cache.layout() is not None:
@@ -252,6 +255,7 @@ def advise(
             groups=size.cache.groups(block_size.tokens),
             full_blocks=full,
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
+            step_tokens=step_tokens,
         )
         advice, alone, shares = _by_device_memory(
             recorded,
@@ -446,7 +450,10 @@ class _Command:
             words += ["--retention", str(cache.retention)] if cache.retention else []
         if setup.device_memory:
             words += ["--device-memory", _exact(setup.device_memory)]
-        return [*words, "--block-tokens", str(setup.block_tokens)]
+        words += ["--block-tokens", str(setup.block_tokens)]
+        if setup.step_tokens not in (None, STEP_TOKENS):
+            words += ["--step-tokens", str(setup.step_tokens)]
+        return words
 
     def _engine(self) -> list[str]:
         engine = self.engine
@@ -489,6 +496,7 @@ def _setup(
     groups: GroupChunks | None,
     full_blocks: bool,
     policies: tuple[str, ...],
+    step_tokens: int,
 ) -> Setup:
     """Return the setup, with all sizes in bytes.
 
@@ -517,6 +525,7 @@ def _setup(
         policies=tuple(dict.fromkeys(policies)),
         others=tuple(memories[1:]),
         groups=groups,
+        step_tokens=step_tokens,
     )
     least, most = min(setup.memories()), max(setup.memories())
     if setup.capacity(least) < 1 or setup.capacity(most) > MAX_BLOCKS:

@@ -42,12 +42,14 @@ from ._options import (
     block_tokens_option,
     capacity_option,
     check_sizes,
+    check_steps,
     device_memory_blocks,
     device_memory_option,
     examples,
     json_option,
     policy_option,
     reading_options,
+    step_tokens_option,
     workload_seed_option,
 )
 from ._output import check_outputs
@@ -74,6 +76,7 @@ GENERATED_REQUESTS = 5_000
 @device_memory_option
 @block_tokens_option
 @click.option("--full-blocks", is_flag=True, help="Drop blocks that a prompt fills only partly.")
+@step_tokens_option(None, "; without it whole")
 @workload_seed_option
 @reading_options
 @json_option
@@ -90,6 +93,7 @@ def replay(
     device_memory: Capacity | None,
     block_tokens: int | None,
     full_blocks: bool,
+    step_tokens: int | None,
     seed: int | None,
     format: str | None,
     model_name: str | None,
@@ -108,7 +112,7 @@ def replay(
     Times are those of the manager's calls alone, all calls of a request together; percentiles are
     within 1/64 of the exact ones.
     """
-    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
+    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention, step_tokens)
     cache.check(block_bytes)
     check_outputs(traces)
     with open_or_generate(
@@ -135,6 +139,7 @@ def replay(
         order = order_object(survey)
         block_size = BlockSize.of(source, survey, block_tokens)
         block_tokens = block_size.tokens
+        check_steps(step_tokens, block_tokens)
         block_bytes = cache.block_bytes(block_tokens) or block_bytes or source.block_bytes
         check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
         groups = cache.groups(block_tokens)
@@ -177,6 +182,7 @@ def replay(
                             manager,
                             block_tokens=block_tokens,
                             device=DeviceCache(device_blocks),
+                            step_tokens=step_tokens,
                             progress=progress,
                         )
                 cells.append(Cell(policy, asked.text, num_blocks, result))
@@ -197,6 +203,7 @@ def replay(
                     "block_tokens_from": block_size.origin,
                     "unique_blocks": survey.unique_blocks,
                     "device_blocks": device_blocks,
+                    "step_tokens": step_tokens,
                     **groups_object(groups),
                     "bad_lines": source.bad_lines,
                     **order,
@@ -210,6 +217,7 @@ def replay(
                 block_size,
                 survey.unique_blocks,
                 device_blocks,
+                step_tokens=step_tokens,
                 model=cache.text(block_tokens),
                 groups=groups,
             )

@@ -38,6 +38,7 @@ from ._options import (
     block_tokens_option,
     capacity_option,
     check_sizes,
+    check_steps,
     device_memory_blocks,
     device_memory_option,
     examples,
@@ -45,6 +46,7 @@ from ._options import (
     json_option,
     policy_option,
     reading_options,
+    step_tokens_option,
     traces_argument,
     usable_cores,
     value_of,
@@ -109,6 +111,7 @@ class _Sweep(click.Command):
     show_default=True,
     help="Requests during which a store is in flight.",
 )
+@step_tokens_option(None, "; without it whole")
 @jobs_option
 @click.option(
     "--results",
@@ -144,6 +147,7 @@ def sweep(
     full_blocks: bool,
     device_memory: Capacity | None,
     pending: int,
+    step_tokens: int | None,
     jobs: int | None,
     results: str | None,
     plot: str | None,
@@ -164,7 +168,7 @@ def sweep(
     """
     if csv == STDOUT and as_json:
         raise click.UsageError("--csv and --json exclude each other, got both")
-    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention)
+    cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention, step_tokens)
     cache.check(block_bytes)
     csv_file = None if csv == STDOUT else csv
     check_outputs(
@@ -189,6 +193,7 @@ def sweep(
         )
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)
+    check_steps(step_tokens, block_size.tokens)
     groups = cache.groups(block_size.tokens)
     block_bytes = cache.block_bytes(block_size.tokens) or block_bytes or source.block_bytes
     check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
@@ -204,8 +209,12 @@ def sweep(
         for size in sizes.values()
     ]
     _check_buildable(cells, unit)
-    work = GridWork(decoded, cells, block_tokens=block_size.tokens, groups=groups)
-    file = None if results is None else ResultsFile(results, decoded, block_size.tokens, groups)
+    work = GridWork(
+        decoded, cells, block_tokens=block_size.tokens, groups=groups, step_tokens=step_tokens
+    )
+    file = None
+    if results is not None:
+        file = ResultsFile(results, decoded, block_size.tokens, groups, step_tokens)
     faults: list[OSError] = []  # of files; the result is printed all the same
     counts = _counts(work, file, jobs or usable_cores(), faults, quiet=quiet)
     grid = Grid(
@@ -220,6 +229,7 @@ def sweep(
         cache.text(block_size.tokens),
         groups,
         order_object(survey),
+        step_tokens,
     )
     if plot is not None:
         _draw(grid, plot, faults)

@@ -229,6 +229,24 @@ cdef class CompiledSteps(Steps):
         else:
             self._policy.c_touch_first(&self.batch)
 
+    def _touch_inserted(self, hashes, inserted):
+        cdef list batch = self.open_batch(hashes)
+        cdef Py_ssize_t place
+        cdef Node* node
+        cdef list shown = [None] * len(batch)
+        cdef list chosen = [block_hash in inserted for block_hash in batch]
+        find_all(self._policy.table, &self.batch)
+        for place in range(self.batch.size):
+            node = resident(self._policy.table, &self.batch, place)
+            if node != NULL and chosen[place]:
+                shown[place] = node.block.ref_cnt
+                node.block.ref_cnt = -1
+        self._policy.c_touch_first(&self.batch)
+        for place in range(self.batch.size - 1, -1, -1):
+            if shown[place] is not None:
+                node = resident(self._policy.table, &self.batch, place)
+                node.block.ref_cnt = shown[place]
+
     cdef object prepare_load(self, object hashes):
         cdef list batch = self.open_batch(hashes)
         cdef cnp.ndarray block_ids
@@ -808,6 +826,10 @@ cdef class ManagerCore:
     def _touch_told(self, hashes, again):
         """Touch blocks, and say whether a request uses them again; see the Python twin."""
         self.skeleton._touch_told(hashes, again)
+
+    def _touch_inserted(self, hashes, inserted):
+        """Touch blocks, those in `inserted` as if they were pending; see the Python twin."""
+        self.skeleton._touch_inserted(hashes, inserted)
 
     def _serve_at_once(self, requests):
         """Serve requests as an engine does whose transfers end at once; see the Python twin."""

@@ -17,7 +17,7 @@ Cost
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -170,6 +170,24 @@ class Manager(OffloadingManager[Spec_co]):
         For callers that know: `touch` guesses it from the calls before.
         """
         self._policy._touch_told(as_batch(hashes), again)
+
+    def _touch_inserted(self, hashes: Iterable[bytes], inserted: Collection[bytes]) -> None:
+        """Touch blocks; those in `inserted` as if their stores were in flight, which is no use.
+
+        For a request that has stored them itself, and whose stores have ended before it.
+        """
+        batch = as_batch(hashes)
+        shown: list[tuple[BlockStatus, int]] = []
+        for block_hash in batch:
+            status = self._find(block_hash)
+            if status is not None and block_hash in inserted:
+                shown.append((status, status.ref_cnt))
+                status.ref_cnt = -1
+        try:
+            self._policy._touch_told(batch, False)
+        finally:
+            for status, ref_cnt in reversed(shown):
+                status.ref_cnt = ref_cnt
 
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
         """Pin every block for reading and return where they lie."""

@@ -13,11 +13,13 @@ from .reuse import stack_distances
 from .selection import Selection
 from .simulate import simulate, simulate_in_parts, simulate_requests
 from .statistics import DurationHistogram, ReplayResult
+from .steps import STEP_TOKENS, StepServed, StepServer
 from .tiers import TierCounts, simulate_tiers
 from .timed import replay, replay_groups
 
 __all__ = [
     "CEILINGS",
+    "STEP_TOKENS",
     "Cell",
     "Counts",
     "DecodedTrace",
@@ -38,6 +40,8 @@ __all__ = [
     "Runs",
     "Selection",
     "Served",
+    "StepServed",
+    "StepServer",
     "TierCounts",
     "belady",
     "device_hits",

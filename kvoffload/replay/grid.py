@@ -65,6 +65,8 @@ class GridWork:
         Tokens per block, for the share of tokens that were hit.
     groups : GroupChunks, optional
         The KV groups of the model; capacities, the accelerator's included, are slots then.
+    step_tokens : int, optional
+        Tokens of a prompt that a scheduler step computes at most, as in `simulate`.
     """
 
     trace: DecodedTrace
@@ -72,6 +74,7 @@ class GridWork:
     parts: int = 1
     block_tokens: int | None = None
     groups: GroupChunks | None = None
+    step_tokens: int | None = None
 
 
 def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[Counts]]]:
@@ -92,68 +95,67 @@ def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[Counts]]]:
     # Belady takes longest; the cells that start last should be short.
     ordered = sorted(set(work.cells), key=lambda cell: (cell.policy != BELADY, cell))
     if jobs == 1 or len(ordered) < 2:
-        bench = _Bench.of(work.trace, work.parts, work.block_tokens, work.groups)
+        bench = _Bench.of(work)
         for cell in ordered:
             yield cell, bench.compute(cell)
         return
     with shared_arrays(work.trace.arrays()) as paths:
-        arguments = (paths, work.parts, work.block_tokens, work.groups)
-        yield from spread(ordered, _compute, jobs, _begin, arguments)
+        given = work.parts, work.block_tokens, work.groups, work.step_tokens
+        yield from spread(ordered, _compute, jobs, _begin, (paths, *given))
 
 
 @dataclass(slots=True)
 class _Bench:
     """The state of a process that computes cells of a trace."""
 
-    trace: DecodedTrace
+    work: GridWork
     keys: list[BlockHash]
-    parts: int
-    block_tokens: int | None
-    groups: GroupChunks | None
     on_device: dict[int, npt.NDArray[np.int64]]
 
     @classmethod
-    def of(
-        cls,
-        trace: DecodedTrace,
-        parts: int,
-        block_tokens: int | None,
-        groups: GroupChunks | None,
-    ) -> _Bench:
-        return cls(trace, trace.keys(), parts, block_tokens, groups, {})
+    def of(cls, work: GridWork) -> _Bench:
+        return cls(work, work.trace.keys(), {})
 
     def compute(self, cell: Cell) -> list[Counts]:
         """Compute one cell."""
         front = self.on_device.get(cell.device_blocks)
         if front is None:
             front = self.on_device[cell.device_blocks] = self._front(cell.device_blocks)
+        work = self.work
         return simulate_in_parts(
-            self.trace,
+            work.trace,
             self.keys,
             cell.policy,
             cell.capacity,
             device_hits=front,
             pending=cell.pending,
-            parts=self.parts,
-            block_tokens=self.block_tokens,
-            groups=self.groups,
+            parts=work.parts,
+            block_tokens=work.block_tokens,
+            groups=work.groups,
+            step_tokens=work.step_tokens,
         )
 
     def _front(self, num_blocks: int) -> npt.NDArray[np.int64]:
-        if self.groups is None:
-            return device_hits(self.trace, num_blocks)
-        return group_device_tokens(self.trace, self.groups, num_blocks)
+        trace, groups = self.work.trace, self.work.groups
+        if groups is None:
+            return device_hits(trace, num_blocks)
+        return group_device_tokens(trace, groups, num_blocks)
 
 
 _bench: _Bench
 
 
 def _begin(
-    paths: dict[str, str], parts: int, block_tokens: int | None, groups: GroupChunks | None
+    paths: dict[str, str],
+    parts: int,
+    block_tokens: int | None,
+    groups: GroupChunks | None,
+    step_tokens: int | None,
 ) -> None:
     """Load the trace in a new process."""
     global _bench  # noqa: PLW0603 - what a pool's process keeps between its cells
-    _bench = _Bench.of(DecodedTrace(**mapped_arrays(paths)), parts, block_tokens, groups)
+    trace = DecodedTrace(**mapped_arrays(paths))
+    _bench = _Bench.of(GridWork(trace, (), parts, block_tokens, groups, step_tokens))
 
 
 def _compute(cell: Cell) -> list[Counts]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import BlockHash, CachePolicy, CPUOffloadingManager
-from kvoffload.policies import registry
+from kvoffload import BlockHash, CPUOffloadingManager
 
 from .decoded import DecodedTrace
 from .groups import GroupChunks, Place
+from .steps import Call, Learning, SteppedRequest
 
 __all__ = ["GroupDevice", "GroupServed", "GroupServer", "group_device_tokens", "group_key"]
 
@@ -58,29 +58,27 @@ class GroupServed:
 class GroupServer:
     """A manager that holds the chunks of several groups, driven as vLLM drives its own.
 
-    What a request loads or offers is used once, when it ends: by the position of the last token,
-    the head the most recent.
-
     Parameters
     ----------
     chunks : GroupChunks
-        The rules.
+        The rules. With `step_tokens`, offers are made step by step.
     manager : CPUOffloadingManager
         The manager, whose slots hold chunks of any group.
+    ends_stores : bool
+        Whether, step by step, stores end while their request goes on; else they end when `complete`
+        is called.
     """
 
-    def __init__(self, chunks: GroupChunks, manager: CPUOffloadingManager) -> None:
+    def __init__(
+        self, chunks: GroupChunks, manager: CPUOffloadingManager, *, ends_stores: bool = True
+    ) -> None:
         self.chunks = chunks
         self.manager = manager
+        self._ends_stores = ends_stores and chunks.step_tokens is not None
         self._suffixes = [group_key(b"", number) for number in range(len(chunks.chunk_tokens))]
         self._strides = [tokens // chunks.block_tokens for tokens in chunks.chunk_tokens]
-        self._pending: set[BlockHash] = set()
-        entry = _entry_of(manager.policy)
-        name = "" if entry is None else entry.name
-        self._is_lru = name == "lru"
-        self._is_arc = name == "arc"
-        self._learns_from_ghosts = name in ("arc", "arc-classic", "hit-density")
-        self._by_chain = entry is not None and entry.learns_by_request
+        self._in_flight: set[BlockHash] = set()
+        self._learning = Learning.of(manager)
 
     def serve(
         self, hashes: Sequence[bytes], length: int, local: int = 0, junction: int = 0
@@ -97,35 +95,49 @@ class GroupServer:
             Tokens, as in `GroupChunks.offers`.
         """
         chunks = self.chunks
-        request = _Request(self, hashes, length)
+        whole = length // chunks.block_tokens
+        keys = [
+            [BlockHash(block + suffix) for block in hashes[stride - 1 : whole : stride]]
+            for suffix, stride in zip(self._suffixes, self._strides, strict=True)
+        ]
+        request = _GroupRequest(self, self._learning, self._in_flight, keys)
         hit = chunks.hit(length, local, request)
         served = GroupServed(local, length - local, hit, chunks.loaded(local, hit))
-        request.load(served)
-        request.offer(served, chunks.offers(length, local, hit, junction))
-        request.end(served)
-        self._pending.update(served.stored)
+        request.load(request.keys(served.loaded))
+        request.store(
+            (
+                (number, list(map(request.call, calls)))
+                for number, calls in chunks.offers_by_step(length, local, hit, junction)
+            ),
+            ends_stores=self._ends_stores,
+        )
+        request.end()
+        served.offered = list(map(request.places, request.offered))
+        served.stored, served.evicted = request.stored, request.evicted
+        served.refused, served.not_admitted = request.refused, request.not_admitted
+        self._in_flight.update(served.stored)
         return served
 
     def complete(self, served: GroupServed) -> None:
         """End the stores of a request."""
         self.manager.complete_store(served.stored)
-        self._pending.difference_update(served.stored)
+        self._in_flight.difference_update(served.stored)
 
 
-class _Request:
-    """A request at work: its keys, and what it has shown of them."""
+class _GroupRequest(SteppedRequest):
+    """A request at work: its keys by group and chunk."""
 
-    def __init__(self, server: GroupServer, hashes: Sequence[bytes], length: int) -> None:
-        self._server = server
-        self._manager = server.manager
-        whole = length // server.chunks.block_tokens
-        self._keys = [
-            [BlockHash(block_hash + suffix) for block_hash in hashes[stride - 1 : whole : stride]]
-            for suffix, stride in zip(server._suffixes, server._strides, strict=True)
-        ]
-        self._has_begun = False
-        self._used: dict[Place, BlockHash] = {}  # loaded, or offered while they were there
-        self._missed: dict[Place, BlockHash] = {}  # offered, and not there
+    def __init__(
+        self,
+        server: GroupServer,
+        learning: Learning,
+        in_flight: set[BlockHash],
+        keys: list[list[BlockHash]],
+    ) -> None:
+        super().__init__(server.manager, learning, in_flight)
+        self._chunks = server.chunks
+        self._keys = keys
+        self._places: dict[BlockHash, Place] = {}  # of those that were loaded or offered
 
     # -- what is there -----------------------------------------------------------------------
 
@@ -137,106 +149,44 @@ class _Request:
         """Return how many chunks before `end` are there, after one that is not or `start`."""
         return self._manager.lookup(self._keys[group][start:end][::-1])
 
-    # -- in the order of vLLM's calls --------------------------------------------------------
+    # -- chunks and their keys ---------------------------------------------------------------
 
-    def load(self, served: GroupServed) -> None:
-        """Load what was hit."""
-        if not served.loaded:
-            return
-        self._begin()
-        loaded = {place: self._keys[place.group][place.chunk] for place in served.loaded}
-        keys = list(loaded.values())
-        self._manager.prepare_load(keys)
-        self._manager.complete_load(keys)
-        self._used.update(loaded)
+    def keys(self, places: list[Place]) -> list[BlockHash]:
+        """Return the keys of chunks."""
+        keys = [self._keys[group][chunk] for group, chunk in places]
+        self._places.update(zip(keys, places, strict=True))
+        return keys
 
-    def offer(self, served: GroupServed, calls: list[list[Place]]) -> None:
-        """Offer what may be stored, call by call, each with what was refused before."""
-        manager, server = self._manager, self._server
-        refused: list[Place] = []
-        for call in calls:
-            self._begin()
-            is_state = self._is_state(call[0])
-            places = call if is_state else sorted(refused + call, key=lambda place: place.group)
-            offered = [(place, self._keys[place.group][place.chunk]) for place in places]
-            missing = {place: key for place, key in offered if key not in manager}
-            ready = {
-                place: key
-                for place, key in offered
-                if place not in missing and key not in server._pending and key not in served.stored
-            }
-            if server._is_lru and self._used:
-                # Until the request ends, what it has used counts as newest.
-                manager.touch(self._in_order(self._used, lower_first=False))
-            elif not (server._is_lru or server._by_chain):
-                # A policy may learn from what has left.
-                first = [key for place, key in missing.items() if place not in self._missed]
-                manager._touch_told(first, again=False)
-            self._missed.update(missing)
-            self._used.update(ready)
-            served.offered.append(places)
-            output = manager.prepare_store([key for _, key in offered])
-            if output is None:
-                served.refused += 1
-                refused = refused if is_state else places
-                continue
-            refused = refused if is_state else []
-            served.not_admitted += len(missing) - len(output.block_hashes_to_store)
-            served.stored.extend(output.block_hashes_to_store)
-            served.evicted.extend(output.block_hashes_evicted)
+    def call(self, places: list[Place]) -> Call:
+        """Return an offer of chunks, of which states are not made again."""
+        kind = self._chunks.layout.groups[places[0].group].kind
+        return Call(self.keys(places), is_repeated=kind != "state")
 
-    def end(self, served: GroupServed) -> None:
-        """Use what was loaded or offered: the head is the most recent."""
-        stored = set(served.stored)
-        used = self._used | {place: key for place, key in self._missed.items() if key in stored}
-        if served.evicted and self._server._learns_from_ghosts:
-            # What the request itself has evicted does not come back.
-            used = {place: key for place, key in used.items() if key in self._manager}
-        if self._server._by_chain:
-            used |= {place: key for place, key in self._missed.items() if key not in stored}
-        if self._server._is_arc:
-            # What was loaded, evicted and stored again counts as used again, stored or not.
-            self._manager.complete_store([key for key in self._used.values() if key in stored])
-        batch = self._in_order(used)
-        if not batch:
-            return
-        self._manager._touch_told(batch, again=self._server._by_chain)
+    def places(self, keys: list[BlockHash]) -> list[Place]:
+        """Return the chunks of keys."""
+        return [self._places[key] for key in keys]
 
-    # -- parts -------------------------------------------------------------------------------
+    def every(self) -> list[BlockHash]:
+        every = [
+            Place(group, chunk)
+            for group, keys in enumerate(self._keys)
+            for chunk in range(len(keys))
+        ]
+        return self.in_order(set(self.keys(every)))
 
-    def _begin(self) -> None:
-        """Show the keys of the whole request to a policy that learns by request."""
-        if self._server._by_chain and not self._has_begun:
-            every = {
-                Place(group, chunk): key
-                for group, keys in enumerate(self._keys)
-                for chunk, key in enumerate(keys)
-            }
-            self._manager._touch_told(self._in_order(every), again=False)
-        self._has_begun = True
-
-    def _is_state(self, place: Place) -> bool:
-        return self._server.chunks.layout.groups[place.group].kind == "state"
-
-    def _in_order(
-        self, keys: dict[Place, BlockHash], *, lower_first: bool = True
-    ) -> list[BlockHash]:
-        """Return keys by the position of their last tokens, then by group."""
-        tokens = self._server.chunks.chunk_tokens
+    def in_order(self, keys: set[BlockHash], *, lower_first: bool = True) -> list[BlockHash]:
+        places, tokens = self._places, self._chunks.chunk_tokens
         sign = 1 if lower_first else -1
-        order = sorted(
-            keys, key=lambda place: ((place.chunk + 1) * tokens[place.group], sign * place.group)
-        )
-        return [keys[place] for place in order]
 
+        def order(key: BlockHash) -> tuple[int, int]:
+            group, chunk = places[key]
+            return (chunk + 1) * tokens[group], sign * group
 
-def _entry_of(policy: CachePolicy) -> registry.Entry | None:
-    """Return the entry of a built-in policy or of the one that it derives from, else None."""
-    for kind in type(policy).__mro__:
-        if registry.is_builtin(kind, "c") or registry.is_builtin(kind, "py"):
-            entries = map(registry.entry, registry.names())
-            return next(one for one in entries if one.class_name == kind.__name__)
-    return None
+        return sorted(keys, key=order)
+
+    def by_group(self, keys: list[BlockHash]) -> list[BlockHash]:
+        places = self._places
+        return sorted(keys, key=lambda key: places[key].group)
 
 
 class GroupDevice:

@@ -54,7 +54,7 @@ def serve_groups(
     if policy == INFINITE:
         policy = "lru"
         capacity = min(trace.unique_blocks * len(chunks.chunk_tokens), MAX_NUM_BLOCKS)
-    server = GroupServer(chunks, new_manager(policy, capacity))
+    server = GroupServer(chunks, new_manager(policy, capacity), ends_stores=not pending)
     in_flight: deque[GroupServed] = deque()
     rows = zip(trace.rows(), trace.lengths.tolist(), device_tokens.tolist(), strict=True)
     for row, input_length, (local, junction) in rows:

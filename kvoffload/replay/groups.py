@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from kvoffload._checks import check_int
 
+from .steps import STEP_TOKENS, check_step_tokens, step_ends
+
 __all__ = ["Group", "GroupChunks", "GroupKind", "GroupLayout", "Place", "Retention", "Runs"]
 
 GroupKind = Literal["full", "window", "state", "chunked"]
@@ -187,8 +189,9 @@ class GroupChunks:
     align : int or None
         Tokens to whose multiples resume points are floored; None where full groups have chunks of
         several sizes.
-    step_tokens : int
-        Most tokens of a prompt that a scheduler step computes: ``max_num_batched_tokens``.
+    step_tokens : int or None
+        Most tokens of a prompt that a scheduler step computes: ``max_num_batched_tokens``. None
+        offers a prompt in one call, and its states after each `STEP_TOKENS`.
     """
 
     layout: GroupLayout
@@ -198,7 +201,7 @@ class GroupChunks:
     chunk_tokens: tuple[int, ...]
     engine_chunk_tokens: tuple[int, ...]
     align: int | None
-    step_tokens: int
+    step_tokens: int | None
     _rules: tuple[_Rule, ...] = field(repr=False)
     _order: tuple[int, ...] = field(repr=False)  # in which groups are looked up
     _interval: int = field(repr=False)  # tokens of the trace, 0 for none
@@ -211,7 +214,7 @@ class GroupChunks:
         block_tokens: int,
         retention: Retention = 0,
         *,
-        step_tokens: int = 8192,
+        step_tokens: int | None = None,
     ) -> GroupChunks:
         """Bind groups to the blocks of a trace.
 
@@ -223,17 +226,19 @@ class GroupChunks:
             Tokens per block of the trace, >= 1.
         retention : int or None
             ``prefix_cache_retention_interval``, tokens.
-        step_tokens : int
-            Most tokens of a prompt that a scheduler step computes.
+        step_tokens : int, optional
+            Most tokens of a prompt that a scheduler step computes, >= 1.
 
         Raises
         ------
         ValueError
-            If `block_tokens` is below 1 or gives a chunk of more than 2**24 tokens; or if
-            `retention` is neither 0 nor None nor a multiple that the groups allow: the message
-            names the number that it must be a multiple of.
+            If `block_tokens` or `step_tokens` is below 1; if `block_tokens` gives a chunk of more
+            than 2**24 tokens; or if `retention` is neither 0 nor None nor a multiple that the
+            groups allow: the message names the number that it must be a multiple of.
         """
         check_int("block_tokens", block_tokens, 1, MAX_CHUNK_TOKENS)
+        if step_tokens is not None:
+            check_step_tokens(step_tokens)
         blocks = [group.block_tokens for group in layout.groups]
         unit = math.gcd(*blocks)
         smallest = block_tokens * max(1, (2 * unit + block_tokens) // (2 * block_tokens))
@@ -395,13 +400,25 @@ class GroupChunks:
         junction : int
             Leading tokens that the accelerator's full groups have where others have less; else 0.
         """
-        calls: list[list[Place]] = []
+        steps = self.offers_by_step(length, local, hit, junction)
+        return [call for _, calls in steps for call in calls]
+
+    def offers_by_step(
+        self, length: int, local: int, hit: int, junction: int = 0
+    ) -> Iterator[tuple[int, list[list[Place]]]]:
+        """Yield the number of each scheduler step that offers chunks, and its calls.
+
+        Parameters
+        ----------
+        length, local, hit, junction
+            As in `offers`.
+        """
         kept = local + hit
         starts = [_whole(kept, rule.chunk) if hit else 0 for rule in self._rules]
         # A state that was loaded, and can be resumed at, is offered with those of the first step.
         ends = [kept] if hit else []
-        for end in self._step_ends(length, kept, junction):
-            calls.extend(self._states(length, [*ends, end], junction))
+        for step, end in self._step_ends(length, kept, junction):
+            calls = list(self._states(length, [*ends, end], junction))
             ends = []
             call: list[Place] = []
             for number, rule in enumerate(self._rules):
@@ -418,7 +435,8 @@ class GroupChunks:
                 starts[number] = max(starts[number], end // rule.chunk)
             if call:
                 calls.append(call)
-        return calls
+            if calls:
+                yield step, calls
 
     # -- the accelerator's own cache ---------------------------------------------------------
 
@@ -467,24 +485,30 @@ class GroupChunks:
             if rule.kind != "state"
             for chunk in self._stored(rule, 0, length // rule.chunk, length, junction)
         ]
-        for end in self._step_ends(length, 0, junction):
+        for _, end in self._step_ends(length, 0, junction):
             places.extend(itertools.chain.from_iterable(self._states(length, [end], junction)))
         tokens = self.chunk_tokens
         return sorted(places, key=lambda place: ((place.chunk + 1) * tokens[place.group], place))
 
     # -- parts -------------------------------------------------------------------------------
 
-    def _step_ends(self, length: int, start: int, junction: int) -> Iterator[int]:
-        """Yield the tokens that are computed after each step that matters.
+    def _step_ends(self, length: int, start: int, junction: int) -> Iterator[tuple[int, int]]:
+        """Yield the number of each step that matters, and the tokens that are there after it.
 
         A state is only where a step ends, so that with states the engine ends steps at its blocks.
-        Without states the calls of several steps are taken as one.
+        Without states and without `step_tokens` the calls of several steps are taken as one.
         """
+        if not any(rule.kind == "state" for rule in self._rules):
+            step = length if self.step_tokens is None else self.step_tokens
+            yield from step_ends(length, start, max(1, step), self.block_tokens)
+            return
         block = self._step_block
-        has_states = any(rule.kind == "state" for rule in self._rules)
-        while has_states and start < length:
-            end = min(start + self.step_tokens, length)
-            if end < length and (end // block * block > start or block <= self.step_tokens):
+        step = max(block, self.step_tokens or STEP_TOKENS)
+        for number in itertools.count(1):
+            if start >= length:
+                return
+            end = min(start + step, length)
+            if end < length:
                 end = end // block * block
             stops = [(length - 1) // block * block]
             if start % block:
@@ -492,12 +516,8 @@ class GroupChunks:
             if start < junction < end:
                 stops.append(start + (junction - start) // block * block)
             end = min((stop for stop in stops if start < stop < end), default=end)
-            if end <= start:
-                return
-            yield end
+            yield number, end
             start = end
-        if not has_states:
-            yield length
 
     def _states(self, length: int, ends: list[int], junction: int) -> Iterator[list[Place]]:
         """Yield the calls that offer the states after so many tokens, each group's in order."""

@@ -34,6 +34,16 @@ class Served(NamedTuple):
         """The blocks that wait for `complete_store`."""
         return [] if self.output is None else self.output.block_hashes_to_store
 
+    @property
+    def evicted(self) -> list[BlockHash]:
+        """The blocks that were evicted."""
+        return [] if self.output is None else self.output.block_hashes_evicted
+
+    @property
+    def refused(self) -> int:
+        """Offers that were refused: 0 or 1."""
+        return int(self.output is None)
+
 
 def serve(manager: OffloadingManager, request: list[BlockHash], on_device: int = 0) -> Served:
     """Pass a request through a manager, except for the completion of its store.

@@ -47,6 +47,8 @@ class ResultsFile:
         Tokens per block; the share of tokens that were hit depends on it.
     groups : GroupChunks, optional
         The KV groups of the model, on which all results depend.
+    step_tokens : int, optional
+        Tokens of a scheduler step, on which all results depend.
 
     Raises
     ------
@@ -64,6 +66,7 @@ class ResultsFile:
         trace: DecodedTrace,
         block_tokens: int | None = None,
         groups: GroupChunks | None = None,
+        step_tokens: int | None = None,
     ) -> None:
         self.check(path)
         self._path = Path(path)
@@ -86,6 +89,10 @@ class ResultsFile:
             self._most_asked = sum(map(groups.length_of, trace.lengths.tolist(), blocks))
             self._most_kept *= len(groups.layout.groups)
             self._most_refused += self._most_kept  # states have calls of their own
+        if step_tokens is not None:
+            about["step_tokens"] = step_tokens
+            # a step completes a block or ends the prompt; two more offer again what was refused
+            self._most_refused += trace.num_blocks + 2 * trace.num_requests
         self._about = json.loads(json.dumps(about))  # as a line has it
         self._ends_in_newline = True
 

@@ -6,14 +6,15 @@ The protocol is that of `serve`, with two additions that an engine has: a cache 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import BlockHash
+from kvoffload import BlockHash, CPUOffloadingManager
 
 from .counts import Counts, prompt_tokens
 from .decoded import DecodedTrace
@@ -21,7 +22,8 @@ from .group_simulate import belady_of_groups, count_groups, serve_groups
 from .groups import GroupChunks
 from .offline import BELADY, CEILINGS, INFINITE, belady, infinite_hits_of_each
 from .policies import new_manager
-from .protocol import serve
+from .protocol import Served, serve
+from .steps import StepServed, StepServer
 
 # by field of Counts, the counter of a manager
 _COUNTED = {
@@ -43,11 +45,13 @@ def simulate(
     pending: int = 0,
     block_tokens: int | None = None,
     groups: GroupChunks | None = None,
+    step_tokens: int | None = None,
 ) -> Counts:
     """Replay a decoded trace.
 
     Every request is touched whole, before and after its store; the manager is asked for the blocks
-    behind the leading ones that the device has, and offered all of them to store.
+    behind the leading ones that the device has, and offered all of them to store. With
+    `step_tokens` it is driven as vLLM's scheduler drives its own, by `StepServer`.
 
     Parameters
     ----------
@@ -68,10 +72,18 @@ def simulate(
     groups : GroupChunks, optional
         The KV groups of the model: its rules are followed, by `GroupServer`. Capacities are slots
         then, and `device_hits` is what `group_device_tokens` returns.
+    step_tokens : int, optional
+        Tokens of a prompt that a scheduler step computes at most; it needs `block_tokens`, and has
+        no effect with `groups`, which have their own, or on a ceiling.
 
     Returns
     -------
     Counts
+
+    Raises
+    ------
+    ValueError
+        If `step_tokens` is below 1, or is given without `block_tokens`.
     """
     (counts,) = simulate_in_parts(
         trace,
@@ -83,6 +95,7 @@ def simulate(
         parts=1,
         block_tokens=block_tokens,
         groups=groups,
+        step_tokens=step_tokens,
     )
     return counts
 
@@ -98,12 +111,13 @@ def simulate_in_parts(
     parts: int,
     block_tokens: int | None = None,
     groups: GroupChunks | None = None,
+    step_tokens: int | None = None,
 ) -> list[Counts]:
     """Replay a decoded trace and count each part separately; the cache is kept between parts.
 
     Parameters
     ----------
-    trace, keys, policy, capacity, device_hits, pending, block_tokens, groups
+    trace, keys, policy, capacity, device_hits, pending, block_tokens, groups, step_tokens
         As in `simulate`.
     parts : int
         Number of parts, of equally many requests give or take one.
@@ -123,6 +137,7 @@ def simulate_in_parts(
     if policy in CEILINGS:
         return [_ceiling(trace, policy, capacity, device_hits, block_tokens)]
     manager = new_manager(policy, capacity)
+    one, complete = _server(manager, block_tokens, step_tokens, ends_stores=not pending)
     in_flight: deque[list[BlockHash]] = deque()
     key_of = keys.__getitem__
     rows = zip(trace.rows(), device_hits.tolist(), trace.lengths.tolist(), strict=True)
@@ -136,12 +151,12 @@ def simulate_in_parts(
             blocks += len(hashes)
             asked += len(hashes) - on_device
             tokens += length
-            served = serve(manager, hashes, on_device)
+            served = one(hashes, on_device)
             if block_tokens is not None:
                 hit_tokens += prompt_tokens(on_device, served.hits, block_tokens, length)
             in_flight.append(served.to_store)
             if len(in_flight) > pending:
-                manager.complete_store(in_flight.popleft())
+                complete(in_flight.popleft())
         after = manager.stats()
         counted = {field: after[name] - before[name] for field, name in _COUNTED.items()}
         known = None if block_tokens is None else hit_tokens
@@ -157,13 +172,15 @@ def simulate_requests(
     capacity: int,
     *,
     device_hits: npt.NDArray[np.int64],
+    block_tokens: int | None = None,
     groups: GroupChunks | None = None,
+    step_tokens: int | None = None,
 ) -> npt.NDArray[np.int64]:
     """Replay a decoded trace and return the hits of each request; stores complete at once.
 
     Parameters
     ----------
-    trace, keys, policy, capacity, device_hits, groups
+    trace, keys, policy, capacity, device_hits, block_tokens, groups, step_tokens
         As in `simulate`; `policy` is no ceiling.
 
     Returns
@@ -175,15 +192,32 @@ def simulate_requests(
         of_each = (one.hits for one in served)
         return np.fromiter(of_each, dtype=np.int64, count=trace.num_requests)
     manager = new_manager(policy, capacity)
+    one, complete = _server(manager, block_tokens, step_tokens, ends_stores=True)
     key_of = keys.__getitem__
 
     def hits() -> Iterator[int]:
         for row, on_device in zip(trace.rows(), device_hits.tolist(), strict=True):
-            served = serve(manager, list(map(key_of, row)), on_device)
-            manager.complete_store(served.to_store)
+            served = one(list(map(key_of, row)), on_device)
+            complete(served.to_store)
             yield served.hits
 
     return np.fromiter(hits(), dtype=np.int64, count=trace.num_requests)
+
+
+def _server(
+    manager: CPUOffloadingManager,
+    block_tokens: int | None,
+    step_tokens: int | None,
+    *,
+    ends_stores: bool,
+) -> tuple[
+    Callable[[list[BlockHash], int], Served | StepServed], Callable[[list[BlockHash]], object]
+]:
+    """Return functions that pass a request through a manager, and that end its stores."""
+    if step_tokens is None:
+        return functools.partial(serve, manager), manager.complete_store
+    server = StepServer(manager, block_tokens, step_tokens, ends_stores=ends_stores)
+    return server.serve, server.complete
 
 
 def _ceiling(

@@ -13,8 +13,9 @@ from .counts import prompt_tokens
 from .device import DeviceCache
 from .group_replay import GroupDevice, GroupServer
 from .groups import GroupChunks
-from .protocol import serve
+from .protocol import Served, serve
 from .statistics import ReplayResult
+from .steps import StepServed, StepServer
 
 PROGRESS_REQUESTS = 64  # between two calls of the progress function
 
@@ -45,9 +46,10 @@ def replay(
     *,
     block_tokens: int | None = None,
     device: DeviceCache | None = None,
+    step_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> ReplayResult:
-    """Drive a manager with the requests of a trace by the protocol of `serve`.
+    """Drive a manager with the requests of a trace by the protocol of `serve`, or in steps.
 
     Only the manager's calls are timed, all calls of a request together.
 
@@ -61,6 +63,10 @@ def replay(
         Tokens per block, for the share of tokens that were hit.
     device : DeviceCache, optional
         The accelerator's own cache, which is asked first.
+    step_tokens : int, optional
+        Tokens of a prompt that a scheduler step computes at most: the manager is driven as vLLM's
+        scheduler drives its own, by `StepServer`. It needs `block_tokens`, and a
+        `CPUOffloadingManager`.
     progress : callable, optional
         Called every 64 requests, between two requests, with the number of requests so far.
 
@@ -72,6 +78,8 @@ def replay(
     ------
     TraceError
         As the trace does.
+    TypeError, ValueError
+        If `step_tokens` is below 1, or is given without what it needs.
 
     Notes
     -----
@@ -81,27 +89,31 @@ def replay(
     keys = BlockKeys()
     result = ReplayResult(hit_tokens=None if block_tokens is None else 0)
     times = result.times
+    server = None if step_tokens is None else StepServer(manager, block_tokens, step_tokens)
     for request in requests:
         hashes = keys.of(request)
         on_device = 0 if device is None else device.ask(hashes)
+        served: Served | StepServed
         start = perf_counter_ns()
-        found, output = serve(manager, hashes, on_device)
-        if output is not None:
-            manager.complete_store(output.block_hashes_to_store)
+        if server is None:
+            served = serve(manager, hashes, on_device)
+            if served.output is not None:
+                manager.complete_store(served.output.block_hashes_to_store)
+        else:
+            served = server.serve(hashes, on_device)
+            server.complete(served.to_store)
         times.add(perf_counter_ns() - start)
         result.requests += 1
         result.blocks += len(hashes)
         result.asked += len(hashes) - on_device
         result.tokens += request.input_length
-        result.hits += found
+        result.hits += served.hits
         if block_tokens is not None and result.hit_tokens is not None:
             length = request.input_length
-            result.hit_tokens += prompt_tokens(on_device, found, block_tokens, length)
-        if output is None:
-            result.refused += 1
-        else:
-            result.stored += len(output.block_hashes_to_store)
-            result.evicted += len(output.block_hashes_evicted)
+            result.hit_tokens += prompt_tokens(on_device, served.hits, block_tokens, length)
+        result.stored += len(served.to_store)
+        result.evicted += len(served.evicted)
+        result.refused += served.refused
         if progress is not None and result.requests % PROGRESS_REQUESTS == 0:
             progress(result.requests)
     result.not_admitted = _not_admitted(manager)

@@ -6,6 +6,7 @@ its manager, or ours in it, what is stored and evicted. `GroupServer` must decid
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -121,10 +122,21 @@ class Decisions:
 
 
 class Engine:
-    """vLLM's scheduler with its connector; a request's stores end after the request."""
+    """vLLM's scheduler with its connector.
+
+    A request's stores end after the request, or, `in_steps`, as vLLM's worker ends them at the
+    soonest: it begins a store in the step after the one that ordered it.
+    """
 
     def __init__(
-        self, folder, chunks: GroupChunks, num_chunks: int, extra: dict[str, Any], gpu_blocks: int
+        self,
+        folder,
+        chunks: GroupChunks,
+        num_chunks: int,
+        extra: dict[str, Any],
+        gpu_blocks: int,
+        *,
+        in_steps: bool = False,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL | {"max_position_embeddings": 8192}))
         groups = [
@@ -136,8 +148,10 @@ class Engine:
         extra = {
             "cpu_bytes_to_use": num_chunks * -(-chunk_bytes // 4096) * 4096,
             "blocks_per_chunk": chunks.blocks_per_chunk,
+            "offload_prompt_only": in_steps,
             **extra,
         }
+        self.in_steps = in_steps
         blocks = [group.block_tokens for group in chunks.layout.groups]
         config = VllmConfig(
             model_config=ModelConfig(
@@ -145,7 +159,7 @@ class Engine:
             ),
             scheduler_config=SchedulerConfig(
                 max_num_seqs=8,
-                max_num_batched_tokens=chunks.step_tokens,
+                max_num_batched_tokens=chunks.step_tokens or STEP_TOKENS,
                 max_model_len=8192,
                 enable_chunked_prefill=True,
                 is_encoder_decoder=False,
@@ -220,7 +234,7 @@ class Engine:
         self.seen = Decisions()
         self.number += 1
         name = f"request{self.number}"
-        parameters = SamplingParams(max_tokens=1, ignore_eos=True)
+        parameters = SamplingParams(max_tokens=3 if self.in_steps else 1, ignore_eos=True)
         parameters.update_from_generation_config({}, eos_token_id=0)
         request = Request(
             request_id=name,
@@ -231,17 +245,20 @@ class Engine:
         )
         self.scheduler.add_request(request)
         self.seen.hashes = list(request.block_hashes)
-        stores: list[int] = []
+        stores: list[int] = []  # that have not ended
         for _ in range(200):
             output = self.scheduler.schedule()
             orders = output.kv_connector_metadata
+            begun = list(stores) if self.in_steps else []
             stores += orders.store_jobs
             over = name not in self.connector._req_status or (
                 self.connector._req_status[name].finished_signaled
             )
             worker = OffloadingWorkerMetadata()
-            for job in [*orders.load_jobs, *(stores if over else ())]:
+            ended = stores if over else begun
+            for job in [*orders.load_jobs, *ended]:
                 worker.mark_completed(job)
+            stores = [job for job in stores if job not in ended]
             received = {job.req_id for job in orders.load_jobs.values()}
             self._update(output, worker, received)
             if over:
@@ -322,19 +339,17 @@ def differences(engine: Engine, server: GroupServer, prompt: list[int]) -> list[
         decided.hashes[stride - 1 :: stride], len(prompt), decided.local, decided.junction
     )
     server.complete(served)
-    calls = [
-        call
-        for number, call in enumerate(decided.offered)
-        if number == 0 or call != decided.offered[number - 1]  # what was refused comes again
-    ]
 
     def keys(places):
         return keys_of(places, decided, chunks, engine.hash_tokens)
 
+    def once(calls):
+        return [call for call, _ in itertools.groupby(calls)]  # what was refused comes again
+
     pairs = {
         "hit": (decided.hit, served.hits),
         "loaded": (decided.loaded, keys(served.loaded)),
-        "offered": (calls, [keys(call) for call in served.offered]),
+        "offered": (once(decided.offered), once([keys(call) for call in served.offered])),
         "stored": (decided.stored, served.stored),
         "evicted": (decided.evicted, served.evicted),
     }
@@ -356,19 +371,20 @@ def compare(
     spec_name: str = "vllm",
     forget: bool = True,
     longest: int = 700,
+    step_tokens: int | None = None,
+    must_hit: bool = True,
 ) -> list[tuple[int, list[str]]]:
     """Serve random prompts with both; return which requests differ, and in what."""
     bound = GroupChunks.of(
         layout(name),
         blocks_per_chunk * min(group.block_tokens for group in layout(name).groups),
         retention,
-        step_tokens=STEP_TOKENS,
+        step_tokens=step_tokens,
     )
     assert bound.is_exact
     assert bound.blocks_per_chunk == blocks_per_chunk
-    engine = Engine(
-        folder, bound, num_chunks, {"eviction_policy": policy, **SPECS[spec_name]}, gpu_blocks
-    )
+    extra = {"eviction_policy": policy, **SPECS[spec_name]}
+    engine = Engine(folder, bound, num_chunks, extra, gpu_blocks, in_steps=step_tokens is not None)
     server = GroupServer(bound, CPUOffloadingManager(bound.block_tokens, num_chunks, policy))
     prompts = Prompts(random.Random(seed), longest)
     found = []
@@ -378,7 +394,9 @@ def compare(
             found.append((number, differing))
         if forget:
             engine.forget()
-    if forget and blocks_per_chunk == 1:  # states at whole chunks of several blocks are rare
+    if (
+        must_hit and forget and blocks_per_chunk == 1
+    ):  # states at whole chunks of several blocks are rare
         assert engine.hit_tokens, "nothing was loaded: nothing was compared"
     return found
 
@@ -390,6 +408,7 @@ REQUESTS = 40
 #: not count what a request has loaded as newest until the request ends. Replays follow 0.33.
 IS_OLDER = installed_release().name in ("0.31", "0.32")
 OWN_POLICY = "arc" if IS_OLDER else "lru"
+POLICIES = [name for name in registry.names() if name != "lru" or not IS_OLDER]
 POLICY_LAYOUTS = [
     name
     for name in ("full", "full, two windows", "full, three states", "full, chunked")
@@ -422,9 +441,7 @@ def test_vllms_own_decisions(tmp_path, name, on_device):
                 ), f"retention {retention}, {blocks_per_chunk} blocks per chunk"
 
 
-@pytest.mark.parametrize(
-    "policy", [name for name in registry.names() if name != "lru" or not IS_OLDER]
-)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_as_our_spec(tmp_path, policy):
     for sequence in range(SEQUENCES):
         for name in POLICY_LAYOUTS:
@@ -450,9 +467,54 @@ def test_vllms_own_arc(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("step_tokens", "num_chunks"), [(128, 70), (256, 40), (100, 25)])
+@pytest.mark.parametrize("policy", [OWN_POLICY] if IS_OLDER else ["lru", "arc"])
+def test_prompts_of_several_steps_in_little_memory(tmp_path, name, step_tokens, num_chunks, policy):
+    for sequence in range(SEQUENCES):
+        for retention in filter(lambda retention: takes(name, retention), RETENTIONS):
+            assert not compare(
+                tmp_path,
+                name,
+                retention,
+                1,
+                seed=SEED + sequence,
+                num_requests=REQUESTS,
+                num_chunks=num_chunks * len(LAYOUTS[name]),
+                longest=1200,
+                policy=policy,
+                step_tokens=step_tokens,
+                must_hit=num_chunks > 40,
+            ), f"retention {retention}"
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(
+    "policy", [name for name in registry.names() if name != "lru" or not IS_OLDER]
+)
+def test_every_policy_step_by_step(tmp_path, policy, on_device):
+    for sequence in range(SEQUENCES):
+        for name in POLICY_LAYOUTS:
+            assert not compare(
+                tmp_path,
+                name,
+                0,
+                1,
+                seed=SEED + sequence,
+                num_requests=60,
+                num_chunks=60 * len(LAYOUTS[name]),
+                gpu_blocks=400 if on_device else 2000,
+                forget=not on_device,
+                longest=1200,
+                policy=policy,
+                spec_name="kvoffload",
+                step_tokens=256,
+            ), name
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_the_accelerators_cache(tmp_path, name):
     """Its hits and those after it are together within 5 % of vLLM's."""
-    chunks = GroupChunks.of(layout(name), 16, 0, step_tokens=STEP_TOKENS)
+    chunks = GroupChunks.of(layout(name), 16, 0)
     if not chunks.is_exact:
         pytest.skip("a block of the trace is not a chunk")
     extra = {"eviction_policy": OWN_POLICY, **SPECS["vllm"]}
