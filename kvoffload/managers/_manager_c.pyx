@@ -246,6 +246,8 @@ cdef class CompiledSteps(Steps):
             if shown[place] is not None:
                 node = resident(self._policy.table, &self.batch, place)
                 node.block.ref_cnt = shown[place]
+                if node.flags & PARKED and node.block.ref_cnt == 0:
+                    self._policy.became_idle(self.batch.slots[place], node)
 
     cdef object prepare_load(self, object hashes):
         cdef list batch = self.open_batch(hashes)

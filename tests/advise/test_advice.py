@@ -46,7 +46,7 @@ def test_memories_that_are_given_are_the_ones_compared():
 def test_its_figures_are_those_of_a_replay(advice, policy):
     for place, capacity in enumerate(advice.capacities):
         manager = CPUOffloadingManager(512, capacity, policy)
-        result = replay(WORKLOAD, manager, block_tokens=512)
+        result = replay(WORKLOAD, manager, block_tokens=512, step_tokens=8192)
         cell = advice.cell(policy, place)
         assert cell.hit_ratio == result.hit_ratio
         assert cell.saved_tokens == result.hits * 512

@@ -36,8 +36,9 @@ def test_hits_over_time_and_per_request_are_those_of_the_replay(found):
     front = device_hits(trace, 0)
     assert [one.policy for one in closer.policies] == [advice.policy, "lru"]
     for one in closer.policies:
-        hits = simulate_requests(trace, trace.keys(), one.policy, 200, device_hits=front)
-        counts = simulate(trace, trace.keys(), one.policy, 200, device_hits=front)
+        how = {"device_hits": front, "block_tokens": 512, "step_tokens": 8192}
+        hits = simulate_requests(trace, trace.keys(), one.policy, 200, **how)
+        counts = simulate(trace, trace.keys(), one.policy, 200, **how)
         assert int(hits.sum()) == counts.hits
         lengths = np.diff(trace.starts)
         assert len(one.over_time) == POINTS

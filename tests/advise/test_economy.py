@@ -12,7 +12,7 @@ from kvoffload.advise.wording import findings, headline, side_by_side
 from kvoffload.traces import Workload
 
 MIB = 2**20
-SETUP = Setup(memory=200 * MIB, block_tokens=512, token_bytes=2048)
+SETUP = Setup(memory=200 * MIB, block_tokens=512, token_bytes=2048, step_tokens=None)
 
 
 WORKLOAD = list(Workload(300, seed=3))

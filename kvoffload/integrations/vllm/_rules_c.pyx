@@ -229,6 +229,8 @@ cdef class UseRules(RequestRules):
                 node.block.ref_cnt = -1
             else:
                 node.block.ref_cnt = self.counts[place]
+                if node.block.ref_cnt == 0:  # the touch may have passed over it
+                    self.became_idle(batch.slots[place], node)
 
 
 cdef class ChainRules(UseRules):

@@ -1,0 +1,136 @@
+"""Prompts that are offered step by step, as vLLM's scheduler does; vLLM itself is in tests/vllm."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvoffload import CPUBackend, CPUOffloadingManager, LRUOffloadingManager
+from kvoffload.replay import (
+    Cell,
+    DecodedTrace,
+    GridWork,
+    Group,
+    GroupChunks,
+    GroupLayout,
+    GroupServer,
+    ResultsFile,
+    StepServer,
+    device_hits,
+    replay,
+    run_grid,
+    simulate,
+    simulate_requests,
+)
+from kvoffload.replay.steps import step_ends
+from kvoffload.traces import Request, Workload
+
+
+def keys(*numbers: int) -> list[bytes]:
+    return [b"%d" % number for number in numbers]
+
+
+def test_a_prompt_larger_than_memory_evicts_the_others_and_keeps_its_head() -> None:
+    manager = CPUOffloadingManager(16, 8)
+    server = StepServer(manager, 16, 32)
+    first = server.serve(keys(*range(100, 106)))
+    server.complete(first.to_store)
+    served = server.serve(keys(*range(12)))
+    assert served.refused == 0
+    assert len(served.to_store) == 12
+    # The others, the tail first; then its own tail, as far as its stores have ended.
+    assert served.evicted == keys(105, 104, 103, 102, 101, 100, 5, 4, 7, 6)
+    server.complete(served.to_store)
+    assert manager.lookup(keys(*range(12))) == 4
+    # Offered whole it is refused, and nothing leaves.
+    manager = CPUOffloadingManager(16, 8)
+    manager.complete_store(manager.prepare_store(keys(*range(100, 106))).block_hashes_to_store)
+    assert manager.prepare_store(keys(*range(12))) is None
+
+
+def test_an_offer_that_is_refused_is_made_again_with_the_next() -> None:
+    # The second step finds the first one's store in flight; the third offers what both have.
+    manager = CPUOffloadingManager(16, 5)
+    served = StepServer(manager, 16, 48).serve(keys(*range(8)))
+    assert (served.refused, served.to_store) == (1, keys(*range(8)))
+    assert served.evicted == keys(2, 1, 0)
+    # The steps of the answer offer again what the last step of the prompt could not store.
+    served = StepServer(CPUOffloadingManager(16, 5), 16, 48).serve(keys(*range(6)))
+    assert (served.refused, served.to_store) == (1, keys(0, 1, 2, 3, 4, 5))
+    assert served.evicted == keys(2)
+
+
+def test_stores_that_stay_in_flight_leave_no_room() -> None:
+    served = StepServer(CPUOffloadingManager(16, 5), 16, 48, ends_stores=False).serve(
+        keys(*range(6))
+    )
+    assert (served.refused, served.to_store) == (1, keys(0, 1, 2))
+
+
+def test_a_state_that_is_refused_is_not_offered_again() -> None:
+    layout = GroupLayout((Group("full", 1, 16), Group("state", 1, 16)), 4096)
+    chunks = GroupChunks.of(layout, 16, None, step_tokens=32)
+    manager = CPUOffloadingManager(16, 3)
+    served = GroupServer(chunks, manager).serve(keys(*range(4)), 65)
+    offered = [tuple(map(tuple, call)) for call in served.offered]
+    assert offered.count(((1, 3),)) == 1
+    assert ((0, 2), (0, 3)) in offered
+
+
+@pytest.mark.parametrize(
+    ("length", "start", "step", "unit", "expected"),
+    [
+        (100, 0, 32, 16, [(1, 32), (2, 64), (3, 96), (4, 100)]),
+        (100, 48, 32, 16, [(1, 80), (2, 100)]),
+        (64, 64, 32, 16, []),
+        (64, 0, 10, 16, [(2, 20), (4, 40), (5, 50), (7, 64)]),  # steps that complete no block
+        (2**24, 0, 1, 2**24, [(2**24, 2**24)]),
+    ],
+)
+def test_steps_that_complete_no_block_are_counted_and_left_out(
+    length: int, start: int, step: int, unit: int, expected: list[tuple[int, int]]
+) -> None:
+    assert list(step_ends(length, start, step, unit)) == expected
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc", "hit-density"])
+def test_every_replay_of_a_trace_counts_the_same(policy: str) -> None:
+    workload = Workload(200, seed=1)
+    trace = DecodedTrace.of(workload)
+    how = {"device_hits": device_hits(trace, 0), "block_tokens": 512, "step_tokens": 2048}
+    found = simulate(trace, trace.keys(), policy, 20, **how)
+    assert simulate_requests(trace, trace.keys(), policy, 20, **how).sum() == found.hits
+    manager = CPUOffloadingManager(512, 20, policy)
+    result = replay(workload, manager, block_tokens=512, step_tokens=2048)
+    cell = Cell(policy, 20)
+    for jobs in (1, 2):
+        work = GridWork(trace, [cell, Cell(policy, 30)], block_tokens=512, step_tokens=2048)
+        assert dict(run_grid(jobs, work))[cell] == [found]
+    names = ("requests", "blocks", "asked", "hits", "hit_tokens", "stored", "evicted", "refused")
+    for name in (*names, "not_admitted"):
+        assert getattr(result, name) == getattr(found, name), name
+    whole = simulate(trace, trace.keys(), policy, 20, device_hits=how["device_hits"])
+    assert whole.refused > found.refused or policy == "hit-density"  # which declines instead
+    assert whole.hits != found.hits
+
+
+def test_results_are_kept_by_steps(tmp_path) -> None:
+    trace = DecodedTrace.of(Workload(200, seed=1))
+    path, cell = tmp_path / "results.jsonl", Cell("lru", 3)
+    [(_, [counts])] = run_grid(1, GridWork(trace, [cell], block_tokens=512, step_tokens=1024))
+    assert counts.refused > trace.num_requests
+    ResultsFile(path, trace, 512, step_tokens=1024).add(cell, counts)
+    assert ResultsFile(path, trace, 512, step_tokens=1024).read([cell]) == {cell: counts}
+    assert ResultsFile(path, trace, 512, step_tokens=2048).read([cell]) == {}
+    assert ResultsFile(path, trace, 512).read([cell]) == {}
+
+
+def test_what_steps_need_is_named() -> None:
+    manager = CPUOffloadingManager(16, 4)
+    with pytest.raises(ValueError, match="block_tokens must go with step_tokens, got 64 without"):
+        replay([Request(0, 16, 0, (1,))], manager, step_tokens=64)
+    with pytest.raises(ValueError, match="step_tokens must be >= 1, got 0"):
+        StepServer(manager, 16, 0)
+    with pytest.raises(TypeError, match="manager must be a CPUOffloadingManager"):
+        StepServer(LRUOffloadingManager(CPUBackend(16, 4)), 16, 64)
+    with pytest.raises(ValueError, match="step_tokens"):
+        GroupChunks.of(GroupLayout((Group("full", 1, 16),), 4096), 16, step_tokens=0)
