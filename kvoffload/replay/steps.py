@@ -392,7 +392,9 @@ class StepServer:
     ) -> Iterator[tuple[int, list[Call]]]:
         """Yield the steps that compute a prompt whose first `kept` blocks are there."""
         size = self._block_tokens
-        for number, end in step_ends(len(hashes) * size, kept * size, self._step_tokens, size):
+        # Of a prompt whose blocks are all there, a token is left to compute.
+        length = max(len(hashes) * size, kept * size + 1)
+        for number, end in step_ends(length, kept * size, self._step_tokens, size):
             stop = end // size
             if stop > start:
                 yield number, [Call(hashes[start:stop])]
