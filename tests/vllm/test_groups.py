@@ -473,7 +473,10 @@ def test_vllms_own_arc(tmp_path, name):
 def test_prompts_of_several_steps_in_little_memory(tmp_path, name, step_tokens, num_chunks, policy):
     # With blocks of two sizes the accelerator does not cache all blocks that a window offers, and
     # gives those that the window has left to others: an offer that is repeated lacks them.
-    told = {"offered"} if len({size for _, size, _ in LAYOUTS[name]}) > 1 else set()
+    sizes = {size for _, size, _ in LAYOUTS[name]}
+    if len(sizes) > 1 and num_chunks < 10:
+        pytest.skip("nearly every offer is repeated")
+    told = {"offered"} if len(sizes) > 1 else set()
     for sequence in range(SEQUENCES):
         for retention in filter(lambda retention: takes(name, retention), RETENTIONS):
             found = compare(
