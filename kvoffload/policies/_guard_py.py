@@ -179,6 +179,11 @@ class Guard:
         return dict(self._hits)
 
     @property
+    def density_policy(self) -> PythonPolicy:
+        """Policy of the trial of hit density."""
+        return self._trials[HIT_DENSITY].policy
+
+    @property
     def target_t1_size(self) -> float:
         """Size that ARC's T1 should have in the cache that is guarded, in blocks."""
         return self._arc.target_t1_size * self._capacity / self._arc.cache_capacity

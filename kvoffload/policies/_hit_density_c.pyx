@@ -109,6 +109,7 @@ cdef class _HitDensity(Records):
     cdef int64_t num_offered
     cdef OpenRequests open_requests
     cdef bint told_second           # the caller says which touches are second ones
+    cdef bint declines              # blocks that are sparser than those that they would push out
     cdef Guard protector
     cdef int64_t t1_size            # by ARC's rule: of ring 0, with what takes victims' places
     cdef double t1_target
@@ -132,6 +133,7 @@ cdef class _HitDensity(Records):
         self.offered = NULL
         memset(&self.open_requests, 0, sizeof(OpenRequests))
         self.told_second = False
+        self.declines = True
         guard_close(&self.protector)
         guard_clear(&self.protector)
         if guard and capacity:
@@ -452,6 +454,10 @@ cdef class _HitDensity(Records):
             if collecting:
                 PyGC_Enable()
 
+    def _set_declining(self, bint allowed):
+        self.declines = allowed
+        self.protector.trials.declines = allowed
+
     cdef tuple room_now(self, int64_t num_free):
         cdef Batch* batch = &self.batch
         cdef int64_t admitted
@@ -508,7 +514,7 @@ cdef class _HitDensity(Records):
                 number = self.next_to_leave()
                 if number == NONE:
                     break
-                if self.protector.rule != HIT_DENSITY:
+                if self.protector.rule != HIT_DENSITY or not self.declines:
                     self.take(number)
                     admitted += 1
                     continue
@@ -523,7 +529,7 @@ cdef class _HitDensity(Records):
             if self.victims.no_memory:
                 victims_cancel(&self.victims, self.table)
                 return -1
-            if self.protector.rule != HIT_DENSITY and admitted < n:
+            if self.protector.rule != HIT_DENSITY and self.declines and admitted < n:
                 victims_cancel(&self.victims, self.table)
                 admitted = 0
         self.offered = batch

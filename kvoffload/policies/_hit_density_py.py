@@ -12,7 +12,8 @@ Structure
 Differs from the paper
     The oldest of each ring are compared, no random sample; a block enters only if it is denser
     than the one that it would push out; where the oldest block of all is nearly as sparse as the
-    sparsest, it is the one to leave.
+    sparsest, it is the one to leave. Above a tier nothing is declined while a block may leave: the
+    tier is offered only what is stored here, and is read through slots of this cache.
 Invariants
     ``_records`` holds a record of every resident block and every ghost. A resident block is on a
     ring of its record's class; a ghost stands in the clock of its class at its record's place.
@@ -105,6 +106,7 @@ class HitDensityCachePolicy(PythonPolicy):
 
     __slots__ = (
         "_clocks",
+        "_declines",
         "_densities",
         "_ghosts",
         "_guard",
@@ -132,6 +134,7 @@ class HitDensityCachePolicy(PythonPolicy):
         self._num_ghosts = 0
         self._open_requests = OpenRequests()
         self._told_second = False  # the caller says which touches are second ones
+        self._declines = True  # blocks that are sparser than those that they would push out
         self._guard: Guard | None = None
         if guard and capacity:
             trial = _Trial(capacity >> sample_shift(capacity), ghosts, self._densities)
@@ -414,6 +417,11 @@ class HitDensityCachePolicy(PythonPolicy):
         self._require_free("make_room")
         return self._make_room(batch, num_free, guarded)
 
+    def _set_declining(self, allowed: bool) -> None:
+        self._declines = allowed
+        if self._guard is not None:
+            self._guard.density_policy._set_declining(allowed)
+
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         for block_hash, status in blocks.items():
             record = self._records.get(block_hash)
@@ -439,7 +447,7 @@ class HitDensityCachePolicy(PythonPolicy):
     def _make_room(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, Victims]:
-        if self.rule == HIT_DENSITY:
+        if self.rule == HIT_DENSITY or not self._declines:
             num_admitted, victims = self._admit(hashes, num_free, protected)
         else:
             num_admitted, victims = self._admit_all(hashes, num_free, protected)
@@ -454,16 +462,21 @@ class HitDensityCachePolicy(PythonPolicy):
     def _admit(
         self, hashes: list[BlockHash], num_free: int, protected: Collection[BlockHash]
     ) -> tuple[int, list[BlockHash]]:
-        """Admit the leading blocks that are denser than those that they push out."""
+        """Admit the leading blocks that are denser than those that they push out.
+
+        Where nothing is declined, admit the leading blocks for which others may leave.
+        """
         table = self._densities.table
         candidates = self._in_order_of_leaving(protected)
         victims: list[BlockHash] = []
         num_admitted = min(num_free, len(hashes))
         for block_hash in hashes[num_admitted:]:
             victim, density = next(candidates, (None, 0.0))
+            if victim is None:
+                break
             ghost = self._ghost(block_hash)
             # What continues a prefix is no denser: the first block to fail decides for the rest.
-            if victim is None or density >= table[ghost.reuse_class if ghost else 0][_STORED]:
+            if self._declines and density >= table[ghost.reuse_class if ghost else 0][_STORED]:
                 break
             victims.append(victim)
             num_admitted += 1

@@ -65,6 +65,7 @@ cdef struct Storing:
 
 cdef struct Trials:
     uint32_t capacity           # of each cache, in blocks
+    bint declines               # hit density: blocks sparser than those that they would push out
     Entry* entries              # [0] is not used
     uint64_t num_reserved
     uint32_t num_used           # entries that were in use at least once

@@ -49,6 +49,7 @@ cdef bint trials_open(
     cdef int number
     memset(trials, 0, sizeof(Trials))
     trials.capacity = capacity
+    trials.declines = True
     trials.clocks[0].size = never_reused
     trials.clocks[1].start = never_reused
     trials.clocks[1].size = reused
@@ -571,7 +572,9 @@ cdef uint32_t make_room(
         ring = least if densities[oldest] > NEARLY * densities[least] else oldest
         # What continues a prefix is no denser: the first to fail decides for the rest.
         kind = entries[trials.missing[admitted]].kind
-        if densities[ring] >= learned.table[kind - 1 if kind else 0][STORED]:
+        if trials.declines and (
+            densities[ring] >= learned.table[kind - 1 if kind else 0][STORED]
+        ):
             break
         trials.victims[num_victims] = candidates[ring]
         num_victims += 1

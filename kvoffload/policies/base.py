@@ -160,6 +160,14 @@ class CachePolicy(ABC):
         victims = self.evict(number - num_free, protected)
         return None if victims is None else (number, victims)
 
+    def _set_declining(self, allowed: bool) -> None:
+        """Allow the policy to decline blocks although others could leave for them, or forbid it.
+
+        Called by the owner of a tier below host memory, which is offered only what host memory
+        stores and is read through slots of it. By default nothing: few policies decline.
+        """
+        del allowed
+
     def clear(self) -> None:
         """Drop every block, ghost and adaptive state. Not implemented by default."""
         raise NotImplementedError(f"{type(self).__name__} has no clear()")

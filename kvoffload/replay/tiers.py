@@ -1,12 +1,18 @@
 """A disk behind host memory: its additional hits, and what is written to it.
 
 Every block that is stored in host memory is offered to the disk too, whose own policy decides, as
-vLLM cascades stores to its secondary tiers. A request is served up to the first
-block that neither has; blocks that came from the disk are offered to host memory as all blocks are.
+vLLM cascades stores to its secondary tiers. A request is served up to the first block that neither
+has. A block that comes from the disk needs a slot of host memory, and is resident there afterwards;
+without a slot it is a miss. So host memory declines nothing, whatever its policy: it would starve
+the disk of blocks and make it unreadable.
+
+A request is one use of its blocks in both, before it reads; when its stores have begun, its blocks
+become the most recent of host memory once more, last block first.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +37,7 @@ class TierCounts:
     host_hits, disk_hits : int
         Blocks of those that came from host memory, and from the disk.
     host_stored, disk_stored : int
-        Blocks written to each.
+        Blocks written to each; to host memory also those that came from the disk.
     """
 
     asked: int
@@ -55,8 +61,10 @@ def simulate_tiers(
     disk_policy: str,
     disk_capacity: int,
     device_hits: npt.NDArray[np.int64],
+    pending: int = 0,
+    step_blocks: int | None = None,
 ) -> TierCounts:
-    """Replay a decoded trace through host memory and a disk; loads and stores complete at once.
+    """Replay a decoded trace through host memory and a disk; reads complete at once.
 
     Parameters
     ----------
@@ -66,30 +74,40 @@ def simulate_tiers(
         Policy strings, no ceilings.
     capacity, disk_capacity : int
         Blocks of host memory and of the disk.
+    pending : int
+        Number of stores that are in flight while a request is served, the last ones; an offer that
+        stores nothing is none. The disk is offered a store's blocks when it completes.
+    step_blocks : int, optional
+        Blocks that are offered to host memory at a time; by default all blocks of a request.
+
+    Returns
+    -------
+    TierCounts
     """
     host, disk = new_manager(policy, capacity), new_manager(disk_policy, disk_capacity)
+    host.policy._set_declining(False)
     key_of = keys.__getitem__
+    in_flight: deque[list[BlockHash]] = deque()
     asked = host_hits = disk_hits = 0
     for row, on_device in zip(trace.rows(), device_hits.tolist(), strict=True):
         request = list(map(key_of, row))
         missing = request[on_device:]
         asked += len(missing)
         for manager in (host, disk):
-            manager.touch(request)
-        reached = 0
-        while reached < len(missing):
-            in_host = _load(host, missing[reached:])
-            on_disk = _load(disk, missing[reached + in_host :])
-            if not in_host + on_disk:
-                break
-            host_hits += in_host
-            disk_hits += on_disk
-            reached += in_host + on_disk
-        in_host_now = _offer(host, request)
-        on_disk_now = _offer(disk, in_host_now)
-        for manager, stored in ((host, in_host_now), (disk, on_disk_now)):
-            manager.touch(request)
-            manager.complete_store(stored)
+            manager._touch_told(request, again=False)
+        from_host, from_disk = _read(host, disk, missing)
+        host_hits += from_host
+        disk_hits += from_disk
+        step = step_blocks or max(1, len(request))
+        for start in range(0, len(request), step):
+            stored = _offer(host, request[start : start + step])
+            if stored:
+                in_flight.append(stored)
+        host._touch_told(request, again=True)
+        while len(in_flight) > pending:
+            stored = in_flight.popleft()
+            host.complete_store(stored)
+            disk.complete_store(_offer(disk, stored))
     return TierCounts(
         asked,
         host_hits,
@@ -99,13 +117,38 @@ def simulate_tiers(
     )
 
 
-def _load(manager: OffloadingManager, blocks: list[BlockHash]) -> int:
-    """Load the leading blocks that a tier has; return their number."""
-    found = manager.lookup(blocks)
-    if found:
-        manager.prepare_load(blocks[:found])
-        manager.complete_load(blocks[:found])
-    return found
+def _read(
+    host: OffloadingManager, disk: OffloadingManager, blocks: list[BlockHash]
+) -> tuple[int, int]:
+    """Read the leading blocks that either has; return how many came from each."""
+    pinned: list[BlockHash] = []
+    from_host = from_disk = 0
+    while True:
+        rest = blocks[len(pinned) :]
+        here = rest[: host.lookup(rest)]
+        host.prepare_load(here)  # or room would be made of them
+        rest = rest[len(here) :]
+        on_disk = rest[: disk.lookup(rest)]
+        promoted = on_disk[: _promote(host, on_disk)]
+        host.prepare_load(promoted)
+        pinned += here + promoted
+        from_host += len(here)
+        from_disk += len(promoted)
+        if not on_disk or len(promoted) < len(on_disk):
+            break
+    host.complete_load(pinned)
+    return from_host, from_disk
+
+
+def _promote(host: OffloadingManager, blocks: list[BlockHash]) -> int:
+    """Give blocks that come from the disk slots of host memory; return how many are there then."""
+    while blocks:
+        output = host.prepare_store(blocks)
+        if output is not None:
+            host.complete_store(output.block_hashes_to_store)
+            return host.lookup(blocks)
+        blocks = blocks[: len(blocks) // 2]  # a shorter prefix is better than none
+    return 0
 
 
 def _offer(manager: OffloadingManager, blocks: list[BlockHash]) -> list[BlockHash]:

@@ -27,7 +27,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import BlockHash, BlockIDsLoadStoreSpec, OffloadingManager, PrepareStoreOutput
+from kvoffload import (
+    BlockHash,
+    BlockIDsLoadStoreSpec,
+    CachePolicy,
+    OffloadingManager,
+    PrepareStoreOutput,
+)
 from kvoffload._checks import as_batch, check_bool
 from kvoffload.errors import describe
 from kvoffload.tiers.engine.jobs import (
@@ -103,6 +109,10 @@ class TieredStore:
     **The worst is a shorter prefix, never an error**: a block that a tier does not give is asked of
     the next that may have it, within the fetch's deadline, and is a miss after that.
 
+    **With a tier, host memory declines nothing** while a block may leave, whatever its policy: the
+    tiers are offered only what host memory stores, and are read through its slots. What a tier
+    keeps is decided by the tier's own policy. After `close` the manager's policy declines again.
+
     Parameters
     ----------
     region : Region
@@ -164,6 +174,7 @@ class TieredStore:
         self.promote = promote
         for tier in self.tiers:
             tier.attach(region)
+        self._set_declining(not self.tiers)
         self._owner: list[BlockHash | None] = [None] * num_blocks
         self._buffers = list(range(num_blocks, region.num_blocks))
         self._storing: dict[BlockHash, int] = {}  # of `prepare_store`, not completed: key -> block
@@ -178,6 +189,12 @@ class TieredStore:
              "demote_dropped_blocks", "promoted_blocks", "written_blocks"),
             0,
         )  # fmt: skip
+
+    def _set_declining(self, allowed: bool) -> None:
+        """Allow the policy of host memory to decline blocks, or forbid it."""
+        policy = getattr(self.manager, "policy", None)
+        if isinstance(policy, CachePolicy):
+            policy._set_declining(allowed)
 
     def _refuse(self) -> None:
         """Raise in a forked child, and after `close`."""
@@ -596,6 +613,7 @@ class TieredStore:
         if os.getpid() != self._pid:
             return True
         clean = [tier.close(timeout_s) for tier in self.tiers]
+        self._set_declining(True)
         self._closed = True
         return all(clean)
 

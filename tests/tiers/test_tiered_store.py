@@ -19,6 +19,7 @@ from kvoffload.tiers import (
     TieredStore,
     TierEvent,
 )
+from tests.differential.workloads import conversations
 from tests.tiers.inside import is_busy
 
 from .attack import rounds
@@ -29,6 +30,18 @@ KEYS = [b"key-%02d" % number for number in range(64)]
 DATA = {key: block_bytes_of(key, BLOCK) for key in KEYS}
 HOST = 8
 SHORT_S = 0.05
+
+
+def train(manager: CPUOffloadingManager) -> None:
+    """Show that some chains of two are asked for again, and that those between them are not."""
+    for number in range(800):
+        for name in (b"once-%d" % number, b"again-%d" % (number % 3)):
+            request = [name, name + b", continued"]
+            manager.touch(request)
+            output = manager.prepare_store(request)
+            manager.touch(request)
+            assert output is not None
+            manager.complete_store(output.block_hashes_to_store)
 
 
 class Engine:
@@ -155,6 +168,70 @@ class TestThrough:
         assert engine.fetch(KEYS) == 8, "host memory has room for no more"
         engine.quiet()
         engine.store.close()
+
+
+class TestDeclining:
+    """Above tiers the policy of host memory declines nothing, or they would be starved."""
+
+    @staticmethod
+    def engine(tiers: list) -> Engine:
+        """Return an engine whose host memory would decline what it has not seen before."""
+        manager = CPUOffloadingManager(16, HOST, "hit-density")
+        store = TieredStore(Region.allocate(HOST, BLOCK), manager, tiers)
+        train(manager)
+        return Engine(store)
+
+    def test_what_host_memory_would_decline_is_stored_and_comes_back(self) -> None:
+        tier = memory()
+        engine = self.engine([tier])
+        engine.compute(KEYS[:8])
+        engine.quiet()
+        assert tier.lookup(KEYS[:8]).all()
+        engine.compute(KEYS[8:16])
+        engine.quiet()
+        assert engine.fetch(KEYS[:8]) == 8, "a read takes slots of host memory"
+        engine.quiet()
+        assert engine.store.forget()
+        train(engine.store.manager)
+        engine.compute(KEYS[16:24])
+        assert engine.store.lookup(KEYS[16:24]) == (8, 8)
+        engine.quiet()
+        engine.store.close()
+
+    def test_without_a_tier_and_after_the_end_blocks_are_declined(self) -> None:
+        engine = self.engine([])
+        engine.compute(KEYS[:8])
+        assert engine.store.lookup(KEYS[:8])[0] < 8
+        engine = self.engine([memory()])
+        manager = engine.store.manager
+        engine.store.close()
+        train(manager)
+        output = manager.prepare_store(KEYS[:8])
+        assert output is not None
+        assert len(output.block_hashes_to_store) < 8
+
+    @pytest.mark.thorough
+    def test_hit_density_serves_as_much_as_lru(self) -> None:
+        """Conversations with memory for a tenth of a disk that has room for most of them."""
+        served = {}
+        for policy in ("hit-density", "lru"):
+            namespace = Namespace("store", 64)
+            manager = CPUOffloadingManager(16, 60, policy)
+            tier = MemoryTier(600 * 64, policy, namespace=namespace)
+            engine = Engine(TieredStore(Region.allocate(60, 64), manager, [tier]))
+            served[policy] = 0
+            for request in conversations(3, 2_000):
+                engine.store.touch(request)
+                ended = engine.wait(engine.store.fetch(request, PATIENCE_S))
+                served[policy] += ended.num_blocks
+                engine.store.complete_load(request[: ended.num_blocks])
+                output = engine.store.prepare_store(request)
+                engine.store.touch(request)
+                if output is not None:
+                    engine.store.complete_store(output.block_hashes_to_store)
+                engine.quiet()
+            engine.store.close()
+        assert served["hit-density"] >= 0.98 * served["lru"]
 
 
 class TestDemote:

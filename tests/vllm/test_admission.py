@@ -299,22 +299,37 @@ def test_the_real_scheduler_takes_what_is_declined(tmp_path, host_platform, poli
     manager._check()
 
 
-def test_the_tiers_take_what_is_declined(tmp_path):
-    """Through the file tier: what is stored comes back byte for byte, the rest is absent."""
+def test_above_a_tier_nothing_is_declined(tmp_path):
+    """Through the file tier: every chunk is written, and comes back byte for byte."""
     engine = TieredEngine(tmp_path, 30, OURS, eviction_policy="hit-density?guard=0")
     try:
         hits = 0
-        requests = popular_and_unique(random.Random(4), 60)  # with some others nothing is declined
+        requests = popular_and_unique(random.Random(4), 60)
         for ids in requests:
             hits += engine.request([key(one) for one in ids])
             engine.primary._check()
         assert hits > 0
         assert any(job[0] == "submit_load" for job in engine.jobs)
         written = len(list(tmp_path.rglob("*.bin")))
-        assert 0 < written < len({one for ids in requests for one in ids})
+        assert written == len({one for ids in requests for one in ids})
         assert_nothing_is_left(engine)
     finally:
         engine.close()
+
+
+def test_without_a_tier_a_primary_tier_declines():
+    spec = OffloadingSpecFactory.create_spec(
+        configuration(30, **OURS, secondary_tiers=[], eviction_policy="hit-density?guard=0")
+    )
+    manager = spec.get_manager()
+    drive = Drive(manager.primary_tier, 8)
+    for ids in popular_and_unique(random.Random(4), 60):
+        drive.run([key(one) for one in ids])
+    drive.end()
+    fresh = [key(10**9 + number) for number in range(30)]
+    output = manager.primary_tier.prepare_store(fresh, context(fresh))
+    assert len(output.keys_to_store) < len(fresh)
+    manager.shutdown()
 
 
 def test_the_spec_reads_the_options():

@@ -5,6 +5,9 @@ vLLM itself a promotion may evict what was promoted before it, for the same requ
 that waits, and where memory is small they evict each other for ever. Here a promoted chunk is
 pinned for the request that it was promoted for, until that loads, stores or finishes. So every
 promotion brings a waiting request nearer to its end, or finds no room, which is an answer, too.
+
+A secondary tier is offered only what the primary one stores, and is read through its chunks. So the
+policy of the primary tier declines nothing as long as a chunk may leave, if there is a tier below.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvoffload.errors import describe
+from kvoffload.policies.base import CachePolicy
 
 from ._upstream import (
     LoadStoreSpec,
@@ -70,6 +74,12 @@ class KVOffloadPrimaryTier(KVOffloadManager):
             self._memory.release()
             raise
 
+    def decline_nothing(self) -> None:
+        """Have the policy store every chunk for which another may leave."""
+        policy = self._rules.policy
+        if isinstance(policy, CachePolicy):
+            policy._set_declining(False)
+
     def prepare_read(self, keys: Collection[bytes], req_context: ReqContext) -> LoadStoreSpec:
         """Pin chunks that a secondary tier will read; not an access of the request."""
         return self._prepare_read(keys, req_context)
@@ -83,8 +93,8 @@ class KVOffloadPrimaryTier(KVOffloadManager):
     ) -> PrepareStoreOutput | None:
         """Make room for chunks that a secondary tier will write; None if none of them is stored.
 
-        None also where the policy declines them: vLLM takes an output without keys for a promotion
-        that is under way, and would wait for it.
+        None also where the policy stores none of them: vLLM takes an output without keys for a
+        promotion that is under way, and would wait for it.
         """
         self._require_ready()
         keys = list(keys)
@@ -213,6 +223,8 @@ class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[mi
                 self.eviction_policy = own_policy
         if not isinstance(manager.primary_tier, KVOffloadPrimaryTier):
             raise RuntimeError("kvoffload: vLLM did not build the primary tier by its known name")
+        if manager.secondary_tiers:
+            manager.primary_tier.decline_nothing()
         logger.info(
             "kvoffload: compiled primary tier active, policy %s, %d chunks",
             self._policy_text,
