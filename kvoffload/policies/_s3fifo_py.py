@@ -17,10 +17,11 @@ One request, one access
     stands tail first.
 Differs from the paper
     A pinned, pending or protected block is passed over and keeps its place. A block with a resident
-    block behind it in its chain (see ``_chains_py``) does not leave. A scan looks once at each
-    block that its queue had when it began; it begins again where something has changed since. A
-    queue that has no victim lets the other give; where neither has one, those behind are in use:
-    then the deepest leave first.
+    block behind it in its chain (see ``_chains_py``) does not leave. An eviction of several blocks
+    scans each queue on from victim to victim, where the paper begins at the oldest for each. A scan
+    looks once at each block that its queue had when it began; it begins again where something has
+    changed since. A queue that has no victim lets the other give; where neither has one, those
+    behind are in use: then the deepest leave first.
 Invariants
     A hash is in one of the three queues at most; ``_resident`` is small and main.
 Cost

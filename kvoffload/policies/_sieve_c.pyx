@@ -31,7 +31,7 @@ cdef enum:
 
 
 cdef class _Sieve(QueuePolicy):
-    cdef uint32_t next_slot         # the next block of the list to look at, NIL at a lap's end
+    cdef uint32_t next_slot         # the next block of the list to look at, NIL at its end
     cdef uint64_t hand_before       # where the hand was before the search at work
     cdef uint32_t* unmarked         # blocks that the search took the mark from
     cdef uint64_t num_unmarked
@@ -57,7 +57,7 @@ cdef class _Sieve(QueuePolicy):
 
     @property
     def hand(self):
-        """The next block to look at; None where a lap has ended."""
+        """The next block to look at; None if the queue ends at the hand."""
         cdef Ring* queue = &self.rings[0]
         cdef uint32_t slot, first
         cdef uint64_t place
@@ -157,6 +157,8 @@ cdef class _Sieve(QueuePolicy):
                 passed_unchanged += 1
             elif not self.wait(0, slot, node):
                 return False
+        if queue.start == queue.next_number:  # the last victim came last
+            self.put_hand(0)
         return True
 
     cdef void put_hand(self, uint64_t place) noexcept:

@@ -6,14 +6,19 @@ Structure
 How it works
     `insert` puts a block at the newest end, not visited. `touch` marks a ready block visited and
     moves nothing. To evict, the hand goes from old to new and from the newest to the oldest again:
-    a visited block loses its mark and stays, any other leaves. A request may touch its blocks
-    twice: the second time all of them bear the mark already.
+    a visited block loses its mark and stays, any other leaves. Where the block that leaves came
+    last, the hand goes to the oldest, as in the paper, not to the block that comes next: weka_cc_a
+    hits .8285 of its blocks at 5 %, not .8236; over the 21 cells of docs/explanation/policies.md it
+    is .0002 more in the mean, between -.0062 and +.0049. A request may touch its blocks twice: the
+    second time all of them bear the mark already.
 Differs from the paper
-    A pinned, pending or protected block is passed over, its mark and place kept. So is a block with
-    a resident block behind it in its chain (see ``_chains_py``): SIEVE's order says nothing about
-    chains, and a tail without its head is lost. Where the hand finds nothing but such blocks in a
-    whole lap, those behind them are in use: then the deepest leave first, and the hand goes back to
-    the oldest. The touch of a pending block, which has not been seen again, moves it to the newest
+    A pinned, pending or protected block is passed over, its mark and place kept. A block with a
+    resident block behind it in its chain (see ``_chains_py``) is passed over in its place, too:
+    SIEVE's order says nothing about chains, and a tail without its head is lost. Its mark is taken
+    as the hand passes: were it kept, weka_cc_a would hit .60 of its blocks at 5 %, not .83,
+    lmcache_agents_64c .49, not .51. Where the hand finds nothing but such blocks in a whole
+    lap, those behind them are in use: then the deepest leave first, and the hand goes back to the
+    oldest. The touch of a pending block, which has not been seen again, moves it to the newest
     end, so that what was stored together stands tail first.
 Invariants
     ``_resident`` is what was passed and what lies ahead; a visited block is resident.
@@ -51,7 +56,7 @@ class SieveCachePolicy(PythonPolicy):
     Algorithm for Web Caches", NSDI 2024.
     """
 
-    __slots__ = ("_ahead", "_chains", "_passed", "_visited")
+    __slots__ = ("_ahead", "_chains", "_newest", "_passed", "_visited")
 
     def __init__(self, cache_capacity: int) -> None:
         capacity = check_cache_capacity(cache_capacity)
@@ -59,6 +64,7 @@ class SieveCachePolicy(PythonPolicy):
         self._passed: OrderedDict[BlockHash, BlockStatus] = OrderedDict()
         self._ahead: OrderedDict[BlockHash, BlockStatus] = OrderedDict()
         self._visited: set[BlockHash] = set()
+        self._newest: BlockHash | None = None  # what came to the newest end last
         self._chains = Chains()
         super().__init__(capacity)
 
@@ -70,7 +76,7 @@ class SieveCachePolicy(PythonPolicy):
 
     @property
     def hand(self) -> BlockHash | None:
-        """The next block to look at; None where a lap has ended."""
+        """The next block to look at; None if the queue ends at the hand."""
         return next(iter(self._ahead), None)
 
     def _ring(self, number: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
@@ -80,6 +86,8 @@ class SieveCachePolicy(PythonPolicy):
         self._ahead.update(blocks)
         self._resident.update(blocks)
         self._chains.insert(blocks)
+        if blocks:
+            self._newest = next(reversed(self._ahead))
 
     def _remove(self, hashes: Collection[BlockHash]) -> None:
         for block_hash in hashes:
@@ -102,6 +110,7 @@ class SieveCachePolicy(PythonPolicy):
                 self._visited.add(block_hash)
             else:
                 self._ahead[block_hash] = self._queue_of(block_hash).pop(block_hash)
+                self._newest = block_hash
 
     def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:
         search = QueueSearch(self._resident, self._chains, protected)
@@ -136,6 +145,8 @@ class SieveCachePolicy(PythonPolicy):
             self._begin_lap()
         if last is not None:
             self._pass(last)
+            if last == self._newest:
+                self._begin_lap()
         self._remove(search.victims)
         return list(search.victims.items())
 
@@ -154,6 +165,7 @@ class SieveCachePolicy(PythonPolicy):
     def _clear(self) -> None:
         for blocks in (self._resident, self._passed, self._ahead, self._visited, self._chains):
             blocks.clear()
+        self._newest = None
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
         return chain(self._passed.values(), self._ahead.values())

@@ -40,8 +40,8 @@ def test_the_oldest_not_visited_leaves_and_visited_ones_lose_their_mark(twin: Mo
     assert evict(policy, 1) == "B"
     assert (queue(policy), policy.hand) == ("ACD", C)
     assert evict(policy, 1) == "D"  # C loses its mark
-    assert policy.hand is None
-    assert evict(policy, 1) == "A"  # the next lap begins at the oldest
+    assert policy.hand == A  # the next lap begins at the oldest
+    assert evict(policy, 1) == "A"
     assert evict(policy, 1) == "C"
 
 
@@ -54,14 +54,31 @@ def test_the_hand_stays_where_it_is_between_evictions(twin: ModuleType) -> None:
     assert evict(policy, 1) == "A"
 
 
-def test_a_new_block_stands_before_the_hand_at_a_laps_end(twin: ModuleType) -> None:
+def test_once_the_newest_has_left_the_hand_goes_to_the_oldest(twin: ModuleType) -> None:
     policy = sieve(twin, [A, B])
     use(policy, A)
     assert evict(policy, 1) == "B"
-    assert policy.hand is None
+    assert policy.hand == A
     policy.insert(C, idle())
+    assert policy.hand == A
+    assert evict(policy, 2) == "AC"
+
+
+def test_behind_a_block_in_use_the_hand_does_not_go_to_the_oldest(twin: ModuleType) -> None:
+    policy = sieve(twin, [A, B])
+    policy.insert(C, pinned())
+    use(policy, A)
+    assert evict(policy, 1) == "B"
     assert policy.hand == C
-    assert evict(policy, 2) == "CA"
+
+
+def test_a_block_that_waits_loses_its_mark(twin: ModuleType) -> None:
+    policy = sieve(twin, [A, B, C])
+    policy.touch([A, B])  # a chain: A waits for B
+    assert evict(policy, 1) == "C"
+    policy.remove(B)
+    policy.insert(D, idle())
+    assert evict(policy, 1) == "A"
 
 
 def test_a_block_that_was_removed_comes_back_without_its_mark(twin: ModuleType) -> None:
