@@ -94,7 +94,6 @@ def served(
         found += ended[0].num_blocks
         store.complete_load(request[: ended[0].num_blocks])
         output = store.prepare_store(request)
-        store.touch(request)
         if output is not None:
             store.complete_store(output.block_hashes_to_store)
         while store.busy:

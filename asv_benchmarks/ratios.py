@@ -224,6 +224,58 @@ def replay(manager: Any, requests: list[list[bytes]]) -> None:
             manager.complete_store(output.block_hashes_to_store)
 
 
+def request_rows(rounds: int) -> Iterator[Row]:
+    """Compare the cycle of a request of 512 resident blocks with the same six bare calls."""
+    size = 512
+
+    def bare(manager: Any, keys: list[bytes]) -> None:
+        manager.touch(keys)
+        found = manager.lookup(keys)
+        manager.prepare_load(keys[:found])
+        manager.complete_load(keys[:found])
+        manager.prepare_store(keys)
+        manager.touch(keys)
+
+    def by_request(manager: Any, keys: list[bytes]) -> None:
+        request = manager.begin(keys)
+        found = request.lookup()
+        request.prepare_load(0, found)
+        request.complete_load(0, found)
+        request.prepare_store()
+        request.finish()
+
+    for policy in ("lru", "arc"):
+        ratio = _request_ratio(policy, size, bare, by_request, rounds)
+        name = f"request of {size} blocks against bare calls, {policy}"
+        yield Row(name, ratio, "x", 0.6, 0.55, at_most=True)
+
+
+def _request_ratio(
+    policy: str,
+    size: int,
+    bare: Callable[[Any, list[bytes]], None],
+    by_request: Callable[[Any, list[bytes]], None],
+    rounds: int,
+) -> float:
+    manager = _compiled.CPUOffloadingManager(16, 100_000, policy)
+    fill(manager, make_keys(0, 100_000))
+    prompts: list[list[bytes]] = []
+
+    def prepare(number: int) -> None:
+        # Both sides get key objects of their own, as an engine hashes a prompt just before.
+        first = random.Random(number).randrange(100_000 - size)
+        prompts[:] = [make_keys(first, size), make_keys(first, size)]
+        manager.touch(prompts[0])
+        manager.touch(prompts[1])
+
+    sides: Sides = {
+        "bare": lambda _: bare(manager, prompts[0]),
+        "request": lambda _: by_request(manager, prompts[1]),
+    }
+    medians = interleave(sides, rounds, prepare)
+    return medians["request"] / medians["bare"]
+
+
 def replay_rows(rounds: int) -> Iterator[Row]:
     """Compare whole replays of the trace, manager calls alone."""
     requests = conversation()
@@ -523,6 +575,7 @@ def main() -> None:
     capacities = [10_000] if chosen.quick else [10_000, 100_000, 1_000_000]
     groups: dict[str, Callable[[], Iterator[Row]]] = {
         "calls": lambda: call_rows(capacities, rounds),
+        "request": lambda: request_rows(rounds),
         "replay": lambda: replay_rows(1 if chosen.quick else 5),
         "density": lambda: density_rows(1 if chosen.quick else 7),
         "pinned": lambda: pinned_rows(rounds),

@@ -124,7 +124,6 @@ class Engine:
 
     def stored(self, request: Request) -> None:
         """Make the stored blocks readable for other requests; the tiers get them too."""
-        self.store.touch(request.hashes)
         self.store.complete_store(request.storing or ())
         self.free_slots.extend(request.slots.tolist())
 

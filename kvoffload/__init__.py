@@ -20,8 +20,10 @@ from .errors import BlockNotReadyError as BlockNotReadyError
 from .errors import OffloadError as OffloadError
 from .errors import PolicyError as PolicyError
 from .errors import RefCountOverflowError as RefCountOverflowError
+from .errors import RequestFinishedError as RequestFinishedError
 from .managers.arc import ARCOffloadingManager as ARCOffloadingManager
 from .managers.base import OffloadingManager as OffloadingManager
+from .managers.base import Request as Request
 from .managers.cpu import CPUOffloadingManager as CPUOffloadingManager
 from .managers.lru import LRUOffloadingManager as LRUOffloadingManager
 from .policies import builtin as _builtin
@@ -32,6 +34,7 @@ from .types import BlockIDsLoadStoreSpec as BlockIDsLoadStoreSpec
 from .types import BlockStatus as BlockStatus
 from .types import CPULoadStoreSpec as CPULoadStoreSpec
 from .types import GPULoadStoreSpec as GPULoadStoreSpec
+from .types import Hints as Hints
 from .types import LoadStoreSpec as LoadStoreSpec
 from .types import OffloadingEvent as OffloadingEvent
 from .types import PrepareStoreOutput as PrepareStoreOutput
@@ -58,6 +61,7 @@ if not _typing.TYPE_CHECKING:  # they take what is imported under its own name, 
         "CPUOffloadingManager",
         "CachePolicy",
         "GPULoadStoreSpec",
+        "Hints",
         "LRUOffloadingManager",
         "LoadStoreSpec",
         "OffloadError",
@@ -66,6 +70,8 @@ if not _typing.TYPE_CHECKING:  # they take what is imported under its own name, 
         "PolicyError",
         "PrepareStoreOutput",
         "RefCountOverflowError",
+        "Request",
+        "RequestFinishedError",
         "__version__",
     ]
     __all__ += _builtin.__all__

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .errors import describe
-from .types import BlockHash, BlockStatus
+from .types import BlockHash, BlockStatus, Hints
 
 # Slots are counted in an int32 by the engines that use them.
 MAX_NUM_BLOCKS = 2**31 - 1
@@ -52,6 +52,27 @@ def check_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {describe(value)}")
     return bool(value)
+
+
+def check_hints(hints: Any) -> Hints | None:
+    """Return `hints` if they are ``Hints`` or None; TypeError if not."""
+    if hints is not None and not isinstance(hints, Hints):
+        raise TypeError(f"hints must be Hints or None, got {describe(hints)}")
+    return hints
+
+
+def check_part(start: Any, stop: Any, size: int) -> tuple[int, int]:
+    """Return the bounds of a part of `size` blocks as ints, ``0 <= start <= stop <= size``.
+
+    A `stop` of None is the end.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a bound is no integer, or out of place.
+    """
+    start = check_int("start", start, 0, size)
+    return start, size if stop is None else check_int("stop", stop, start, size)
 
 
 def check_block_size(block_size: Any) -> int:

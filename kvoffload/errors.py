@@ -12,6 +12,7 @@ __all__ = [
     "OffloadError",
     "PolicyError",
     "RefCountOverflowError",
+    "RequestFinishedError",
 ]
 
 # Hashes are shown in hex up to this many bytes: a 32-byte digest is shown whole.
@@ -42,6 +43,10 @@ class BlockNotPinnedError(OffloadError, RuntimeError):
 
 class RefCountOverflowError(OffloadError, OverflowError):
     """A block cannot be pinned once more: its ``ref_cnt`` is an int32."""
+
+
+class RequestFinishedError(OffloadError, RuntimeError):
+    """A request that has finished was asked to do more."""
 
 
 class BackendError(OffloadError, RuntimeError):
@@ -90,6 +95,11 @@ def ref_count_overflow(call: str, block_hash: bytes) -> RefCountOverflowError:
         f"{call}: block {describe_hash(block_hash)} is pinned 2**31 - 1 times and cannot be "
         "pinned again"
     )
+
+
+def request_finished(call: str) -> RequestFinishedError:
+    """Build the error of `call` on a request that has finished."""
+    return RequestFinishedError(f"{call}: the request has finished")
 
 
 def block_already_resident(call: str, block_hash: bytes) -> ValueError:

@@ -7,6 +7,7 @@ compiled implementation use the same classes.
 from __future__ import annotations
 
 import ctypes
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ __all__ = [
     "BlockStatus",
     "CPULoadStoreSpec",
     "GPULoadStoreSpec",
+    "Hints",
     "LoadStoreSpec",
     "OffloadingEvent",
     "PrepareStoreOutput",
@@ -202,3 +204,52 @@ class OffloadingEvent:
     block_size: int
     medium: str
     removed: bool
+
+
+MOST_SOURCE_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """What the client of a request says of its session.
+
+    A hint is evidence, not an order: a policy weighs it against what it has learned, and may
+    ignore it.
+
+    Attributes
+    ----------
+    ends : bool
+        The session asks no more: nobody is expected to ask for the request's blocks again.
+    expect_s : float or None
+        Seconds until the next request that begins with these blocks, finite and > 0; None where
+        the client does not say.
+    source : str
+        Who says so, at most 64 characters: an application or a tenant. A gateway sets it; clients
+        must not choose it freely.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value breaks its rule; the message names argument, rule and value.
+    """
+
+    ends: bool = False
+    expect_s: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ends, bool):
+            raise TypeError(f"ends must be True or False, got {self.ends!r}")
+        expected = self.expect_s
+        if expected is not None:
+            if isinstance(expected, bool) or not isinstance(expected, int | float):
+                raise TypeError(f"expect_s must be a number or None, got {expected!r}")
+            if not (expected > 0 and math.isfinite(expected)):
+                raise ValueError(f"expect_s must be finite and > 0, got {expected!r}")
+        if not isinstance(self.source, str):
+            raise TypeError(f"source must be a string, got {type(self.source).__name__}")
+        if len(self.source) > MOST_SOURCE_CHARACTERS:
+            raise ValueError(
+                f"source must have at most {MOST_SOURCE_CHARACTERS} characters, "
+                f"got {len(self.source)}"
+            )

@@ -8,10 +8,8 @@ A block waits for those behind it
     behind it is resident. Where all idle blocks wait, because those behind them are in use, one
     leaves that has no idle block behind it.
 One request, one access
-    A request touches its blocks twice, before its lookup and after its store. A touch with the same
-    length, first and last hash as the one before is the second touch of a request, and no access;
-    nor is the touch of a block whose store is pending. Where another request touches its blocks in
-    between, both touches count.
+    A request uses its blocks as it begins and as it finishes. The second use is no access, nor is
+    the touch of a block whose store is pending.
 All or nothing
     Blocks that may leave are counted first. Then they are chosen one by one, so that a rule may
     change its own state while it chooses.
@@ -24,12 +22,12 @@ Cost
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice, pairwise
 from typing import Any
 
-from kvoffload import BlockNotFoundError, BlockStatus, CachePolicy
+from kvoffload import BlockNotFoundError, BlockStatus, CachePolicy, Hints
 
 MayLeave = Callable[[bytes], bool]
 """Whether a block is idle and not protected."""
@@ -48,7 +46,6 @@ class ChainedPolicy(CachePolicy):
         self._before: dict[bytes, bytes] = {}  # of a resident block: the one before it
         self._behind: dict[bytes, set[bytes]] = {}  # of any block: the resident ones behind it
         self._queues: list[Queue] = []
-        self._last_access: tuple[int, bytes, bytes] | None = None
         self._time = 0
         self._reset()
 
@@ -112,12 +109,17 @@ class ChainedPolicy(CachePolicy):
         self._forget(block_hash, evicted=False)
 
     def touch(self, hashes: Iterable[bytes]) -> None:
-        batch = list(hashes)
+        self._use(list(hashes), is_access=True)
+
+    def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
+        del hints
+        self._use(list(hashes), is_access=False)
+
+    def _use(self, batch: list[bytes], *, is_access: bool) -> None:
         for before, block_hash in pairwise(batch):
             if block_hash in self._blocks and block_hash not in self._before:
                 self._before[block_hash] = before
                 self._behind.setdefault(before, set()).add(block_hash)
-        is_access = not self._is_second_touch(batch)
         for block_hash in reversed(batch):
             status = self._blocks.get(block_hash)
             if status is not None:
@@ -147,20 +149,11 @@ class ChainedPolicy(CachePolicy):
         self._before.clear()
         self._behind.clear()
         self._queues.clear()
-        self._last_access = None
         self._time = 0
         self._reset()
 
     def __len__(self) -> int:
         return len(self._blocks)
-
-    def _is_second_touch(self, batch: list[bytes]) -> bool:
-        if not batch:
-            return False
-        access = len(batch), batch[0], batch[-1]
-        is_second = access == self._last_access
-        self._last_access = None if is_second else access
-        return is_second
 
     def _last_that(self, may_leave: MayLeave) -> bytes:
         """Return a block that may leave, with none behind it that may; all wait for others."""

@@ -8,7 +8,7 @@ How it works
     leaves before those; among several of them the least recently used.
 Differs from the paper
     A block waits for those behind it in its chain (see ``_chained``). The paper's *correlated
-    reference period* is the request here: its second touch is no access. Its *retained information
+    reference period* is the request here: its finish is no access. Its *retained information
     period* is a number of blocks, so that memory is bounded.
 Cost
     get O(1), insert O(k + log resident), remove O(log resident), touch O(n (k + log resident)),

@@ -42,6 +42,7 @@ cdef struct Batch:
     Py_ssize_t num_hints    # leading slots that the last call left
     Py_ssize_t num_chosen   # leading entries of `chosen` that are in use
     Py_ssize_t room         # of the four arrays
+    uint64_t found_at       # the table's version for which `slots` are right; 0: for none
 
 cdef enum:
     GROUP = 64              # keys that go through the index together
@@ -55,7 +56,12 @@ cdef extern from *:
 
 # Make room for `size` hashes; False, with nothing changed, if there is no memory.
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept
+# The same for exactly so many, and keep what it has: for a batch that lives longer than a call.
+cdef bint batch_fit(Batch* batch, Py_ssize_t size) noexcept
 cdef void batch_close(Batch* batch) noexcept
+# Append the keys of another batch, which are at the end of `items`, with what is found of them. The
+# caller has made room.
+cdef void batch_extend(Batch* batch, PyObject** items, const Batch* more) noexcept
 # Consume an iterable of hashes and return it as a list of checked elements; a list as it is.
 cdef list checked_list(object hashes, str name)
 # Point to the hashes of a list, which the caller keeps; MemoryError, with nothing changed.
@@ -67,13 +73,35 @@ cdef inline void batch_set(Batch* batch, PyObject** items, Py_ssize_t size) noex
     batch.num_hints = batch.size
     batch.items = items
     batch.size = size
+    batch.found_at = 0
 
 
-cdef inline void hint_chosen(Batch* batch) noexcept nogil:
+cdef inline Batch batch_part(const Batch* batch, Py_ssize_t start, Py_ssize_t stop) noexcept nogil:
+    """Return the keys of a slice as a batch, with what is found of them; it shares the arrays.
+
+    It may be used until the other grows. Of both, one alone has a selection at a time.
+    """
+    cdef Batch part = batch[0]
+    part.items = batch.items + start
+    part.hashes = batch.hashes + start
+    part.slots = batch.slots + start
+    part.size = part.num_hints = stop - start
+    return part
+
+
+cdef inline void hint_chosen(Batch* batch, const Batch* chooser) noexcept nogil:
     """Take the selection of an earlier call, of as many keys, for hints."""
-    if batch.size and batch.num_chosen == batch.size:  # arrays of no size are null
-        memcpy(batch.slots, batch.chosen, <size_t>batch.size * sizeof(uint32_t))
+    if batch.size and chooser.num_chosen == batch.size:  # arrays of no size are null
+        memcpy(batch.slots, chooser.chosen, <size_t>batch.size * sizeof(uint32_t))
         batch.num_hints = batch.size
+
+
+cdef inline void hint_found(Batch* batch, const Batch* finder) noexcept nogil:
+    """Take what another batch has found for hints, where there is room for it."""
+    cdef Py_ssize_t size = min(batch.room, finder.size)
+    if size:
+        memcpy(batch.slots, finder.slots, <size_t>size * sizeof(uint32_t))
+    batch.num_hints = size
 
 
 cdef inline const uint8_t* item_key(const Batch* batch, Py_ssize_t place) noexcept nogil:
@@ -170,3 +198,11 @@ cdef inline void find_range(
 cdef inline void find_all(Table* table, Batch* batch) noexcept nogil:
     """Find the node of every key of the batch."""
     find_range(table, batch, 0, batch.size)
+
+
+cdef inline void find_changed(Table* table, Batch* batch) noexcept nogil:
+    """Find the node of every key again, unless no key of the table has changed since."""
+    if batch.found_at != table.version:
+        find_range(table, batch, 0, batch.size)
+        batch.num_hints = batch.size
+        batch.found_at = table.version

@@ -2,15 +2,16 @@
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from kvoffload._core.items cimport check_items, list_items
-from kvoffload._core.memory cimport discard, grow
+from kvoffload._core.memory cimport discard, grow, resize
 
 from kvoffload._checks import as_batch, batch_error
 
 cdef enum:
     LEAST_ROOM = 128
+    ENTRY_BYTES = 20    # of `hashes`, `slots`, `chosen` and `places`
 
 
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
@@ -22,7 +23,7 @@ cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
         <void**>&batch.hashes,
         &room,
         <uint64_t>size,
-        sizeof(uint64_t) + 3 * sizeof(uint32_t),
+        ENTRY_BYTES,
         LEAST_ROOM,
     ):
         return False
@@ -33,6 +34,38 @@ cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
     batch.places = batch.slots + 2 * room
     batch.room = <Py_ssize_t>room
     return True
+
+
+cdef bint batch_fit(Batch* batch, Py_ssize_t size) noexcept:
+    cdef uint64_t* arrays
+    cdef uint32_t* slots
+    if batch.room >= size:
+        return True
+    arrays = <uint64_t*>resize(NULL, <size_t>size * ENTRY_BYTES)
+    if arrays == NULL:
+        return False
+    slots = <uint32_t*>(arrays + size)
+    if batch.size:
+        memcpy(arrays, batch.hashes, <size_t>batch.size * sizeof(uint64_t))
+        memcpy(slots, batch.slots, <size_t>batch.size * sizeof(uint32_t))
+        memcpy(slots + size, batch.chosen, <size_t>batch.num_chosen * sizeof(uint32_t))
+    discard(batch.hashes)
+    batch.hashes = arrays
+    batch.slots = slots
+    batch.chosen = slots + size
+    batch.places = slots + 2 * size
+    batch.room = size
+    return True
+
+
+cdef void batch_extend(Batch* batch, PyObject** items, const Batch* more) noexcept:
+    memcpy(
+        batch.slots + batch.size, more.slots, <size_t>more.size * sizeof(uint32_t)
+    )
+    batch.items = items
+    batch.size += more.size
+    batch.num_hints = batch.size
+    batch.found_at = 0
 
 
 cdef void batch_close(Batch* batch) noexcept:

@@ -80,6 +80,7 @@ cdef struct Table:
     int64_t* kept_ids       # by node, where SHOWN: the block_id before anyone could write to it
     uint64_t num_kept_ids   # length of the array, in nodes
     uint64_t secret[8]      # words that key the hash
+    uint64_t version        # changes whenever a key gets, leaves or changes its node; of one table alone
     uint32_t sample_below   # keys are SAMPLED whose hash has less than this in bits 32 to 55
 
 # Reserve room for about `num_nodes` nodes; False, with nothing reserved, if there is none.
@@ -176,6 +177,7 @@ cdef inline void index_insert_at(
     kvo_require(table.num_keys < table.max_keys, "the caller has made sure of room in the index")
     buckets_insert(table.buckets, table.num_buckets, home, tag, slot)
     table.num_keys += 1
+    table.version += 1
 
 
 cdef inline void index_insert(Table* table, uint32_t slot, uint64_t hashed) noexcept nogil:
@@ -186,6 +188,7 @@ cdef inline void index_remove(Table* table, uint32_t slot, uint64_t hashed) noex
     """Remove a slot that is in the index."""
     buckets_remove(table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed), slot)
     table.num_keys -= 1
+    table.version += 1
 
 
 cdef inline void index_replace(
@@ -195,6 +198,7 @@ cdef inline void index_replace(
     buckets_replace(
         table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed), slot, successor
     )
+    table.version += 1
 
 
 cdef inline bint table_ensure(Table* table, uint64_t more) noexcept:

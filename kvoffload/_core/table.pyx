@@ -39,6 +39,16 @@ cdef uint64_t buckets_for(uint64_t num_keys) noexcept:
     return num_keys // KEYS_PER_BUCKET + 1
 
 
+cdef uint64_t num_opened = 0
+
+
+cdef uint64_t next_version() noexcept:
+    """Return the first version of a table, far from those of all others, and never 0."""
+    global num_opened
+    num_opened += 1
+    return num_opened << 40
+
+
 cdef bint table_open(Table* table, uint64_t num_nodes) noexcept:
     cdef uint64_t num_buckets
     memset(table, 0, sizeof(Table))
@@ -58,6 +68,7 @@ cdef bint table_open(Table* table, uint64_t num_nodes) noexcept:
     if num_buckets * sizeof(KvoBucket) <= INDEX_BYTES_AT_ONCE:
         # Keys are scattered over it: each of the first would wait for a page to be cleared.
         memset(table.buckets, 0, num_buckets * sizeof(KvoBucket))
+    table.version = next_version()
     table.num_reserved = <uint32_t>num_nodes
     table.num_buckets = num_buckets
     table.max_keys = num_buckets * MOST_KEYS_PER_BUCKET
@@ -153,6 +164,7 @@ cdef void table_clear(Table* table) noexcept:
     if whole:
         memset(table.buckets, 0, table.num_buckets * sizeof(KvoBucket))
         table.num_keys = 0
+        table.version += 1
     for slot in range(table.num_used):
         node = node_at(table, slot)
         if node.key_length:

@@ -24,15 +24,19 @@ from kvoffload._core.batch cimport (
     Batch,
     batch_close,
     batch_ensure,
+    batch_extend,
+    batch_fit,
     batch_open,
+    batch_part,
     batch_set,
     checked_list,
-    find_all,
+    find_changed,
     find_range,
     hint_chosen,
+    hint_found,
 )
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.items cimport first_bad, list_items, tuple_items
+from kvoffload._core.items cimport checked_copy, first_bad, list_items, tuple_items
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
 from kvoffload._core.table cimport (
     INLINE_KEY_BYTES,
@@ -73,7 +77,7 @@ from kvoffload.managers._results_c cimport (
 from kvoffload.managers._watch_c cimport LOAD, STORE, WatchCore
 from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
-from kvoffload._checks import as_batch, batch_error, check_bool
+from kvoffload._checks import as_batch, batch_error, check_bool, check_hints, check_part
 from kvoffload.backends._cpu_c import CPUBackend
 from kvoffload.backends._cpu_py import CPUBackend as PythonCPUBackend
 from kvoffload.errors import (
@@ -82,10 +86,18 @@ from kvoffload.errors import (
     block_not_ready,
     cannot_pickle,
     ref_count_overflow,
+    request_finished,
 )
 from kvoffload.managers._common import summary
 from kvoffload.managers._manager_py import Manager as PythonManager
-from kvoffload.managers.base import OffloadingManager, take_contract
+from kvoffload.managers.base import (
+    CallingRequest,
+    OffloadingManager,
+    Request,
+    check_now,
+    request_summary,
+    take_contract,
+)
 from kvoffload.policies import _ownership as ownership
 from kvoffload.policies import registry
 from kvoffload.types import Spec_co
@@ -98,6 +110,10 @@ cdef enum:
     # since many a prompt is not known at all.
     FIRST_LOOKUP_STEP = 4
     LOOKUP_STEP = 64
+
+
+# Calls that a request makes of its manager.
+CALLS = ("touch", "lookup", "prepare_load", "complete_load", "prepare_store", "complete_store")
 
 
 cdef struct Counters:
@@ -116,6 +132,9 @@ cdef class Steps:
     """The calls of a block's life, declared for `CompiledSteps` and `PythonSteps`."""
 
     cdef object lookup(self, object hashes):
+        raise NotImplementedError
+
+    cdef object begin(self, object manager, object hashes, object hints):
         raise NotImplementedError
 
     cdef object touch(self, object hashes):
@@ -209,25 +228,74 @@ cdef class CompiledSteps(Steps):
             if node == NULL or node.block.ref_cnt < 0:
                 break
             place += 1
-        self.counters.lookups += 1
-        self.counters.lookup_blocks += <uint64_t>size
-        self.counters.hit_blocks += <uint64_t>place
-        if self._watch is not None:
-            self._watch.c_looked_up(&self.batch, place)
+        self.note_lookup(&self.batch, place)
         return place
+
+    cdef object begin(self, object manager, object hashes, object hints):
+        cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
+        cdef list batch
+        cdef int collecting
+        self.tick()
+        batch = hashes if type(hashes) is list else as_batch(hashes)
+        collecting = PyGC_Disable()
+        try:
+            copy = checked_copy(batch)
+        finally:
+            if collecting:
+                PyGC_Enable()
+        if copy is None:
+            raise batch_error(batch)
+        request.open(self, manager, copy)
+        # Consecutive requests often begin alike: try the nodes of the last one.
+        batch_ensure(&self.batch, request.batch.size)
+        hint_found(&request.batch, &self.batch)
+        find_changed(self._policy.table, &request.batch)
+        hint_found(&self.batch, &request.batch)
+        self.batch.size = self.batch.num_hints
+        self._policy.c_touch(&request.batch)
+        return request
 
     cdef object touch(self, object hashes):
         cdef list batch = self.open_batch(hashes)
-        find_all(self._policy.table, &self.batch)
+        find_changed(self._policy.table, &self.batch)
         self._policy.c_touch(&self.batch)
 
-    def _touch_told(self, hashes, bint again):
+    # For a request that makes the calls of a subclass.
+
+    def _begun(self, hashes, hints):
+        self.touch(hashes)
+
+    def _extended(self, hashes):
         cdef list batch = self.open_batch(hashes)
-        find_all(self._policy.table, &self.batch)
-        if again:
-            self._policy.c_touch_again(&self.batch)
-        else:
-            self._policy.c_touch_first(&self.batch)
+        find_changed(self._policy.table, &self.batch)
+        self._policy.c_extended(&self.batch)
+
+    def _finished(self, hashes, hints):
+        cdef list batch = self.open_batch(hashes)
+        find_changed(self._policy.table, &self.batch)
+        self._policy.c_finished(&self.batch)
+
+    cdef Py_ssize_t count_ready(self, Batch* batch) noexcept:
+        """Count a lookup of the batch, and return how many leading blocks are ready."""
+        cdef Table* table = self._policy.table
+        cdef Py_ssize_t place = 0
+        cdef Node* node
+        find_changed(table, batch)
+        while place < batch.size:
+            node = resident(table, batch, place)
+            if node == NULL or node.block.ref_cnt < 0:
+                break
+            place += 1
+        self.note_lookup(batch, place)
+        return place
+
+    cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept:
+        """Count a lookup, for the watch, too."""
+        self.counters.lookups += 1
+        self.counters.lookup_blocks += <uint64_t>batch.size
+        self.counters.hit_blocks += <uint64_t>num_hits
+        if self._watch is not None:
+            self._watch.c_looked_up(batch, num_hits)
 
     def _touch_inserted(self, hashes, inserted):
         cdef list batch = self.open_batch(hashes)
@@ -235,13 +303,13 @@ cdef class CompiledSteps(Steps):
         cdef Node* node
         cdef list shown = [None] * len(batch)
         cdef list chosen = [block_hash in inserted for block_hash in batch]
-        find_all(self._policy.table, &self.batch)
+        find_changed(self._policy.table, &self.batch)
         for place in range(self.batch.size):
             node = resident(self._policy.table, &self.batch, place)
             if node != NULL and chosen[place]:
                 shown[place] = node.block.ref_cnt
                 node.block.ref_cnt = -1
-        self._policy.c_touch_first(&self.batch)
+        self._policy.c_touch(&self.batch)
         for place in range(self.batch.size - 1, -1, -1):
             if shown[place] is not None:
                 node = resident(self._policy.table, &self.batch, place)
@@ -251,41 +319,44 @@ cdef class CompiledSteps(Steps):
 
     cdef object prepare_load(self, object hashes):
         cdef list batch = self.open_batch(hashes)
+        return self.load(&self.batch, batch, 0)
+
+    cdef object load(self, Batch* batch, list keys, Py_ssize_t start):
+        """Pin the batch, whose keys are those of the list from `start` on; return the slots."""
         cdef cnp.ndarray block_ids
         cdef Py_ssize_t place
         cdef object spec
         cdef int collecting = PyGC_Disable()
         try:
-            block_ids = new_ids(self.batch.size)
+            block_ids = new_ids(batch.size)
             spec = new_spec(block_ids)
-            place = self.pin_batch(<int64_t*>cnp.PyArray_DATA(block_ids))
+            place = self.pin_batch(batch, <int64_t*>cnp.PyArray_DATA(block_ids))
         finally:
             if collecting:
                 PyGC_Enable()
         if place >= 0:
-            raise self.load_error(batch[place])
-        self.counters.loaded_blocks += <uint64_t>len(batch)
+            raise self.load_error(keys[start + place])
+        self.counters.loaded_blocks += <uint64_t>batch.size
         if self._watch is not None:
-            self._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), self.batch.size)
-        self._policy.c_loads(&self.batch)
+            self._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), batch.size)
         return spec
 
-    cdef Py_ssize_t pin_batch(self, int64_t* block_ids) noexcept:
+    cdef Py_ssize_t pin_batch(self, Batch* batch, int64_t* block_ids) noexcept:
         """Pin the batch; return the position of the first block that cannot be, or -1."""
         cdef Table* table = self._policy.table
         cdef Py_ssize_t place, undo
         cdef Node* node
-        find_all(table, &self.batch)
-        for place in range(self.batch.size):
-            node = resident(table, &self.batch, place)
+        find_changed(table, batch)
+        for place in range(batch.size):
+            node = resident(table, batch, place)
             # As unsigned, the count of a pending block is above it, too.
             if node == NULL or <uint32_t>node.block.ref_cnt >= <uint32_t>MOST_PINS:
                 for undo in range(place):
-                    self.unpin_slot(self.batch.slots[undo])
+                    self.unpin_slot(batch.slots[undo])
                 return place
             pin(&self.states, node)
-            block_ids[place] = own_id(table, self.batch.slots[place], node)
-        park_pinned(&self.states, self._policy, <uint64_t>self.batch.size)
+            block_ids[place] = own_id(table, batch.slots[place], node)
+        park_pinned(&self.states, self._policy, <uint64_t>batch.size)
         return -1
 
     cdef object load_error(self, bytes block_hash):
@@ -299,22 +370,28 @@ cdef class CompiledSteps(Steps):
 
     cdef object complete_load(self, object hashes):
         cdef list batch = self.open_batch(hashes)
+        self.release(&self.batch, batch, 0)
+
+    cdef int release(self, Batch* batch, list keys, Py_ssize_t start) except -1:
+        """Take a pin from each block of the batch, whose keys are those from `start` on."""
         cdef Table* table = self._policy.table
         cdef Py_ssize_t place, undo
         cdef Node* node
-        find_all(table, &self.batch)
-        for place in range(self.batch.size):
-            node = resident(table, &self.batch, place)
+        find_changed(table, batch)
+        for place in range(batch.size):
+            node = resident(table, batch, place)
             if node == NULL or node.block.ref_cnt <= 0:
                 # A ring that was told of an idle block passes over it while it is pinned.
                 for undo in range(place):
-                    pin(&self.states, node_at(table, self.batch.slots[undo]))
+                    pin(&self.states, node_at(table, batch.slots[undo]))
                 if node == NULL:
-                    raise block_not_found("complete_load", batch[place])
-                raise block_not_pinned("complete_load", batch[place])
-            self.unpin_slot(self.batch.slots[place])
+                    raise block_not_found("complete_load", keys[start + place])
+                raise block_not_pinned("complete_load", keys[start + place])
+            if unpin(&self.states, node) and node.flags & PARKED:
+                self._policy.became_idle(batch.slots[place], node)
         if self._watch is not None:
-            self._watch.c_loaded(&self.batch)
+            self._watch.c_loaded(batch)
+        return 0
 
     cdef void unpin_slot(self, uint32_t slot) noexcept:
         """Take one pin from a pinned block."""
@@ -324,44 +401,48 @@ cdef class CompiledSteps(Steps):
 
     cdef object prepare_store(self, object hashes):
         cdef list batch = self.open_batch(hashes)
+        return self.store(&self.batch, batch, 0, None)
+
+    cdef object store(
+        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request
+    ):
+        """Store what is missing of the batch, whose keys are those of the list from `start` on.
+
+        The request, if it is one's, notes what it stores.
+        """
         cdef int collecting = PyGC_Disable()
         try:
-            return self.store(batch)
+            return self.store_now(batch, keys, start, request)
         finally:
             if collecting:
                 PyGC_Enable()
 
-    cdef object store(self, list batch):
+    cdef object store_now(
+        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request
+    ):
+        cdef list storing = None
         cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t num_missing = self.choose_missing()
+        cdef Py_ssize_t num_missing = self.choose_missing(batch)
         cdef Py_ssize_t num_admitted, place
         cdef cnp.ndarray block_ids
         if num_missing < 0:
             raise MemoryError()
         if num_missing == 0:
-            output = new_output([], new_spec(new_ids(0)), [])
-            policy.c_offers(&self.batch)
-            return output
-        policy.victims.no_memory = False
-        num_admitted = policy.c_make_room(
-            &self.batch, num_missing, pool_num_free(&self._pool.pool)
-        )
+            return new_output([], new_spec(new_ids(0)), [])
+        num_admitted = self.make_room(batch, num_missing)
         if num_admitted < 0:
-            if self._watch is not None and not policy.victims.no_memory:
-                self._watch.c_refused(&self.batch, num_missing)
-            forget(policy.table, &self.batch, 0, num_missing)
             if policy.victims.no_memory:
                 raise MemoryError()
-            self.counters.refused_stores += 1
-            policy.c_offers(&self.batch)
             return None
         try:
             block_ids = new_ids(num_admitted)
             to_store = PyList_New(num_admitted)
             for place in range(num_admitted):
-                block_hash = batch[self.batch.places[place]]
+                block_hash = keys[start + batch.places[place]]
                 Py_INCREF(block_hash)
                 PyList_SET_ITEM(to_store, place, block_hash)
+            if request is not None:
+                storing = request.storing + <list>to_store
             evicted = self.victim_keys()
             output = new_output(to_store, new_spec(block_ids), evicted)
             if self._events is not None and evicted:
@@ -369,28 +450,31 @@ cdef class CompiledSteps(Steps):
                 self._events.append(new_event(removed, self._pool, True))
         except BaseException:
             policy.cancel()
-            forget(policy.table, &self.batch, 0, num_missing)
+            forget(policy.table, batch, 0, num_missing)
             raise
         if self._watch is not None:
-            self._watch.c_stored(&self.batch, num_admitted, num_missing)
-        self.place_blocks(num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids))
+            self._watch.c_stored(batch, num_admitted, num_missing)
+        self.place_blocks(
+            batch, num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids)
+        )
         if self._watch is not None:
             self._watch.c_opened(STORE, <int64_t*>cnp.PyArray_DATA(block_ids), num_admitted)
-        policy.c_offers(&self.batch)
+        if request is not None:
+            request.storing = storing
         return output
 
-    cdef Py_ssize_t choose_missing(self) noexcept:
+    cdef Py_ssize_t choose_missing(self, Batch* batch) noexcept:
         """Choose the keys that are not resident, once each, and give the unknown ones nodes.
 
         Marks every key of the batch. Return their number, or -1 if there is no memory.
         """
         cdef CompiledPolicy policy = self._policy
         cdef Table* table = policy.table
-        cdef Batch* batch = &self.batch
         cdef Py_ssize_t place, num_missing = 0, num_unknown = 0
         cdef uint32_t slot
         cdef Node* node
-        find_all(table, batch)
+        batch.num_chosen = 0
+        find_changed(table, batch)
         for place in range(batch.size):
             num_unknown += batch.slots[place] == NIL
         if not policy.c_ensure(<uint64_t>num_unknown):
@@ -410,6 +494,25 @@ cdef class CompiledSteps(Steps):
                 num_missing += 1
             node.block.mark = table.epoch
         return num_missing
+
+    cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing) noexcept:
+        """Return how many of the chosen keys to store, their victims found.
+
+        -1, with the keys forgotten, where the store is refused or finds no memory; the policy's
+        ``victims`` say which.
+        """
+        cdef CompiledPolicy policy = self._policy
+        cdef Py_ssize_t num_admitted
+        policy.victims.no_memory = False
+        num_admitted = policy.c_make_room(batch, num_missing, pool_num_free(&self._pool.pool))
+        if num_admitted >= 0:
+            return num_admitted
+        if not policy.victims.no_memory:
+            self.counters.refused_stores += 1
+            if self._watch is not None:
+                self._watch.c_refused(batch, num_missing)
+        forget(policy.table, batch, 0, num_missing)
+        return -1
 
     cdef object victim_keys(self):
         """Return the keys of the victims, in eviction order: packed where they can be."""
@@ -436,7 +539,7 @@ cdef class CompiledSteps(Steps):
         return keys
 
     cdef void place_blocks(
-        self, Py_ssize_t num_admitted, Py_ssize_t num_missing, int64_t* block_ids
+        self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing, int64_t* block_ids
     ) noexcept:
         """Free the victims' slots, let them go, and give the admitted keys theirs."""
         cdef CompiledPolicy policy = self._policy
@@ -451,24 +554,29 @@ cdef class CompiledSteps(Steps):
         self.counters.evicted_blocks += policy.victims.size
         policy.commit()
         for place in range(num_admitted):
-            node = node_at(table, self.batch.chosen[place])
+            node = node_at(table, batch.chosen[place])
             begin_store(&self.states, policy, &self._pool.pool, node)
             if block_ids != NULL:
                 block_ids[place] = node.block.block_id
-            policy.c_insert(self.batch.chosen[place], node)
-        self.batch.num_chosen = num_admitted
-        forget(table, &self.batch, num_admitted, num_missing)
+            policy.c_insert(batch.chosen[place], node)
+        batch.num_chosen = num_admitted
+        if num_admitted == num_missing:
+            batch.found_at = table.version  # every key of the batch has a block now
+        else:
+            forget(table, batch, num_admitted, num_missing)
         self.counters.stored_blocks += <uint64_t>num_admitted
         self.counters.not_admitted += <uint64_t>(num_missing - num_admitted)
 
     cdef object complete_store(self, object hashes, object success):
-        cdef bint succeeded = success is True or (
-            success is not False and check_bool("success", success)
-        )
+        cdef bint succeeded = is_success(success)
         cdef list batch = self.open_batch(hashes)
+        hint_chosen(&self.batch, &self.batch)
+        self.end_store(batch, succeeded)
+
+    cdef int end_store(self, list batch, bint succeeded) except -1:
+        """Make the pending blocks of the batch idle, or drop them; it is the manager's own."""
         cdef int collecting
-        hint_chosen(&self.batch)
-        find_all(self._policy.table, &self.batch)
+        find_changed(self._policy.table, &self.batch)
         if succeeded and self._events is not None:
             collecting = PyGC_Disable()
             try:
@@ -478,7 +586,8 @@ cdef class CompiledSteps(Steps):
                     PyGC_Enable()
         if self._watch is not None:
             self._watch.c_ended(&self.batch, succeeded)
-        self.end_stores(succeeded)
+        self.end_pending(succeeded)
+        return 0
 
     cdef int emit_stored(self, list batch) except -1:
         """Append the event of the batch's pending blocks."""
@@ -487,7 +596,7 @@ cdef class CompiledSteps(Steps):
             self._events.append(new_event(stored, self._pool, False))
         return 0
 
-    cdef void end_stores(self, bint succeeded) noexcept:
+    cdef void end_pending(self, bint succeeded) noexcept:
         """Make the batch's pending blocks idle, or drop them."""
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t place
@@ -503,58 +612,41 @@ cdef class CompiledSteps(Steps):
                 self.counters.failed_blocks += 1
             elif node.flags & PARKED:
                 policy.became_idle(slot, node)
-        policy.c_completes(&self.batch, self.batch.size - 1)
 
     cdef int serve(self, object hashes, Py_ssize_t first, object end) except -1:
         """Do as the Python twin does for one request, with no object made on the way."""
         cdef list batch = self.open_batch(hashes)
         cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t place, num_hits, num_missing, num_admitted = 0
+        cdef Py_ssize_t place, num_missing, num_admitted = 0
         cdef Py_ssize_t stop = self.batch.size if end is None else end
+        cdef Batch asked
         cdef uint32_t slot
         cdef Node* node
         if self._events is not None or self._watch is not None:
             raise ValueError("only without events and a watch are requests served at once")
         if not 0 <= first <= stop <= self.batch.size:
             raise ValueError(f"a request of {self.batch.size} keys, {first} to {end} asked for")
-        find_all(policy.table, &self.batch)
+        find_changed(policy.table, &self.batch)
         policy.c_touch(&self.batch)
-        num_hits = 0
-        for place in range(first, stop):
-            node = resident(policy.table, &self.batch, place)
-            if node == NULL or node.block.ref_cnt < 0:
-                break
-            num_hits += 1
-        self.counters.lookups += 1
-        self.counters.lookup_blocks += <uint64_t>(stop - first)
-        self.counters.hit_blocks += <uint64_t>num_hits
-        num_missing = self.choose_missing()
-        if num_missing > 0:
-            policy.victims.no_memory = False
-            num_admitted = policy.c_make_room(
-                &self.batch, num_missing, pool_num_free(&self._pool.pool)
-            )
-        elif num_missing < 0:
+        asked = batch_part(&self.batch, first, stop)
+        self.count_ready(&asked)
+        num_missing = self.choose_missing(&self.batch)
+        if num_missing < 0:
             raise MemoryError()
-        if num_admitted < 0:
-            forget(policy.table, &self.batch, 0, num_missing)
-            if policy.victims.no_memory:
+        if num_missing > 0:
+            num_admitted = self.make_room(&self.batch, num_missing)
+            if num_admitted < 0 and policy.victims.no_memory:
                 raise MemoryError()
-            self.counters.refused_stores += 1
-        elif num_missing > 0:
-            self.place_blocks(num_admitted, num_missing, NULL)
-        if num_admitted < num_missing:
-            find_all(policy.table, &self.batch)  # what is not stored is forgotten
-        policy.c_offers(&self.batch)
-        policy.c_touch(&self.batch)
+            if num_admitted >= 0:
+                self.place_blocks(&self.batch, num_admitted, num_missing, NULL)
+        find_changed(policy.table, &self.batch)
+        policy.c_finished(&self.batch)
         for place in range(num_admitted):
             slot = self.batch.chosen[place]
             node = node_at(policy.table, slot)
             end_store(&self.states, policy, &self._pool.pool, slot, True)
             if node.flags & PARKED:
                 policy.became_idle(slot, node)
-        if num_admitted > 0:
-            policy.c_completes(&self.batch, self.batch.places[num_admitted - 1])
         return 0
 
     def _serve_at_once(self, requests):
@@ -692,12 +784,18 @@ cdef class CompiledSteps(Steps):
 
     cdef list open_batch(self, object hashes):
         """Return the batch as a checked list, which the scratch arrays point into."""
-        cdef WatchCore watch = self._watch  # held while a user's clock runs
-        if watch is not None:
-            watch.tick()
-        cdef list batch = checked_list(hashes, "hashes")
+        cdef list batch
+        self.tick()
+        batch = checked_list(hashes, "hashes")
         batch_open(&self.batch, batch)
         return batch
+
+    cdef int tick(self) except -1:
+        """Let a watch read its clock, which may be a user's, before a call looks at the state."""
+        cdef WatchCore watch = self._watch  # held while it runs
+        if watch is not None:
+            watch.tick()
+        return 0
 
     cdef Node* resident_node(self, object block_hash) noexcept:
         """Return the node of a resident block, or NULL."""
@@ -731,6 +829,9 @@ cdef class PythonSteps(Steps):
     cdef object lookup(self, object hashes):
         return self.skeleton.lookup(hashes)
 
+    cdef object begin(self, object manager, object hashes, object hints):
+        return CallingRequest(manager, as_batch(hashes), hints)
+
     cdef object touch(self, object hashes):
         return self.skeleton.touch(hashes)
 
@@ -747,6 +848,177 @@ cdef class PythonSteps(Steps):
         return self.skeleton.complete_store(hashes, success)
 
 
+# Without tp_clear, as its methods need what they refer to. A cycle goes through the dict of the
+# manager, which is cleared.
+@cython.final
+@cython.no_gc_clear
+cdef class CompiledRequest:
+    """A request that knows the nodes of its blocks."""
+
+    cdef CompiledSteps steps
+    cdef object manager             # kept alive
+    cdef list keys                  # its own: nobody else changes it
+    cdef list storing               # keys that its stores returned and it has not ended
+    cdef Batch batch                # of all keys
+    cdef bint finished
+
+    def __cinit__(self):
+        memset(&self.batch, 0, sizeof(Batch))
+
+    def __dealloc__(self):
+        batch_close(&self.batch)
+
+    def __init__(self):
+        raise TypeError("a request is begun by a manager")
+
+    def __reduce__(self):
+        raise cannot_pickle(self)
+
+    cdef int open(self, CompiledSteps steps, object manager, list keys) except -1:
+        """Take the keys, a list of the request's own."""
+        if not batch_fit(&self.batch, len(keys)):
+            raise MemoryError()
+        self.steps = steps
+        self.manager = manager
+        self.keys = keys
+        self.storing = []
+        batch_set(&self.batch, list_items(keys), len(keys))
+        return 0
+
+    cdef int require_open(self, str call) except -1:
+        """Raise RequestFinishedError if the request has finished."""
+        if self.finished:
+            raise request_finished(call)
+        return 0
+
+    cdef Py_ssize_t bounds(self, object start, object stop, Py_ssize_t* end) except -1:
+        """Return the first place of a part, and set `end`; this may run Python code."""
+        cdef Py_ssize_t size = self.batch.size, first = -1
+        if type(start) is int and (stop is None or type(stop) is int):
+            try:
+                first = start
+                end[0] = size if stop is None else stop
+            except OverflowError:
+                first = -1
+        if not 0 <= first <= end[0] <= size:
+            first, last = check_part(start, stop, size)
+            end[0] = last
+        return first
+
+    cdef Batch* part(self, Py_ssize_t start, Py_ssize_t stop, Batch* part) noexcept:
+        """Return the batch of a part: `part`, or that of the request where the part is all."""
+        if start == 0 and stop == self.batch.size:
+            return &self.batch
+        part[0] = batch_part(&self.batch, start, stop)
+        return part
+
+    def lookup(self, start=0):
+        cdef CompiledSteps steps = self.steps
+        cdef WatchCore watch = steps._watch  # held while its Python code runs
+        cdef Py_ssize_t first = 0, end
+        cdef Batch part
+        self.require_open("lookup")
+        if watch is not None:
+            watch.begin_lookup()
+        first = self.bounds(start, None, &end)
+        return steps.count_ready(self.part(first, self.batch.size, &part))
+
+    def prepare_load(self, start, stop):
+        cdef Py_ssize_t first, end
+        cdef Batch part
+        self.require_open("prepare_load")
+        self.steps.tick()
+        first = self.bounds(start, stop, &end)
+        return self.steps.load(self.part(first, end, &part), self.keys, first)
+
+    def complete_load(self, start, stop):
+        cdef Py_ssize_t first, end
+        cdef Batch part
+        self.steps.tick()
+        first = self.bounds(start, stop, &end)
+        self.steps.release(self.part(first, end, &part), self.keys, first)
+
+    def prepare_store(self, start=0, stop=None):
+        cdef Py_ssize_t first, end
+        cdef Batch part
+        cdef Batch* stored
+        self.require_open("prepare_store")
+        self.steps.tick()
+        first = self.bounds(start, stop, &end)
+        stored = self.part(first, end, &part)
+        output = self.steps.store(stored, self.keys, first, self)
+        self.batch.num_chosen = stored.num_chosen
+        return output
+
+    def complete_store(self, success=True):
+        cdef CompiledSteps steps = self.steps
+        cdef bint succeeded = is_success(success)
+        cdef list storing, none = []
+        steps.tick()
+        storing = self.storing
+        batch_open(&steps.batch, storing)
+        hint_chosen(&steps.batch, &self.batch)
+        steps.end_store(storing, succeeded)
+        self.storing = none
+
+    def extend(self, hashes):
+        cdef CompiledSteps steps = self.steps
+        cdef list batch
+        self.require_open("extend")
+        batch = steps.open_batch(hashes)
+        self.require_open("extend")  # an iterator, or a clock, may have finished it
+        if not batch_fit(&self.batch, self.batch.size + len(batch)):
+            raise MemoryError()
+        self.keys += batch
+        find_changed(steps._policy.table, &steps.batch)
+        steps._policy.c_extended(&steps.batch)
+        batch_extend(&self.batch, list_items(self.keys), &steps.batch)
+
+    def finish(self, *, hints=None):
+        check_hints(hints)
+        if self.finished:
+            return
+        self.steps.tick()
+        if self.finished:
+            return
+        self.finished = True
+        find_changed(self.steps._policy.table, &self.batch)
+        self.steps._policy.c_finished(&self.batch)
+
+    @property
+    def hashes(self):
+        return tuple(self.keys)
+
+    @property
+    def is_finished(self):
+        return self.finished
+
+    def __len__(self):
+        """Return the number of blocks."""
+        return self.batch.size
+
+    def __bool__(self):
+        """Return True, even for a request without blocks."""
+        return True
+
+    def __enter__(self):
+        """Return the request."""
+        self.require_open("with")
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        """Finish the request."""
+        self.finish()
+
+    def __repr__(self):
+        """Return the number of blocks, and whether the request has finished."""
+        return request_summary(self)
+
+
+cdef bint is_success(object success) except -1:
+    """Return whether `success` is True; TypeError if it is neither True nor False."""
+    return success is True or (success is not False and check_bool("success", success))
+
 
 # Without tp_clear: what is cleared with it may still call it.
 @cython.no_gc_clear
@@ -755,6 +1027,7 @@ cdef class ManagerCore:
 
     cdef Steps steps
     cdef object skeleton            # the steps themselves, or the Python skeleton that they call
+    cdef bint calls_own             # a subclass has calls of its own, which requests are to make
 
     _twin = "c"
     _backend_class = CPUBackend
@@ -774,6 +1047,8 @@ cdef class ManagerCore:
         # What is replaced dies when all is done: its finalisers may call this manager.
         cdef object former_skeleton = self.skeleton, former_parts
         former = policy if former_steps is NOT_INITIALISED else former_skeleton.policy
+        kind = type(self)
+        self.calls_own = any([getattr(kind, name) is not getattr(ManagerCore, name) for name in CALLS])
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
             # The same steps as before: a call at work, which has read its batch, goes on with them.
             compiled = former_steps if type(former_steps) is CompiledSteps else CompiledSteps()
@@ -805,6 +1080,32 @@ cdef class ManagerCore:
         cdef Steps steps = self.steps
         return steps.lookup(hashes)
 
+    def begin(self, hashes, *, hints=None, now=None):
+        cdef Steps steps = self.steps
+        check_now(now)
+        check_hints(hints)
+        if self.calls_own:
+            return CallingRequest(self, as_batch(hashes), hints)
+        return steps.begin(self, hashes, hints)
+
+    def _begun(self, hashes, hints):
+        """Use the blocks of a request for the first time; see the Python twin."""
+        if type(self).touch is ManagerCore.touch:
+            self.skeleton._begun(hashes, hints)
+        else:
+            self.touch(hashes)
+
+    def _extended(self, hashes):
+        """Use blocks that a request is extended by; see the Python twin."""
+        if type(self).touch is ManagerCore.touch:
+            self.skeleton._extended(hashes)
+        else:
+            self.touch(hashes)
+
+    def _finished(self, hashes, hints):
+        """Use the blocks of a request for the last time; see the Python twin."""
+        self.skeleton._finished(hashes, hints)
+
     def touch(self, hashes):
         cdef Steps steps = self.steps
         return steps.touch(hashes)
@@ -824,10 +1125,6 @@ cdef class ManagerCore:
     def complete_store(self, hashes, success=True):
         cdef Steps steps = self.steps
         return steps.complete_store(hashes, success)
-
-    def _touch_told(self, hashes, again):
-        """Touch blocks, and say whether a request uses them again; see the Python twin."""
-        self.skeleton._touch_told(hashes, again)
 
     def _touch_inserted(self, hashes, inserted):
         """Touch blocks, those in `inserted` as if they were pending; see the Python twin."""
@@ -933,3 +1230,5 @@ class Manager(ManagerCore, OffloadingManager[Spec_co]):
 
 
 take_contract(ManagerCore)
+take_contract(CompiledRequest, Request)
+Request.register(CompiledRequest)

@@ -41,6 +41,7 @@ from kvoffload.policies.base import CachePolicy
 from kvoffload.types import (
     BlockHash,
     BlockStatus,
+    Hints,
     OffloadingEvent,
     PrepareStoreOutput,
     Spec_co,
@@ -164,12 +165,23 @@ class Manager(OffloadingManager[Spec_co]):
         """Mark blocks as recently used, last hash first."""
         self._policy._touch(as_batch(hashes))
 
-    def _touch_told(self, hashes: Iterable[bytes], again: bool) -> None:
-        """Touch blocks, and say whether a request that was touched before uses them again.
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:
+        """Use the blocks of a request for the first time; by the `touch` of a subclass's own."""
+        if type(self).touch is Manager.touch:
+            self._policy._begun(hashes, hints)
+        else:
+            self.touch(hashes)
 
-        For callers that know: `touch` guesses it from the calls before.
-        """
-        self._policy._touch_told(as_batch(hashes), again)
+    def _extended(self, hashes: list[BlockHash]) -> None:
+        """Use blocks that a request is extended by, likewise."""
+        if type(self).touch is Manager.touch:
+            self._policy._extended(hashes)
+        else:
+            self.touch(hashes)
+
+    def _finished(self, hashes: list[BlockHash], hints: Hints | None) -> None:
+        """Use the blocks of a request for the last time."""
+        self._policy._finished(hashes, hints)
 
     def _touch_inserted(self, hashes: Iterable[bytes], inserted: Collection[bytes]) -> None:
         """Touch blocks; those in `inserted` as if their stores were in flight, which is no use.
@@ -184,7 +196,7 @@ class Manager(OffloadingManager[Spec_co]):
                 shown.append((status, status.ref_cnt))
                 status.ref_cnt = -1
         try:
-            self._policy._touch_told(batch, False)
+            self._policy._touch(batch)
         finally:
             for status, ref_cnt in reversed(shown):
                 status.ref_cnt = ref_cnt
@@ -214,7 +226,6 @@ class Manager(OffloadingManager[Spec_co]):
         self._counters["loaded_blocks"] += len(pinned)
         if self._watch is not None:
             self._watch.opened(LOAD, [status.block_id for status in pinned])
-        self._policy._loads(batch)
         return spec
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
@@ -246,11 +257,10 @@ class Manager(OffloadingManager[Spec_co]):
         distinct = dict.fromkeys(batch)
         missing = [block_hash for block_hash in distinct if block_hash not in resident]
         if not missing:
-            output = PrepareStoreOutput([], self._backend._load_store_spec([], []), [])
-            self._policy._offers(batch)
-            return output
+            return PrepareStoreOutput([], self._backend._load_store_spec([], []), [])
         self._regain_slots()
         try:
+            self._policy._missed(missing)
             room = self._policy._make_room(missing, self._backend._num_free(), distinct.keys())
         except EvictionFaultError as fault:
             self._release(fault.victims)
@@ -259,7 +269,6 @@ class Manager(OffloadingManager[Spec_co]):
             self._counters["refused_stores"] += 1
             if self._watch is not None:
                 self._watch.refused(missing)
-            self._policy._offers(batch)
             return None
         num_admitted, victims = room
         to_store = missing[:num_admitted]
@@ -269,7 +278,6 @@ class Manager(OffloadingManager[Spec_co]):
         self._counters["not_admitted"] += len(missing) - num_admitted
         if self._watch is not None:
             self._watch.stored(missing, num_admitted, evicted)
-        self._policy._offers(batch)
         return PrepareStoreOutput(to_store, spec, evicted)
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
@@ -293,7 +301,6 @@ class Manager(OffloadingManager[Spec_co]):
             self._fail(pending)
         if self._watch is not None:
             self._watch.ended(batch, slots, success)
-        self._policy._completes(batch)
 
     def _serve_at_once(
         self, requests: Iterable[tuple[Sequence[BlockHash], int, int | None]]
@@ -304,12 +311,11 @@ class Manager(OffloadingManager[Spec_co]):
         another, or to the end.
         """
         for hashes, first, end in requests:
-            self.touch(hashes)
+            request = self.begin(hashes)
             self.lookup(hashes[first:end])
-            output = self.prepare_store(hashes)
-            self.touch(hashes)
-            if output is not None:
-                self.complete_store(output.block_hashes_to_store)
+            request.prepare_store()
+            request.finish()
+            request.complete_store()
 
     def take_events(self) -> Iterator[OffloadingEvent]:
         """Return the events since the last call, oldest first."""

@@ -15,15 +15,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import takewhile
 from typing import Any, Generic
 
 from kvoffload.backends._cpu_py import keep_slot
 from kvoffload.backends.base import Backend
 from kvoffload.errors import BackendError, PolicyError, describe, describe_hash
-from kvoffload.policies import registry
 from kvoffload.policies.base import CachePolicy
-from kvoffload.types import BlockHash, BlockStatus, Spec_co
+from kvoffload.types import BlockHash, BlockStatus, Hints, Spec_co
 
 _Victims = list[tuple[BlockHash, BlockStatus]]
 
@@ -48,11 +46,6 @@ class UserPolicy:
 
     def __init__(self, policy: CachePolicy) -> None:
         self.policy = policy
-        # Of the other twin, or derived: it hears what the contract of a policy does not tell.
-        own = list(takewhile(lambda base: not _is_builtin(base), type(policy).__mro__))
-        self._is_builtin = len(own) < len(type(policy).__mro__)
-        # A `touch` of its own stands for all: the contract of a policy tells no more.
-        self._is_told = self._is_builtin and not any("touch" in vars(base) for base in own)
         self._resident: dict[BlockHash, BlockStatus] = {}
 
     @property
@@ -65,24 +58,22 @@ class UserPolicy:
         with self._restoring():
             self.policy.touch(list(batch))
 
-    def _touch_told(self, batch: list[BlockHash], again: bool) -> None:
-        if not self._is_told:
-            self._touch(batch)
-            return
+    def _begun(self, batch: list[BlockHash], hints: Hints | None) -> None:
         with self._restoring():
-            self.policy._touch_told(list(batch), again)  # type: ignore[attr-defined]
+            self.policy.begun(list(batch), hints)
 
-    def _loads(self, batch: list[BlockHash]) -> None:
-        if self._is_builtin:
-            self.policy._loads(batch)  # type: ignore[attr-defined]
+    def _extended(self, batch: list[BlockHash]) -> None:
+        self._touch(batch)
 
-    def _offers(self, batch: list[BlockHash]) -> None:
-        if self._is_builtin:
-            self.policy._offers(batch)  # type: ignore[attr-defined]
+    def _missed(self, hashes: list[BlockHash]) -> None:
+        with self._restoring():
+            self.policy.missed(list(hashes))
 
-    def _completes(self, batch: list[BlockHash]) -> None:
-        if self._is_builtin:
-            self.policy._completes(batch)  # type: ignore[attr-defined]
+    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
+        with self._restoring():
+            self.policy.finished(list(batch), hints)
+            if hints is not None and hints.ends:
+                self.policy.release(list(batch))
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         tried: list[BlockHash] = []
@@ -90,6 +81,7 @@ class UserPolicy:
             for block_hash, status in blocks.items():
                 tried.append(block_hash)
                 self._make_resident(block_hash, status)
+            self.policy.inserted(list(blocks))
         except BaseException:
             # The last may have been inserted all the same: nothing else would ever remove it.
             for block_hash in reversed(tried):
@@ -207,11 +199,6 @@ class UserPolicy:
             live = self.policy.get(block_hash)
             if live is None or (live.ref_cnt, live.block_id) != (status.ref_cnt, status.block_id):
                 raise AssertionError(f"the policy holds block {describe_hash(block_hash)}")
-
-
-def _is_builtin(kind: type) -> bool:
-    """Return whether a class is one of the library's policies, of either twin."""
-    return registry.is_builtin(kind, "c") or registry.is_builtin(kind, "py")
 
 
 def _unpack(name: str, room: Any) -> tuple[int, list[tuple[Any, Any]]]:

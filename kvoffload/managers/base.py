@@ -2,13 +2,180 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from kvoffload.types import OffloadingEvent, PrepareStoreOutput, Spec_co
+from kvoffload._checks import as_batch, check_hints, check_part
+from kvoffload.errors import cannot_pickle, describe, request_finished
+from kvoffload.types import BlockHash, Hints, OffloadingEvent, PrepareStoreOutput, Spec_co
 
-__all__ = ["OffloadingManager"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["OffloadingManager", "Request"]
+
+
+class Request(ABC, Generic[Spec_co]):
+    """One prompt on its way through a manager: its blocks, from the first use to the last.
+
+    ``manager.begin(hashes)`` returns one. It is asked what of the prompt can be read, loads and
+    stores parts of it, and finishes. A part is given by positions: `start` is the first block of
+    it, `stop` the first one behind it, ``0 <= start <= stop <= len(request)``, else ValueError.
+
+    Any number of requests may be open, in any order, and the same blocks may be in several. A
+    request that is dropped without `finish` is forgotten without its last use; its pins are the
+    caller's. After the manager's `reset_cache` it goes on and finds nothing.
+
+    As a context manager, a request finishes at the end of the block, whatever ends it.
+
+    After `finish`, all but `complete_load`, `complete_store`, ``len`` and what reads raises
+    RequestFinishedError. Every method is all or nothing, as the manager's are.
+
+    Notes
+    -----
+    Thread-safety: that of the manager.
+
+    Complexity: each call is O(n) in the blocks of its part. Compiled, a call checks where the
+    blocks were instead of looking them up again, and an open request takes at most 48 bytes per
+    block.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def lookup(self, start: int = 0) -> int:
+        """Count the blocks from `start` on that are ready, up to the first that is not.
+
+        Parameters
+        ----------
+        start : int
+            Number of leading blocks that the accelerator has: the manager is not asked for them.
+
+        Returns
+        -------
+        int
+            As `OffloadingManager.lookup` of these blocks.
+        """
+
+    @abstractmethod
+    def prepare_load(self, start: int, stop: int) -> Spec_co:
+        """Pin the blocks of a part for reading and return where they lie.
+
+        Raises
+        ------
+        BlockNotFoundError, BlockNotReadyError, RefCountOverflowError
+            As from `OffloadingManager.prepare_load`.
+        """
+
+    @abstractmethod
+    def complete_load(self, start: int, stop: int) -> None:
+        """Release one pin of each block of a part, also after `finish`.
+
+        Raises
+        ------
+        BlockNotFoundError, BlockNotPinnedError
+            As from `OffloadingManager.complete_load`.
+        """
+
+    @abstractmethod
+    def prepare_store(
+        self, start: int = 0, stop: int | None = None
+    ) -> PrepareStoreOutput[Spec_co] | None:
+        """Make room for the blocks of a part that are not resident, and make them pending.
+
+        It may come several times, as a prompt is computed in steps.
+
+        Parameters
+        ----------
+        start, stop : int
+            The part; None is the end of the request.
+
+        Returns
+        -------
+        PrepareStoreOutput or None
+            As `OffloadingManager.prepare_store` of these blocks.
+
+        Raises
+        ------
+        BackendError, PolicyError
+            Likewise.
+        """
+
+    @abstractmethod
+    def complete_store(self, success: bool = True) -> None:
+        """Make readable, or drop, what this request stores; also after `finish`.
+
+        It ends every store of this request that has not ended. What ended otherwise, by the
+        manager's `complete_store`, is passed over.
+
+        Parameters
+        ----------
+        success : bool
+            True: the blocks become idle. False: they are dropped and their slots freed.
+
+        Raises
+        ------
+        TypeError
+            If `success` is neither True nor False.
+        """
+
+    @abstractmethod
+    def extend(self, hashes: Iterable[bytes]) -> None:
+        """Use more blocks, those of an answer, and append them to the request.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an element is no block hash; nothing has changed.
+        """
+
+    @abstractmethod
+    def finish(self, *, hints: Hints | None = None) -> None:
+        """Use all blocks once more, last hash first, and end the request.
+
+        To a policy that counts uses, this is no further one. A second call does nothing.
+
+        Parameters
+        ----------
+        hints : Hints, optional
+            What the client says of its session; they replace those of `begin`. Policies hear
+            them; of those that are built in none uses them yet.
+
+        Raises
+        ------
+        TypeError
+            If `hints` are no ``Hints``.
+        """
+
+    @property
+    @abstractmethod
+    def hashes(self) -> tuple[BlockHash, ...]:
+        """The blocks of the request, first block first."""
+
+    @property
+    @abstractmethod
+    def is_finished(self) -> bool:
+        """Whether `finish` was called."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+
+    @abstractmethod
+    def __enter__(self) -> Self:
+        """Return the request."""
+
+    @abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Finish the request."""
 
 
 class OffloadingManager(ABC, Generic[Spec_co]):
@@ -29,8 +196,12 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     outside the call: KeyboardInterrupt, what a signal handler raises, MemoryError. In Python such
     an exception may leave the manager in between; a ``CPUOffloadingManager`` loses no slot.
 
+    `begin` is the way in for an engine: it returns a `Request`, which does all that follows for
+    one prompt. The calls that take a batch define what those of a request do.
+
     `lookup`, `prepare_load` and `prepare_store` are abstract; by default `touch`, `complete_load`
-    and `complete_store` do nothing, and `take_events` returns nothing.
+    and `complete_store` do nothing, `take_events` returns nothing, and `begin` returns a request
+    that makes the calls of this manager.
 
     To a type checker ``OffloadingManager[CPULoadStoreSpec]`` is one whose specs are of that type.
 
@@ -45,6 +216,48 @@ class OffloadingManager(ABC, Generic[Spec_co]):
     """
 
     __slots__ = ()
+
+    def begin(
+        self, hashes: Iterable[bytes], *, hints: Hints | None = None, now: float | None = None
+    ) -> Request[Spec_co]:
+        """Begin a request: the first use of its blocks, as by `touch`.
+
+        Parameters
+        ----------
+        hashes : iterable of BlockHash
+            The blocks of a prompt, first block first; checked and copied.
+        hints : Hints, optional
+            What the client says of its session. Policies hear them; of those that are built in
+            none uses them yet.
+        now : float, optional
+            Seconds on the caller's clock, finite, for policies that rank by time; None is the
+            system's monotonic clock. None of those that are built in reads it yet.
+
+        Returns
+        -------
+        Request
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an element is no block hash, `hints` are no ``Hints`` or `now` is no finite number.
+        """
+        check_now(now)
+        return CallingRequest(self, as_batch(hashes), check_hints(hints))
+
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:
+        """Use the blocks of a request for the first time."""
+        del hints
+        self.touch(hashes)
+
+    def _extended(self, hashes: list[BlockHash]) -> None:
+        """Use blocks that a request is extended by."""
+        self.touch(hashes)
+
+    def _finished(self, hashes: list[BlockHash], hints: Hints | None) -> None:
+        """Use the blocks of a request for the last time."""
+        del hints
+        self.touch(hashes)
 
     @abstractmethod
     def lookup(self, hashes: Iterable[bytes]) -> int:
@@ -150,12 +363,144 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         return iter(())
 
 
-Skeleton = TypeVar("Skeleton", bound=type)
+class CallingRequest(Request[Spec_co]):
+    """A request that makes the calls of its manager: the Python twin, and over any manager."""
+
+    __slots__ = ("_hashes", "_hints", "_is_finished", "_manager", "_storing")
+
+    def __init__(
+        self,
+        manager: OffloadingManager[Spec_co],
+        batch: list[BlockHash],
+        hints: Hints | None,
+    ) -> None:
+        self._manager = manager
+        self._hashes = list(batch)
+        self._hints = hints
+        self._is_finished = False
+        self._storing: list[BlockHash] = []  # what its stores returned and it has not ended
+        manager._begun(list(batch), hints)
+
+    def lookup(self, start: int = 0) -> int:
+        """Count the blocks from `start` on that are ready, up to the first that is not."""
+        self._require_open("lookup")
+        return self._manager.lookup(self._part(start, None))
+
+    def prepare_load(self, start: int, stop: int) -> Spec_co:
+        """Pin the blocks of a part for reading and return where they lie."""
+        self._require_open("prepare_load")
+        return self._manager.prepare_load(self._part(start, stop))
+
+    def complete_load(self, start: int, stop: int) -> None:
+        """Release one pin of each block of a part, also after `finish`."""
+        self._manager.complete_load(self._part(start, stop))
+
+    def prepare_store(
+        self, start: int = 0, stop: int | None = None
+    ) -> PrepareStoreOutput[Spec_co] | None:
+        """Make room for the blocks of a part that are not resident, and make them pending."""
+        self._require_open("prepare_store")
+        output = self._manager.prepare_store(self._part(start, stop))
+        if output is not None:
+            self._storing += output.block_hashes_to_store
+        return output
+
+    def complete_store(self, success: bool = True) -> None:
+        """Make readable, or drop, what this request stores; also after `finish`."""
+        self._manager.complete_store(self._storing, success)
+        self._storing = []
+
+    def extend(self, hashes: Iterable[bytes]) -> None:
+        """Use more blocks, those of an answer, and append them to the request."""
+        self._require_open("extend")
+        batch = list(as_batch(hashes))
+        self._require_open("extend")  # an iterator may have finished it
+        self._manager._extended(list(batch))
+        self._hashes += batch
+
+    def finish(self, *, hints: Hints | None = None) -> None:
+        """Use all blocks once more, last hash first, and end the request."""
+        hints = check_hints(hints)
+        if self._is_finished:
+            return
+        self._manager._finished(list(self._hashes), self._hints if hints is None else hints)
+        self._is_finished = True
+
+    @property
+    def hashes(self) -> tuple[BlockHash, ...]:
+        """The blocks of the request, first block first."""
+        return tuple(self._hashes)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `finish` was called."""
+        return self._is_finished
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self._hashes)
+
+    def __bool__(self) -> bool:
+        """Return True, even for a request without blocks."""
+        return True
+
+    def __enter__(self) -> Self:
+        """Return the request."""
+        self._require_open("with")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Finish the request."""
+        self.finish()
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_pickle(self)
+
+    def __repr__(self) -> str:
+        """Return the number of blocks, and whether the request has finished."""
+        return request_summary(self)
+
+    def _require_open(self, call: str) -> None:
+        """Raise RequestFinishedError if the request has finished."""
+        if self._is_finished:
+            raise request_finished(call)
+
+    def _part(self, start: int, stop: int | None) -> list[BlockHash]:
+        """Return the hashes of a part."""
+        start, stop = check_part(start, stop, len(self._hashes))
+        return self._hashes[start:stop]
 
 
-def take_contract(skeleton: Skeleton) -> Skeleton:
-    """Give the methods of a class the docstrings of the contract; return the class."""
-    for name, declared in vars(OffloadingManager).items():
+def request_summary(request: Request[Any]) -> str:
+    """Return the ``repr`` of a request of either twin."""
+    state = "finished" if request.is_finished else "open"
+    return f"<Request of {len(request)} blocks, {state}>"
+
+
+def check_now(now: Any) -> None:
+    """Raise TypeError or ValueError unless `now` is None or a finite number."""
+    if now is None:
+        return
+    if isinstance(now, bool) or not isinstance(now, int | float):
+        raise TypeError(f"now must be a number or None, got {describe(now)}")
+    if not math.isfinite(now):
+        raise ValueError(f"now must be finite, got {describe(now)}")
+
+
+Contracted = TypeVar("Contracted", bound=type)
+
+
+def take_contract(implementation: Contracted, contract: type = OffloadingManager) -> Contracted:
+    """Give the methods of a class the docstrings of a contract; return the class."""
+    for name, declared in vars(contract).items():
         if callable(declared) and not name.startswith("_"):
-            getattr(skeleton, name).__doc__ = declared.__doc__
-    return skeleton
+            getattr(implementation, name).__doc__ = declared.__doc__
+    return implementation
+
+
+take_contract(CallingRequest, Request)

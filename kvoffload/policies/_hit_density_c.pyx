@@ -56,18 +56,6 @@ from kvoffload.policies._guard_c cimport (
     sample_shift,
 )
 from kvoffload.policies._records_c cimport AGAIN, NUM_RINGS, Records, class_of
-from kvoffload.policies._touch_pairs_c cimport (
-    NOT_OPEN,
-    OpenRequests,
-    request_key,
-    requests_begin,
-    requests_complete,
-    requests_end,
-    requests_find,
-    requests_follow_offer,
-    requests_newest_open,
-    requests_offer,
-)
 from kvoffload.policies._trials_c cimport ARC, HIT_DENSITY, NUM_TRIALS
 
 from kvoffload._checks import as_batch, batch_error, check_cache_capacity, check_int
@@ -107,8 +95,6 @@ cdef class _HitDensity(Records):
     cdef Batch* offered             # the batch of a store that is being settled
     cdef int64_t num_admitted       # of its keys
     cdef int64_t num_offered
-    cdef OpenRequests open_requests
-    cdef bint told_second           # the caller says which touches are second ones
     cdef bint declines              # blocks that are sparser than those that they would push out
     cdef Guard protector
     cdef int64_t t1_size            # by ARC's rule: of ring 0, with what takes victims' places
@@ -131,8 +117,6 @@ cdef class _HitDensity(Records):
         self.open_records(total - reused, reused)
         self.ghosts_a_block = ghosts
         self.offered = NULL
-        memset(&self.open_requests, 0, sizeof(OpenRequests))
-        self.told_second = False
         self.declines = True
         guard_close(&self.protector)
         guard_clear(&self.protector)
@@ -193,105 +177,41 @@ cdef class _HitDensity(Records):
             for number in range(NUM_CLASSES)
         ])
 
+    def finished(self, hashes, hints=None):
+        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        self.finish_alone(hashes)
+
     # -- uses --------------------------------------------------------------------------------
 
     cdef void c_touch(self, Batch* batch) noexcept:
-        cdef uint64_t key, last
-        cdef uint32_t place
-        cdef bint follows_offer, continues, certain
+        cdef Py_ssize_t num_stored
         if batch.size == 0:
             return
-        if self.told_second:
-            self.use_first(batch)
-            return
-        key = request_key(self.table, batch, &last)
-        follows_offer = requests_follow_offer(&self.open_requests, last)
-        continues = self.continues_request(batch)
-        place = requests_find(&self.open_requests, key)
-        if place != NOT_OPEN:
-            certain = continues or follows_offer or self.is_any_being_stored(batch)
-            if requests_end(&self.open_requests, place, certain):
-                if continues:
-                    self.renew(batch)
-                else:
-                    self.use(batch, True)
-                return
-        if continues and (follows_offer or self.is_at_work()):
-            self.renew(batch)
-            return
-        requests_begin(&self.open_requests, key, last)
-        if continues:
+        if self.repeats_request(batch):
             self.renew(batch)
             if self.protector.rule == ARC:
                 self.use_at_once(batch)
-            self.guard_request(batch, self.num_stored(batch))
+            num_stored = self.num_stored(batch)
         else:
-            self.use_first(batch)
-
-    cdef void use_first(self, Batch* batch) noexcept:
-        """Count a request."""
-        cdef Py_ssize_t num_stored
-        self.request += 1
-        num_stored = self.use(batch, False)
-        end_request(&self.learned, <uint64_t>batch.size, self.request)
-        self.guard_request(batch, num_stored)
-
-    cdef void guard_request(self, Batch* batch, Py_ssize_t num_stored) noexcept:
+            self.request += 1
+            num_stored = self.use(batch, False)
+            end_request(&self.learned, <uint64_t>batch.size, self.request)
         if self.protector.on:
             guard_serve(
                 &self.protector, self.table, batch, num_stored, &self.learned, self.request
             )
 
-    cdef bint is_at_work(self) noexcept:
-        """Return whether the last request may come again as nothing was done for it yet."""
-        cdef OpenRequests* requests = &self.open_requests
-        return (self.request == 0 or requests_newest_open(requests)) and not requests.is_loading
+    cdef void c_extended(self, Batch* batch) noexcept:
+        self.use(batch, False)
 
-    cdef void c_touch_first(self, Batch* batch) noexcept:
-        self.told_second = True
-        if batch.size:
-            self.use_first(batch)
-
-    cdef void c_touch_again(self, Batch* batch) noexcept:
-        self.told_second = True
-        if self.continues_request(batch):
+    cdef void c_finished(self, Batch* batch) noexcept:
+        if self.repeats_request(batch):
             self.renew(batch)
         else:
             self.use(batch, True)
 
-    cdef void c_loads(self, Batch* batch) noexcept:
-        if batch.size == 0 or batch.slots[0] == NIL:
-            return
-        if self.last[batch.slots[0]] == self.request:
-            self.open_requests.is_loading = True
-
-    cdef void c_offers(self, Batch* batch) noexcept:
-        self.open_requests.any_offered = False
-        if batch.size:
-            requests_offer(
-                &self.open_requests, hash_item(self.table, batch, batch.size - 1)
-            )
-
-    cdef void c_completes(self, Batch* batch, Py_ssize_t place) noexcept:
-        if batch.size:
-            requests_complete(&self.open_requests, hash_item(self.table, batch, place))
-
-    cdef bint is_any_being_stored(self, Batch* batch) noexcept:
-        cdef Py_ssize_t place
-        cdef uint32_t slot, place_of_ghost
-        for place in range(batch.size):
-            slot = batch.slots[place]
-            if slot != NIL:
-                if node_at(self.table, slot).block.ref_cnt < 0:
-                    return True
-                continue
-            place_of_ghost = ghosts_find(&self.memory, hash_item(self.table, batch, place))
-            if place_of_ghost != NIL and self.memory.places[place_of_ghost].flags & DECLINED:
-                return True
-        return False
-
-    cdef Py_ssize_t use(self, Batch* batch, bint again) noexcept:
-        """Count a use of each block, or, `again` by a request that is under way, none.
+    cdef Py_ssize_t use(self, Batch* batch, bint finishes) noexcept:
+        """Count a use of each block, or, where a request only `finishes`, none.
 
         Return how many leading blocks are not being stored.
         """
@@ -340,7 +260,7 @@ cdef class _HitDensity(Records):
                 self.last[slot] = now
                 if node.block.ref_cnt < 0:  # the touch of the request that stores it
                     num_stored = place
-                if again or node.block.ref_cnt < 0:
+                if finishes or node.block.ref_cnt < 0:
                     start_age(&self.learned, reuse_class, now, now)
                     ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
                     continue
@@ -352,7 +272,7 @@ cdef class _HitDensity(Records):
                 continue
             if ghost.flags & DECLINED:  # of the request that could not store it
                 num_stored = place
-            if again or ghost.flags & DECLINED:
+            if finishes or ghost.flags & DECLINED:
                 ghost.last = now
                 ghost.flags &= <uint8_t>(~DECLINED & 0xFF)
                 start_age(&self.learned, reuse_class, now, now)
@@ -369,8 +289,8 @@ cdef class _HitDensity(Records):
                     self.remember(hashed, reuse_class, now)
         return num_stored
 
-    cdef bint continues_request(self, Batch* batch) noexcept:
-        """Return whether the request at work has used all blocks of a batch already.
+    cdef bint repeats_request(self, Batch* batch) noexcept:
+        """Return whether the request that began last has used all blocks of a batch.
 
         Where that is so, ``places`` of the batch holds the places of the ghosts.
         """
@@ -660,7 +580,6 @@ cdef class _HitDensity(Records):
     cdef void c_clear(self) noexcept:
         self.clear_records()
         self.offered = NULL
-        memset(&self.open_requests, 0, sizeof(OpenRequests))
         guard_clear(&self.protector)
 
     cdef const char* c_check(self) noexcept:

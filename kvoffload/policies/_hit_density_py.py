@@ -27,16 +27,15 @@ Cost
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from kvoffload._checks import as_batch, check_cache_capacity, check_int
-from kvoffload.types import BlockHash, BlockStatus
+from kvoffload.types import BlockHash, BlockStatus, Hints
 
 from . import registry
 from ._densities_py import NUM_CLASSES, Densities, SharedDensities, age_bin, class_after
 from ._guard_py import ARC, HIT_DENSITY, LRU, Guard, sample_shift
-from ._touch_pairs_py import OpenRequests
 from ._twin_py import PythonPolicy, Victims, evictable, require
 from ._views import BlocksView
 
@@ -111,11 +110,9 @@ class HitDensityCachePolicy(PythonPolicy):
         "_ghosts",
         "_guard",
         "_num_ghosts",
-        "_open_requests",
         "_records",
         "_request",
         "_rings",
-        "_told_second",
     )
 
     def __init__(self, cache_capacity: int, *, ghosts: float = 3.5, guard: int = 1) -> None:
@@ -132,8 +129,6 @@ class HitDensityCachePolicy(PythonPolicy):
         self._rings: tuple[_Ring, ...] = tuple(OrderedDict() for _ in _SPARSEST_FIRST)
         self._request = 0
         self._num_ghosts = 0
-        self._open_requests = OpenRequests()
-        self._told_second = False  # the caller says which touches are second ones
         self._declines = True  # blocks that are sparser than those that they would push out
         self._guard: Guard | None = None
         if guard and capacity:
@@ -188,75 +183,40 @@ class HitDensityCachePolicy(PythonPolicy):
     def _ring(self, number: int) -> Collection[BlockHash]:
         return self._rings[number]
 
+    def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
+        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        self._finish_alone(hashes, hints)
+
     # -- uses ------------------------------------------------------------------------------
 
     def _touch(self, batch: list[BlockHash]) -> None:
         if not batch:
             return
-        if self._told_second:
-            self._use_first(batch)
-            return
-        follows_offer = self._open_requests.follows_offer(batch[-1])
-        continues = self._continues_request(batch)
-        if self._open_requests.ends(
-            batch, lambda: continues or follows_offer or self._is_any_being_stored(batch)
-        ):
-            if continues:
-                self._renew(batch)
-            else:
-                self._use(batch, again=True)
-        elif continues and (follows_offer or self._is_at_work()):
+        if self._repeats_request(batch):
             self._renew(batch)
+            if self.rule == ARC:
+                self._use_at_once(batch)
+            num_stored = self._num_stored(batch)
         else:
-            self._open_requests.begin(batch)
-            if continues:
-                self._renew(batch)
-                if self.rule == ARC:
-                    self._use_at_once(batch)
-                self._guard_request(batch, self._num_stored(batch))
-            else:
-                self._use_first(batch)
-
-    def _touch_told(self, batch: list[BlockHash], again: bool) -> None:
-        self._told_second = True
-        if not batch:
-            return
-        if not again:
-            self._use_first(batch)
-        elif self._continues_request(batch):
-            self._renew(batch)
-        else:
-            self._use(batch, again=True)
-
-    def _use_first(self, batch: list[BlockHash]) -> None:
-        """Count a request."""
-        self._request += 1
-        num_stored = self._use(batch)
-        self._densities.end_request(len(batch), self._request)
-        self._guard_request(batch, num_stored)
-
-    def _guard_request(self, batch: list[BlockHash], num_stored: int) -> None:
+            self._request += 1
+            num_stored = self._use(batch)
+            self._densities.end_request(len(batch), self._request)
         if self._guard is not None:
-            self._guard.serve(batch, num_stored, self._resident, self._densities.mean_length)
+            mean_length = self._densities.mean_length
+            self._guard.serve(batch, num_stored, self._resident, mean_length)
 
-    def _is_at_work(self) -> bool:
-        """Return whether the last request may come again as nothing was done for it yet."""
-        requests = self._open_requests
-        return (self._request == 0 or requests.is_newest_open) and not requests.is_loading
+    def _extended(self, batch: list[BlockHash]) -> None:
+        self._use(batch)
 
-    def _loads(self, batch: list[BlockHash]) -> None:
-        if batch and batch[0] in self._resident and self._continues_request(batch[:1]):
-            self._open_requests.is_loading = True
+    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
+        del hints
+        if self._repeats_request(batch):
+            self._renew(batch)
+        else:
+            self._use(batch, finishes=True)
 
-    def _offers(self, batch: list[BlockHash]) -> None:
-        self._open_requests.offer(batch[-1] if batch else None)
-
-    def _completes(self, batch: list[BlockHash]) -> None:
-        if batch:
-            self._open_requests.complete(batch[-1])
-
-    def _use(self, batch: list[BlockHash], *, again: bool = False) -> int:
-        """Count a use of each block, or, `again` by a request that is under way, none.
+    def _use(self, batch: list[BlockHash], *, finishes: bool = False) -> int:
+        """Count a use of each block, or, where a request only `finishes`, none.
 
         Returns how many leading blocks are not being stored.
         """
@@ -284,7 +244,7 @@ class HitDensityCachePolicy(PythonPolicy):
             being_stored = self._is_being_stored(block_hash, record)
             if being_stored:
                 num_stored = place
-            if again or being_stored:
+            if finishes or being_stored:
                 record.last = request
                 densities.start(record.reuse_class, request)
                 self._to_most_recent(block_hash, record)
@@ -293,8 +253,8 @@ class HitDensityCachePolicy(PythonPolicy):
                 self._reuse(block_hash, record, class_after(request - last_use, use_class))
         return num_stored
 
-    def _continues_request(self, batch: list[BlockHash]) -> bool:
-        """Return whether the request at work has used all blocks of a batch already."""
+    def _repeats_request(self, batch: list[BlockHash]) -> bool:
+        """Return whether the request that began last has used all blocks of a batch."""
         records, request = self._records, self._request
         for block_hash in batch:
             record = records.get(block_hash)
@@ -333,13 +293,6 @@ class HitDensityCachePolicy(PythonPolicy):
         if record.place == _NOT_A_GHOST:
             return self._resident[block_hash].ref_cnt < 0
         return record.declined
-
-    def _is_any_being_stored(self, batch: list[BlockHash]) -> bool:
-        records = self._records
-        return any(
-            block_hash in records and self._is_being_stored(block_hash, records[block_hash])
-            for block_hash in batch
-        )
 
     def _reuse(self, block_hash: BlockHash, record: _Record, reuse_class: int) -> None:
         """Give a block that is used again its new class and the time of its last use."""
@@ -548,7 +501,6 @@ class HitDensityCachePolicy(PythonPolicy):
             clock.hand = 0
         self._resident.clear()
         self._records.clear()
-        self._open_requests.clear()
         self._request = self._num_ghosts = 0
         if self._guard is not None:
             self._guard.clear()

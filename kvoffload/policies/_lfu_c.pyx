@@ -14,7 +14,6 @@ from kvoffload._core.batch cimport Batch
 from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
 from kvoffload._core.table cimport NIL, Node, drop_hashed_key, hash_ahead, node_at
 from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
-from kvoffload.policies._touch_pairs_c cimport TouchPairs
 from kvoffload.policies._twin_c cimport CompiledPolicy
 
 from kvoffload.policies.base import CachePolicy
@@ -27,11 +26,9 @@ cdef enum:
 cdef class _LFU(CompiledPolicy):
     cdef int64_t _age               # the age L
     cdef int64_t last_priority      # of the last victim that left
-    cdef TouchPairs touches
 
     def __init__(self, cache_capacity):
         self.set_up(cache_capacity, 1, NUM_RINGS)
-        self.touches = TouchPairs()
         self._age = self.last_priority = 0
         self.publish()
 
@@ -41,18 +38,24 @@ cdef class _LFU(CompiledPolicy):
         self.require_ready()
         return self._age
 
+    def finished(self, hashes, hints=None):
+        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        self.finish_alone(hashes)
+
     cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
         node.note = 1
         ring_append(
             self.table, &self.rings[(self._age + 1) % NUM_RINGS], slot, node
         )
 
-    cdef void c_touch_first(self, Batch* batch) noexcept:
-        self.touches.clear()
-        self.c_touch(batch)
-
     cdef void c_touch(self, Batch* batch) noexcept:
-        cdef bint is_access = not self.touches.repeats(batch)
+        self.use(batch, True)
+
+    cdef void c_finished(self, Batch* batch) noexcept:
+        self.use(batch, False)
+
+    cdef void use(self, Batch* batch, bint counts) noexcept:
+        """Set K of resident blocks anew, last key first, with a higher F where the use counts."""
         cdef Py_ssize_t place
         cdef uint32_t slot
         cdef uint8_t ring
@@ -62,7 +65,7 @@ cdef class _LFU(CompiledPolicy):
             if slot == NIL:
                 continue
             node = node_at(self.table, slot)
-            if is_access and node.block.ref_cnt >= 0 and node.note < MOST_COUNTED:
+            if counts and node.block.ref_cnt >= 0 and node.note < MOST_COUNTED:
                 node.note += 1
             ring = <uint8_t>((self._age + node.note) % NUM_RINGS)
             if node.ring == ring + 1:
@@ -107,7 +110,6 @@ cdef class _LFU(CompiledPolicy):
 
     cdef void c_clear(self) noexcept:
         self._age = self.last_priority = 0
-        self.touches.clear()
 
     cdef const char* c_check(self) noexcept:
         cdef uint64_t in_rings = 0

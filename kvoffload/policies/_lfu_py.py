@@ -9,8 +9,8 @@ How it works
     recent block of the least K, and L becomes its K: a block that was popular once stays until L
     has caught up with it.
 One request, one access
-    A request may touch its blocks twice; the second touch (see ``_touch_pairs_py``) sets K anew but
-    adds nothing to F. Neither does the touch of a pending block: it has not been seen again.
+    Where a request finishes, K of its blocks is set anew and F stays: that is no further use.
+    Neither is the touch of a pending block, which has not been seen again.
 Differs from the paper
     F stops at 15, so that what was popular yesterday is gone after 15 steps of age. A batch of
     victims ages the cache once, to the last one's K. Pinned, pending and protected blocks are
@@ -28,13 +28,12 @@ Cost
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from kvoffload._checks import check_cache_capacity
-from kvoffload.types import BlockHash, BlockStatus
+from kvoffload.types import BlockHash, BlockStatus, Hints
 
-from ._touch_pairs_py import TouchPairs
 from ._twin_py import PythonPolicy, Victims, evictable, require
 
 MOST_COUNTED = 15
@@ -55,7 +54,7 @@ class LFUCachePolicy(PythonPolicy):
     Proxy Caches", Workshop on Internet Server Performance, 1999.
     """
 
-    __slots__ = ("_age", "_counts", "_priorities", "_rings", "_touches")
+    __slots__ = ("_age", "_counts", "_priorities", "_rings")
 
     def __init__(self, cache_capacity: int) -> None:
         capacity = check_cache_capacity(cache_capacity)
@@ -66,13 +65,16 @@ class LFUCachePolicy(PythonPolicy):
         self._rings: list[OrderedDict[BlockHash, BlockStatus]] = [
             OrderedDict() for _ in range(NUM_RINGS)
         ]
-        self._touches = TouchPairs()
         super().__init__(capacity)
 
     @property
     def age(self) -> int:
         """The least priority that a block can have."""
         return self._age
+
+    def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
+        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        self._finish_alone(hashes, hints)
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         for block_hash, status in blocks.items():
@@ -96,17 +98,19 @@ class LFUCachePolicy(PythonPolicy):
             del self._counts[block_hash]
             del self._resident[block_hash]
 
-    def _touch_told(self, batch: list[BlockHash], again: bool) -> None:
-        if not again:
-            self._touches.clear()
-        self._touch(batch)
-
     def _touch(self, batch: list[BlockHash]) -> None:
-        is_access = not self._touches.repeats(batch)
+        self._use(batch, counts=True)
+
+    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
+        del hints
+        self._use(batch, counts=False)
+
+    def _use(self, batch: list[BlockHash], *, counts: bool) -> None:
+        """Set K of resident blocks anew, last hash first, with a higher F where the use counts."""
         for block_hash in reversed(batch):
             status = self._resident.get(block_hash)
             if status is not None:
-                if is_access and status.ref_cnt >= 0:
+                if counts and status.ref_cnt >= 0:
                     self._counts[block_hash] = min(self._counts[block_hash] + 1, MOST_COUNTED)
                 self._take_out(block_hash)
                 self._place(block_hash)
@@ -135,7 +139,6 @@ class LFUCachePolicy(PythonPolicy):
         self._priorities.clear()
         for ring in self._rings:
             ring.clear()
-        self._touches.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
         for ring in self._rings_by_priority():

@@ -20,7 +20,6 @@ from kvoffload._core.table cimport NIL, PARKED, Node, drop_block, drop_hashed_ke
 from kvoffload._core.victims cimport Victim, victims_list_aside, victims_set_aside
 from kvoffload.policies._chains_c cimport chains_insert, chains_link
 from kvoffload.policies._queue_policy_c cimport BEYOND_ALL, QueuePolicy
-from kvoffload.policies._touch_pairs_c cimport TouchPairs
 
 from kvoffload._checks import check_cache_capacity
 from kvoffload.policies import registry
@@ -59,7 +58,6 @@ cdef class _S3FIFO(QueuePolicy):
     cdef Move* moves
     cdef uint64_t num_moves
     cdef uint64_t moves_room
-    cdef TouchPairs touches
 
     def __cinit__(self):
         self.moves = NULL
@@ -73,7 +71,6 @@ cdef class _S3FIFO(QueuePolicy):
         self.set_up(capacity, 2, 3)
         self.num_queues = 2
         self._small_size = int(share * capacity)
-        self.touches = TouchPairs()
         self.c_clear()
         self.publish()
 
@@ -103,6 +100,10 @@ cdef class _S3FIFO(QueuePolicy):
         self.require_ready()
         return self._small_size
 
+    def finished(self, hashes, hints=None):
+        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        self.finish_alone(hashes)
+
     cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
         cdef int number = SMALL
         self.undo()
@@ -118,18 +119,19 @@ cdef class _S3FIFO(QueuePolicy):
         self.leave_chain(slot)
         self.leave(slot)
 
-    cdef void c_touch_first(self, Batch* batch) noexcept:
-        self.touches.clear()
-        self.c_touch(batch)
-
     cdef void c_touch(self, Batch* batch) noexcept:
-        cdef bint is_access
+        self.use(batch, True)
+
+    cdef void c_finished(self, Batch* batch) noexcept:
+        self.use(batch, False)
+
+    cdef void use(self, Batch* batch, bint counts) noexcept:
+        """Link the batch's chain; count a use of its ready blocks, and renew the pending ones."""
         cdef Py_ssize_t place
         cdef uint32_t slot
         cdef Node* node
         self.undo()
         chains_link(&self.chains, batch)
-        is_access = not self.touches.repeats(batch)
         for place in range(batch.size - 1, -1, -1):
             slot = batch.slots[place]
             if slot == NIL:
@@ -139,7 +141,7 @@ cdef class _S3FIFO(QueuePolicy):
                 continue
             if node.block.ref_cnt < 0:
                 self.renew(node.ring - 1, slot, node)
-            elif is_access and node.note < MOST_COUNTED:
+            elif counts and node.note < MOST_COUNTED:
                 node.note += 1
                 if node.flags & PARKED and node.block.ref_cnt == 0:  # it waited, unused
                     ring_list(self.table, &self.rings[node.ring - 1], slot, node)
@@ -289,7 +291,6 @@ cdef class _S3FIFO(QueuePolicy):
 
     cdef void c_clear(self) noexcept:
         QueuePolicy.c_clear(self)
-        self.touches.clear()
 
     cdef const char* c_check(self) noexcept:
         cdef uint32_t slot

@@ -12,9 +12,8 @@ How it works
     1 from its count, or leaves if it has none. A batch is made room for as if its blocks came one
     by one: each victim makes small larger by one.
 One request, one access
-    The second touch of a request counts nothing (see ``_touch_pairs_py``), nor does that of a
-    pending block, which only moves to the newest end of its queue, so that what was stored together
-    stands tail first.
+    Where a request finishes, nothing is counted, nor is the touch of a pending block, which only
+    moves to the newest end of its queue, so that what was stored together stands tail first.
 Differs from the paper
     A pinned, pending or protected block is passed over and keeps its place. A block with a resident
     block behind it in its chain (see ``_chains_py``) does not leave. An eviction of several blocks
@@ -32,17 +31,16 @@ Cost
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
 
 from kvoffload._checks import check_cache_capacity
-from kvoffload.types import BlockHash, BlockStatus
+from kvoffload.types import BlockHash, BlockStatus, Hints
 
 from . import registry
 from ._chains_py import Chains
 from ._queue_policy_py import QueueSearch
-from ._touch_pairs_py import TouchPairs
 from ._twin_py import PythonPolicy, Victims, require
 from ._views import BlocksView, GhostsView
 
@@ -75,7 +73,6 @@ class S3FIFOCachePolicy(PythonPolicy):
         "_main",
         "_small",
         "_small_size",
-        "_touches",
     )
 
     def __init__(self, cache_capacity: int, *, small: float = 0.1) -> None:
@@ -87,7 +84,6 @@ class S3FIFOCachePolicy(PythonPolicy):
         self._main: _Queue = OrderedDict()
         self._ghosts: OrderedDict[BlockHash, None] = OrderedDict()
         self._counts: dict[BlockHash, int] = {}
-        self._touches = TouchPairs()
         self._chains = Chains()
         super().__init__(capacity)
 
@@ -122,6 +118,10 @@ class S3FIFOCachePolicy(PythonPolicy):
     def _ring(self, number: int) -> Collection[BlockHash]:
         return (self._small, self._main, self._ghosts)[number]
 
+    def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
+        """Hear that a request finishes; its blocks become recent, and no use is counted."""
+        self._finish_alone(hashes, hints)
+
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         for block_hash, status in blocks.items():
             queue = self._small
@@ -143,21 +143,23 @@ class S3FIFOCachePolicy(PythonPolicy):
     def _queue_of(self, block_hash: BlockHash) -> _Queue:
         return self._small if block_hash in self._small else self._main
 
-    def _touch_told(self, batch: list[BlockHash], again: bool) -> None:
-        if not again:
-            self._touches.clear()
-        self._touch(batch)
-
     def _touch(self, batch: list[BlockHash]) -> None:
+        self._use(batch, counts=True)
+
+    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
+        del hints
+        self._use(batch, counts=False)
+
+    def _use(self, batch: list[BlockHash], *, counts: bool) -> None:
+        """Link the batch's chain; count a use of its ready blocks, and renew the pending ones."""
         self._chains.link(batch)
-        is_access = not self._touches.repeats(batch)
         for block_hash in reversed(batch):
             status = self._resident.get(block_hash)
             if status is None:
                 continue
             if status.ref_cnt < 0:
                 self._queue_of(block_hash).move_to_end(block_hash)
-            elif is_access:
+            elif counts:
                 self._chains.waiting.discard(block_hash)
                 self._counts[block_hash] = min(self._counts[block_hash] + 1, MOST_COUNTED)
 
@@ -206,7 +208,6 @@ class S3FIFOCachePolicy(PythonPolicy):
             blocks.clear()
         self._ghosts.clear()
         self._counts.clear()
-        self._touches.clear()
         self._chains.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:

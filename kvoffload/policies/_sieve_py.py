@@ -9,8 +9,8 @@ How it works
     a visited block loses its mark and stays, any other leaves. Where the block that leaves came
     last, the hand goes to the oldest, as in the paper, not to the block that comes next: weka_cc_a
     hits .8285 of its blocks at 5 %, not .8236; over the 21 cells of docs/explanation/policies.md it
-    is .0002 more in the mean, between -.0062 and +.0049. A request may touch its blocks twice: the
-    second time all of them bear the mark already.
+    is .0002 more in the mean, between -.0062 and +.0049. As a request
+    finishes, all its ready blocks bear the mark already.
 Differs from the paper
     A pinned, pending or protected block is passed over, its mark and place kept. A block with a
     resident block behind it in its chain (see ``_chains_py``) is passed over in its place, too:

@@ -9,7 +9,7 @@ How it works
     most recent end of protected; a pending one has not been seen again and becomes its segment's
     most recent. After each touch, protected gives what it has too many, least recent first, to the
     most recent end of probation. Victims: probation's least recent first, then protected's. A
-    request may touch its blocks twice: the second time changes nothing but order.
+    request uses its blocks as it begins and as it finishes: the second use changes only the order.
 Differs from the paper
     Demotion is made once a batch. A block that is not idle is passed over by demotion as by
     eviction and keeps its place, so protected can hold more than its share while blocks are in use.

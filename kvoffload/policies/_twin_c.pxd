@@ -35,6 +35,7 @@ cdef class CompiledPolicy:
     cdef void leave_manager(self, void* manager) noexcept
     cdef int stand_alone(self) except -1
     cdef list open_batch(self, object hashes, str name, str call)
+    cdef int finish_alone(self, object hashes) except -1
     cdef void clear_now(self) noexcept
     cdef bint c_ensure(self, uint64_t more) noexcept
 
@@ -58,16 +59,10 @@ cdef class CompiledPolicy:
     cdef const char* c_check(self) noexcept
 
     # -- what a policy may redefine -------------------------------------------------------
-    # Touch what a request that is under way has touched before: recent once more, not used again.
-    cdef void c_touch_again(self, Batch* batch) noexcept
-    # Touch what a request begins with: a touch that is not the second one of a request.
-    cdef void c_touch_first(self, Batch* batch) noexcept
-    # Hear what a manager does with a request between its touches: the batch, whose slots are
-    # found, is loaded; it was offered to store, whatever came of it; the store has ended of which
-    # the key at `place` is the last.
-    cdef void c_loads(self, Batch* batch) noexcept
-    cdef void c_offers(self, Batch* batch) noexcept
-    cdef void c_completes(self, Batch* batch, Py_ssize_t place) noexcept
+    # Touch what a request is extended by: no request of its own.
+    cdef void c_extended(self, Batch* batch) noexcept
+    # Touch what a request finishes with: recent once more, and no further use where uses count.
+    cdef void c_finished(self, Batch* batch) noexcept
     # More than a quarter is pinned: park up to `most` in use at the old end of each ring, for a search.
     cdef void c_park(self, uint64_t most) noexcept
     # The slots of a ring, from 0, least recent first.

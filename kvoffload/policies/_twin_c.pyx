@@ -256,6 +256,13 @@ cdef class CompiledPolicy:
         find_all(self.table, &self.batch)
         self.c_touch(&self.batch)
 
+    cdef int finish_alone(self, object hashes) except -1:
+        """Do as `finished` should in a policy that counts uses."""
+        cdef list batch = self.open_batch(hashes, "hashes", "finished")
+        find_all(self.table, &self.batch)
+        self.c_finished(&self.batch)
+        return 0
+
     def evict(self, n, protected):
         """Evict exactly `n` idle blocks that are not protected, or none."""
         cdef int64_t count
@@ -367,41 +374,6 @@ cdef class CompiledPolicy:
         if broken != NULL:
             raise AssertionError((<bytes>broken).decode())
 
-    # -- for a Python manager -----------------------------------------------------------------
-
-    # A user's part, or another thread, may have changed the caller's list since it was checked.
-
-    def _touch_told(self, list batch, bint again):
-        """Mark blocks as recently used, `again` by a request that was touched before, or not."""
-        batch_open(&self.batch, checked_list(batch, "hashes"))
-        find_all(self.table, &self.batch)
-        if again:
-            self.c_touch_again(&self.batch)
-        else:
-            self.c_touch_first(&self.batch)
-
-    def _loads(self, list batch):
-        """Note that blocks are about to be loaded."""
-        if not check_items(batch):
-            return
-        batch_open(&self.batch, batch)
-        find_all(self.table, &self.batch)
-        self.c_loads(&self.batch)
-
-    def _offers(self, list batch):
-        """Note that blocks were offered to store, whatever the outcome."""
-        if not check_items(batch):
-            return
-        batch_open(&self.batch, batch)
-        self.c_offers(&self.batch)
-
-    def _completes(self, list batch):
-        """Note that the store of blocks has ended, successfully or not."""
-        if not check_items(batch):
-            return
-        batch_open(&self.batch, batch)
-        self.c_completes(&self.batch, self.batch.size - 1)
-
     # -- for the views -----------------------------------------------------------------------
 
     def _ring_length(self, int number):
@@ -511,20 +483,11 @@ cdef class CompiledPolicy:
     cdef void c_touch(self, Batch* batch) noexcept:
         pass
 
-    cdef void c_touch_again(self, Batch* batch) noexcept:
+    cdef void c_extended(self, Batch* batch) noexcept:
         self.c_touch(batch)
 
-    cdef void c_touch_first(self, Batch* batch) noexcept:
+    cdef void c_finished(self, Batch* batch) noexcept:
         self.c_touch(batch)
-
-    cdef void c_loads(self, Batch* batch) noexcept:
-        pass
-
-    cdef void c_offers(self, Batch* batch) noexcept:
-        pass
-
-    cdef void c_completes(self, Batch* batch, Py_ssize_t place) noexcept:
-        pass
 
     cdef void c_park(self, uint64_t most) noexcept:
         pass

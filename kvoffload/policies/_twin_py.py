@@ -28,7 +28,7 @@ from kvoffload.errors import (
     policy_not_initialised,
     policy_owned,
 )
-from kvoffload.types import BLOCK_DTYPE, BlockHash, BlockStatus
+from kvoffload.types import BLOCK_DTYPE, BlockHash, BlockStatus, Hints
 
 from . import registry
 from ._ownership import owner_of
@@ -119,6 +119,13 @@ class PythonPolicy(CachePolicy):
         self._require_free("touch")
         self._touch(batch)
 
+    def _finish_alone(self, hashes: Iterable[bytes], hints: Hints | None) -> None:
+        """Do as `finished` should in a policy that counts uses."""
+        self._require_ready()
+        batch = as_batch(hashes)
+        self._require_free("finished")
+        self._finished(batch, hints)
+
     def evict(
         self, n: int, protected: Iterable[bytes]
     ) -> list[tuple[BlockHash, BlockStatus]] | None:
@@ -195,19 +202,22 @@ class PythonPolicy(CachePolicy):
     def _touch(self, batch: list[BlockHash]) -> None:
         """Mark blocks as recently used, last hash first."""
 
-    def _touch_told(self, batch: list[BlockHash], again: bool) -> None:
-        """Mark blocks as recently used, `again` by a request that was touched before, or not."""
-        del again
+    def _begun(self, batch: list[BlockHash], hints: Hints | None) -> None:
+        """Use the blocks of a request for the first time."""
+        del hints
         self._touch(batch)
 
-    def _loads(self, batch: list[BlockHash]) -> None:
-        """Note that blocks are about to be loaded."""
+    def _extended(self, batch: list[BlockHash]) -> None:
+        """Use blocks that a request is extended by: no request of their own."""
+        self._touch(batch)
 
-    def _offers(self, batch: list[BlockHash]) -> None:
-        """Note that blocks were offered to store, whatever the outcome."""
+    def _finished(self, batch: list[BlockHash], hints: Hints | None) -> None:
+        """Use the blocks of a request for the last time: no further use where uses count."""
+        del hints
+        self._touch(batch)
 
-    def _completes(self, batch: list[BlockHash]) -> None:
-        """Note that the store of blocks has ended, successfully or not."""
+    def _missed(self, hashes: list[BlockHash]) -> None:
+        """Hear which blocks are about to be stored, if there is room."""
 
     @abstractmethod
     def _evict(self, n: int, protected: Collection[BlockHash]) -> Victims | None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 
 from kvoffload._checks import check_cache_capacity
-from kvoffload.types import BlockStatus
+from kvoffload.types import BlockStatus, Hints
 
 __all__ = ["CachePolicy", "Room"]
 
@@ -20,6 +20,10 @@ class CachePolicy(ABC):
     A policy holds the resident blocks and their order. A manager tells it what is inserted, used
     and removed, changes ``ref_cnt`` of the statuses itself, and asks for victims. Used alone,
     without a manager, a policy reads ``ref_cnt`` of each block at the call of `evict`.
+
+    A policy may learn from whole requests: `begun`, `missed`, `inserted`, `finished` and `release`
+    tell of them. By default the first and the last use of a request are a `touch` each. To a
+    policy that counts uses, a `touch` outside a request is one.
 
     A built-in policy is all or nothing: a call that raises or returns None has changed nothing.
     Compiled, that also holds for an exception from outside the call: KeyboardInterrupt, what a
@@ -167,6 +171,66 @@ class CachePolicy(ABC):
         stores and is read through slots of it. By default nothing: few policies decline.
         """
         del allowed
+
+    def begun(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
+        """Hear that a request begins: the first use of its blocks. By default `touch`.
+
+        Parameters
+        ----------
+        hashes : sequence of BlockHash
+            All blocks of the request, first block first.
+        hints : Hints or None
+            What its client says of the session.
+        """
+        del hints
+        self.touch(hashes)
+
+    def missed(self, hashes: Sequence[bytes]) -> None:  # noqa: B027 - a policy may do nothing
+        """Hear which blocks are about to be stored, if there is room. By default nothing.
+
+        It comes before `make_room`, also where the store is refused then.
+
+        Parameters
+        ----------
+        hashes : sequence of BlockHash
+            Blocks of a store that are not resident, no repeats, in batch order.
+        """
+
+    def inserted(self, hashes: Sequence[bytes]) -> None:  # noqa: B027 - a policy may do nothing
+        """Hear that a store has inserted its blocks, all of them. By default nothing.
+
+        Parameters
+        ----------
+        hashes : sequence of BlockHash
+            The blocks, in batch order; they are pending.
+        """
+
+    def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
+        """Hear that a request finishes: the last use of its blocks. By default `touch`.
+
+        A policy that counts uses does not count this one: it is of the same request as the first.
+
+        Parameters
+        ----------
+        hashes : sequence of BlockHash
+            All blocks of the request, first block first, those of its answer included.
+        hints : Hints or None
+            What its client says of the session.
+        """
+        del hints
+        self.touch(hashes)
+
+    def release(self, hashes: Sequence[bytes]) -> None:  # noqa: B027 - a policy may do nothing
+        """Hear that nobody is expected to ask for blocks again. By default nothing.
+
+        A manager says so of the blocks of a request whose hints say that its session ends, after
+        `finished`.
+
+        Parameters
+        ----------
+        hashes : sequence of BlockHash
+            The blocks, known or not.
+        """
 
     def clear(self) -> None:
         """Drop every block, ghost and adaptive state. Not implemented by default."""

@@ -1,16 +1,14 @@
 """One request through a manager, in the order in which an engine calls it.
 
-With the block hashes ``h`` of the request, of which the accelerator's own cache has the first ``d``
-(and ``m = h[d:]``): ``touch(h)``; ``n = lookup(m)``; if n, ``prepare_load(m[:n])`` and
-``complete_load(m[:n])``; ``prepare_store(h)``; ``touch(h)``. The caller of `serve` completes the
-store, at once or some requests later.
+It begins, looks up what the accelerator's own cache does not have, loads what is found, stores
+the rest and finishes. The caller of `serve` completes the store, at once or some requests later.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvoffload import BlockHash, OffloadingManager, PrepareStoreOutput
+from kvoffload import BlockHash, OffloadingManager, PrepareStoreOutput, Request
 
 __all__ = ["Served", "serve"]
 
@@ -21,17 +19,20 @@ class Served(NamedTuple):
     Attributes
     ----------
     hits : int
-        Blocks found by `lookup`, and loaded.
+        Blocks found by `Request.lookup`, and loaded.
     output : PrepareStoreOutput or None
-        What `prepare_store` returned; its ``block_hashes_to_store`` wait for `complete_store`.
+        What `Request.prepare_store` returned.
+    request : Request
+        The request, which has finished; its store waits for `Request.complete_store`.
     """
 
     hits: int
     output: PrepareStoreOutput | None
+    request: Request
 
     @property
     def to_store(self) -> list[BlockHash]:
-        """The blocks that wait for `complete_store`."""
+        """The blocks that got a slot."""
         return [] if self.output is None else self.output.block_hashes_to_store
 
     @property
@@ -44,28 +45,30 @@ class Served(NamedTuple):
         """Offers that were refused: 0 or 1."""
         return int(self.output is None)
 
+    def complete(self) -> None:
+        """End the store."""
+        self.request.complete_store()
 
-def serve(manager: OffloadingManager, request: list[BlockHash], on_device: int = 0) -> Served:
+
+def serve(manager: OffloadingManager, hashes: list[BlockHash], on_device: int = 0) -> Served:
     """Pass a request through a manager, except for the completion of its store.
 
     Parameters
     ----------
     manager : OffloadingManager
         Any manager.
-    request : list of BlockHash
+    hashes : list of BlockHash
         The request's blocks, first block first.
     on_device : int
         How many leading blocks the accelerator's own cache has: the manager is not asked for them.
 
     Complexity: that of the manager's calls.
     """
-    manager.touch(request)
-    missing = request[on_device:] if on_device else request
-    hits = manager.lookup(missing)
+    request = manager.begin(hashes)
+    hits = request.lookup(on_device)
     if hits:
-        loaded = missing[:hits]
-        manager.prepare_load(loaded)
-        manager.complete_load(loaded)
-    output = manager.prepare_store(request)
-    manager.touch(request)
-    return Served(hits, output)
+        request.prepare_load(on_device, on_device + hits)
+        request.complete_load(on_device, on_device + hits)
+    output = request.prepare_store()
+    request.finish()
+    return Served(hits, output, request)

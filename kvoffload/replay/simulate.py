@@ -49,9 +49,9 @@ def simulate(
 ) -> Counts:
     """Replay a decoded trace.
 
-    Every request is touched whole, before and after its store; the manager is asked for the blocks
-    behind the leading ones that the device has, and offered all of them to store. With
-    `step_tokens` it is driven as vLLM's scheduler drives its own, by `StepServer`.
+    The manager is asked for the blocks of a request behind the leading ones that the device has,
+    and offered all of them to store. With `step_tokens` it is driven as vLLM's scheduler drives its
+    own, by `StepServer`.
 
     Parameters
     ----------
@@ -137,8 +137,8 @@ def simulate_in_parts(
     if policy in CEILINGS:
         return [_ceiling(trace, policy, capacity, device_hits, block_tokens)]
     manager = new_manager(policy, capacity)
-    one, complete = _server(manager, block_tokens, step_tokens, ends_stores=not pending)
-    in_flight: deque[list[BlockHash]] = deque()
+    one = _server(manager, block_tokens, step_tokens, ends_stores=not pending)
+    in_flight: deque[Served | StepServed] = deque()
     key_of = keys.__getitem__
     rows = zip(trace.rows(), device_hits.tolist(), trace.lengths.tolist(), strict=True)
     before = manager.stats()
@@ -154,9 +154,9 @@ def simulate_in_parts(
             served = one(hashes, on_device)
             if block_tokens is not None:
                 hit_tokens += prompt_tokens(on_device, served.hits, block_tokens, length)
-            in_flight.append(served.to_store)
+            in_flight.append(served)
             if len(in_flight) > pending:
-                complete(in_flight.popleft())
+                in_flight.popleft().complete()
         after = manager.stats()
         counted = {field: after[name] - before[name] for field, name in _COUNTED.items()}
         known = None if block_tokens is None else hit_tokens
@@ -192,13 +192,13 @@ def simulate_requests(
         of_each = (one.hits for one in served)
         return np.fromiter(of_each, dtype=np.int64, count=trace.num_requests)
     manager = new_manager(policy, capacity)
-    one, complete = _server(manager, block_tokens, step_tokens, ends_stores=True)
+    one = _server(manager, block_tokens, step_tokens, ends_stores=True)
     key_of = keys.__getitem__
 
     def hits() -> Iterator[int]:
         for row, on_device in zip(trace.rows(), device_hits.tolist(), strict=True):
             served = one(list(map(key_of, row)), on_device)
-            complete(served.to_store)
+            served.complete()
             yield served.hits
 
     return np.fromiter(hits(), dtype=np.int64, count=trace.num_requests)
@@ -210,14 +210,11 @@ def _server(
     step_tokens: int | None,
     *,
     ends_stores: bool,
-) -> tuple[
-    Callable[[list[BlockHash], int], Served | StepServed], Callable[[list[BlockHash]], object]
-]:
-    """Return functions that pass a request through a manager, and that end its stores."""
+) -> Callable[[list[BlockHash], int], Served | StepServed]:
+    """Return a function that passes a request through a manager."""
     if step_tokens is None:
-        return functools.partial(serve, manager), manager.complete_store
-    server = StepServer(manager, block_tokens, step_tokens, ends_stores=ends_stores)
-    return server.serve, server.complete
+        return functools.partial(serve, manager)
+    return StepServer(manager, block_tokens, step_tokens, ends_stores=ends_stores).serve
 
 
 def _ceiling(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvoffload import BlockHash, CachePolicy, CPUOffloadingManager, OffloadingManager
 from kvoffload._checks import check_int
@@ -213,15 +213,17 @@ class SteppedRequest(ABC):
         inserted = self._ended - self._used
         if inserted and not (learning.is_lru or learning.by_chain):
             manager._touch_inserted(batch, inserted)
+        elif learning.by_chain:
+            manager._finished(batch, None)
         else:
-            manager._touch_told(batch, again=learning.by_chain)
+            manager.touch(batch)
 
     # -- parts -------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Show the keys of the whole request to a policy that learns by request."""
         if self._learning.by_chain and not self._has_begun:
-            self._manager._touch_told(self.every(), again=False)
+            self._manager.touch(self.every())
         self._has_begun = True
 
     def _offer(self, keys: list[BlockHash]) -> list[BlockHash] | None:
@@ -238,7 +240,7 @@ class SteppedRequest(ABC):
             if not learning.by_chain:
                 # A policy may learn from what has left.
                 first = [key for key in missing if key not in self._missed]
-                manager._touch_told(first, again=False)
+                manager.touch(first)
         self.offered.append(keys)
         output = manager.prepare_store(keys)
         if missing is None:  # LRU stores all of them, or none
@@ -312,6 +314,11 @@ class StepServed:
     to_store: list[BlockHash]
     evicted: list[BlockHash]
     refused: int
+    _server: StepServer = field(repr=False, compare=False)
+
+    def complete(self) -> None:
+        """End the stores."""
+        self._server.complete(self.to_store)
 
 
 class StepServer:
@@ -380,7 +387,7 @@ class StepServer:
         request.store(self._steps(hashes, kept, kept if hits else 0), ends_stores=self._ends_stores)
         request.end()
         self._in_flight.update(request.stored)
-        return StepServed(hits, request.stored, request.evicted, request.refused)
+        return StepServed(hits, request.stored, request.evicted, request.refused, self)
 
     def complete(self, stored: list[BlockHash]) -> None:
         """End the stores of a request."""

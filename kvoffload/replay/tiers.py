@@ -93,8 +93,8 @@ def simulate_tiers(
         request = list(map(key_of, row))
         missing = request[on_device:]
         asked += len(missing)
-        for manager in (host, disk):
-            manager._touch_told(request, again=False)
+        served = host.begin(request)
+        disk.touch(request)
         from_host, from_disk = _read(host, disk, missing)
         host_hits += from_host
         disk_hits += from_disk
@@ -103,7 +103,7 @@ def simulate_tiers(
             stored = _offer(host, request[start : start + step])
             if stored:
                 in_flight.append(stored)
-        host._touch_told(request, again=True)
+        served.finish()
         while len(in_flight) > pending:
             stored = in_flight.popleft()
             host.complete_store(stored)

@@ -97,11 +97,9 @@ def replay(
         start = perf_counter_ns()
         if server is None:
             served = serve(manager, hashes, on_device)
-            if served.output is not None:
-                manager.complete_store(served.output.block_hashes_to_store)
         else:
             served = server.serve(hashes, on_device)
-            server.complete(served.to_store)
+        served.complete()
         times.add(perf_counter_ns() - start)
         result.requests += 1
         result.blocks += len(hashes)

@@ -19,7 +19,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from kvoffload import BlockHash, BlockNotFoundError, BlockStatus, CachePolicy, CPUOffloadingManager
+from kvoffload import (
+    BlockHash,
+    BlockNotFoundError,
+    BlockStatus,
+    CachePolicy,
+    CPULoadStoreSpec,
+    CPUOffloadingManager,
+    Hints,
+    Request,
+)
 
 __all__ = ["PolicyConformance", "policy_machine"]
 
@@ -28,6 +37,8 @@ KEYS = tuple(
     for number, length in enumerate((3, 16, 32, 36, 37, 64, 256, 300) * 3)
 )
 """Blocks of the random calls: few, so that they meet again, and of many lengths."""
+
+_HOOKS = ("begun", "missed", "inserted", "finished", "release")
 
 Victims = Sequence[tuple[bytes, BlockStatus]]
 
@@ -151,6 +162,21 @@ class _Driven:
         given[:] = [BlockHash(b"another")] * len(given)
         if self._spared is not None:
             self._spared.touch(_once(batch))
+
+    def request(self, batch: list[BlockHash], hook: str) -> None:
+        """Tell of a request; the list that a hook is given stays as it is, and its own."""
+        calls: dict[str, Callable[[CachePolicy, list[BlockHash]], None]] = {
+            "begun": lambda policy, hashes: policy.begun(hashes, None),
+            "finished": lambda policy, hashes: policy.finished(hashes, None),
+            "missed": lambda policy, hashes: policy.missed(hashes),
+            "inserted": lambda policy, hashes: policy.inserted(hashes),
+            "release": lambda policy, hashes: policy.release(hashes),
+        }
+        for policy in self._both():
+            given = list(batch)
+            calls[hook](policy, given)
+            _equal(given, batch, f"the list that {hook} was given")
+            given[:] = [BlockHash(b"another")] * len(given)
 
     def evict(self, n: int, protected: Collection[BlockHash]) -> None:
         """Evict blocks, and check which."""
@@ -485,6 +511,28 @@ class PolicyConformance(ABC):
         _equal(found, [(-1, 0), (3, 1), (0, 2)], "(ref_cnt, block_id) after touch")
         _equal(_order(policy), [keys[2]], "what leaves after touch")
 
+    # -- requests ----------------------------------------------------------------------------
+
+    def test_hearing_of_requests_changes_no_state(self) -> None:
+        policy, keys = self.filled(4)
+        _live(policy, keys[0]).ref_cnt = -1
+        _live(policy, keys[1]).ref_cnt = 3
+        for hints in (None, Hints(ends=True, expect_s=2.5, source="suite")):
+            batch = [*keys, BlockHash(b"unknown"), keys[2]]
+            policy.begun(batch, hints)
+            policy.missed([BlockHash(b"unknown")])
+            policy.inserted(keys[:1])
+            policy.finished(batch, hints)
+            policy.release(batch)
+            self.verify(policy)
+        policy.begun([])
+        policy.finished([])
+        found = [(_live(policy, key).ref_cnt, _live(policy, key).block_id) for key in keys]
+        _equal(found, [(-1, 0), (3, 1), (0, 2), (0, 3)], "(ref_cnt, block_id) after requests")
+        _equal(policy.get(b"unknown"), None, "get of an unknown block of a request")
+        _require(_count(policy) in (None, 4), "requests must not change len")
+        _equal(sorted(_order(policy)), sorted(keys[2:]), "what leaves after requests")
+
     # -- evict -------------------------------------------------------------------------------
 
     def test_evicting_nothing_changes_nothing(self) -> None:
@@ -652,23 +700,27 @@ class PolicyConformance(ABC):
             policy = self.make_policy(8)
             manager = self.make_manager(8, policy)
             keys = _keys(20)
-            pending: list[list[BlockHash]] = []
+            pending: list[Request[CPULoadStoreSpec]] = []
             for _ in range(150):
                 batch = [keys[n] for n in range(chooser.randrange(14), 20, chooser.randint(1, 5))]
-                manager.touch(batch)
-                hits = batch[: manager.lookup(batch)]
-                manager.prepare_load(hits)
-                output = manager.prepare_store(batch)
+                request = manager.begin(batch)
+                num_hits = request.lookup()
+                request.prepare_load(0, num_hits)
+                output = request.prepare_store()
                 if output is not None:
                     gone = set(output.block_hashes_evicted)
                     _require(gone.isdisjoint(batch), "no block of the batch may leave")
-                    pending.append(list(output.block_hashes_to_store))
+                    pending.append(request)
+                if chooser.random() < 0.2:
+                    request.extend([chooser.choice(keys)])
+                if chooser.random() < 0.9:
+                    request.finish()
                 while len(pending) > chooser.randrange(3):
-                    manager.complete_store(pending.pop(0), chooser.random() < 0.8)
-                manager.complete_load(hits)
+                    pending.pop(0).complete_store(chooser.random() < 0.8)
+                request.complete_load(0, num_hits)
                 self._compare(manager, policy, keys)
-            for batch in pending:
-                manager.complete_store(batch)
+            for storing in pending:
+                storing.complete_store()
             try:
                 manager.reset_cache()
             except NotImplementedError:
@@ -701,8 +753,10 @@ def _random_call(driven: _Driven, chooser: random.Random) -> None:
         driven.insert(chooser.choice(KEYS), 0)
     elif roll < 0.4:
         driven.remove(chooser.choice(KEYS))
-    elif roll < 0.58:
+    elif roll < 0.5:
         driven.touch(batch)
+    elif roll < 0.58:
+        driven.request(batch, chooser.choice(_HOOKS))
     elif roll < 0.7:
         driven.evict(chooser.choice((0, 1, 1, 2, 3, len(resident))), protected)
     elif roll < 0.8:
@@ -768,6 +822,10 @@ def policy_machine(
         @rule(batch=batches)
         def touch(self, batch: list[BlockHash]) -> None:
             self.driven.touch(batch)
+
+        @rule(batch=batches, hook=st.sampled_from(_HOOKS))
+        def request(self, batch: list[BlockHash], hook: str) -> None:
+            self.driven.request(batch, hook)
 
         @rule(n=st.integers(0, 6), protected=batches)
         def evict(self, n: int, protected: list[BlockHash]) -> None:

@@ -241,7 +241,10 @@ class TieredStore:
         return None
 
     def touch(self, hashes: Iterable[bytes]) -> None:
-        """Mark blocks as recently used, last hash first, in host memory and in every tier."""
+        """Mark blocks as recently used, last hash first, in host memory and in every tier.
+
+        Policies that count uses count each call, so a request makes one, before it reads.
+        """
         self._refuse()
         batch = as_batch(hashes)
         self.manager.touch(batch)

@@ -10,9 +10,10 @@ import math
 import operator
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvoffload import BlockHash, CPUOffloadingManager
+from kvoffload import Request as OpenRequest
 from kvoffload.policies import registry
 
 __all__ = ["Miniature", "Request", "Totals", "miniature_bias"]
@@ -69,7 +70,7 @@ class Miniature:
         self.managers = [
             CPUOffloadingManager(1, round(slots / quarters), policy) for _ in range(quarters)
         ]
-        self._pending: list[deque[tuple[float, list[BlockHash]]]] = [
+        self._pending: list[deque[tuple[float, OpenRequest[Any]]]] = [
             deque() for _ in range(quarters)
         ]
         self._reset_at = [0] * quarters  # blocks asked for by then
@@ -99,12 +100,12 @@ class Miniature:
             self._complete(quarter, number - lag)
             if waits:
                 manager.complete_store(hashes)
-            manager.touch(hashes)
+            request = manager.begin(hashes)
             manager.lookup(hashes[first:end])
-            output = manager.prepare_store(hashes)
-            manager.touch(hashes)
+            output = request.prepare_store()
+            request.finish()
             if output is not None and output.block_hashes_to_store:
-                self._pending[quarter].append((number, output.block_hashes_to_store))
+                self._pending[quarter].append((number, request))
 
     def reset(self, quarter: int) -> None:
         """Reset the manager of a quarter with what is under way."""
@@ -117,7 +118,7 @@ class Miniature:
         """Complete the stores of the requests before a number."""
         pending = self._pending[quarter]
         while pending and pending[0][0] < before:
-            self.managers[quarter].complete_store(pending.popleft()[1])
+            pending.popleft()[1].complete_store()
 
     def totals(self) -> Totals:
         """Return what each quarter has counted, and holds."""

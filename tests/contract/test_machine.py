@@ -64,6 +64,8 @@ class ManagerMachine(RuleBasedStateMachine):
         policy = AdaptiveModel if self.kind in ARC_KINDS else RecencyModel
         self.model = ManagerModel(policy, pool, events_on)
         self.lent: list[Any] = []
+        # open requests of the manager, their blocks, and what each stores
+        self.requests: list[tuple[Any, list[BlockHash], list[BlockHash]]] = []
 
     def agree_on_load(self, method: str, batch: list[BlockHash]) -> None:
         """Do one half of a load on both; compare ids, or the error and the hash it names."""
@@ -135,6 +137,79 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(success=st.booleans())
     def complete_every_store(self, success: bool) -> None:
         self.complete_store([row.block for row in self.model.rows], success)
+
+    @rule(batch=BATCHES)
+    def begin(self, batch: list[BlockHash]) -> None:
+        self.requests.append((self.manager.begin(once(batch)), list(batch), []))
+        self.model.touch(batch)
+
+    def drawn(self, data: st.DataObject) -> tuple[Any, list[BlockHash], list[BlockHash]] | None:
+        return data.draw(st.sampled_from(self.requests)) if self.requests else None
+
+    def part(self, data: st.DataObject, batch: list[BlockHash]) -> tuple[int, int]:
+        start = data.draw(st.integers(0, len(batch)))
+        return start, data.draw(st.integers(start, len(batch)))
+
+    @rule(data=st.data())
+    def look_up_a_request(self, data: st.DataObject) -> None:
+        if (drawn := self.drawn(data)) is not None:
+            request, batch, _ = drawn
+            start, _ = self.part(data, batch)
+            assert request.lookup(start) == self.model.lookup(batch[start:])
+
+    @rule(data=st.data(), method=st.sampled_from(["prepare_load", "complete_load"]))
+    def load_a_part(self, data: st.DataObject, method: str) -> None:
+        if (drawn := self.drawn(data)) is not None:
+            request, batch, _ = drawn
+            start, stop = self.part(data, batch)
+            kind, value = outcome(getattr(request, method), start, stop)
+            expected_kind, expected = outcome(getattr(self.model, method), batch[start:stop])
+            assert kind == expected_kind
+            if kind == "raised":
+                assert type(value) is type(expected)
+                assert str(expected)[:64] in str(value)
+            elif method == "prepare_load":
+                assert slots(value) == expected
+
+    @rule(data=st.data())
+    def store_a_part(self, data: st.DataObject) -> None:
+        if (drawn := self.drawn(data)) is not None:
+            request, batch, storing = drawn
+            start, stop = self.part(data, batch)
+            output = request.prepare_store(start, stop)
+            expected = self.model.prepare_store(batch[start:stop])
+            assert (output is None) == (expected is None)
+            if output is not None and expected is not None:
+                assert output.block_hashes_to_store == expected[0]
+                assert slots(output.store_spec) == expected[1]
+                assert output.block_hashes_evicted == expected[2]
+                storing += expected[0]
+
+    @rule(data=st.data(), success=st.booleans())
+    def complete_a_request_s_stores(self, data: st.DataObject, success: bool) -> None:
+        if (drawn := self.drawn(data)) is not None:
+            request, _, storing = drawn
+            request.complete_store(success)
+            self.model.complete_store(list(storing), success)
+            storing.clear()
+
+    @rule(data=st.data(), more=BATCHES)
+    def extend(self, data: st.DataObject, more: list[BlockHash]) -> None:
+        if (drawn := self.drawn(data)) is not None:
+            request, batch, _ = drawn
+            request.extend(once(more))
+            self.model.touch(more)
+            batch += more
+            assert request.hashes == tuple(batch)
+
+    @rule(data=st.data(), dropped=st.booleans())
+    def finish(self, data: st.DataObject, dropped: bool) -> None:
+        if (drawn := self.drawn(data)) is not None:
+            request, batch, _ = drawn
+            self.requests.remove(drawn)
+            if not dropped:
+                request.finish()
+                self.model.touch(batch)
 
     @rule()
     def take_events(self) -> None:

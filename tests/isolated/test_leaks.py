@@ -119,6 +119,35 @@ def step():
     manager.complete_load(KEYS)
 """,
     ),
+    "requests that finish, fail, are dropped or outlive a reset": (
+        3000,
+        """
+manager = build(8)
+kept = []
+def step():
+    request = manager.begin(KEYS[:4])
+    found = request.lookup()
+    request.prepare_load(0, found)
+    request.complete_load(0, found)
+    request.prepare_store()
+    request.extend(new_keys(3))
+    request.finish()
+    request.complete_store()
+    manager.begin(iter(LONG)).prepare_store(0, 2)
+    with manager.begin(KEYS) as other:
+        other.prepare_store(0, 3)
+    other.complete_store(False)
+    try:
+        other.lookup()
+    except OffloadError:
+        pass
+    kept.append(manager.begin(new_keys(40)))
+    if len(kept) > 5:
+        manager.reset_cache()
+        kept.clear()
+    list(manager.take_events())
+""",
+    ),
     "mistakes": (
         2000,
         """

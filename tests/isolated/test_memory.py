@@ -44,7 +44,26 @@ def policy():
     return built
 
 
+def requested(loaded=False, stored=False):
+    built = manager()
+    built.served = built.begin([*KEYS[1:4], *KEYS[6:8]])
+    if loaded:
+        built.served.prepare_load(0, 3)
+    if stored:
+        built.complete_store(KEYS)
+        built.served.prepare_store()
+    return built
+
+
 CALLS = {
+    "begin": (manager, lambda m: m.begin(MANY)),
+    "request load": (requested, lambda m: m.served.prepare_load(0, 3)),
+    "request loaded": (lambda: requested(loaded=True), lambda m: m.served.complete_load(0, 3)),
+    "request store": (requested, lambda m: m.served.prepare_store()),
+    "request stored": (lambda: requested(stored=True), lambda m: m.served.complete_store()),
+    "request failed": (lambda: requested(stored=True), lambda m: m.served.complete_store(False)),
+    "request extended": (requested, lambda m: m.served.extend(MANY)),
+    "request finished": (requested, lambda m: m.served.finish()),
     "lookup": (manager, lambda m: m.lookup(MANY)),
     "touch": (manager, lambda m: m.touch(MANY)),
     "prepare_load": (manager, lambda m: m.prepare_load(KEYS[:5] * 100)),
@@ -86,6 +105,8 @@ def survives(build, call, fail, restore):
             return failed
         failed += 1
         assert observe(thing) == before, f"allocation {n}"
+        if hasattr(thing, "served"):
+            assert len(thing.served) == 5 and not thing.served.is_finished
         thing._check()
         call(thing)
         thing._check()

@@ -52,9 +52,11 @@ def look(policy):
 
 def drive_manager(manager, generator):
     batch = [generator.choice(KEYS) for _ in range(generator.randrange(1, 20))]
-    choice = generator.randrange(8)
+    choice = generator.randrange(11)
     if choice == 0:
         manager.lookup(iter(batch))
+    elif choice in (8, 9, 10):
+        drive_request(manager, batch, generator)
     elif choice == 1:
         manager.touch(batch)
     elif choice == 2:
@@ -72,6 +74,30 @@ def drive_manager(manager, generator):
         look(manager.policy)
     elif generator.random() < 0.02:
         manager.reset_cache()
+
+
+requests = []  # open ones, which all threads share
+
+
+def drive_request(manager, batch, generator):
+    requests.append(manager.begin(batch))
+    request = generator.choice(requests)
+    choice = generator.randrange(6)
+    if choice == 0:
+        found = request.lookup()
+        request.prepare_load(0, found)
+        request.complete_load(0, found)
+    elif choice == 1:
+        request.prepare_store()
+    elif choice == 2:
+        request.complete_store(generator.random() < 0.8)
+    elif choice == 3:
+        request.extend(iter(batch[:2]))
+    elif choice == 4:
+        request.finish()
+    len(request), request.hashes, request.is_finished, repr(request)
+    if len(requests) > 20:
+        del requests[:10]
 
 
 def drive_policy(policy, generator):

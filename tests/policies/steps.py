@@ -43,13 +43,12 @@ def evict(policy: Any, n: int, *protected: bytes) -> str | None:
 
 def request(manager: Any, hashes: list[bytes]) -> Any:
     """Serve one request by the protocol of a connector; return what `prepare_store` gave."""
-    manager.touch(hashes)
-    found = manager.lookup(hashes)
+    served = manager.begin(hashes)
+    found = served.lookup()
     if found:
-        manager.prepare_load(hashes[:found])
-        manager.complete_load(hashes[:found])
-    output = manager.prepare_store(hashes)
-    manager.touch(hashes)
-    if output is not None:
-        manager.complete_store(output.block_hashes_to_store)
+        served.prepare_load(0, found)
+        served.complete_load(0, found)
+    output = served.prepare_store()
+    served.finish()
+    served.complete_store()
     return output

@@ -254,64 +254,49 @@ UNGUARDED = "hit-density?guard=0"
 
 def serve(manager: Any, requests: Iterable[Request]) -> int:
     """Serve requests one after the other, by the protocol of a connector; return the hits."""
-    hits = 0
-    for request in requests:
-        hashes = block_hashes(*request)
-        manager.touch(hashes)
-        found = manager.lookup(hashes)
-        hits += found
-        if found:
-            manager.prepare_load(hashes[:found])
-            manager.complete_load(hashes[:found])
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
-        if output is not None:
-            manager.complete_store(output.block_hashes_to_store)
-    return hits
+    return serve_pending(manager, requests, 0)
 
 
 def serve_pending(manager: Any, requests: Iterable[Request], pending: int) -> int:
     """Serve requests of which each store is complete `pending` requests later; return the hits."""
     hits = 0
-    storing: deque[list[bytes]] = deque()
-    for request in requests:
-        hashes = block_hashes(*request)
-        manager.touch(hashes)
-        found = manager.lookup(hashes)
+    storing: deque[Any] = deque()
+    for numbers in requests:
+        request = manager.begin(block_hashes(*numbers))
+        found = request.lookup()
         hits += found
         if found:
-            manager.prepare_load(hashes[:found])
-            manager.complete_load(hashes[:found])
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
-        storing.append(output.block_hashes_to_store if output is not None else [])
+            request.prepare_load(0, found)
+            request.complete_load(0, found)
+        request.prepare_store()
+        request.finish()
+        storing.append(request)
         if len(storing) > pending:
-            manager.complete_store(storing.popleft())
+            storing.popleft().complete_store()
     return hits
 
 
 def serve_interleaved(manager: Any, requests: Iterable[Request], in_flight: int) -> int:
     """Serve requests that overlap: loads pin, stores are pending, for `in_flight` requests."""
     hits = 0
-    started: deque[tuple[list[bytes], int]] = deque()
-    storing: deque[list[bytes]] = deque()
-    for request in _with_end(requests, 2 * in_flight):
-        if request:
-            hashes = block_hashes(*request)
-            manager.touch(hashes)
-            found = manager.lookup(hashes)
+    started: deque[tuple[Any, int]] = deque()
+    storing: deque[Any] = deque()
+    for numbers in _with_end(requests, 2 * in_flight):
+        if numbers:
+            request = manager.begin(block_hashes(*numbers))
+            found = request.lookup()
             hits += found
-            manager.prepare_load(hashes[:found])
-            started.append((hashes, found))
-        if len(started) > in_flight or not request:
+            request.prepare_load(0, found)
+            started.append((request, found))
+        if len(started) > in_flight or not numbers:
             if started:
-                hashes, found = started.popleft()
-                manager.complete_load(hashes[:found])
-                output = manager.prepare_store(hashes)
-                manager.touch(hashes)
-                storing.append(output.block_hashes_to_store if output is not None else [])
+                request, found = started.popleft()
+                request.complete_load(0, found)
+                request.prepare_store()
+                request.finish()
+                storing.append(request)
             if len(storing) > in_flight or (storing and not started):
-                manager.complete_store(storing.popleft())
+                storing.popleft().complete_store()
     return hits
 
 

@@ -65,7 +65,7 @@ def test_uses_and_gaps_make_the_class(twin: ModuleType) -> None:
     assert ring_of(policy, B) in NEVER_AGAIN
 
 
-def test_the_second_touch_of_a_request_is_no_use(twin: ModuleType) -> None:
+def test_the_finish_of_a_request_is_no_use(twin: ModuleType) -> None:
     manager = manager_of(twin, 8)
     request(manager, [A, B])
     assert manager.policy.num_requests == 1
@@ -92,24 +92,38 @@ def test_the_touch_of_a_pending_block_is_no_use(twin: ModuleType) -> None:
     assert ring_of(manager.policy, A) in ONCE_AGAIN
 
 
-def test_a_second_touch_is_known_by_its_request_where_requests_overlap(twin: ModuleType) -> None:
+def test_the_finish_of_a_request_is_no_use_where_requests_overlap(twin: ModuleType) -> None:
     manager = manager_of(twin, 8)
     chains = [[A, B], [C, D]]
     for chain in chains:
-        request(manager, chain)  # this caller touches twice
+        request(manager, chain)
     assert manager.policy.num_requests == 2
-    for chain in chains:  # two requests that hit, one within the other
-        manager.touch(chain)
-    for chain in chains:
-        manager.prepare_store(chain)
-    for chain in chains:
-        manager.touch(chain)
+    requests = [manager.begin(chain) for chain in chains]
+    for each in requests:
+        each.prepare_store()
+    for each in requests:
+        each.finish()
     assert manager.policy.num_requests == 4
     assert ring_of(manager.policy, A) in ONCE_AGAIN
     for chain in [[H], *chains]:
-        manager.touch(chain)
+        manager.begin(chain)
     assert manager.policy.num_requests == 7
     assert ring_of(manager.policy, A) in MORE_OFTEN
+
+
+def test_what_an_answer_adds_belongs_to_the_request(twin: ModuleType) -> None:
+    manager = manager_of(twin, 8)
+    request(manager, [C])
+    with manager.begin([A, B]) as served:
+        served.prepare_store()
+        for block in (C, D):
+            served.extend([block])
+            served.prepare_store(len(served) - 1)
+    served.complete_store()
+    assert manager.policy.num_requests == 2
+    assert ring_of(manager.policy, C) in ONCE_AGAIN
+    assert ring_of(manager.policy, D) in NEVER_AGAIN
+    manager._check()
 
 
 def test_a_caller_that_touches_once_is_counted_each_time(twin: ModuleType) -> None:

@@ -33,17 +33,17 @@ def test_of_equals_the_least_recent_leaves_first(twin: ModuleType) -> None:
     assert evict(policy, 3) == "CAB"
 
 
-def test_the_second_touch_of_a_request_is_not_another_access(twin: ModuleType) -> None:
+def test_the_finish_of_a_request_is_not_another_access(twin: ModuleType) -> None:
     policy = lfu(twin, [A, B])
-    policy.touch([A])
-    policy.touch([A])  # the same request, after its store
+    policy.begun([A])
+    policy.finished([A])
     touch_by_requests(policy, B, 2)
     assert evict(policy, 2) == "AB"
 
 
-def test_the_third_touch_is_another_request(twin: ModuleType) -> None:
+def test_each_touch_outside_a_request_is_an_access(twin: ModuleType) -> None:
     policy = lfu(twin, [B, A])
-    for _ in range(3):
+    for _ in range(2):
         policy.touch([A])
     touch_by_requests(policy, B, 1)
     assert evict(policy, 2) == "BA"

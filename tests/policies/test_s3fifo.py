@@ -52,11 +52,18 @@ def test_a_block_used_more_than_once_moves_to_main(
     assert names(policy.main) == ("A" if times > 1 else "")
 
 
-def test_the_second_touch_of_a_request_counts_nothing(twin: ModuleType) -> None:
+def test_the_finish_of_a_request_counts_nothing(twin: ModuleType) -> None:
+    policy = s3fifo(twin, [A, B, C])
+    policy.begun([A])
+    policy.finished([A])
+    assert evict(policy, 1) == "A"
+
+
+def test_each_touch_outside_a_request_counts(twin: ModuleType) -> None:
     policy = s3fifo(twin, [A, B, C])
     policy.touch([A])
     policy.touch([A])
-    assert evict(policy, 1) == "A"
+    assert evict(policy, 1) == "B"
 
 
 def test_main_gives_while_small_is_below_its_size(twin: ModuleType) -> None:

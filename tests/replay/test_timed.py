@@ -76,6 +76,7 @@ def test_calls_in_the_order_of_an_engine():
         ("lookup", keys(1, 2, 3, 4)),
         ("prepare_store", keys(1, 2, 3, 4)),
         ("touch", keys(1, 2, 3, 4)),
+        ("complete_store", []),
         ("touch", []),
         ("lookup", []),
         ("prepare_store", []),

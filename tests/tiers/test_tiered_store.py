@@ -37,11 +37,9 @@ def train(manager: CPUOffloadingManager) -> None:
     for number in range(800):
         for name in (b"once-%d" % number, b"again-%d" % (number % 3)):
             request = [name, name + b", continued"]
-            manager.touch(request)
-            output = manager.prepare_store(request)
-            manager.touch(request)
-            assert output is not None
-            manager.complete_store(output.block_hashes_to_store)
+            with manager.begin(request) as served:
+                assert served.prepare_store() is not None
+            served.complete_store()
 
 
 class Engine:
@@ -226,7 +224,6 @@ class TestDeclining:
                 served[policy] += ended.num_blocks
                 engine.store.complete_load(request[: ended.num_blocks])
                 output = engine.store.prepare_store(request)
-                engine.store.touch(request)
                 if output is not None:
                     engine.store.complete_store(output.block_hashes_to_store)
                 engine.quiet()

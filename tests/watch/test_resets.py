@@ -28,19 +28,19 @@ def requests(seed: int, number: int = 600) -> list[list[bytes]]:
 
 def serve_all(manager: Any, asked: list[list[bytes]], under_way: int = 0) -> int:
     """Serve requests with as many stores under way, and resets; return the hits."""
-    stores: list[list[bytes]] = []
+    stores: list[Any] = []
     hits = 0
     for number, hashes in enumerate(asked):
         if number and number % EVERY == 0:
             manager.reset_cache()
             stores.clear()
-        manager.touch(hashes)
-        hits += manager.lookup(hashes)
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
-        stores.append([] if output is None else output.block_hashes_to_store)
+        request = manager.begin(hashes)
+        hits += request.lookup()
+        request.prepare_store()
+        request.finish()
+        stores.append(request)
         if len(stores) > under_way:
-            manager.complete_store(stores.pop(0))
+            stores.pop(0).complete_store()
     return hits
 
 

@@ -4,11 +4,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvoffload.errors import OffloadError
 from kvoffload.managers._watching import WatchRequest
 from kvoffload.watch import Watch
-
-class RequestFinishedError(OffloadError, RuntimeError): ...
 
 class RequestManagerCore:
     _num_chunks: int

@@ -118,7 +118,7 @@ from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
 
 from kvoffload._checks import as_batch, batch_error
 from kvoffload.errors import (
-    OffloadError,
+    RequestFinishedError,
     block_not_found,
     block_not_pinned,
     block_not_ready,
@@ -171,10 +171,6 @@ cdef int64_t position_of(object req_context, object positions, object key) excep
     else:
         position = (<dict>positions).get(key)
     return -NOT_ASKED if position is None else <int64_t>position
-
-
-class RequestFinishedError(OffloadError, RuntimeError):
-    """A request that has finished accessed a key that it had not accessed before."""
 
 
 cdef class Offer:

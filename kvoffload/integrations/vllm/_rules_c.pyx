@@ -202,7 +202,7 @@ cdef class UseRules(RequestRules):
         """Touch the keys that have one of the flags."""
         self.choose(batch, accesses, flags, flags)
         if self.part.size:
-            self.policy.c_touch_first(&self.part)
+            self.policy.c_touch(&self.part)
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
         self.touch(batch, accesses, FIRST_MISS)
@@ -259,7 +259,7 @@ cdef class ChainRules(UseRules):
             slot = self.chain.slots[place]
             if slot != NIL and node_at(self.policy.table, slot).ring == 0:
                 self.chain.slots[place] = NIL  # a key that is only about to become known
-        self.policy.c_touch_first(&self.chain)
+        self.policy.c_touch(&self.chain)
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
         pass
@@ -269,7 +269,7 @@ cdef class ChainRules(UseRules):
         # again, what was evicted since is not.
         self.choose(batch, accesses, USED_AGAIN | ONLY_INSERTED | NOT_STORED, NOT_STORED)
         if self.part.size:
-            self.policy.c_touch_again(&self.part)
+            self.policy.c_finished(&self.part)
 
 
 cdef class ARCRules(UseRules):

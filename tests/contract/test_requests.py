@@ -1,0 +1,563 @@
+"""Requests: each of their calls is a bare call of the manager, to the block."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvoffload import (
+    BlockNotFoundError,
+    BlockNotPinnedError,
+    BlockNotReadyError,
+    Hints,
+    OffloadError,
+    Request,
+    RequestFinishedError,
+)
+from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
+from tests.contract.conftest import Build
+from tests.observation import observe
+from tests.parts import ListPolicy
+
+
+def test_the_life_of_a_request(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    with manager.begin(once([A, B, C, D])) as request:
+        assert isinstance(request, Request)
+        assert len(request) == 4
+        assert bool(request)
+        assert request.hashes == (A, B, C, D)
+        assert request.lookup() == 2
+        assert slots(request.prepare_load(0, 2)) == [0, 1]
+        assert manager.stats()["pinned"] == 2
+        request.complete_load(0, 2)
+        output = request.prepare_store()
+        assert names(output.block_hashes_to_store) == "CD"
+        assert slots(output.store_spec) == [2, 3]
+        assert not request.is_finished
+    assert request.is_finished
+    assert manager.stats()["pending"] == 2
+    request.complete_store()
+    assert manager.lookup([A, B, C, D]) == 4
+    manager._check()
+
+
+def test_a_lookup_asks_for_what_the_accelerator_has_not(build: Build) -> None:
+    manager = build(4)
+    store(manager, [B, C])
+    request = manager.begin([A, B, C, D])
+    assert request.lookup() == 0
+    assert request.lookup(1) == 2
+    assert request.lookup(4) == 0
+    stats = manager.stats()
+    assert (stats["lookups"], stats["lookup_blocks"], stats["hit_blocks"]) == (3, 7, 2)
+
+
+def test_the_begin_and_the_finish_use_the_blocks_last_first(build_lru: Build) -> None:
+    manager = build_lru(4)
+    store(manager, [A, B, C, D])
+    request = manager.begin([A, B])
+    manager.touch([C, D])
+    request.finish()
+    output = store(manager, [E, F, G, H])
+    assert names(output.block_hashes_evicted) == "DCBA"
+
+
+def test_a_prompt_may_be_stored_in_steps(build: Build) -> None:
+    manager = build(4)
+    request = manager.begin([A, B, C, D])
+    assert names(request.prepare_store(0, 2).block_hashes_to_store) == "AB"
+    assert names(request.prepare_store(1, 3).block_hashes_to_store) == "C"
+    assert names(request.prepare_store(3).block_hashes_to_store) == "D"
+    assert request.prepare_store(2, 2).block_hashes_to_store == []
+    request.complete_store()
+    assert manager.stats()["pending"] == 0
+    assert request.lookup() == 4
+
+
+def test_a_store_ends_what_the_request_has_not_ended(build: Build) -> None:
+    manager = build(6, enable_events=True)
+    request = manager.begin([A, B, C])
+    request.prepare_store(0, 1)
+    request.complete_store()
+    request.prepare_store(1, 2)
+    request.complete_store(False)
+    request.prepare_store(2, 3)
+    other = manager.begin([B, D])
+    other.prepare_store()
+    request.complete_store()  # it has no part in B any longer
+    assert [block in manager for block in (A, B, C, D)] == [True, True, True, True]
+    assert manager.stats()["pending"] == 2
+    request.complete_store()
+    assert manager.stats()["pending"] == 2
+    stored = [names(event.block_hashes) for event in manager.take_events()]
+    assert stored == ["A", "C"]
+
+
+def test_the_manager_may_end_a_request_s_store(build: Build) -> None:
+    manager = build(4)
+    request = manager.begin([A, B])
+    request.prepare_store()
+    manager.complete_store([A])
+    manager.complete_store([B], False)
+    before = observe(manager)
+    request.complete_store()
+    assert observe(manager) == before
+
+
+def test_a_refused_store_has_nothing_to_complete(build: Build) -> None:
+    manager = build(2)
+    request = manager.begin([A, B, C])
+    assert request.prepare_store() is None
+    assert manager.stats()["refused_stores"] == 1
+    request.complete_store()
+    assert len(manager) == 0
+
+
+def test_an_answer_s_blocks_are_the_last(build_lru: Build) -> None:
+    manager = build_lru(4)
+    store(manager, [A, B, C, D])
+    request = manager.begin([A])
+    request.extend(once([B, E]))
+    assert request.hashes == (A, B, E)
+    assert request.lookup() == 2
+    assert names(request.prepare_store(2).block_hashes_evicted) == "C"
+    request.finish()
+    request.complete_store()
+    assert names(store(manager, [F, G, H]).block_hashes_evicted) == "DEB"
+
+
+def test_the_same_blocks_may_be_in_several_requests(build: Build) -> None:
+    manager = build(4)
+    first, second = manager.begin([A, B]), manager.begin([A, B, A])
+    assert names(first.prepare_store().block_hashes_to_store) == "AB"
+    assert second.prepare_store().block_hashes_to_store == []
+    with pytest.raises(BlockNotReadyError):
+        second.prepare_load(0, 1)
+    first.complete_store()
+    second.prepare_load(0, 3)  # a block that occurs twice is pinned twice
+    first.prepare_load(0, 1)
+    second.complete_load(0, 3)
+    assert manager.stats()["pinned"] == 1
+    first.complete_load(0, 1)
+    with pytest.raises(BlockNotPinnedError):
+        first.complete_load(0, 1)
+    manager._check()
+
+
+def test_a_request_sees_what_others_changed(build: Build) -> None:
+    manager = build(2)
+    store(manager, [A, B])
+    request = manager.begin([A, B])
+    assert request.lookup() == 2
+    store(manager, [C, D])  # evicts both, and takes their slots
+    assert request.lookup() == 0
+    with pytest.raises(BlockNotFoundError, match=f"prepare_load: block {A.hex()}"):
+        request.prepare_load(0, 2)
+    store(manager, [B])
+    assert request.lookup(1) == 1
+    assert names(request.prepare_store(0, 1).block_hashes_to_store) == "A"
+    manager._check()
+
+
+def test_after_a_reset_a_request_goes_on_and_finds_nothing(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    request = manager.begin([A, B, C])
+    request.prepare_store()
+    manager.reset_cache()
+    assert request.lookup() == 0
+    request.complete_store()
+    assert len(manager) == 0
+    assert names(request.prepare_store().block_hashes_to_store) == "ABC"
+    request.complete_store()
+    assert request.lookup() == 3
+    request.finish()
+    manager._check()
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("lookup", ()),
+        ("prepare_load", (0, 1)),
+        ("prepare_store", ()),
+        ("extend", ([C],)),
+        ("__enter__", ()),
+    ],
+)
+def test_a_finished_request_does_no_more(
+    build: Build, call: str, arguments: tuple[Any, ...]
+) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    request = manager.begin([A, B])
+    request.finish()
+    before = observe(manager)
+    name = "with" if call == "__enter__" else call
+    with pytest.raises(RequestFinishedError, match=f"^{name}: the request has finished$") as error:
+        getattr(request, call)(*arguments)
+    assert isinstance(error.value, OffloadError | RuntimeError)
+    assert observe(manager) == before
+
+
+def test_what_is_under_way_ends_after_the_finish(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    request = manager.begin([A, B, C])
+    request.prepare_load(0, 2)
+    request.prepare_store()
+    request.finish()
+    request.finish()
+    before = observe(manager)
+    request.finish()  # does nothing
+    assert observe(manager) == before
+    request.complete_load(0, 2)
+    request.complete_store()
+    assert (len(request), request.hashes) == (3, (A, B, C))
+    stats = manager.stats()
+    assert (stats["pinned"], stats["pending"], stats["resident"]) == (0, 0, 3)
+
+
+def test_a_block_that_raises_finishes_the_request(build: Build) -> None:
+    manager = build(4)
+    with pytest.raises(KeyError), manager.begin([A]) as request:
+        raise KeyError("the engine's own")
+    assert request.is_finished
+
+
+def test_a_request_that_is_dropped_is_forgotten_without_a_second_use(build_lru: Build) -> None:
+    manager = build_lru(4)
+    store(manager, [A, B, C, D])
+    request = manager.begin([A, B])
+    manager.touch([C, D])
+    del request
+    gc.collect()
+    assert names(store(manager, [E, F]).block_hashes_evicted) == "BA"
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "error", "text"),
+    [
+        (-1, 2, ValueError, "start must be >= 0, got -1"),
+        (3, 3, ValueError, "start must be <= 2, got 3"),
+        (1, 0, ValueError, "stop must be >= 1, got 0"),
+        (0, 3, ValueError, "stop must be <= 2, got 3"),
+        (0, 2**70, ValueError, "stop must be <= 2, got"),
+        (True, 2, TypeError, "start must be an integer, got True"),
+        (0.0, 2, TypeError, "start must be an integer, got 0.0"),
+        (0, "2", TypeError, "stop must be an integer, got '2'"),
+    ],
+)
+def test_a_part_is_checked(
+    build: Build, start: Any, stop: Any, error: type[Exception], text: str
+) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    request = manager.begin([A, B])
+    before = observe(manager)
+    for call in (request.prepare_load, request.complete_load, request.prepare_store):
+        with pytest.raises(error, match=text):
+            call(start, stop)
+    if stop == 2:
+        with pytest.raises(error, match=text):
+            request.lookup(start)
+    assert observe(manager) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"hashes": [A, b""]}, ValueError, r"hashes\[1\] must not be empty"),
+        ({"hashes": [A, "text"]}, TypeError, r"hashes\[1\] must be bytes"),
+        ({"hashes": A}, TypeError, "hashes must be an iterable of block hashes"),
+        ({"hashes": 5}, TypeError, "hashes must be an iterable of block hashes"),
+        ({"hashes": [A], "hints": {"ends": True}}, TypeError, "hints must be Hints or None"),
+        ({"hashes": [A], "now": "noon"}, TypeError, "now must be a number or None, got 'noon'"),
+        ({"hashes": [A], "now": float("nan")}, ValueError, "now must be finite, got nan"),
+    ],
+)
+def test_arguments_are_checked(
+    build: Build, arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    before = observe(manager)
+    with pytest.raises(error, match=text):
+        manager.begin(**arguments)
+    assert observe(manager) == before
+
+
+def test_a_mistake_in_what_is_appended_changes_nothing(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+    request = manager.begin([A])
+    with pytest.raises(ValueError, match=r"hashes\[1\] must not be empty"):
+        request.extend([B, b""])
+    with pytest.raises(TypeError, match="hints must be Hints or None, got 5"):
+        request.finish(hints=5)
+    with pytest.raises(TypeError, match="success must be True or False, got 1"):
+        request.complete_store(1)
+    assert request.hashes == (A,)
+    assert not request.is_finished
+
+
+def test_the_caller_s_list_is_copied(build: Build) -> None:
+    manager = build(4)
+    batch = [A, B]
+    request = manager.begin(batch)
+    batch[:] = [C, D, E]
+    assert request.hashes == (A, B)
+    output = request.prepare_store()
+    output.block_hashes_to_store.clear()
+    request.complete_store()
+    assert request.lookup() == 2
+
+
+def test_a_request_of_no_blocks(build: Build) -> None:
+    manager = build(4)
+    request = manager.begin([])
+    assert request
+    assert request.lookup() == 0
+    assert slots(request.prepare_load(0, 0)) == []
+    assert request.prepare_store().block_hashes_to_store == []
+    request.complete_load(0, 0)
+    request.complete_store()
+    request.extend([A])
+    request.prepare_store()
+    request.complete_store()
+    assert len(manager) == 1
+    request.finish()
+
+
+def test_a_request_keeps_its_manager(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A])
+    watched = weakref.ref(manager)
+    request = manager.begin([A, B])
+    del manager
+    gc.collect()
+    assert watched() is not None
+    assert request.lookup() == 1
+    assert names(request.prepare_store().block_hashes_to_store) == "B"
+    del request
+    gc.collect()
+    assert watched() is None
+
+
+def test_a_repr_tells_the_state(build: Build) -> None:
+    request = build(4).begin([A, B])
+    assert repr(request) == "<Request of 2 blocks, open>"
+    request.finish()
+    assert repr(request) == "<Request of 2 blocks, finished>"
+
+
+def test_an_iterator_may_call_the_manager_and_the_request(build: Build) -> None:
+    manager = build(4)
+    store(manager, [A, B])
+
+    def ends_it(request: Any) -> Iterator[bytes]:
+        yield C
+        request.finish()
+        yield D
+
+    def stores(*batch: bytes) -> Iterator[bytes]:
+        for block in batch:
+            store(manager, [block])
+            yield block
+
+    request = manager.begin(stores(C, D, E))
+    assert request.lookup() == 3
+    with pytest.raises(RequestFinishedError, match=r"^extend: "):
+        request.extend(ends_it(request))
+    assert request.hashes == (C, D, E)
+    manager._check()
+
+
+def test_a_bound_may_call_the_request(build: Build) -> None:
+    manager = build(6)
+    store(manager, [A, B])
+    request = manager.begin([A, B])
+
+    class Extends:
+        def __index__(self) -> int:
+            request.extend(block_hashes(*range(100, 400)))
+            return 1
+
+    assert request.lookup(Extends()) == 1
+    assert len(request) == 302
+    manager._check()
+
+
+def test_another_thread_may_go_on(build: Build) -> None:
+    manager = build(4)
+    request = manager.begin([A, B])
+    found: list[int] = []
+
+    def work() -> None:
+        request.prepare_store()
+        request.complete_store()
+        found.append(request.lookup())
+        request.finish()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [2]
+    assert request.is_finished
+
+
+def test_a_request_is_begun_by_a_manager_alone(twin: ModuleType) -> None:
+    request = twin.CPUOffloadingManager(16, 4).begin([A])
+    with pytest.raises(TypeError):
+        type(request)()
+    with pytest.raises(TypeError, match="cannot pickle"):
+        request.__reduce__()
+
+
+@pytest.mark.parametrize("name", ["lru", "lfu"])
+def test_a_request_makes_the_calls_of_a_subclass(twin: ModuleType, name: str) -> None:
+    calls: list[str] = []
+
+    def passed_on(method: str) -> Any:
+        def call(self: Any, *arguments: Any) -> Any:
+            calls.append(method)
+            return getattr(twin.CPUOffloadingManager, method)(self, *arguments)
+
+        return call
+
+    methods = ["touch", "lookup", "prepare_load", "complete_load", "prepare_store"]
+    own = {method: passed_on(method) for method in [*methods, "complete_store"]}
+    manager = type("Own", (twin.CPUOffloadingManager,), own)(16, 4, name)
+    plain = twin.CPUOffloadingManager(16, 4, name)
+    for each in (manager, plain):
+        for _ in range(2):
+            with each.begin([A, B]) as request:
+                found = request.lookup()
+                request.prepare_load(0, found)
+                request.complete_load(0, found)
+                request.prepare_store()
+                request.extend([C])
+            request.complete_store()
+    assert calls == [*methods, "touch", "complete_store"] * 2  # the finish is no further use
+    assert observe(manager) == observe(plain)
+
+
+class Hearing(ListPolicy):
+    """A user's policy that notes what it hears of requests."""
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self.heard: list[tuple[Any, ...]] = []
+
+    def begun(self, hashes: Any, hints: Hints | None = None) -> None:
+        self.heard.append(("begun", names(hashes), hints))
+        super().begun(hashes, hints)
+
+    def missed(self, hashes: Any) -> None:
+        assert all(self.get(block) is None for block in hashes)
+        self.heard.append(("missed", names(hashes)))
+
+    def inserted(self, hashes: Any) -> None:
+        assert all(self.get(block) is not None for block in hashes)
+        self.heard.append(("inserted", names(hashes)))
+
+    def finished(self, hashes: Any, hints: Hints | None = None) -> None:
+        self.heard.append(("finished", names(hashes), hints))
+        super().finished(hashes, hints)
+
+    def release(self, hashes: Any) -> None:
+        self.heard.append(("release", names(hashes)))
+
+
+def test_a_user_s_policy_hears_of_requests(twin: ModuleType) -> None:
+    policy = Hearing(3)
+    manager = twin.CPUOffloadingManager(16, 3, policy)
+    early, late = Hints(expect_s=2.5, source="agent"), Hints(ends=True)
+    request = manager.begin([A, B], hints=early)
+    request.prepare_store()
+    request.complete_store()
+    request.extend([C])
+    request.prepare_store(2)
+    request.finish()
+    assert policy.heard == [
+        ("begun", "AB", early),
+        ("missed", "AB"),
+        ("inserted", "AB"),
+        ("missed", "C"),
+        ("inserted", "C"),
+        ("finished", "ABC", early),
+    ]
+    policy.heard.clear()
+    with manager.begin([A, B], hints=early) as request:
+        request.prepare_store()  # nothing is missed
+        request.finish(hints=late)
+    assert policy.heard == [("begun", "AB", early), ("finished", "AB", late), ("release", "AB")]
+    policy.heard.clear()
+    request = manager.begin([D, E, F, G])
+    assert request.prepare_store() is None
+    assert policy.heard == [("begun", "DEFG", None), ("missed", "DEFG")]
+
+
+@pytest.mark.parametrize("hook", ["begun", "missed", "inserted", "finished", "release"])
+def test_a_hook_that_raises_leaves_nothing_behind(twin: ModuleType, hook: str) -> None:
+    class Faulty(Hearing):
+        armed = False
+
+    def fault(self: Faulty, *arguments: Any) -> None:
+        if self.armed:
+            raise ZeroDivisionError(hook)
+        getattr(Hearing, hook)(self, *arguments)
+
+    setattr(Faulty, hook, fault)
+    policy = Faulty(3)
+    manager = twin.CPUOffloadingManager(16, 3, policy)
+    store(manager, [A])
+    policy.armed = True
+    before = [manager.stats()]
+
+    def serve() -> None:
+        with manager.begin([A, B]) as request:
+            request.prepare_store()
+            request.complete_store()
+            before.append(manager.stats())
+            request.finish(hints=Hints(ends=True))
+
+    with pytest.raises(ZeroDivisionError):
+        serve()
+    assert manager.stats() == before[-1]
+    policy.armed = False
+    assert manager.lookup([A]) == 1
+    request = manager.begin([A, B])
+    request.prepare_store()
+    request.finish()
+    request.complete_store()
+    assert manager.lookup([A, B]) == 2
+    manager._check()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"ends": 1}, TypeError, "ends must be True or False, got 1"),
+        ({"expect_s": "2"}, TypeError, "expect_s must be a number or None, got '2'"),
+        ({"expect_s": True}, TypeError, "expect_s must be a number or None, got True"),
+        ({"expect_s": 0}, ValueError, "expect_s must be finite and > 0, got 0"),
+        ({"expect_s": -1.0}, ValueError, "expect_s must be finite and > 0, got -1.0"),
+        ({"expect_s": float("inf")}, ValueError, "expect_s must be finite and > 0, got inf"),
+        ({"expect_s": float("nan")}, ValueError, "expect_s must be finite and > 0, got nan"),
+        ({"source": b"x"}, TypeError, "source must be a string, got bytes"),
+        ({"source": "x" * 65}, ValueError, "source must have at most 64 characters, got 65"),
+    ],
+)
+def test_hints_are_checked(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        Hints(**arguments)
+    assert Hints(expect_s=2, source="x" * 64).expect_s == 2
