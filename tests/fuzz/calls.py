@@ -14,6 +14,7 @@ from kvoffload.policies import registry
 from tests.blocks import block_hash, once
 from tests.differential.pairs import Pair, Twins, require_equal, same_values
 from tests.differential.test_replays import options_at_their_bounds
+from tests.observation import attempt
 
 MAX_CALLS = 120
 LOOK_EVERY = 16
@@ -35,6 +36,10 @@ BATCH_CALLS = (
     "prepare_store",
     "complete_store",
 )
+FIRST_OF_REQUESTS = 221
+"""Calls of requests begin with this byte or a higher one."""
+MAX_OPEN = 8
+"""Requests that are open at once; the oldest is dropped."""
 
 
 class Sequence:
@@ -76,9 +81,13 @@ class Driver:
             twins, lambda twin: twin.CPUOffloadingManager(16, slots, policy, enable_events=events)
         )
         self.held: list[tuple[Any, Any]] = []
+        self.requests: list[tuple[Any, Any]] = []
 
     def call(self, operation: int) -> None:
         """Do one call on both."""
+        if operation >= FIRST_OF_REQUESTS:
+            self.call_request(operation - FIRST_OF_REQUESTS)
+            return
         number, form = operation % 13, FORMS[operation // 13 % len(FORMS)]
         if number < len(BATCH_CALLS):
             self.pair.do(BATCH_CALLS[number], self.sequence.batch(), form=form)
@@ -102,6 +111,34 @@ class Driver:
         else:
             self.hold(KEYS[self.sequence.byte() % 64])
 
+    def call_request(self, operation: int) -> None:
+        """Begin a request on both, or do one call of an open one."""
+        sequence = self.sequence
+        if operation % 7 == 0 or not self.requests:
+            batch = sequence.batch()
+            outcomes = [begin(each, batch) for each in (self.pair.python, self.pair.compiled)]
+            require_equal(*(shown for _, shown in outcomes), what="begin", context=batch)
+            if outcomes[0][0] is not None:
+                begun = (outcomes[0][0], outcomes[1][0])
+                self.requests = [*self.requests[1 - MAX_OPEN :], begun]
+            return
+        pair = self.requests[sequence.byte() % len(self.requests)]
+        bounds = sequence.byte() % 20, sequence.byte() % 20
+        method, arguments = (
+            ("lookup", bounds[:1]),
+            ("prepare_load", bounds),
+            ("complete_load", bounds),
+            ("prepare_store", bounds if bounds[0] % 2 else ()),
+            ("complete_store", (bounds[0] % 4 > 0,)),
+            (
+                "finish" if bounds[0] % 2 else "extend",
+                () if bounds[0] % 2 else ([KEYS[bounds[1]]],),
+            ),
+        )[operation % 7 - 1]
+        outcomes = [attempt(request, method, *arguments) for request in pair]
+        require_equal(*outcomes, what=method, context=arguments)
+        require_equal(*((each.hashes, each.is_finished) for each in pair), what="a request")
+
     def hold(self, key: bytes) -> None:
         """Keep the status of a block, as a caller may; of eight, the oldest goes."""
         python, compiled = (each.policy.get(key) for each in (self.pair.python, self.pair.compiled))
@@ -115,6 +152,15 @@ class Driver:
             manager._check()
         require_equal(self.pair.python.stats(), self.pair.compiled.stats(), what="stats")
         same_values(self.held)
+
+
+def begin(manager: Any, batch: list[Any]) -> tuple[Any, Any]:
+    """Begin a request; return it, or None, and what can be compared of the outcome."""
+    try:
+        request = manager.begin(once(batch))
+    except (TypeError, ValueError) as error:
+        return None, (type(error).__name__, str(error))
+    return request, request.hashes
 
 
 def run_calls(twins: Twins, data: bytes) -> int:
