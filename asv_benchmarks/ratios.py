@@ -165,11 +165,10 @@ def store(manager: Any, request: list[bytes]) -> None:
 
 
 def serve(manager: Any, request: list[bytes]) -> None:
-    """Store a request between its two touches, as an engine does."""
-    manager.touch(request)
-    output = manager.prepare_store(request)
-    manager.touch(request)
-    manager.complete_store(output.block_hashes_to_store)
+    """Store a request, as an engine does."""
+    with manager.begin(request) as served:
+        served.prepare_store()
+    served.complete_store()
 
 
 def call_rows(capacities: list[int], rounds: int) -> Iterator[Row]:
@@ -213,15 +212,15 @@ def conversation() -> list[list[bytes]]:
 
 def replay(manager: Any, requests: list[list[bytes]]) -> None:
     """Make an engine's calls for each request."""
-    for request in requests:
-        manager.touch(request)
-        hits = manager.lookup(request)
+    for hashes in requests:
+        request = manager.begin(hashes)
+        hits = request.lookup()
         if hits:
-            load(manager, request[:hits])
-        output = manager.prepare_store(request)
-        manager.touch(request)
-        if output is not None:
-            manager.complete_store(output.block_hashes_to_store)
+            request.prepare_load(0, hits)
+            request.complete_load(0, hits)
+        request.prepare_store()
+        request.finish()
+        request.complete_store()
 
 
 def request_rows(rounds: int) -> Iterator[Row]:

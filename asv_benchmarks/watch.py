@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from kvoffload import CPUOffloadingManager
+from kvoffload import CPUOffloadingManager, Request
 from kvoffload.replay import DecodedTrace, simulate
 from kvoffload.traces import Trace
 from kvoffload.watch import Watch
@@ -71,19 +71,18 @@ def watched_replay(
     """
     manager = CPUOffloadingManager(1, capacity, policy, watch=watch)
     key_of = keys.__getitem__
-    under_way: deque[list[bytes]] = deque()
+    under_way: deque[Request] = deque()
     for number, row in enumerate(islice(trace.rows(), requests)):
         if per_reset and number and number % per_reset == 0:
             manager.reset_cache()
             under_way.clear()
-        hashes = list(map(key_of, row))
-        manager.touch(hashes)
-        manager.lookup(hashes)
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
-        under_way.append([] if output is None else output.block_hashes_to_store)
+        request = manager.begin(list(map(key_of, row)))
+        request.lookup()
+        request.prepare_store()
+        request.finish()
+        under_way.append(request)
         if len(under_way) > pending:
-            manager.complete_store(under_way.popleft())
+            under_way.popleft().complete_store()
     return manager
 
 
@@ -378,21 +377,20 @@ def causes(arguments: argparse.Namespace) -> None:
 
 def cycle(manager: CPUOffloadingManager, requests: list[list[bytes]], pending: int = 0) -> None:
     """Serve requests with as many stores under way as `pending`, which end with the last."""
-    under_way: deque[list[bytes]] = deque()
+    under_way: deque[Request] = deque()
     for hashes in requests:
-        manager.touch(hashes)
-        found = manager.lookup(hashes)
+        request = manager.begin(hashes)
+        found = request.lookup()
         if found:
-            manager.prepare_load(hashes[:found])
-            manager.complete_load(hashes[:found])
-        output = manager.prepare_store(hashes)
-        manager.touch(hashes)
-        if output is not None:
-            under_way.append(output.block_hashes_to_store)
+            request.prepare_load(0, found)
+            request.complete_load(0, found)
+        if request.prepare_store() is not None:
+            under_way.append(request)
+        request.finish()
         if len(under_way) > pending:
-            manager.complete_store(under_way.popleft())
-    for stored in under_way:
-        manager.complete_store(stored)
+            under_way.popleft().complete_store()
+    for request in under_way:
+        request.complete_store()
 
 
 def engine_cycle(manager: Any, requests: list[list[bytes]]) -> None:

@@ -170,7 +170,7 @@ def demo(
             keys = BlockKeys()
             served = 0
             for request in _paced(source.requests, rate):
-                manager.complete_store(serve(manager, keys.of(request)).to_store)
+                serve(manager, keys.of(request)).complete()
                 served += 1
             ended = f"the trace ended after {served:,} requests"
             note(f"{ended}; its metrics are served until Ctrl-C", quiet=quiet)
