@@ -211,7 +211,7 @@ MOST_SOURCE_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What the client of a request says of its session.
+    """A client's statement about its session, beside a request.
 
     A hint is evidence, not an order: a policy weighs it against what it has learned, and may
     ignore it.

@@ -35,7 +35,7 @@ MAX_STEP_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """What a manager's policy learns from, which decides what it is told of a request.
+    """The uses from which a manager's policy learns: they decide what it is told of a request.
 
     Attributes
     ----------

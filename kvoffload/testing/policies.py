@@ -164,7 +164,7 @@ class _Driven:
             self._spared.touch(_once(batch))
 
     def request(self, batch: list[BlockHash], hook: str) -> None:
-        """Tell of a request; the list that a hook is given stays as it is, and its own."""
+        """Call a hook of requests; the list that it is given stays as it is, and the caller's."""
         calls: dict[str, Callable[[CachePolicy, list[BlockHash]], None]] = {
             "begun": lambda policy, hashes: policy.begun(hashes, None),
             "finished": lambda policy, hashes: policy.finished(hashes, None),

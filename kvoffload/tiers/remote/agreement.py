@@ -31,7 +31,7 @@ __all__ = ["Agreement", "Decision"]
 
 
 class Decision(NamedTuple):
-    """What to do after a look at the medium.
+    """The decision after a look at the medium.
 
     Attributes
     ----------
