@@ -76,6 +76,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
 
     def decline_nothing(self) -> None:
         """Have the policy store every chunk for which another may leave."""
+        self._require_ready()
         policy = self._rules.policy
         if isinstance(policy, CachePolicy):
             policy._set_declining(False)
