@@ -16,9 +16,9 @@ __all__ = ["Exchange"]
 class Exchange:
     """A GET of a URL, redirects included, that another thread can end.
 
-    The timeout of a socket holds for each call of it: a server that sends one byte per second is never
-    late. Therefore all sockets of the exchange are shut down once it is abandoned, whatever they
-    are at: a handshake, the headers, or the body.
+    The timeout of a socket holds for each call of it: a server that sends one byte per second is
+    never late. Therefore all sockets of the exchange are shut down once it is abandoned, whatever
+    they are at: a handshake, the headers, or the body.
 
     Parameters
     ----------
