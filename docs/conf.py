@@ -41,6 +41,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"kvoffload\.types\.Spec_co"),  # the type of a manager's specs, a type variable
     ("py:.*", r"ABC|abc\.ABC|NDArray|Path|Structure|ImportError"),
     ("py:class", r"kvoffload\.tiers\.engine\.contract\.Pool"),  # not of users
+    ("py:class", r"kvoffload\.traces\.chaining\.ChainingCounter"),  # likewise
     ("py:class", r"kvoffload\.replay\.groups\._Rule"),  # not of users
 ]
 

@@ -6,14 +6,15 @@ the rest and finishes. The caller of `serve` completes the store, at once or som
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from kvoffload import BlockHash, OffloadingManager, PrepareStoreOutput, Request
 
 __all__ = ["Served", "serve"]
 
 
-class Served(NamedTuple):
+@dataclass(slots=True)
+class Served:
     """A manager's answers to a request.
 
     Attributes
