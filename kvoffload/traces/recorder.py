@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kvoffload import (
+    BlockHash,
+    Hints,
     OffloadingEvent,
     OffloadingManager,
     PrepareStoreOutput,
@@ -107,6 +109,17 @@ class TraceRecorder(OffloadingManager[Spec_co]):
     def touch(self, hashes: Iterable[bytes]) -> None:
         """Do as the manager does."""
         self.manager.touch(hashes)
+
+    # A request makes the calls of the recorder; its begin and its end are the manager's.
+
+    def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:
+        self.manager._begun(hashes, hints)
+
+    def _extended(self, hashes: list[BlockHash]) -> None:
+        self.manager._extended(hashes)
+
+    def _finished(self, hashes: list[BlockHash], hints: Hints | None) -> None:
+        self.manager._finished(hashes, hints)
 
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
         """Do as the manager does."""

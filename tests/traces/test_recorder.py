@@ -45,7 +45,7 @@ def counters(result):
             result.refused)  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", ["lru", "arc"])
+@pytest.mark.parametrize("policy", ["lru", "arc", "lfu"])
 def test_a_recorded_trace_replays_to_the_same_counters(path, policy):
     workload = Workload(800, seed=5)
     manager = CPUOffloadingManager(512, 50, policy)
