@@ -10,7 +10,6 @@ from libc.string cimport memset
 
 from kvoffload._core.batch cimport batch_close, batch_open, checked_list, find_all
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.items cimport check_items
 from kvoffload._core.ring cimport (
     ring_check,
     ring_clear,
