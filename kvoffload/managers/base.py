@@ -142,7 +142,7 @@ class Request(ABC, Generic[Spec_co]):
         ----------
         hints : Hints, optional
             What the client says of its session; they replace those of `begin`. Policies hear
-            them; of those that are built in none uses them yet.
+            them; no built-in policy uses them yet.
 
         Raises
         ------
@@ -227,11 +227,11 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         hashes : iterable of BlockHash
             The blocks of a prompt, first block first; checked and copied.
         hints : Hints, optional
-            What the client says of its session. Policies hear them; of those that are built in
-            none uses them yet.
+            What the client says of its session. Policies hear them; no built-in policy uses them
+            yet.
         now : float, optional
             Seconds on the caller's clock, finite, for policies that rank by time; None is the
-            system's monotonic clock. None of those that are built in reads it yet.
+            system's monotonic clock. No built-in policy reads it yet.
 
         Returns
         -------
