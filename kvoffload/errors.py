@@ -112,6 +112,11 @@ def manager_not_initialised() -> RuntimeError:
     return RuntimeError("the manager is not initialised: call super().__init__() first")
 
 
+def manager_initialised() -> RuntimeError:
+    """Build the error of a manager of vLLM's whose ``__init__`` runs again."""
+    return RuntimeError("the manager is initialised already: build another one")
+
+
 def manager_at_work() -> RuntimeError:
     """Build the error of a call on a manager of vLLM's that is in the middle of another call."""
     return RuntimeError(

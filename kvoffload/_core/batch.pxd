@@ -206,3 +206,13 @@ cdef inline void find_changed(Table* table, Batch* batch) noexcept nogil:
         find_range(table, batch, 0, batch.size)
         batch.num_hints = batch.size
         batch.found_at = table.version
+
+
+cdef inline void find_hashed(Table* table, Batch* batch) noexcept nogil:
+    """Find the node of every key through the index, and leave the hash of every key."""
+    cdef Py_ssize_t start = 0
+    while start < batch.size:
+        find_group(table, batch, start, min(start + GROUP, batch.size))
+        start += GROUP
+    batch.num_hints = batch.size
+    batch.found_at = table.version

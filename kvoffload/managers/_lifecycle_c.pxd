@@ -9,12 +9,13 @@ Invariants
     manager that has decided carries its decision out whole.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch, item_key, item_length
 from kvoffload._core.pool cimport Pool, pool_give, pool_take
 from kvoffload._core.table cimport (
     NIL,
+    PARKED,
     RESIDENT,
     Node,
     Table,
@@ -133,6 +134,32 @@ cdef inline list pending_keys(Table* table, const Batch* batch, list keys):
             node.block.mark = table.epoch
             pending.append(keys[place])
     return pending
+
+
+# -- uses --------------------------------------------------------------------------------------
+
+
+cdef inline void touch_inserted(
+    CompiledPolicy policy, Batch* batch, const uint8_t* inserted, int32_t* ref_cnts
+) noexcept:
+    """Touch a batch whose inserted blocks become recent in the place that they have, unused.
+
+    They are shown to the policy as pending. `inserted` and `ref_cnts`, scratch, are (batch.size,).
+    """
+    cdef Py_ssize_t place
+    cdef Node* node
+    for place in range(batch.size):
+        node = resident(policy.table, batch, place)
+        if inserted[place] and node != NULL:
+            ref_cnts[place] = node.block.ref_cnt
+            node.block.ref_cnt = -1
+    policy.c_touch(batch)
+    for place in range(batch.size - 1, -1, -1):  # of a repeat the first knows the count
+        node = resident(policy.table, batch, place)
+        if inserted[place] and node != NULL:
+            node.block.ref_cnt = ref_cnts[place]
+            if node.flags & PARKED and node.block.ref_cnt == 0:  # the touch has passed over it
+                policy.became_idle(batch.slots[place], node)
 
 
 # -- what holds --------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ Invariants
 """
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
@@ -64,6 +65,7 @@ from kvoffload.managers._lifecycle_c cimport (
     pending_keys,
     pin,
     resident,
+    touch_inserted,
     unpin,
 )
 from kvoffload.managers._results_c cimport (
@@ -116,18 +118,6 @@ cdef enum:
 CALLS = ("touch", "lookup", "prepare_load", "complete_load", "prepare_store", "complete_store")
 
 
-cdef struct Counters:
-    uint64_t lookups            # calls
-    uint64_t lookup_blocks
-    uint64_t hit_blocks
-    uint64_t stored_blocks      # given a slot
-    uint64_t failed_blocks
-    uint64_t evicted_blocks
-    uint64_t refused_stores     # calls
-    uint64_t not_admitted
-    uint64_t loaded_blocks
-
-
 cdef class Steps:
     """The calls of a block's life, declared for `CompiledSteps` and `PythonSteps`."""
 
@@ -160,14 +150,6 @@ cdef class Steps:
 cdef class CompiledSteps(Steps):
     """The steps over C structures, and what can be seen of them."""
 
-    cdef CompiledPolicy _policy
-    cdef PoolCore _pool
-    cdef list _events               # None when off
-    cdef WatchCore _watch           # None without a watch
-    cdef Batch batch                # of the call at work
-    cdef Counters counters
-    cdef BlockStates states
-
     def __cinit__(self):
         memset(&self.batch, 0, sizeof(Batch))
         memset(&self.counters, 0, sizeof(Counters))
@@ -180,7 +162,6 @@ cdef class CompiledSteps(Steps):
     cdef tuple join(
         self, CompiledPolicy policy, PoolCore pool, bint enable_events, WatchCore watch
     ):
-        """Join built-in parts; return what they replace, which is to die when all is done."""
         cdef list events = [] if enable_events else None
         cdef tuple former = (self._policy, self._pool, self._events, self._watch)
         # From here on nothing fails.
@@ -299,23 +280,15 @@ cdef class CompiledSteps(Steps):
 
     def _touch_inserted(self, hashes, inserted):
         cdef list batch = self.open_batch(hashes)
-        cdef Py_ssize_t place
-        cdef Node* node
-        cdef list shown = [None] * len(batch)
-        cdef list chosen = [block_hash in inserted for block_hash in batch]
+        cdef bytes flags = bytes([block_hash in inserted for block_hash in batch])
+        cdef bytes ref_cnts = PyBytes_FromStringAndSize(NULL, len(batch) * sizeof(int32_t))
         find_changed(self._policy.table, &self.batch)
-        for place in range(self.batch.size):
-            node = resident(self._policy.table, &self.batch, place)
-            if node != NULL and chosen[place]:
-                shown[place] = node.block.ref_cnt
-                node.block.ref_cnt = -1
-        self._policy.c_touch(&self.batch)
-        for place in range(self.batch.size - 1, -1, -1):
-            if shown[place] is not None:
-                node = resident(self._policy.table, &self.batch, place)
-                node.block.ref_cnt = shown[place]
-                if node.flags & PARKED and node.block.ref_cnt == 0:
-                    self._policy.became_idle(self.batch.slots[place], node)
+        touch_inserted(
+            self._policy,
+            &self.batch,
+            <const uint8_t*>PyBytes_AS_STRING(flags),
+            <int32_t*>PyBytes_AS_STRING(ref_cnts),
+        )
 
     cdef object prepare_load(self, object hashes):
         cdef list batch = self.open_batch(hashes)
@@ -342,7 +315,6 @@ cdef class CompiledSteps(Steps):
         return spec
 
     cdef Py_ssize_t pin_batch(self, Batch* batch, int64_t* block_ids) noexcept:
-        """Pin the batch; return the position of the first block that cannot be, or -1."""
         cdef Table* table = self._policy.table
         cdef Py_ssize_t place, undo
         cdef Node* node
@@ -355,12 +327,12 @@ cdef class CompiledSteps(Steps):
                     self.unpin_slot(batch.slots[undo])
                 return place
             pin(&self.states, node)
-            block_ids[place] = own_id(table, batch.slots[place], node)
+            if block_ids != NULL:
+                block_ids[place] = own_id(table, batch.slots[place], node)
         park_pinned(&self.states, self._policy, <uint64_t>batch.size)
         return -1
 
     cdef object load_error(self, bytes block_hash):
-        """Build the error of a block that cannot be pinned."""
         cdef Node* node = self.resident_node(block_hash)
         if node == NULL:
             return block_not_found("prepare_load", block_hash)
@@ -373,7 +345,6 @@ cdef class CompiledSteps(Steps):
         self.release(&self.batch, batch, 0)
 
     cdef int release(self, Batch* batch, list keys, Py_ssize_t start) except -1:
-        """Take a pin from each block of the batch, whose keys are those from `start` on."""
         cdef Table* table = self._policy.table
         cdef Py_ssize_t place, undo
         cdef Node* node
@@ -422,7 +393,7 @@ cdef class CompiledSteps(Steps):
     ):
         cdef list storing = None
         cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t num_missing = self.choose_missing(batch)
+        cdef Py_ssize_t num_missing = self.choose_missing(batch, NULL)
         cdef Py_ssize_t num_admitted, place
         cdef cnp.ndarray block_ids
         if num_missing < 0:
@@ -443,7 +414,7 @@ cdef class CompiledSteps(Steps):
                 PyList_SET_ITEM(to_store, place, block_hash)
             if request is not None:
                 storing = request.storing + <list>to_store
-            evicted = self.victim_keys()
+            evicted = self.packed_victims()
             output = new_output(to_store, new_spec(block_ids), evicted)
             if self._events is not None and evicted:
                 removed = list(evicted) if type(evicted) is list else evicted
@@ -463,11 +434,7 @@ cdef class CompiledSteps(Steps):
             request.storing = storing
         return output
 
-    cdef Py_ssize_t choose_missing(self, Batch* batch) noexcept:
-        """Choose the keys that are not resident, once each, and give the unknown ones nodes.
-
-        Marks every key of the batch. Return their number, or -1 if there is no memory.
-        """
+    cdef Py_ssize_t choose_missing(self, Batch* batch, const uint8_t* left_out) noexcept:
         cdef CompiledPolicy policy = self._policy
         cdef Table* table = policy.table
         cdef Py_ssize_t place, num_missing = 0, num_unknown = 0
@@ -481,6 +448,8 @@ cdef class CompiledSteps(Steps):
             return -1
         table_new_epoch(table)
         for place in range(batch.size):
+            if left_out != NULL and left_out[place]:
+                continue
             slot = batch.slots[place]
             if slot == NIL:
                 slot = add_once(table, batch, place, batch.hashes[place])
@@ -496,11 +465,6 @@ cdef class CompiledSteps(Steps):
         return num_missing
 
     cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing) noexcept:
-        """Return how many of the chosen keys to store, their victims found.
-
-        -1, with the keys forgotten, where the store is refused or finds no memory; the policy's
-        ``victims`` say which.
-        """
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t num_admitted
         policy.victims.no_memory = False
@@ -514,56 +478,67 @@ cdef class CompiledSteps(Steps):
         forget(policy.table, batch, 0, num_missing)
         return -1
 
-    cdef object victim_keys(self):
+    cdef list victim_keys(self):
+        cdef CompiledPolicy policy = self._policy
+        cdef Py_ssize_t place
+        cdef list keys = PyList_New(<Py_ssize_t>policy.victims.size)
+        for place in range(<Py_ssize_t>policy.victims.size):
+            key = key_of(node_at(policy.table, policy.victims.items[place].slot))
+            Py_INCREF(key)
+            PyList_SET_ITEM(keys, place, key)
+        return keys
+
+    cdef object packed_victims(self):
         """Return the keys of the victims, in eviction order: packed where they can be."""
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t place, size = <Py_ssize_t>policy.victims.size
         cdef _PackedKeys packed
-        cdef list keys
         cdef Node* node
         if size:
             packed = new_keys(size)
             for place in range(size):
                 node = node_at(policy.table, policy.victims.items[place].slot)
                 if node.key_length == LONG_KEY:
-                    break
+                    return self.victim_keys()
                 packed.keys[place].length = node.key_length
                 memcpy(packed.keys[place].key, node.key, INLINE_KEY_BYTES)
-            else:
-                return packed
-        keys = PyList_New(size)
-        for place in range(size):
-            key = key_of(node_at(policy.table, policy.victims.items[place].slot))
-            Py_INCREF(key)
-            PyList_SET_ITEM(keys, place, key)
-        return keys
+            return packed
+        return []
 
     cdef void place_blocks(
         self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing, int64_t* block_ids
     ) noexcept:
-        """Free the victims' slots, let them go, and give the admitted keys theirs."""
+        """Let the victims go, and give the admitted keys slots."""
         cdef CompiledPolicy policy = self._policy
-        cdef Table* table = policy.table
-        cdef uint64_t number
         cdef Py_ssize_t place
-        cdef uint32_t slot
         cdef Node* node
-        for number in range(policy.victims.size):
-            slot = policy.victims.items[number].slot
-            pool_give(&self._pool.pool, own_id(table, slot, node_at(table, slot)))
-        self.counters.evicted_blocks += policy.victims.size
-        policy.commit()
+        self.evict_victims()
         for place in range(num_admitted):
-            node = node_at(table, batch.chosen[place])
+            node = node_at(policy.table, batch.chosen[place])
             begin_store(&self.states, policy, &self._pool.pool, node)
             if block_ids != NULL:
                 block_ids[place] = node.block.block_id
             policy.c_insert(batch.chosen[place], node)
+        self.note_stored(batch, num_admitted, num_missing)
+
+    cdef void evict_victims(self) noexcept:
+        cdef CompiledPolicy policy = self._policy
+        cdef uint64_t number
+        cdef uint32_t slot
+        for number in range(policy.victims.size):
+            slot = policy.victims.items[number].slot
+            pool_give(&self._pool.pool, own_id(policy.table, slot, node_at(policy.table, slot)))
+        self.counters.evicted_blocks += policy.victims.size
+        policy.commit()
+
+    cdef void note_stored(
+        self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing
+    ) noexcept:
         batch.num_chosen = num_admitted
         if num_admitted == num_missing:
-            batch.found_at = table.version  # every key of the batch has a block now
+            batch.found_at = self._policy.table.version  # every key of the batch has a block now
         else:
-            forget(table, batch, num_admitted, num_missing)
+            forget(self._policy.table, batch, num_admitted, num_missing)
         self.counters.stored_blocks += <uint64_t>num_admitted
         self.counters.not_admitted += <uint64_t>(num_missing - num_admitted)
 
@@ -597,7 +572,6 @@ cdef class CompiledSteps(Steps):
         return 0
 
     cdef void end_pending(self, bint succeeded) noexcept:
-        """Make the batch's pending blocks idle, or drop them."""
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t place
         cdef uint32_t slot
@@ -630,7 +604,7 @@ cdef class CompiledSteps(Steps):
         policy.c_touch(&self.batch)
         asked = batch_part(&self.batch, first, stop)
         self.count_ready(&asked)
-        num_missing = self.choose_missing(&self.batch)
+        num_missing = self.choose_missing(&self.batch, NULL)
         if num_missing < 0:
             raise MemoryError()
         if num_missing > 0:
@@ -678,7 +652,6 @@ cdef class CompiledSteps(Steps):
                 PyGC_Enable()
 
     cdef int drop_all(self) except -1:
-        """Give the slots back and empty the policy."""
         cdef CompiledPolicy policy = self._policy
         cdef int64_t held = self._pool.pool.num_fresh - self._pool.pool.num_freed
         cdef list order = None
@@ -798,7 +771,6 @@ cdef class CompiledSteps(Steps):
         return 0
 
     cdef Node* resident_node(self, object block_hash) noexcept:
-        """Return the node of a resident block, or NULL."""
         cdef uint32_t slot
         cdef Node* node
         cdef Table* table = self._policy.table
@@ -854,13 +826,6 @@ cdef class PythonSteps(Steps):
 @cython.no_gc_clear
 cdef class CompiledRequest:
     """A request that knows the nodes of its blocks."""
-
-    cdef CompiledSteps steps
-    cdef object manager             # kept alive
-    cdef list keys                  # its own: nobody else changes it
-    cdef list storing               # keys that its stores returned and it has not ended
-    cdef Batch batch                # of all keys
-    cdef bint finished
 
     def __cinit__(self):
         memset(&self.batch, 0, sizeof(Batch))

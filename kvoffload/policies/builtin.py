@@ -53,7 +53,6 @@ _ENTRIES = (
         options=(
             _Option("protected", 0.5, 0.0, 1.0, "share of the capacity for blocks seen again"),
         ),
-        demotes_on_touch=True,
     ),
     _Entry(
         "lfu",

@@ -79,8 +79,6 @@ class Entry:
         Keywords of the constructor besides ``cache_capacity``.
     learns_by_request : bool
         Whether it learns from whole requests, and declines stores by what it has learned.
-    demotes_on_touch : bool
-        Whether a touch may move other blocks than those that are touched.
     tail_first : str
         Whether the blocks of a prompt leave before those that they continue: ``"always"``,
         ``"in each list"`` of several, or ``"never"``.
@@ -97,7 +95,6 @@ class Entry:
     explained_by: str
     options: tuple[Option, ...] = ()
     learns_by_request: bool = False
-    demotes_on_touch: bool = False
     tail_first: Literal["always", "in each list", "never"] = "always"
     scales: bool = True
     warm_up_blocks: int = 0

@@ -44,7 +44,6 @@ CALLS = {
     "touch": lambda manager, context: manager.touch(OTHERS, context),
     "on_request_finished": lambda manager, context: manager.on_request_finished(context),
     "reset_cache": lambda manager, _: manager.reset_cache(),
-    "__init__": lambda manager, _: manager.__init__(4),
 }
 
 

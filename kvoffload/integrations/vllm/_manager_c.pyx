@@ -1,55 +1,47 @@
-"""Hot path of vLLM's CPU manager over the library's compiled policies and pool.
+"""Hot path of vLLM's CPU manager over the library's compiled steps and policies.
 
 Structure
-    A compiled policy holds the nodes and chooses who leaves, a pool holds the chunk ids. What a
-    request has shown hangs on its context (``_request_c``); rules say what that means to the policy
-    (``_rules_c``). So each call reads *manager, request, rules, policy*.
+    The steps (``managers/_manager_c``) carry out what happens to blocks; here keys, contexts and
+    specs of vLLM are translated. What a request has shown hangs on its context (``_request_c``);
+    rules say what that means to the policy (``_rules_c``). So each call reads *request, rules,
+    steps*.
 Invariants
-    Those of ``managers/_lifecycle_c``. An exception leaves no trace; a refused store leaves what it
+    Those of ``managers/_manager_c``. An exception leaves no trace; a refused store leaves what it
     leaves in vLLM: counted offers and skips, the recorded accesses with their ranks, the adaptation
-    to misses and the sample of the allocation size.
-    The policy is set last: whatever of a construction failed, or was never run, it is None, and
+    to misses and the sample of the allocation size. An offer is recorded, and learned from, before
+    its victims are known. Where there is no memory for their keys it stays recorded, and nothing
+    else: the same call, made again, goes on from there.
+    The steps are set last: whatever of a construction failed, or was never run, they are None, and
     every method begins with `require_ready`, most of them in `open_batch`.
 Order
     Between the first look at the state and the last change the collector is off, and what Python
     code still runs, of contexts and of vLLM's constructors, is refused every call that would look
     or change itself (`at_work`). Keys are copied before. `observe` does everything about an
-    access that can fail; `record` and the rules then change state and cannot. A store allocates
-    everything before the policy learns from the offer, which cannot be undone. That includes the
-    objects for the keys of the victims, which are not known yet: for each victim one of every
-    length that a key can have, of its final size, and in no object that Python code can
-    reach until it is written. Changes made up to then are undone on an error.
+    access that can fail; `record` and the rules then change state and cannot.
 """
 
+
 cimport numpy as cnp
-from cpython.bytes cimport PyBytes_CheckExact, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_CheckExact
 from cpython.dict cimport PyDict_Next, PyDict_Size
-from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
+from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
 
 from kvoffload._core.batch cimport (
     Batch,
-    batch_close,
     batch_ensure,
-    find_all,
+    batch_set,
+    find_changed,
+    find_hashed,
     item_key,
     item_length,
 )
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.pool cimport (
-    Pool,
-    pool_close,
-    pool_give,
-    pool_num_free,
-    pool_open,
-    pool_reset,
-)
 from kvoffload._core.shadow cimport shadow_approach
 from kvoffload._core.table cimport (
     NIL,
@@ -57,12 +49,8 @@ from kvoffload._core.table cimport (
     Node,
     Table,
     hash_key,
-    hash_node,
     holds_key,
-    home_of,
     index_find,
-    key_bytes,
-    kvo_prefetch,
     node_at,
     sample_of,
     table_new_epoch,
@@ -100,33 +88,20 @@ from kvoffload.integrations.vllm._watching_c cimport (
     all_keys,
     widen,
 )
-from kvoffload.managers._lifecycle_c cimport (
-    BlockStates,
-    add_once,
-    begin_store,
-    count_states,
-    end_store,
-    forget,
-    park_pinned,
-    pending_keys,
-    pin,
-    resident,
-    unpin,
-)
+from kvoffload.managers._lifecycle_c cimport begin_store, forget, pending_keys, resident
+from kvoffload.managers._manager_c cimport CompiledSteps
 from kvoffload.managers._watch_c cimport LOAD, STORE
-from kvoffload.policies._twin_c cimport CompiledPolicy, key_of
+from kvoffload.policies._twin_c cimport CompiledPolicy
 
 from kvoffload._checks import as_batch, batch_error
+from kvoffload.backends._cpu_c import CPUBackend
 from kvoffload.errors import (
     RequestFinishedError,
-    block_not_found,
-    block_not_pinned,
-    block_not_ready,
     describe,
     describe_hash,
     manager_at_work,
+    manager_initialised,
     manager_not_initialised,
-    ref_count_overflow,
 )
 
 cnp.import_array()
@@ -134,34 +109,8 @@ cnp.import_array()
 cdef extern from "Python.h":
     char* PyBytes_AS_STRING(PyObject*) nogil
     Py_ssize_t PyBytes_GET_SIZE(PyObject*) nogil
-    void Py_SET_SIZE(PyObject*, Py_ssize_t) nogil
-    void PyObject_GC_UnTrack(object)
 
 cdef object new_object = object.__new__
-
-
-cdef void shorten(list items, Py_ssize_t size) noexcept:
-    """Drop the last items of a list; no allocation, which every method of lists may need."""
-    cdef PyObject* last
-    while len(items) > size:
-        last = <PyObject*>PyList_GET_ITEM(items, len(items) - 1)
-        Py_SET_SIZE(<PyObject*>items, len(items) - 1)
-        Py_DECREF(<object>last)
-
-
-cdef list new_keys(int64_t number, uint64_t length):
-    """Return as many new keys of that length; they are written before they are seen.
-
-    The list is hidden from the collector, or a profiler could find keys in it and hash them.
-    """
-    cdef list keys = PyList_New(number)
-    cdef int64_t place
-    PyObject_GC_UnTrack(keys)
-    for place in range(number):
-        key = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>length)
-        Py_INCREF(key)
-        PyList_SET_ITEM(keys, place, key)
-    return keys
 
 
 cdef int64_t position_of(object req_context, object positions, object key) except? -1:
@@ -185,18 +134,16 @@ cdef class Offer:
 cdef class RequestManagerCore:
     """Hot path of vLLM's CPU manager; the rest is in ``KVOffloadManager``."""
 
-    cdef CompiledPolicy policy      # None until the construction has succeeded
+    cdef CompiledSteps steps        # None until the construction has succeeded
+    cdef CompiledPolicy policy      # theirs
     cdef RequestRules rules
-    cdef Pool pool
-    cdef BlockStates states
-    cdef Batch batch                # of the call at work
     cdef bint at_work               # a call is between its first look and its last change
-    cdef Access* accesses           # beside its slots
-    cdef Py_ssize_t accesses_room
+    # By place in the batch of the steps; arrays of the same room.
+    cdef Access* accesses
+    cdef uint8_t* left_out          # keys that are not offered often enough to be stored
+    cdef Py_ssize_t room
     cdef uint64_t generation        # how often the cache was reset
     cdef list chain                 # keys of the request at work, None if they are not to be shown
-    cdef uint64_t* key_lengths      # bytes of the keys that were ever stored, each length once
-    cdef Py_ssize_t num_lengths
     cdef uint32_t last              # node of the last key that was looked up, or NIL
     cdef RequestWatch watching      # None without a watch
     cdef object asker               # context of the last lookup, where it is not settled yet
@@ -218,33 +165,27 @@ cdef class RequestManagerCore:
     cdef public list events, allocation_sizes_in_current_batch
 
     def __cinit__(self):
-        memset(&self.pool, 0, sizeof(Pool))
-        memset(&self.batch, 0, sizeof(Batch))
         self.accesses = NULL
-        self.accesses_room = 0
-        self.key_lengths = NULL
-        self.num_lengths = 0
+        self.left_out = NULL
+        self.room = 0
 
     def __dealloc__(self):
-        pool_close(&self.pool)
-        batch_close(&self.batch)
         discard(self.accesses)
-        discard(self.key_lengths)
+        discard(self.left_out)
+
+    def _require_new(self):
+        """Raise an error if the manager was initialised before."""
+        if self.steps is not None:
+            raise manager_initialised()
 
     def _setup(
         self, int64_t num_chunks, RequestRules rules not None, names, bint reports_failed_stores
     ):
         """Join the parts; `names` has vLLM's classes and constants as attributes."""
-        cdef Pool pool
-        if self.at_work:
-            raise manager_at_work()
-        self.policy = None
-        if not pool_open(&pool, num_chunks):
-            raise MemoryError(f"no room for {num_chunks} chunk ids")
-        pool_close(&self.pool)
-        self.pool = pool
+        cdef CompiledSteps steps = CompiledSteps()
+        self._require_new()
+        steps.join(rules.policy, CPUBackend(1, num_chunks), False, None)
         self._num_chunks = num_chunks
-        self.states = BlockStates(0, 0)
         self.last = NIL
         self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
         self.hit_pending = names.LookupResult.HIT_PENDING
@@ -255,12 +196,9 @@ cdef class RequestManagerCore:
         self.output_class = names.PrepareStoreOutput
         self.event_class = names.OffloadingEvent
         self.reports_failed_stores = reports_failed_stores
-        self.watching = None
-        self.asker = self.first_asked = self.last_asked = None
-        self.num_lengths = 0
-        self.generation += 1
         self.rules = rules
-        self.policy = rules.policy  # at last: until then every method raises
+        self.policy = rules.policy
+        self.steps = steps  # at last: until then every method raises
 
     def _look_on(self, request, groups=None):
         """Attach a watch, as its ``WatchRequest`` says; `groups` are ``KVGroups``, if known."""
@@ -283,7 +221,7 @@ cdef class RequestManagerCore:
         self.require_ready()
 
     cdef inline int require_ready(self) except -1:
-        if self.policy is None:
+        if self.steps is None:
             raise manager_not_initialised()
         return 0
 
@@ -303,8 +241,7 @@ cdef class RequestManagerCore:
 
     cdef void point_into(self, list batch) noexcept:
         """Let the scratch arrays, which have room, point into a copy of keys."""
-        self.batch.items = list_items(batch)
-        self.batch.size = len(batch)
+        batch_set(&self.steps.batch, list_items(batch), len(batch))
 
     cdef int require_rest(self) except -1:
         """Raise where a call is at work, whose state this one would change."""
@@ -314,15 +251,21 @@ cdef class RequestManagerCore:
         return 0
 
     cdef int ensure_scratch(self, Py_ssize_t size) except -1:
-        cdef Access* accesses
-        if not batch_ensure(&self.batch, size):
+        cdef void* grown
+        cdef Py_ssize_t room
+        if not batch_ensure(&self.steps.batch, size):
             raise MemoryError()
-        if self.batch.room > self.accesses_room:
-            accesses = <Access*>resize(self.accesses, self.batch.room * sizeof(Access))
-            if accesses == NULL:
+        room = self.steps.batch.room
+        if room > self.room:
+            grown = resize(self.accesses, room * sizeof(Access))
+            if grown == NULL:
                 raise MemoryError()
-            self.accesses = accesses
-            self.accesses_room = self.batch.room
+            self.accesses = <Access*>grown
+            grown = resize(self.left_out, room)
+            if grown == NULL:
+                raise MemoryError()
+            self.left_out = <uint8_t*>grown
+            self.room = room
         return 0
 
     cdef object state_of(self, object req_context, object state_class):
@@ -395,12 +338,12 @@ cdef class RequestManagerCore:
         cdef int overflow = 0
         cdef Access* access = self.accesses + place
         if positions is not None:
-            find_position(positions, self.batch.items[place], cursor, &found)
+            find_position(positions, self.steps.batch.items[place], cursor, &found)
             if found == NULL:
                 return 0
             position = <object>found
         else:
-            position = req_context.get_offload_key_position(<object>self.batch.items[place])
+            position = req_context.get_offload_key_position(<object>self.steps.batch.items[place])
         if position is None:
             return 0
         number = PyLong_AsLongLongAndOverflow(position, &overflow)
@@ -425,19 +368,15 @@ cdef class RequestManagerCore:
         cdef uint64_t num_new = 0
         cdef Access* entry
         self.chain = None
-        for place in range(self.batch.size):
+        for place in range(self.steps.batch.size):
             entry = self.accesses + place
             if not entry.flags & OBSERVED:
                 continue
-            if entry.flags & READY:
-                entry.hashed = hash_key(
-                    table, item_key(&self.batch, place), item_length(&self.batch, place)
-                )
-            entry.number = access.find(self.batch.items[place], entry.hashed)
+            entry.number = access.find(self.steps.batch.items[place], entry.hashed)
             if entry.number == NIL:
                 if access.finished:
                     raise RequestFinishedError(
-                        f"{call}: block {describe_hash(<object>self.batch.items[place])} is new "
+                        f"{call}: block {describe_hash(<object>self.steps.batch.items[place])} is new "
                         "to the request, which has finished"
                     )
                 entry.flags |= NEW
@@ -450,11 +389,11 @@ cdef class RequestManagerCore:
                 entry.flags & NEW or not entry.flags & READY
             ):
                 self.read_position(req_context, positions, place, &access.cursor)
-        if self.rules.by_chain and not access.started and self.batch.size:
+        if self.rules.by_chain and not access.started and self.steps.batch.size:
             self.chain = self.chain_of(positions)
             if not self.rules.open_chain(self.chain):
                 raise MemoryError()
-        if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>self.batch.size):
+        if not access.ensure(num_new) or not self.rules.ensure(2 * <uint64_t>self.steps.batch.size):
             raise MemoryError()
         return <int64_t>num_new
 
@@ -465,9 +404,9 @@ cdef class RequestManagerCore:
         if positions is not None:
             chain = [key for key in positions if type(key) is bytes and key]
             chain.sort(key=positions.__getitem__)
-        for place in range(self.batch.size):
-            if positions is None or <object>self.batch.items[place] not in positions:
-                chain.append(<object>self.batch.items[place])
+        for place in range(self.steps.batch.size):
+            if positions is None or <object>self.steps.batch.items[place] not in positions:
+                chain.append(<object>self.steps.batch.items[place])
         return chain
 
     cdef void start(self, RequestAccess access) noexcept:
@@ -486,10 +425,10 @@ cdef class RequestManagerCore:
         cdef Py_ssize_t place
         cdef Access* entry
         cdef uint8_t* uses
-        if watching is not None and watching.ensure_uses(self.batch.size):
+        if watching is not None and watching.ensure_uses(self.steps.batch.size):
             below = watching.sample_below
             sampled = watching.use_slots
-        for place in range(self.batch.size):
+        for place in range(self.steps.batch.size):
             entry = self.accesses + place
             if not entry.flags & OBSERVED:
                 found.every = False
@@ -500,11 +439,11 @@ cdef class RequestManagerCore:
                 shadow_approach(&watching.shadow, entry.hashed)
             if entry.flags & NEW:
                 if is_load:  # what is repeated is new once; in a store it is left out
-                    entry.number = access.find(self.batch.items[place], entry.hashed)
+                    entry.number = access.find(self.steps.batch.items[place], entry.hashed)
                 if entry.number != NIL:
                     entry.flags &= <uint8_t>(~NEW & 0xFF)
                 else:
-                    entry.number = access.add(self.batch.items[place], entry.hashed)
+                    entry.number = access.add(self.steps.batch.items[place], entry.hashed)
                     if is_load:
                         access.seen[entry.number].uses = LOADED
                         access.num_loaded += 1
@@ -517,20 +456,7 @@ cdef class RequestManagerCore:
 
     cdef inline Node* resident(self, Py_ssize_t place) noexcept:
         """Return the node of a key of the batch if it is resident, else NULL."""
-        return resident(self.policy.table, &self.batch, place)
-
-    cdef void protect_resident(self) noexcept:
-        """Let the resident keys of the batch stay in the search that follows.
-
-        Ghosts are not marked: that would say that they are about to be stored.
-        """
-        cdef Py_ssize_t place
-        cdef Node* node
-        table_new_epoch(self.policy.table)
-        for place in range(self.batch.size):
-            node = self.resident(place)
-            if node != NULL:
-                node.block.mark = self.policy.table.epoch
+        return resident(self.policy.table, &self.steps.batch, place)
 
     # -- reads -------------------------------------------------------------------------------
 
@@ -699,11 +625,7 @@ cdef class RequestManagerCore:
 
     cdef bint holds(self, object key) noexcept:
         """Return whether a chunk is resident; a call at work keeps its batch."""
-        cdef Table* table = self.policy.table
-        cdef const uint8_t* address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
-        cdef uint64_t length = <uint64_t>PyBytes_GET_SIZE(<PyObject*>key)
-        cdef uint32_t slot = index_find(table, address, length, hash_key(table, address, length))
-        return slot != NIL and node_at(table, slot).flags & RESIDENT != 0
+        return self.steps.resident_node(key) != NULL
 
     def get_load_source(self, key, req_context):
         """Return the tier that a hit comes from: host memory."""
@@ -754,39 +676,40 @@ cdef class RequestManagerCore:
                 positions = self.positions_of(req_context)
             chunk_ids = self.new_ids(len(batch))
             spec = self.new_spec(chunk_ids)
-            find_all(table, &self.batch)
-            for place in range(self.batch.size):
-                node = self.resident(place)
-                if node == NULL:
-                    raise block_not_found("prepare_load", batch[place])
-                if node.block.ref_cnt < 0:
-                    raise block_not_ready("prepare_load", batch[place])
-                if node.block.ref_cnt > INT32_MAX - self.batch.size:
-                    raise ref_count_overflow("prepare_load", batch[place])
-                self.accesses[place].flags = OBSERVED | READY
+            place = self.steps.pin_batch(&self.steps.batch, NULL)
+            if place >= 0:
+                raise self.steps.load_error(batch[place])
             if is_access:
-                num_new = self.observe("prepare_load", req_context, access, positions)
-                if self.rules.ranked and rank is None and num_new:
-                    rank = new_rank = RequestRank(self.policy)
-                self.attach(req_context, new_access, new_rank)
-            for place in range(self.batch.size):
-                node = node_at(table, self.batch.slots[place])
-                pin(&self.states, node)
+                try:
+                    for place in range(len(batch)):
+                        self.accesses[place].flags = OBSERVED | READY
+                        self.accesses[place].hashed = hash_key(
+                            table, item_key(&self.steps.batch, place), item_length(&self.steps.batch, place)
+                        )
+                    num_new = self.observe("prepare_load", req_context, access, positions)
+                    if self.rules.ranked and rank is None and num_new:
+                        rank = new_rank = RequestRank(self.policy)
+                    self.attach(req_context, new_access, new_rank)
+                except BaseException:
+                    for place in range(len(batch)):
+                        self.steps.unpin_slot(self.steps.batch.slots[place])
+                    raise
+            for place in range(len(batch)):
+                node = node_at(table, self.steps.batch.slots[place])
                 (<int32_t*>cnp.PyArray_DATA(chunk_ids))[place] = <int32_t>node.block.block_id
-            park_pinned(&self.states, self.policy, <uint64_t>self.batch.size)
             if is_access:
                 access.asked_only = False
                 self.start(access)
                 recorded = self.record(access, True)
                 if self.watching is not None:
                     self.watching.near_recorded(self.accesses, recorded)
-                self.rules.accessed(&self.batch, self.accesses, rank)
+                self.rules.accessed(&self.steps.batch, self.accesses, rank)
             if self.watching is not None:
                 if is_access:
-                    self.watching.c_loading(&self.batch, self.accesses, access, recorded)
+                    self.watching.c_loading(&self.steps.batch, self.accesses, access, recorded)
                 if is_transfer:
                     self.watching.c_begun(
-                        LOAD, <int32_t*>cnp.PyArray_DATA(chunk_ids), self.batch.size
+                        LOAD, <int32_t*>cnp.PyArray_DATA(chunk_ids), self.steps.batch.size
                     )
         finally:
             self.at_work = False
@@ -797,39 +720,21 @@ cdef class RequestManagerCore:
     def complete_load(self, keys, req_context):
         """Release one pin for each occurrence of each chunk."""
         cdef list batch = self.open_batch(keys)
-        cdef Table* table = self.policy.table
-        cdef Py_ssize_t place, undo
         cdef IdRange ids = IdRange(-1, -1)
-        cdef Node* node
-        find_all(table, &self.batch)
-        if not self.rules.ensure(0):
-            raise MemoryError()
-        for place in range(self.batch.size):
-            node = self.resident(place)
-            if node == NULL or node.block.ref_cnt <= 0:
-                for undo in range(place):
-                    pin(&self.states, node_at(table, self.batch.slots[undo]))
-                if node == NULL:
-                    raise block_not_found("complete_load", batch[place])
-                raise block_not_pinned("complete_load", batch[place])
-            # The occurrence that releases the last pin.
-            self.accesses[place].flags = READY if unpin(&self.states, node) else 0
-            widen(&ids, node.block.block_id)
-        for place in range(self.batch.size):
-            if self.accesses[place].flags:
-                self.rules.became_idle(
-                    self.batch.slots[place], node_at(table, self.batch.slots[place])
-                )
+        cdef Py_ssize_t place
+        self.steps.release(&self.steps.batch, batch, 0)
         if self.watching is not None:
-            self.watching.c_closed(LOAD, self.batch.size, ids.least, ids.greatest)
+            for place in range(len(batch)):
+                widen(&ids, self.resident(place).block.block_id)
+            self.watching.c_closed(LOAD, len(batch), ids.least, ids.greatest)
 
     def touch(self, keys, req_context):
         """Mark chunks as used now, the last key first."""
-        cdef list batch = self.open_batch(keys)
-        if not self.rules.ensure(<uint64_t>self.batch.size):
+        cdef list batch = self.open_batch(keys)  # held: the scratch arrays point into it
+        if not self.rules.ensure(<uint64_t>self.steps.batch.size):
             raise MemoryError()
-        find_all(self.policy.table, &self.batch)
-        self.policy.c_touch(&self.batch)
+        find_changed(self.policy.table, &self.steps.batch)
+        self.policy.c_touch(&self.steps.batch)
 
     # -- stores ------------------------------------------------------------------------------------
 
@@ -859,376 +764,217 @@ cdef class RequestManagerCore:
                 PyGC_Enable()
 
     cdef object store(self, list batch, object req_context):
-        cdef CompiledPolicy policy = self.policy
+        cdef CompiledSteps steps = self.steps
+        cdef Table* table = self.policy.table
         cdef RequestAccess access = self.access_of(req_context), new_access = None
         cdef RequestRank rank = None, new_rank = None
-        cdef object positions = self.positions_of(req_context)
-        cdef object access_before = None, rank_before = None, output, skipped
-        cdef Py_ssize_t num_samples = len(self.allocation_sizes_in_current_batch)
-        cdef Py_ssize_t num_events = 0 if self.events is None else len(self.events)
-        cdef Py_ssize_t num_missing, num_skipped = 0
-        cdef bint refused
-        cdef int64_t num_new, num_admitted = -1, num_leaving
-        cdef cnp.ndarray chunk_ids, cut = None
-        cdef list to_store, evicted, blanks, removed = None
-        cdef object spec
+        cdef object positions = self.positions_of(req_context), skipped, output = None
+        cdef Py_ssize_t num_missing, num_admitted = 0, num_left_out
+        cdef int64_t num_new
+        cdef uint32_t epoch
+        cdef bint is_sampled = False
+        cdef cnp.ndarray chunk_ids
+        cdef list evicted = None
         cdef Offer offer = None
         cdef Recorded recorded
-        # Request: what it has shown so far, or that it is new.
-        if access is None:
-            access = new_access = RequestAccess(self, self.generation)
-            access_before = self.state_of(req_context, RequestAccess)
-        if self.rules.ranked:
-            rank = self.rank_of(req_context)
-            if rank is None:
-                rank_before = self.state_of(req_context, RequestRank)
-        # Manager: what is absent, and of that what was offered often enough to be stored.
-        num_missing = self.partition(&num_skipped)
+        num_left_out = self.leave_out()
+        num_missing = steps.choose_missing(&self.steps.batch, self.left_out)
+        if num_missing < 0:
+            raise MemoryError()
         try:
-            # Request: which keys are new to it, which it misses for the first time, and where.
+            self.mark_chosen(num_missing)
+            if access is None:
+                access = new_access = RequestAccess(self, self.generation)
+            if self.rules.ranked:
+                rank = self.rank_of(req_context)
             num_new = self.observe("prepare_store", req_context, access, positions)
-            # Manager: how many have to leave, and everything that is given back, counted or hung on
-            # the context.
-            num_leaving = max(0, num_missing - pool_num_free(&self.pool))
-            refused = self.rules.all_or_none and num_leaving > <int64_t>self.num_evictable()
-            num_leaving = 0 if refused else num_leaving
-            if not self.rules.ensure_search(<uint64_t>num_leaving, <uint64_t>self.batch.size):
-                raise MemoryError()
-            chunk_ids = self.new_ids(num_missing)
-            if not self.rules.all_or_none:
-                cut = chunk_ids[:]  # a view, to be cut to what is admitted before it is seen
-            to_store = self.missing_keys(num_missing)
-            blanks = self.blank_keys(num_leaving)
-            evicted = [None] * num_leaving  # a profiler may look at what is given to a constructor
-            spec = self.new_spec(chunk_ids)
-            output = self.output_class(to_store, spec, evicted)
-            if self.events is not None and num_leaving:
-                removed = list(evicted)
-                self.events.append(
-                    self.event_class(keys=removed, medium=self.medium, removed=True)
-                )
-            skipped = self.stores_skipped_in_current_batch + num_skipped
-            if num_missing:
-                self.allocation_sizes_in_current_batch.append(num_missing)
             if self.rules.ranked and rank is None and (
-                num_new or not refused and self.any_positioned(num_missing)
+                num_new or self.any_positioned(num_missing)
             ):
-                rank = new_rank = RequestRank(policy)
+                rank = new_rank = RequestRank(self.policy)
+            skipped = self.stores_skipped_in_current_batch + num_left_out
             if self.counts is not None:
                 offer = self.open_offer(batch)
             self.attach(req_context, new_access, new_rank)
-            # Rules: what the policy learns from the offer. From here on only the searches of SIEVE
-            # and S3-FIFO allocate; they learn nothing here.
-            self.start(access)
-            self.rules.missed(&self.batch, self.accesses)
-            self.rules.accessed(&self.batch, self.accesses, rank)
-            # Policy: how many are stored, and who leaves for them.
-            if num_missing and not refused:
-                if not self.rules.all_or_none:
-                    self.protect()  # learning from misses may have begun a new epoch
-                policy.victims.no_memory = False
-                num_admitted = policy.c_make_room(
-                    &self.batch, num_missing, pool_num_free(&self.pool)
-                )
-                if num_admitted < 0 and policy.victims.no_memory:
-                    raise MemoryError()
-                self.write_keys(blanks, evicted, removed)
         except BaseException:
-            if num_admitted >= 0:
-                self.rules.cancel()
             self.chain = None
-            forget(policy.table, &self.batch, 0, num_missing)
-            shorten(self.allocation_sizes_in_current_batch, num_samples)
-            if removed is not None:
-                shorten(self.events, num_events)
+            forget(table, &self.steps.batch, 0, num_missing)
             if offer is not None:
                 self.cancel_offer(offer)
-            if new_access is not None:
-                self.put_back(req_context, RequestAccess, access_before)
-            if new_rank is not None:
-                self.put_back(req_context, RequestRank, rank_before)
             raise
-        # Decided: what follows cannot fail.
+        # The offer is recorded, and the policy learns from it.
+        access.asked_only = False
+        epoch = table.epoch
+        self.start(access)
+        self.rules.missed(&self.steps.batch, self.accesses)
+        self.rules.accessed(&self.steps.batch, self.accesses, rank)
+        recorded = self.record(access, False)
+        # The policy says what is stored, and who leaves for it.
+        try:
+            if num_missing:
+                if table.epoch != epoch:
+                    self.protect()
+                num_admitted = steps.make_room(&self.steps.batch, num_missing)
+                if num_admitted < 0 and self.policy.victims.no_memory:
+                    raise MemoryError()
+            if num_admitted >= 0:
+                chunk_ids = self.new_ids(num_admitted)
+                evicted = steps.victim_keys()
+                output = self.output_class(
+                    self.chosen_keys(num_admitted), self.new_spec(chunk_ids), evicted
+                )
+            if num_missing:
+                self.allocation_sizes_in_current_batch.append(num_missing)
+                is_sampled = True
+            if self.events is not None and evicted:
+                self.events.append(
+                    self.event_class(keys=list(evicted), medium=self.medium, removed=True)
+                )
+        except BaseException:
+            if num_admitted >= 0:
+                self.policy.cancel()
+                forget(table, &self.steps.batch, 0, num_missing)
+            if is_sampled:
+                self.allocation_sizes_in_current_batch.pop()
+            if offer is not None:
+                self.cancel_offer(offer)
+            raise
+        # What follows cannot fail.
         self.stores_skipped_in_current_batch = skipped
         if offer is not None:
             self.count_offer(offer)
-        access.asked_only = False
-        recorded = self.record(access, False)
         if self.watching is not None:
             self.watching.c_offered(
-                &self.batch, self.accesses, access, recorded, num_admitted, num_missing
+                &self.steps.batch, self.accesses, access, recorded, num_admitted, num_missing
             )
-        if removed is not None and policy.victims.size == 0:
-            shorten(self.events, num_events)
-        if num_missing == 0:
+        if num_missing == 0 or num_admitted < 0:
             return output
-        if num_admitted < 0:
-            forget(policy.table, &self.batch, 0, num_missing)
-            return None
-        if num_admitted < num_missing:
-            shorten(to_store, num_admitted)
-            cnp.PyArray_DIMS(cut)[0] = num_admitted
-            spec.block_ids = cut
-        self.place(access, rank, num_admitted, num_missing, <int32_t*>cnp.PyArray_DATA(chunk_ids))
+        self.place(
+            access, rank, num_admitted, num_missing, <int32_t*>cnp.PyArray_DATA(chunk_ids)
+        )
         if self.watching is not None:
-            self.watching.c_begun(
-                STORE, <int32_t*>cnp.PyArray_DATA(chunk_ids), <Py_ssize_t>num_admitted
-            )
+            self.watching.c_begun(STORE, <int32_t*>cnp.PyArray_DATA(chunk_ids), num_admitted)
         return output
 
-    cdef Py_ssize_t partition(self, Py_ssize_t* num_skipped) except -1:
-        """Choose the keys to store; unknown ones get nodes. Return their number.
+    cdef Py_ssize_t leave_out(self) except -1:
+        """Find the keys, and leave out those that are absent and not offered often enough.
 
-        Marked are the resident keys, which stay, and the chosen ones: a mark on a ghost says that
-        it is about to be stored. Below the threshold a key counts as absent, ghost or not.
+        What is resident and readable is observed. Return how many keys are left out.
         """
-        cdef CompiledPolicy policy = self.policy
-        cdef Table* table = policy.table
-        cdef Batch* keys = &self.batch
-        cdef Py_ssize_t place, number, num_absent = 0, num_unknown = 0, num_missing = 0
-        cdef uint32_t slot
-        cdef uint64_t hashed, length, noted = 0
+        cdef Table* table = self.policy.table
+        cdef Py_ssize_t place, num_left_out = 0
         cdef Node* node
-        for place in range(keys.size):
-            hashed = hash_key(table, item_key(keys, place), item_length(keys, place))
-            kvo_prefetch(table.buckets + home_of(table, hashed))
-            self.accesses[place].hashed = hashed
-            self.accesses[place].flags = 0
-        # A loop of its own, whose cache misses overlap: in one with what follows a store cycle of
-        # ARC takes 2.3 times as long.
-        for place in range(keys.size):
-            keys.slots[place] = index_find(
-                table,
-                item_key(keys, place),
-                item_length(keys, place),
-                self.accesses[place].hashed,
-            )
+        find_hashed(table, &self.steps.batch)
         table_new_epoch(table)
-        for place in range(keys.size):
-            slot = keys.slots[place]
-            if slot != NIL:
-                node = node_at(table, slot)
-                if node.block.mark == table.epoch:
-                    continue  # a repeat
-                if node.flags & RESIDENT:
-                    node.block.mark = table.epoch
-                    if node.block.ref_cnt >= 0:
-                        self.accesses[place].flags = OBSERVED | READY
-                    continue
-            if self.counts is not None and not self.offered_enough(<object>keys.items[place]):
-                keys.slots[place] = NIL
-                num_skipped[0] += 1
-                continue
-            if slot == NIL:
-                num_unknown += 1
-            else:
+        for place in range(self.steps.batch.size):
+            self.accesses[place].hashed = self.steps.batch.hashes[place]
+            self.accesses[place].flags = 0
+            self.left_out[place] = False
+            node = self.resident(place)
+            if node != NULL:
+                if node.block.mark != table.epoch and node.block.ref_cnt >= 0:  # and no repeat
+                    self.accesses[place].flags = OBSERVED | READY
                 node.block.mark = table.epoch
-            keys.places[num_absent] = <uint32_t>place
-            num_absent += 1
-        if not policy.c_ensure(<uint64_t>num_unknown):
-            raise MemoryError()
-        for number in range(num_absent):
-            place = keys.places[number]
-            slot = keys.slots[place]
-            if slot == NIL:
-                length = item_length(keys, place)
-                if length == noted or self.note_length(length):
-                    noted = length
-                    slot = add_once(table, keys, place, self.accesses[place].hashed)
-                if slot == NIL:
-                    forget(table, keys, 0, num_missing)
-                    raise MemoryError()
-                node = node_at(table, slot)
-                if node.block.mark == table.epoch:
-                    continue  # a repeat
-                node.block.mark = table.epoch
-            self.accesses[place].flags = OBSERVED
-            keys.chosen[num_missing] = slot
-            keys.places[num_missing] = <uint32_t>place
-            num_missing += 1
-        return num_missing
+            elif self.counts is not None and not self.offered_enough(
+                <object>self.steps.batch.items[place]
+            ):
+                self.left_out[place] = True
+                num_left_out += 1
+        return num_left_out
 
-    cdef list missing_keys(self, Py_ssize_t num_missing):
-        """Return the keys that were chosen."""
-        cdef list missing = PyList_New(num_missing)
+    cdef void mark_chosen(self, Py_ssize_t num_missing) noexcept:
+        """Observe the keys that were chosen; what is left out counts as absent, ghost or not."""
         cdef Py_ssize_t place
-        cdef object key
         for place in range(num_missing):
-            key = <object>self.batch.items[self.batch.places[place]]
-            Py_INCREF(key)
-            PyList_SET_ITEM(missing, place, key)
-        return missing
+            self.accesses[self.steps.batch.places[place]].flags = OBSERVED
+        if self.counts is not None:
+            for place in range(self.steps.batch.size):
+                if self.left_out[place]:
+                    self.steps.batch.slots[place] = NIL
+            self.steps.batch.found_at = 0
 
     cdef void protect(self) noexcept:
-        """Mark what `partition` has marked, in another epoch."""
+        """Mark what the steps have marked, in the epoch that the policy has begun."""
         cdef Table* table = self.policy.table
         cdef Py_ssize_t place
         table_new_epoch(table)
-        for place in range(self.batch.size):
-            if self.batch.slots[place] != NIL:
-                node_at(table, self.batch.slots[place]).block.mark = table.epoch
+        for place in range(self.steps.batch.size):
+            if not self.left_out[place]:
+                node_at(table, self.steps.batch.slots[place]).block.mark = table.epoch
 
-    cdef uint64_t num_idle(self) noexcept:
-        """Count the resident chunks that are neither pending nor pinned."""
-        return self.policy.num_resident - self.states.num_pending - self.states.num_pinned
-
-    cdef uint64_t num_evictable(self) noexcept:
-        """Count the idle chunks that the running call does not protect."""
+    cdef list chosen_keys(self, Py_ssize_t size):
+        """Return the first keys that were chosen."""
+        cdef list chosen = PyList_New(size)
         cdef Py_ssize_t place
-        cdef uint64_t num_protected = 0
-        cdef Table* table = self.policy.table
-        cdef Node* node
-        for place in range(self.batch.size):
-            # A repeat is not OBSERVED.
-            if self.accesses[place].flags & READY:
-                node = node_at(table, self.batch.slots[place])
-                num_protected += node.block.ref_cnt == 0
-        return self.num_idle() - num_protected
+        for place in range(size):
+            key = <object>self.steps.batch.items[self.steps.batch.places[place]]
+            Py_INCREF(key)
+            PyList_SET_ITEM(chosen, place, key)
+        return chosen
 
     cdef bint any_positioned(self, Py_ssize_t num_missing) noexcept:
         """Return whether the request knows the token position of a key that was chosen."""
         cdef Py_ssize_t place
         for place in range(num_missing):
-            if self.accesses[self.batch.places[place]].flags & POSITIONED:
+            if self.accesses[self.steps.batch.places[place]].flags & POSITIONED:
                 return True
         return False
-
-    cdef inline Py_ssize_t length_number(self, uint64_t length) noexcept:
-        """Return the index of a length in `key_lengths`; `num_lengths` if it is not there."""
-        cdef Py_ssize_t number = 0
-        while number < self.num_lengths and self.key_lengths[number] != length:
-            number += 1
-        return number
-
-    cdef bint note_length(self, uint64_t length) noexcept:
-        """Keep the length of a key that is to be stored; False if there is no memory."""
-        cdef uint64_t* lengths
-        if self.length_number(length) < self.num_lengths:
-            return True
-        lengths = <uint64_t*>resize(
-            self.key_lengths, <uint64_t>(self.num_lengths + 1) * sizeof(uint64_t)
-        )
-        if lengths == NULL:
-            return False
-        lengths[self.num_lengths] = length
-        self.key_lengths = lengths
-        self.num_lengths += 1
-        return True
-
-    cdef list blank_keys(self, int64_t number):
-        """Return objects for `number` victims: as many of each length that a victim can have.
-
-        vLLM's keys are all of one length.
-        """
-        cdef Py_ssize_t which
-        return [
-            new_keys(number, self.key_lengths[which]) for which in range(self.num_lengths)
-        ]
-
-    cdef int write_keys(self, list blanks, list evicted, list removed) except -1:
-        """Write the keys of the victims over blank ones, and put them into both lists."""
-        cdef Py_ssize_t place, size = <Py_ssize_t>self.policy.victims.size
-        cdef uint64_t length, before = 0
-        cdef const uint8_t* key
-        cdef list of_length = None
-        cdef PyObject* blank
-        cdef Node* node
-        shorten(evicted, size)
-        if removed is not None:
-            shorten(removed, size)
-        for place in range(size):
-            node = node_at(self.policy.table, self.policy.victims.items[place].slot)
-            key = key_bytes(node, &length)
-            if length != before:  # keys are never empty
-                of_length = <list>PyList_GET_ITEM(blanks, self.length_number(length))
-                before = length
-            blank = PyList_GET_ITEM(of_length, place)
-            memcpy(PyBytes_AS_STRING(blank), key, length)
-            evicted[place] = <object>blank
-            if removed is not None:
-                removed[place] = evicted[place]
-        return 0
-
-    cdef Py_ssize_t free_victims(self) noexcept:
-        """Give the victims' chunk ids back; return how many a watch samples, hashes in its `uses`."""
-        cdef Table* table = self.policy.table
-        cdef uint64_t victim, hashed
-        cdef uint32_t below = 0
-        cdef uint64_t* sampled = NULL
-        cdef Py_ssize_t num_sampled = 0
-        cdef Node* node
-        if self.watching is not None:
-            self.watching.tally.evicted += self.policy.victims.size
-            if self.watching.ensure_uses(<Py_ssize_t>self.policy.victims.size):
-                below = self.watching.sample_below
-                sampled = self.watching.uses
-        for victim in range(self.policy.victims.size):
-            node = node_at(table, self.policy.victims.items[victim].slot)
-            hashed = hash_node(table, node)
-            kvo_prefetch(table.buckets + home_of(table, hashed))
-            pool_give(&self.pool, node.block.block_id)
-            if sample_of(hashed) < below:
-                sampled[num_sampled] = hashed
-                num_sampled += 1
-                shadow_approach(&self.watching.shadow, hashed)
-        return num_sampled
 
     cdef void place(
         self,
         RequestAccess access,
         RequestRank rank,
-        int64_t num_admitted,
-        int64_t num_missing,
+        Py_ssize_t num_admitted,
+        Py_ssize_t num_missing,
         int32_t* chunk_ids,
     ) noexcept:
         """Let the victims go, then give the chosen keys chunks."""
-        cdef CompiledPolicy policy = self.policy
-        cdef int64_t chosen
+        cdef CompiledSteps steps = self.steps
+        cdef Py_ssize_t chosen
+        cdef uint32_t slot
         cdef Access* entry
         cdef Node* node
-        cdef Py_ssize_t num_sampled = self.free_victims()
-        policy.commit()
-        if num_sampled:
-            self.watching.note_sampled_victims(num_sampled)
+        if self.watching is not None:
+            self.watching.note_victims()
+        steps.evict_victims()
         for chosen in range(num_admitted):
-            entry = self.accesses + self.batch.places[chosen]
-            node = node_at(policy.table, self.batch.chosen[chosen])
-            begin_store(&self.states, policy, &self.pool, node)
-            self.rules.insert(self.batch.chosen[chosen], node, entry, rank)
+            entry = self.accesses + self.steps.batch.places[chosen]
+            slot = self.steps.batch.chosen[chosen]
+            node = node_at(self.policy.table, slot)
+            begin_store(&steps.states, self.policy, &steps._pool.pool, node)
+            self.rules.insert(slot, node, entry, rank)
             access.seen[entry.number].uses |= INSERTED
             chunk_ids[chosen] = <int32_t>node.block.block_id
-        forget(policy.table, &self.batch, num_admitted, num_missing)
+        steps.note_stored(&self.steps.batch, num_admitted, num_missing)
 
     def complete_store(self, keys, req_context, success=True):
         """Make pending chunks readable, or drop them where the store failed."""
         cdef bint stored = success
-        cdef list batch = self.open_batch(keys)
+        cdef list batch = self.open_batch(keys), completed
         cdef Py_ssize_t place, num_ended = 0
         cdef IdRange ids = IdRange(-1, -1)
+        cdef Table* table = self.policy.table
         cdef Node* node
-        cdef list completed
         cdef int collecting = PyGC_Disable()
         self.at_work = True
         try:
-            if not self.rules.ensure(0):
-                raise MemoryError()
-            find_all(self.policy.table, &self.batch)
+            find_changed(table, &self.steps.batch)
             if self.events is not None and (stored or self.reports_failed_stores):
-                completed = pending_keys(self.policy.table, &self.batch, batch)
+                completed = pending_keys(table, &self.steps.batch, batch)
                 if completed:
                     self.events.append(self.completion_event(completed, stored))
-            for place in range(self.batch.size):
-                node = self.resident(place)
-                if node != NULL and node.block.ref_cnt < 0:
+            if self.watching is not None:
+                table_new_epoch(table)
+                for place in range(self.steps.batch.size):
+                    node = self.resident(place)
+                    if node == NULL or node.block.ref_cnt >= 0 or node.block.mark == table.epoch:
+                        continue
+                    node.block.mark = table.epoch
                     num_ended += 1
                     widen(&ids, node.block.block_id)
-                    if not stored and self.watching is not None:
+                    if not stored:
                         self.watching.c_failed(node)
-                    end_store(
-                        &self.states, self.policy, &self.pool, self.batch.slots[place], stored
-                    )
-                    if stored:
-                        self.rules.became_idle(self.batch.slots[place], node)
+            self.steps.end_pending(stored)
             if self.watching is not None:
                 self.watching.c_closed(STORE, num_ended, ids.least, ids.greatest)
         finally:
@@ -1373,15 +1119,14 @@ cdef class RequestManagerCore:
             if every is not None:
                 self.watching.c_finishing(every, every_order)
         self.ensure_scratch(<Py_ssize_t>access.size)
-        self.batch.items = order.keys
-        self.batch.size = <Py_ssize_t>access.size
-        if not self.rules.ensure(<uint64_t>self.batch.size):
+        batch_set(&self.steps.batch, order.keys, <Py_ssize_t>access.size)
+        if not self.rules.ensure(<uint64_t>self.steps.batch.size):
             raise MemoryError()
         access.finished = True
-        find_all(self.policy.table, &self.batch)
-        for place in range(self.batch.size):
+        find_changed(self.policy.table, &self.steps.batch)
+        for place in range(self.steps.batch.size):
             if self.resident(place) == NULL:
-                self.batch.slots[place] = NIL
+                self.steps.batch.slots[place] = NIL
             uses = access.seen[order.numbers[place]].uses
             if uses & REUSED:
                 self.accesses[place].flags = USED_AGAIN
@@ -1389,7 +1134,7 @@ cdef class RequestManagerCore:
                 self.accesses[place].flags = ONLY_INSERTED
             else:
                 self.accesses[place].flags = NOT_STORED if uses & MISSED else 0
-        self.rules.finished(&self.batch, self.accesses)
+        self.rules.finished(&self.steps.batch, self.accesses)
         if every is not None:
             self.watching.c_finished(every, every_order)
         return 0
@@ -1406,10 +1151,8 @@ cdef class RequestManagerCore:
     def reset_cache(self):
         """Drop every chunk; counted offers, events and samples stay, ids start at 0 again."""
         self.require_rest()
-        self.policy.clear()
-        pool_reset(&self.pool)
+        self.steps.drop_all()
         self.generation += 1
-        self.states = BlockStates(0, 0)
         self.last = NIL
         self.asker = self.first_asked = self.last_asked = None
         if self.watching is not None:
@@ -1419,20 +1162,19 @@ cdef class RequestManagerCore:
 
     def _evict(self, int64_t n, protected):
         """Evict exactly `n` idle chunks that are not protected, or None; return keys and ids."""
-        cdef CompiledPolicy policy = self.policy
-        cdef list batch = self.open_batch(protected)
+        cdef CompiledPolicy policy
         cdef list evicted = []
         cdef uint64_t victim
         cdef Node* node
-        cdef Py_ssize_t num_sampled
+        cdef list batch = self.open_batch(protected)  # held: the scratch arrays point into it
         cdef int collecting
         if n < 0:
             raise ValueError(f"n must be >= 0, got {n}")
+        policy = self.policy
         collecting = PyGC_Disable()
         try:
             if not policy.c_ensure(0):
                 raise MemoryError()
-            find_all(policy.table, &self.batch)
             self.protect_resident()
             policy.victims.no_memory = False
             if not policy.c_search(<uint64_t>n):
@@ -1440,68 +1182,50 @@ cdef class RequestManagerCore:
                     raise MemoryError()
                 return None
             try:
+                keys = self.steps.victim_keys()
                 for victim in range(policy.victims.size):
                     node = node_at(policy.table, policy.victims.items[victim].slot)
-                    evicted.append((key_of(node), node.block.block_id))
+                    evicted.append((keys[victim], node.block.block_id))
             except BaseException:
-                self.rules.cancel()
+                policy.cancel()
                 raise
-            num_sampled = self.free_victims()
-            policy.commit()
-            if num_sampled:
-                self.watching.note_sampled_victims(num_sampled)
+            if self.watching is not None:
+                self.watching.note_victims()
+            self.steps.evict_victims()
         finally:
             if collecting:
                 PyGC_Enable()
         return evicted
 
+    cdef void protect_resident(self) noexcept:
+        """Find the keys, and let those that are resident stay in the search that follows."""
+        cdef Py_ssize_t place
+        cdef Node* node
+        find_changed(self.policy.table, &self.steps.batch)
+        table_new_epoch(self.policy.table)
+        for place in range(self.steps.batch.size):
+            node = self.resident(place)
+            if node != NULL:
+                node.block.mark = self.policy.table.epoch
+
     def _usage(self):
         """Return the chunks in use by transfers and, of these, those being written."""
-        cdef int64_t taken
         self.require_ready()
-        taken = self.pool.num_fresh - self.pool.num_freed
-        return taken - <int64_t>self.num_idle(), self.states.num_pending
+        return (
+            self.steps.states.num_pending + self.steps.states.num_pinned,
+            self.steps.states.num_pending,
+        )
 
     def _chunk(self, key):
         """Return ``(ref_cnt, chunk_id)`` of a resident chunk, or None."""
-        cdef list batch = self.open_batch([key])
-        cdef Node* node
-        find_all(self.policy.table, &self.batch)
-        node = self.resident(0)
-        return None if node == NULL else (node.block.ref_cnt, node.block.block_id)
-
-    @property
-    def block_table(self):
-        """The id and the state of every resident chunk, as arrays."""
-        cdef cnp.npy_intp size
-        cdef cnp.ndarray block_ids, ref_cnts
-        cdef Py_ssize_t number = 0
-        cdef uint32_t slot
         cdef Node* node
         self.require_ready()
-        size = <cnp.npy_intp>self.policy.num_resident
-        block_ids = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT64)
-        ref_cnts = cnp.PyArray_SimpleNew(1, &size, cnp.NPY_INT32)
-        for slot in range(self.policy.table.num_used):
-            node = node_at(self.policy.table, slot)
-            if node.flags & RESIDENT:
-                (<int64_t*>cnp.PyArray_DATA(block_ids))[number] = node.block.block_id
-                (<int32_t*>cnp.PyArray_DATA(ref_cnts))[number] = node.block.ref_cnt
-                number += 1
-        return {"block_id": block_ids, "ref_cnt": ref_cnts}
+        node = self.steps.resident_node(key)
+        return None if node == NULL else (node.block.ref_cnt, node.block.block_id)
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
-        cdef BlockStates counted
         self.require_ready()
-        self.policy._check()
+        self.steps._check()
         if self.watching is not None:
             self.watching._check()
-        counted = count_states(self.policy.table)
-        if (
-            counted.num_pending != self.states.num_pending
-            or counted.num_pinned != self.states.num_pinned
-        ):
-            raise AssertionError("pending and pinned chunks are counted")
-        if self.pool.num_fresh - self.pool.num_freed != <int64_t>self.policy.num_resident:
-            raise AssertionError("every resident chunk has an id of its own")

@@ -40,8 +40,6 @@ cdef class RankedLRU(CompiledPolicy):
 
     # Make room for `entries` moves and one provisional rank; call `c_ensure` before.
     cdef bint ensure_moves(self, uint64_t entries) noexcept
-    # Make room for `n` victims.
-    cdef bint ensure_victims(self, uint64_t n) noexcept
     # Move to the newest end.
     cdef void renew(self, uint32_t slot, Node* node) noexcept
     # Raise to a request's rank, never lower.
@@ -54,4 +52,3 @@ cdef class RankedLRU(CompiledPolicy):
     ) noexcept
     cdef uint32_t open_group(self) noexcept
     cdef void release(self, uint64_t generation, uint32_t group) noexcept
-    cdef void cancel(self) noexcept

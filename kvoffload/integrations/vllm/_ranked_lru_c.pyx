@@ -17,7 +17,7 @@ Structure
 Invariants
     Whatever is in the heap is older than whatever is in the log: the front only moves on, and a
     node of a rank that it has passed enters the heap when it is (again) idle. A node that it
-    passed over because it was pinned, pending or protected is NOWHERE, and costs nothing.
+    passed over because it was pinned or pending is NOWHERE and PARKED, and costs nothing.
     So *heap, then log* is the order in which a scan that started over would find the idle nodes.
 Cost
     O(1) for everything, O(log heap) for nodes that return behind the front; 16 bytes per node, and
@@ -31,11 +31,13 @@ from kvoffload._core.batch cimport Batch
 from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.table cimport (
     NIL,
+    PARKED,
     RESIDENT,
     SEGMENT_BITS,
     Node,
     Table,
-    drop_key,
+    drop_hashed_key,
+    hash_ahead,
     key_bytes,
     kvo_prefetch,
     node_at,
@@ -99,7 +101,9 @@ cdef inline void heap_rise(Order* order, uint64_t place, uint32_t slot) noexcept
 
 cdef inline void heap_push(Order* order, uint32_t slot) noexcept nogil:
     """Add an idle node that is NOWHERE; room was made by `order_ensure`."""
-    node_at(order.table, slot).note = IN_HEAP
+    cdef Node* node = node_at(order.table, slot)
+    node.note = IN_HEAP
+    node.flags &= <uint8_t>(~PARKED & 0xFF)
     order.heap_size += 1
     heap_rise(order, order.heap_size - 1, slot)
 
@@ -176,6 +180,13 @@ cdef inline void order_leave(Order* order, uint32_t slot, Node* node) noexcept n
     elif node.note == IN_GROUP:
         group_unlink(order, node, order.ranks[slot].rank)
     node.note = NOWHERE
+    node.flags &= <uint8_t>(~PARKED & 0xFF)
+
+
+cdef inline void park(Node* node) noexcept nogil:
+    """Pass over a node that is in use: it comes back when it is idle."""
+    node.note = NOWHERE
+    node.flags |= PARKED
 
 
 cdef inline void order_append(Order* order, uint32_t slot, Node* node) noexcept nogil:
@@ -197,6 +208,8 @@ cdef inline void order_join(
     if is_passed(order, group.rank):
         if node.block.ref_cnt == 0:
             heap_push(order, slot)
+        else:
+            park(node)
         return
     node.note = IN_GROUP
     node.prev = NIL
@@ -304,6 +317,7 @@ cdef inline bint may_leave(Order* order, uint32_t slot) noexcept nogil:
     """Return whether a node that has just been passed may leave."""
     cdef Node* node = node_at(order.table, slot)
     if node.block.ref_cnt != 0:
+        park(node)
         return False
     if node.block.mark != order.table.epoch:
         return True
@@ -332,6 +346,8 @@ cdef void pass_group(Order* order, uint32_t number) noexcept nogil:
         node.note = NOWHERE
         if node.block.ref_cnt == 0:
             heap_push(order, slot)
+        else:
+            park(node)
         slot = node.next
     if not order.groups[number].held:
         group_give(order, number)
@@ -425,6 +441,8 @@ cdef const char* order_check(Order* order) noexcept:
         standing += node.note != NOWHERE
         if node.note == NOWHERE and node.block.ref_cnt == 0:
             return b"every idle node stands in the order"
+        if (node.note == NOWHERE) != (node.flags & PARKED != 0):
+            return b"a node that is passed over is parked"
     if standing != live + linked + order.heap_size:
         return b"every node stands in one place"
     return NULL
@@ -455,9 +473,6 @@ cdef class RankedLRU(CompiledPolicy):
     cdef bint ensure_moves(self, uint64_t entries) noexcept:
         # Beside the moves, a request may take a rank.
         return order_ensure(&self.order, entries + 1, self.table.num_keys)
-
-    cdef bint ensure_victims(self, uint64_t n) noexcept:
-        return victims_ensure(&self.victims, n, 0)
 
     cdef void renew(self, uint32_t slot, Node* node) noexcept:
         order_leave(&self.order, slot, node)
@@ -490,7 +505,10 @@ cdef class RankedLRU(CompiledPolicy):
     # -- what the skeleton calls -------------------------------------------------------------
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
-        return CompiledPolicy.c_ensure(self, more) and self.ensure_moves(more)
+        # Of as many new nodes each makes a move, and each may come to the heap later.
+        return CompiledPolicy.c_ensure(self, more) and order_ensure(
+            &self.order, more + 1, self.table.num_keys + more
+        )
 
     cdef void c_touch(self, Batch* batch) noexcept:
         # Without memory for the log the order stays as it is.
@@ -505,8 +523,9 @@ cdef class RankedLRU(CompiledPolicy):
         order_append(&self.order, slot, node)
 
     cdef bint c_search(self, uint64_t n) noexcept:
+        cdef Victim* victim
         cdef uint32_t slot
-        if not self.ensure_victims(n):
+        if not victims_ensure(&self.victims, n, 0):
             self.victims.no_memory = True
             return False
         while self.victims.size < n:
@@ -514,8 +533,10 @@ cdef class RankedLRU(CompiledPolicy):
             if slot == NIL:
                 self.cancel()
                 return False
-            self.victims.items[self.victims.size].slot = slot
-            self.victims.items[self.victims.size].ring = NULL
+            victim = &self.victims.items[self.victims.size]
+            victim.slot = slot
+            victim.ring = NULL
+            victim.hashed = hash_ahead(self.table, node_at(self.table, slot))
             self.victims.size += 1
         return True
 
@@ -531,7 +552,9 @@ cdef class RankedLRU(CompiledPolicy):
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         self.num_resident -= 1
-        drop_key(self.table, victim.slot, node_at(self.table, victim.slot))
+        drop_hashed_key(
+            self.table, victim.slot, node_at(self.table, victim.slot), victim.hashed
+        )
 
     cdef void c_settled(self) noexcept:
         order_settle(&self.order)

@@ -31,17 +31,10 @@ cdef struct Access:
 cdef class RequestRules:
     cdef readonly CompiledPolicy policy
     cdef bint ranked            # requests take ranks: `RequestRank` and positions are needed
-    cdef bint all_or_none       # a store is refused exactly if too few chunks are idle
     cdef bint by_chain          # `started` wants all keys of a request at its first access
 
     # Make room for `moves` of nodes; False if there is no memory.
     cdef bint ensure(self, uint64_t moves) noexcept
-    # Make room for a search for `n` victims that passes over so many protected chunks, once the
-    # policy has learned from the offer at work; False if there is no memory. After it, a search
-    # cannot run out of memory, but for those of SIEVE and S3-FIFO.
-    cdef bint ensure_search(self, uint64_t n, uint64_t num_protected) noexcept
-    # Return how many chunks a policy that learns from the offer at work may move to one ring.
-    cdef uint64_t most_moved(self) noexcept
     # Keep the keys of a request, head to tail, for `started`; False if there is no memory.
     cdef bint open_chain(self, list keys) noexcept
     # A request has made its first access; its keys are those of `open_chain`.
@@ -56,10 +49,6 @@ cdef class RequestRules:
     ) noexcept
     # A request has finished; the batch is its keys head to tail.
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept
-    # A node has become idle.
-    cdef void became_idle(self, uint32_t slot, Node* node) noexcept
-    # End a search for victims and give them back.
-    cdef void cancel(self) noexcept
 
 
 cdef class LRURules(RequestRules):
@@ -67,18 +56,14 @@ cdef class LRURules(RequestRules):
 
 
 cdef class UseRules(RequestRules):
-    cdef public bint demotes    # a touch may move other chunks than those that are touched
     cdef Batch part             # some keys of a batch; its items are its own array
-    cdef uint64_t items_room
-    cdef int32_t* counts        # ref_cnt of chunks that are shown as pending
+    cdef uint64_t items_room    # of the three arrays
+    cdef uint8_t* inserted      # of each whether it is ONLY_INSERTED
+    cdef int32_t* ref_cnts      # scratch
 
     # Take the keys that have one of the flags, of those that are absent one of the others.
     cdef void choose(
         self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
-    ) noexcept
-    cdef void touch(self, Batch* batch, const Access* accesses, uint8_t flags) noexcept
-    cdef void show_pending(
-        self, Batch* batch, const Access* accesses, uint8_t flags, bint pending
     ) noexcept
 
 

@@ -15,15 +15,9 @@ from libc.string cimport memset
 from kvoffload._core.batch cimport batch_close, batch_ensure, find_all
 from kvoffload._core.items cimport list_items
 from kvoffload._core.memory cimport discard, resize
-from kvoffload._core.ring cimport (
-    Ring,
-    ring_append,
-    ring_remove,
-    ring_renew,
-    ring_reserve_parking,
-)
-from kvoffload._core.table cimport NIL, PARKED, RESIDENT, node_at
-from kvoffload._core.victims cimport victims_ensure
+from kvoffload._core.ring cimport ring_append, ring_remove, ring_renew
+from kvoffload._core.table cimport NIL, RESIDENT, node_at
+from kvoffload.managers._lifecycle_c cimport touch_inserted
 
 _ARC_LISTS = ("t1", "t2", "b1", "b2")
 
@@ -38,7 +32,6 @@ cdef class RequestRules:
         policy.require_ready()
         self.policy = policy
         self.ranked = ranked
-        policy.victims.managed = True
 
     def keys(self, name):
         """Return the keys of a list of the policy, least recent first."""
@@ -46,23 +39,6 @@ cdef class RequestRules:
 
     cdef bint ensure(self, uint64_t moves) noexcept:
         return True
-
-    cdef bint ensure_search(self, uint64_t n, uint64_t num_protected) noexcept:
-        cdef uint64_t more = self.most_moved()
-        cdef Ring* ring
-        cdef int number
-        # A policy looks one further, for one victim and for one that it passes over; those whose
-        # scans leave chunks behind pass over as many more as they choose.
-        if not victims_ensure(&self.policy.victims, n + 1, num_protected + n + 1):
-            return False
-        for number in range(self.policy.num_rings):
-            ring = &self.policy.rings[number]
-            if not ring_reserve_parking(ring, ring.size + more):
-                return False
-        return True
-
-    cdef uint64_t most_moved(self) noexcept:
-        return 0
 
     cdef bint open_chain(self, list keys) noexcept:
         return True
@@ -84,18 +60,10 @@ cdef class RequestRules:
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
         pass
 
-    cdef void became_idle(self, uint32_t slot, Node* node) noexcept:
-        if node.flags & PARKED:
-            self.policy.became_idle(slot, node)
-
-    cdef void cancel(self) noexcept:
-        self.policy.cancel()
-
 
 cdef class LRURules(RequestRules):
     def __cinit__(self, RankedLRU policy not None, bint ranked=False):
         self.lru = policy
-        self.all_or_none = True
 
     def keys(self, name):
         """Return the keys of ``chunks``, least recent first."""
@@ -105,9 +73,6 @@ cdef class LRURules(RequestRules):
 
     cdef bint ensure(self, uint64_t moves) noexcept:
         return self.lru.ensure_moves(moves)
-
-    cdef bint ensure_search(self, uint64_t n, uint64_t num_protected) noexcept:
-        return self.lru.ensure_victims(n)
 
     cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept:
         cdef Py_ssize_t place
@@ -145,41 +110,37 @@ cdef class LRURules(RequestRules):
                     batch.slots[place], node_at(self.policy.table, batch.slots[place])
                 )
 
-    cdef void became_idle(self, uint32_t slot, Node* node) noexcept:
-        self.lru.became_idle(slot, node)
-
-    cdef void cancel(self) noexcept:
-        self.lru.cancel()
-
 
 cdef class UseRules(RequestRules):
     def __cinit__(self, CompiledPolicy policy not None):
         memset(&self.part, 0, sizeof(Batch))
         self.items_room = 0
-        self.counts = NULL
+        self.inserted = NULL
+        self.ref_cnts = NULL
 
     def __dealloc__(self):
-        discard(self.counts)
+        discard(self.ref_cnts)
+        discard(self.inserted)
         discard(self.part.items)
         batch_close(&self.part)
 
     cdef bint ensure(self, uint64_t moves) noexcept:
-        cdef PyObject** items
-        cdef int32_t* counts
+        cdef void* grown
         if moves > self.items_room:
-            items = <PyObject**>resize(self.part.items, moves * sizeof(PyObject*))
-            if items == NULL:
+            grown = resize(self.part.items, moves * sizeof(PyObject*))
+            if grown == NULL:
                 return False
-            self.part.items = items
-            counts = <int32_t*>resize(self.counts, moves * sizeof(int32_t))
-            if counts == NULL:
+            self.part.items = <PyObject**>grown
+            grown = resize(self.inserted, moves)
+            if grown == NULL:
                 return False
-            self.counts = counts
+            self.inserted = <uint8_t*>grown
+            grown = resize(self.ref_cnts, moves * sizeof(int32_t))
+            if grown == NULL:
+                return False
+            self.ref_cnts = <int32_t*>grown
             self.items_room = moves
         return batch_ensure(&self.part, <Py_ssize_t>moves)
-
-    cdef uint64_t most_moved(self) noexcept:
-        return self.policy.num_resident if self.demotes else 0
 
     cdef void choose(
         self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
@@ -196,41 +157,20 @@ cdef class UseRules(RequestRules):
                     slot = NIL  # a key that is only about to become known
                 part.items[part.size] = batch.items[place]
                 part.slots[part.size] = slot
+                self.inserted[part.size] = accesses[place].flags & ONLY_INSERTED
                 part.size += 1
 
-    cdef void touch(self, Batch* batch, const Access* accesses, uint8_t flags) noexcept:
-        """Touch the keys that have one of the flags."""
-        self.choose(batch, accesses, flags, flags)
+    cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
+        self.choose(batch, accesses, FIRST_MISS, FIRST_MISS)
         if self.part.size:
             self.policy.c_touch(&self.part)
 
-    cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
-        self.touch(batch, accesses, FIRST_MISS)
-
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
-        # What was only inserted is touched as a pending block: it becomes recent, tail first, in
-        # the place that it has, and does not count as used.
-        self.show_pending(batch, accesses, ONLY_INSERTED, True)
-        self.touch(batch, accesses, USED_AGAIN | ONLY_INSERTED)
-        self.show_pending(batch, accesses, ONLY_INSERTED, False)
-
-    cdef void show_pending(
-        self, Batch* batch, const Access* accesses, uint8_t flags, bint pending
-    ) noexcept:
-        """Show chunks with one of the flags as pending, or restore their counts."""
-        cdef Py_ssize_t place
-        cdef Node* node
-        for place in range(batch.size):
-            if batch.slots[place] == NIL or not accesses[place].flags & flags:
-                continue
-            node = node_at(self.policy.table, batch.slots[place])
-            if pending:
-                self.counts[place] = node.block.ref_cnt
-                node.block.ref_cnt = -1
-            else:
-                node.block.ref_cnt = self.counts[place]
-                if node.block.ref_cnt == 0:  # the touch may have passed over it
-                    self.became_idle(batch.slots[place], node)
+        self.choose(
+            batch, accesses, USED_AGAIN | ONLY_INSERTED, USED_AGAIN | ONLY_INSERTED
+        )
+        if self.part.size:
+            touch_inserted(self.policy, &self.part, self.inserted, self.ref_cnts)
 
 
 cdef class ChainRules(UseRules):
@@ -247,9 +187,6 @@ cdef class ChainRules(UseRules):
         self.chain.items = list_items(keys)
         self.chain.size = len(keys)
         return True
-
-    cdef uint64_t most_moved(self) noexcept:
-        return <uint64_t>self.chain.size
 
     cdef void started(self) noexcept:
         cdef Py_ssize_t place
@@ -275,7 +212,6 @@ cdef class ChainRules(UseRules):
 cdef class ARCRules(UseRules):
     def __cinit__(self, _ARC policy not None):
         self.arc = policy
-        self.all_or_none = True
 
     def keys(self, name):
         """Return the keys of ``t1``, ``t2``, ``b1`` or ``b2``, least recent first."""

@@ -85,6 +85,7 @@ class KVOffloadManager(RequestManagerCore, OffloadingManager):  # type: ignore[m
         info: Any = None,
         watch: Watch | None = None,
     ) -> None:
+        self._require_new()
         capacity = check_int("num_chunks", num_chunks, 0, MAX_NUM_BLOCKS)
         threshold = check_int("store_threshold", store_threshold)
         max_tracker_size = check_int("max_tracker_size", max_tracker_size)

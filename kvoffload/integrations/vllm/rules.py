@@ -41,6 +41,4 @@ def make_rules(
         return ARCRules(policy)
     if spec.entry.learns_by_request:
         return ChainRules(policy)
-    rules = UseRules(policy)
-    rules.demotes = spec.entry.demotes_on_touch
-    return rules
+    return UseRules(policy)

@@ -59,6 +59,7 @@ class KVOffloadPrimaryTier(KVOffloadManager):
         enable_events: bool = False,
         info: Any = None,
     ) -> None:
+        self._require_new()
         self._promoted: dict[str, list[bytes]] = {}  # request id -> keys that are pinned for it
         self._mmap_region = mmap_region
         self._memory: memoryview = mmap_region.create_kv_memoryview()

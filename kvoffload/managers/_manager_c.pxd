@@ -1,0 +1,112 @@
+"""The calls of a block's life over C structures, for the managers that are built on them.
+
+The library's manager and vLLM's call the same steps. A manager of another interface opens batches
+of its own, and joins steps without a watch: what it lets a watch see is its own, too.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from kvoffload._core.batch cimport Batch
+from kvoffload._core.table cimport Node
+from kvoffload.backends._cpu_c cimport PoolCore
+from kvoffload.managers._lifecycle_c cimport BlockStates
+from kvoffload.managers._watch_c cimport WatchCore
+from kvoffload.policies._twin_c cimport CompiledPolicy
+
+cdef struct Counters:
+    uint64_t lookups            # calls
+    uint64_t lookup_blocks
+    uint64_t hit_blocks
+    uint64_t stored_blocks      # given a slot
+    uint64_t failed_blocks
+    uint64_t evicted_blocks
+    uint64_t refused_stores     # calls
+    uint64_t not_admitted
+    uint64_t loaded_blocks
+
+
+cdef class Steps:
+    cdef object lookup(self, object hashes)
+    cdef object begin(self, object manager, object hashes, object hints)
+    cdef object touch(self, object hashes)
+    cdef object prepare_load(self, object hashes)
+    cdef object complete_load(self, object hashes)
+    cdef object prepare_store(self, object hashes)
+    cdef object complete_store(self, object hashes, object success)
+
+
+cdef class CompiledSteps(Steps):
+    cdef CompiledPolicy _policy
+    cdef PoolCore _pool
+    cdef list _events               # None when off
+    cdef WatchCore _watch           # None without a watch
+    cdef Batch batch                # of the call at work
+    cdef Counters counters
+    cdef BlockStates states
+
+    # Join built-in parts; return what they replace, which is to die when all is done.
+    cdef tuple join(self, CompiledPolicy policy, PoolCore pool, bint enable_events, WatchCore watch)
+
+    # -- loads -----------------------------------------------------------------------------------
+    # Pin the batch, or nothing of it; return the first place that cannot be pinned, or -1. Ids are
+    # written unless `block_ids` is NULL.
+    cdef Py_ssize_t pin_batch(self, Batch* batch, int64_t* block_ids) noexcept
+    # Build the error of a block that cannot be pinned.
+    cdef object load_error(self, bytes block_hash)
+    # Take a pin from each block of the batch, whose keys are those of the list from `start` on.
+    cdef int release(self, Batch* batch, list keys, Py_ssize_t start) except -1
+    cdef void unpin_slot(self, uint32_t slot) noexcept
+
+    # -- stores ----------------------------------------------------------------------------------
+    # Choose the keys that are not resident, once each, except those that are left out; NULL for
+    # none. Unknown ones get nodes, and all but those left out a mark. -1 without memory.
+    cdef Py_ssize_t choose_missing(self, Batch* batch, const uint8_t* left_out) noexcept
+    # Return how many of the chosen keys to store, their victims found. -1, with the keys forgotten,
+    # where the store is refused or finds no memory; the policy's ``victims`` say which.
+    cdef Py_ssize_t make_room(self, Batch* batch, Py_ssize_t num_missing) noexcept
+    # Return the keys of the victims, in eviction order.
+    cdef list victim_keys(self)
+    # Free the victims' slots, and let them go.
+    cdef void evict_victims(self) noexcept
+    # Note what of the batch has become of the store: so many of the chosen keys have a block.
+    cdef void note_stored(
+        self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing
+    ) noexcept
+    # Make the batch's pending blocks idle, or drop them.
+    cdef void end_pending(self, bint succeeded) noexcept
+
+    # -- everything ------------------------------------------------------------------------------
+    # Give the slots back and empty the policy.
+    cdef int drop_all(self) except -1
+    # Return the node of a resident block, or NULL.
+    cdef Node* resident_node(self, object block_hash) noexcept
+
+    # -- of the library's manager alone ----------------------------------------------------------
+    cdef Py_ssize_t count_ready(self, Batch* batch) noexcept
+    cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept
+    cdef object load(self, Batch* batch, list keys, Py_ssize_t start)
+    cdef object store(self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request)
+    cdef object store_now(self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request)
+    cdef object packed_victims(self)
+    cdef void place_blocks(
+        self, Batch* batch, Py_ssize_t num_admitted, Py_ssize_t num_missing, int64_t* block_ids
+    ) noexcept
+    cdef int end_store(self, list batch, bint succeeded) except -1
+    cdef int emit_stored(self, list batch) except -1
+    cdef int serve(self, object hashes, Py_ssize_t first, object end) except -1
+    cdef list open_batch(self, object hashes)
+    cdef int tick(self) except -1
+
+
+cdef class CompiledRequest:
+    cdef CompiledSteps steps
+    cdef object manager             # kept alive
+    cdef list keys                  # its own: nobody else changes it
+    cdef list storing               # keys that its stores returned and it has not ended
+    cdef Batch batch                # of all keys
+    cdef bint finished
+
+    cdef int open(self, CompiledSteps steps, object manager, list keys) except -1
+    cdef int require_open(self, str call) except -1
+    cdef Py_ssize_t bounds(self, object start, object stop, Py_ssize_t* end) except -1
+    cdef Batch* part(self, Py_ssize_t start, Py_ssize_t stop, Batch* part) noexcept
