@@ -93,7 +93,7 @@ cdef class CompiledSteps(Steps):
     ) noexcept
     cdef int end_store(self, list batch, bint succeeded) except -1
     cdef int emit_stored(self, list batch) except -1
-    cdef int serve(self, object hashes, Py_ssize_t first, object end) except -1
+    cdef Py_ssize_t serve(self, Py_ssize_t first, Py_ssize_t stop) except -1
     cdef list open_batch(self, object hashes)
     cdef int tick(self) except -1
 

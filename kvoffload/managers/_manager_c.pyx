@@ -13,7 +13,7 @@ Invariants
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.list cimport PyList_GET_ITEM, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -37,7 +37,8 @@ from kvoffload._core.batch cimport (
     hint_found,
 )
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.items cimport checked_copy, first_bad, list_items, tuple_items
+from kvoffload._core.items cimport check_items, checked_copy, first_bad, list_items, tuple_items
+from kvoffload._core.memory cimport discard, resize
 from kvoffload._core.pool cimport pool_give, pool_num_free, pool_reset
 from kvoffload._core.table cimport (
     INLINE_KEY_BYTES,
@@ -87,6 +88,7 @@ from kvoffload.errors import (
     block_not_pinned,
     block_not_ready,
     cannot_pickle,
+    describe,
     ref_count_overflow,
     request_finished,
 )
@@ -587,23 +589,24 @@ cdef class CompiledSteps(Steps):
             elif node.flags & PARKED:
                 policy.became_idle(slot, node)
 
-    cdef int serve(self, object hashes, Py_ssize_t first, object end) except -1:
-        """Do as the Python twin does for one request, with no object made on the way."""
-        cdef list batch = self.open_batch(hashes)
+    cdef Py_ssize_t serve(self, Py_ssize_t first, Py_ssize_t stop) except -1:
+        """Do as the Python twin does for the request of the batch, with no object on the way.
+
+        It is asked for what lies between; return how many of these blocks are hits.
+        """
         cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t place, num_missing, num_admitted = 0
-        cdef Py_ssize_t stop = self.batch.size if end is None else end
+        cdef Py_ssize_t place, num_hits, num_missing, num_admitted = 0
         cdef Batch asked
         cdef uint32_t slot
         cdef Node* node
         if self._events is not None or self._watch is not None:
             raise ValueError("only without events and a watch are requests served at once")
         if not 0 <= first <= stop <= self.batch.size:
-            raise ValueError(f"a request of {self.batch.size} keys, {first} to {end} asked for")
+            raise ValueError(f"a request of {self.batch.size} keys, {first} to {stop} asked for")
         find_changed(policy.table, &self.batch)
         policy.c_touch(&self.batch)
         asked = batch_part(&self.batch, first, stop)
-        self.count_ready(&asked)
+        num_hits = self.count_ready(&asked)
         num_missing = self.choose_missing(&self.batch, NULL)
         if num_missing < 0:
             raise MemoryError()
@@ -621,11 +624,59 @@ cdef class CompiledSteps(Steps):
             end_store(&self.states, policy, &self._pool.pool, slot, True)
             if node.flags & PARKED:
                 policy.became_idle(slot, node)
-        return 0
+        return num_hits
 
     def _serve_at_once(self, requests):
+        cdef list batch
         for hashes, first, end in requests:
-            self.serve(hashes, first, end)
+            batch = self.open_batch(hashes)
+            self.serve(first, len(batch) if end is None else end)
+
+    def _serve_rows(self, list keys, starts, blocks, first, nodes):
+        cdef cnp.ndarray hits
+        cdef const int64_t* start = <const int64_t*>data_of("starts", starts, cnp.NPY_INT64)
+        cdef const int64_t* before = <const int64_t*>data_of("first", first, cnp.NPY_INT64)
+        cdef const uint32_t* all_blocks = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
+        cdef const uint32_t* block
+        cdef uint32_t* node_of = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
+        cdef Py_ssize_t number, place, size, longest = 0, num_rows = len(first)
+        cdef PyObject** items
+        if not check_items(keys):
+            raise batch_error(keys, "keys")
+        if len(starts) != num_rows + 1 or len(nodes) != len(keys):
+            raise ValueError("starts must have one more than first, nodes as many as keys")
+        for number in range(num_rows):
+            if not 0 <= start[number] <= start[number + 1] <= len(blocks):
+                raise ValueError(f"row {number} must lie in blocks")
+            if not 0 <= before[number] <= start[number + 1] - start[number]:
+                raise ValueError(f"first must lie in row {number}, got {before[number]}")
+            for place in range(start[number], start[number + 1]):
+                if all_blocks[place] >= <uint64_t>len(keys):
+                    raise ValueError(f"row {number} must have keys, got {all_blocks[place]}")
+            longest = max(longest, <Py_ssize_t>(start[number + 1] - start[number]))
+        hits = new_ids(num_rows)
+        items = <PyObject**>resize(NULL, (longest + 1) * sizeof(PyObject*))
+        try:
+            if items == NULL or not batch_ensure(&self.batch, longest):
+                raise MemoryError()
+            for number in range(num_rows):
+                block = all_blocks + start[number]
+                size = <Py_ssize_t>(start[number + 1] - start[number])
+                batch_set(&self.batch, items, size)
+                self.batch.num_hints = size
+                for place in range(size):
+                    items[place] = <PyObject*>PyList_GET_ITEM(keys, block[place])
+                    self.batch.slots[place] = node_of[block[place]]
+                (<int64_t*>cnp.PyArray_DATA(hits))[number] = self.serve(
+                    <Py_ssize_t>before[number], size
+                )
+                for place in range(size):
+                    node_of[block[place]] = self.batch.slots[place]
+        finally:
+            discard(items)
+        for number in range(num_rows):
+            self.counters.loaded_blocks += <uint64_t>(<int64_t*>cnp.PyArray_DATA(hits))[number]
+        return hits
 
     def take_events(self):
         cdef list events, fresh
@@ -980,6 +1031,18 @@ cdef class CompiledRequest:
         return request_summary(self)
 
 
+cdef void* data_of(str name, object array, int kind) except NULL:
+    """Return where the elements of an array are that has one dimension and no gaps."""
+    if (
+        not cnp.PyArray_CheckExact(array)
+        or cnp.PyArray_TYPE(array) != kind
+        or cnp.PyArray_NDIM(array) != 1
+        or not cnp.PyArray_IS_C_CONTIGUOUS(array)
+    ):
+        raise TypeError(f"{name} must be a contiguous array of its type, got {describe(array)}")
+    return cnp.PyArray_DATA(array)
+
+
 cdef bint is_success(object success) except -1:
     """Return whether `success` is True; TypeError if it is neither True nor False."""
     return success is True or (success is not False and check_bool("success", success))
@@ -1098,6 +1161,36 @@ cdef class ManagerCore:
     def _serve_at_once(self, requests):
         """Serve requests as an engine does whose transfers end at once; see the Python twin."""
         self.skeleton._serve_at_once(requests)
+
+    def _serve_rows(self, keys, starts, blocks, first, nodes):
+        """Serve the requests of a trace, as `kvoffload.replay.protocol.serve_all` does in Python.
+
+        Parameters
+        ----------
+        keys : list of BlockHash
+            The trace's distinct blocks.
+        starts : (rows + 1,) int64
+            Where each row begins in `blocks`, and where the last ends.
+        blocks : (n,) uint32
+            Of each block of the rows its index in `keys`.
+        first : (rows,) int64
+            The first block of each row that the manager is asked for.
+        nodes : (len(keys),) uint32
+            Where the manager has found each key; any numbers at first.
+
+        Returns
+        -------
+        (rows,) int64 or None
+            The hits of each row; None where the calls must be made one by one: of a subclass that
+            has calls of its own, over parts of a user's, with events or with a watch.
+        """
+        cdef CompiledSteps steps
+        if self.calls_own or type(self.steps) is not CompiledSteps:
+            return None
+        steps = self.steps
+        if steps._events is not None or steps._watch is not None:
+            return None
+        return steps._serve_rows(keys, starts, blocks, first, nodes)
 
     def take_events(self):
         return self.skeleton.take_events()

@@ -6,11 +6,20 @@ the rest and finishes. The caller of `serve` completes the store, at once or som
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from kvoffload import BlockHash, OffloadingManager, PrepareStoreOutput, Request
 
-__all__ = ["Served", "serve"]
+from .decoded import DecodedTrace
+
+__all__ = ["Served", "serve", "serve_all"]
+
+#: Requests that are served before Ctrl-C is heard.
+ROWS_AT_ONCE = 1024
 
 
 @dataclass(slots=True)
@@ -73,3 +82,51 @@ def serve(manager: OffloadingManager, hashes: list[BlockHash], on_device: int = 
     output = request.prepare_store()
     request.finish()
     return Served(hits, output, request)
+
+
+def serve_all(
+    manager: OffloadingManager,
+    keys: list[BlockHash],
+    trace: DecodedTrace,
+    on_device: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Pass the requests of a trace through a manager, each store complete before the next one.
+
+    A compiled manager takes many requests in one call, with the same results to the block.
+
+    Parameters
+    ----------
+    manager : OffloadingManager
+        Any manager.
+    keys : list of BlockHash
+        ``trace.keys()``.
+    trace : DecodedTrace
+        The requests.
+    on_device : (requests,) int64
+        Leading blocks of each that the accelerator's own cache has.
+
+    Returns
+    -------
+    (requests,) int64
+        The hits of each.
+
+    Complexity: that of the manager's calls.
+    """
+    hits = np.zeros(trace.num_requests, dtype=np.int64)
+    serve_rows = getattr(manager, "_serve_rows", None)
+    nodes = np.zeros(len(keys), dtype=np.uint32)
+    for start in range(0, trace.num_requests, ROWS_AT_ONCE):
+        end = min(start + ROWS_AT_ONCE, trace.num_requests)
+        starts, first = trace.starts[start : end + 1], on_device[start:end]
+        if serve_rows is not None:
+            served = serve_rows(keys, starts, trace.blocks, first, nodes)
+            if served is not None:
+                hits[start:end] = served
+                continue
+        rows = itertools.pairwise(starts.tolist())
+        for number, ((row, row_end), before) in enumerate(zip(rows, first.tolist(), strict=True)):
+            hashes = [keys[block] for block in trace.blocks[row:row_end].tolist()]
+            one = serve(manager, hashes, before)
+            one.complete()
+            hits[start + number] = one.hits
+    return hits
