@@ -32,7 +32,22 @@ cdef enum:
     NEVER_OR_LONG_AGO = 7
 
 cdef enum:
-    DRAIN_KEYS = 256        # sampled keys after which a watch takes them
+    DRAIN_KEYS = 256        # sampled keys, and requests, after which a watch takes them
+    MOST_KEYS = 1 << 14     # and that are collected at most if no lookup lets it
+
+# How a key of a request stands to those that it asked for.
+cdef enum:
+    BEFORE = 0              # the device had it
+    ASKED = 1
+    BEHIND = 2              # generated, or of a group that is not judged
+
+# The sampled keys of a request that belong to one quarter.
+cdef struct CollectedRequest:
+    uint32_t quarter
+    uint32_t stretch        # resets before it since the last take, those in a row as one
+    uint32_t num_keys
+    uint32_t first          # of the keys that it asked for
+    uint32_t end            # and behind the last of them
 
 cdef struct WatchCounts:
     uint64_t requests
@@ -90,9 +105,13 @@ cdef class WatchCore:
     cdef bytes secret
     cdef int64_t start                      # ms
     cdef int64_t present                    # ms: when the clock was last read
-    cdef list keys                          # by quarter, each a list of keys and None
-    cdef Py_ssize_t num_keys
-    cdef uint32_t unended                   # quarters, as bits, with keys of the request at work
+    cdef list keys                          # by quarter, those of its collected requests
+    cdef CollectedRequest* requests         # (num_requests,)
+    cdef uint64_t num_requests
+    cdef uint64_t request_room
+    cdef CollectedRequest at_work[4]        # by quarter, the request whose keys are collected
+    cdef uint32_t stretch
+    cdef uint64_t num_collected             # keys and requests
     cdef uint64_t* uses                     # scratch: fingerprints of the call at work
     cdef uint32_t* use_slots                # and their nodes, NIL for none
     cdef Py_ssize_t use_room
@@ -140,4 +159,6 @@ cdef class WatchCore:
     cdef int quarter_of(self, uint64_t hashed) noexcept
     cdef void judge(self, uint64_t hashed, Node* node, bint hit) noexcept
     cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept
-    cdef void keep_key(self, uint32_t sample, PyObject* key) noexcept
+    # Collect the keys of a request for the policies, head to tail, then the request.
+    cdef void collect_key(self, uint32_t sample, PyObject* key, int part) noexcept
+    cdef void collect_request(self) noexcept

@@ -13,7 +13,7 @@ from libc.string cimport memcpy, memset
 from kvoffload._core.batch cimport item_key, item_length
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
 from kvoffload._core.items cimport first_bad
-from kvoffload._core.memory cimport discard, resize
+from kvoffload._core.memory cimport discard, grow, resize
 from kvoffload._core.shadow cimport (
     MOST_SIZES,
     shadow_approach,
@@ -133,6 +133,7 @@ cdef class WatchCore:
             discard(self.transfers[place].block_ids)
         discard(self.transfers)
         discard(self.uses)
+        discard(self.requests)
 
     def __reduce__(self):
         raise TypeError("cannot pickle a watch: it looks at a manager")
@@ -205,7 +206,7 @@ cdef class WatchCore:
             num_uses += 1
             shadow_approach(&self.shadow, hashed)
             if sample_of(hashed) < self.keeps_below:
-                self.keep_key(sample_of(hashed), batch.items[place])
+                self.collect_key(sample_of(hashed), batch.items[place], ASKED)
         num_sampled = num_uses
         for place in range(num_hits, batch.size):
             # What the lookup had no need to check may be no key.
@@ -220,7 +221,7 @@ cdef class WatchCore:
                 num_uses += 1
                 shadow_approach(&self.shadow, hashed)
                 if sample_of(hashed) < self.keeps_below:
-                    self.keep_key(sample_of(hashed), batch.items[place])
+                    self.collect_key(sample_of(hashed), batch.items[place], ASKED)
         if num_uses == 0:
             return
         for number in range(num_uses):
@@ -236,11 +237,8 @@ cdef class WatchCore:
         for number in range(num_uses - 1, -1, -1):
             hashed = self.uses[number]
             shadow_use(&self.shadow, hashed, self.quarter_of(hashed), <uint32_t>now)
-        for size in range(self.num_quarters):
-            if self.unended & (1 << size):
-                self.keep_key(<uint32_t>size, <PyObject*>None)
-        self.unended = 0
-        self.due = self.num_keys >= DRAIN_KEYS or now >= self.next_due
+        self.collect_request()
+        self.due = self.due or now >= self.next_due
 
     cdef bint ensure_uses(self, Py_ssize_t size) noexcept:
         """Make room for the sampled blocks of a call; False if there is no memory."""
@@ -280,15 +278,43 @@ cdef class WatchCore:
         else:
             self.tally.causes[NEVER_OR_LONG_AGO] += 1
 
-    cdef void keep_key(self, uint32_t sample, PyObject* key) noexcept:
-        """Keep a key, or None at the end of a request, for the policies."""
+    cdef void collect_key(self, uint32_t sample, PyObject* key, int part) noexcept:
+        """Collect a key of the request at work, if there is memory for it and its request."""
         cdef int quarter = sample & (self.num_quarters - 1)
+        cdef CollectedRequest* request = &self.at_work[quarter]
+        if self.num_collected >= MOST_KEYS or not grow(
+            <void**>&self.requests,
+            &self.request_room,
+            self.num_requests + <uint64_t>self.num_quarters,
+            sizeof(CollectedRequest),
+            DRAIN_KEYS,
+        ):
+            return
         try:
             (<list>self.keys[quarter]).append(<object>key)
         except MemoryError:
             return
-        self.num_keys += 1
-        self.unended |= <uint32_t>1 << quarter
+        if part == BEFORE and (request.first == 0 or request.first == request.num_keys):
+            request.first = request.num_keys + 1
+        if part != BEHIND and request.end == request.num_keys:
+            request.end += 1
+        request.num_keys += 1
+        self.num_collected += 1
+
+    cdef void collect_request(self) noexcept:
+        """End the request at work."""
+        cdef int quarter
+        cdef CollectedRequest* request
+        for quarter in range(self.num_quarters):
+            request = &self.at_work[quarter]
+            if request.num_keys:
+                request.quarter = <uint32_t>quarter
+                request.stretch = self.stretch
+                self.requests[self.num_requests] = request[0]
+                self.num_requests += 1
+                self.num_collected += 1
+                memset(request, 0, sizeof(CollectedRequest))
+        self.due = self.due or self.num_collected >= DRAIN_KEYS
 
     cdef void c_stored(self, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing) noexcept:
         """Note the fates of a store that was granted."""
@@ -317,7 +343,6 @@ cdef class WatchCore:
         cdef uint64_t hashed
         cdef Node* node
         cdef Entry* entry
-        cdef int quarter
         if not self.ensure_uses(missing):
             return
         for place in range(missing):
@@ -331,16 +356,11 @@ cdef class WatchCore:
             self.uses[num_unseen] = hashed
             num_unseen += 1
             if sample_of(hashed) < self.keeps_below:
-                self.keep_key(sample_of(hashed), batch.items[batch.places[place]])
+                self.collect_key(sample_of(hashed), batch.items[batch.places[place]], BEHIND)
         for number in range(num_unseen - 1, -1, -1):
             hashed = self.uses[number]
             shadow_use(&self.shadow, hashed, self.quarter_of(hashed), now)
-        for quarter in range(self.num_quarters):
-            if self.unended & (1 << quarter):
-                self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
-                self.keep_key(<uint32_t>quarter, <PyObject*>None)
-        self.unended = 0
-        self.due = self.due or self.num_keys >= DRAIN_KEYS
+        self.collect_request()
 
     cdef void note_victims(self) noexcept:
         """Count the victims, and note the fates of the sampled ones."""
@@ -441,8 +461,6 @@ cdef class WatchCore:
         """Reset the shadows with the cache, and note what became of its blocks."""
         cdef uint32_t place
         cdef int quarter, size
-        cdef list keys
-        cdef object reset = False
         self.tally.resets += 1
         for size in range(self.num_sizes):
             self.tally.fullest[size] = max(self.tally.fullest[size], self.held(size))
@@ -453,12 +471,10 @@ cdef class WatchCore:
                     self.shadow.entries[place].fate = FATE_RESET
                 place = self.shadow.entries[place].next
         shadow_reset(&self.shadow)
-        if self.keeps_below:
-            for quarter in range(self.num_quarters):
-                keys = <list>self.keys[quarter]
-                if not keys or keys[len(keys) - 1] is not reset:
-                    self.keep_key(<uint32_t>quarter, <PyObject*>reset)
-            self.unended = 0
+        if self.stretch == 0 or (
+            self.num_requests and self.requests[self.num_requests - 1].stretch == self.stretch
+        ):
+            self.stretch += 1
         while self.oldest != NIL:
             self.close_at(self.oldest)
 
@@ -688,18 +704,39 @@ cdef class WatchCore:
             "open": self.num_open,
         }
 
-    def take_keys(self):
-        """Return each quarter's keys for the policies, and forget them.
+    def take_requests(self):
+        """Return and clear the requests collected for the policies.
 
-        None ends a request. In one, an integration may put an Ellipsis before the first key that
-        was asked for, and NotImplemented behind the last. Between two, False is a reset.
+        Those of each quarter, in one list per stretch between resets.
         """
-        cdef list fresh = [[] for _ in range(self.num_quarters)]
-        cdef list keys = self.keys
-        self.keys = fresh
-        self.num_keys = 0
-        self.due = False
-        return keys
+        cdef list taken, keys, fresh
+        cdef uint64_t number
+        cdef uint32_t quarter, end
+        cdef uint32_t starts[4]
+        cdef CollectedRequest* request
+        cdef int collecting = PyGC_Disable()
+        memset(starts, 0, sizeof(starts))
+        try:
+            fresh = [[] for _ in range(self.num_quarters)]
+            taken = [
+                [[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)
+            ]
+            for number in range(self.num_requests):
+                request = self.requests + number
+                quarter = request.quarter
+                end = starts[quarter] + request.num_keys
+                keys = (<list>self.keys[quarter])[starts[quarter] : end]
+                starts[quarter] = end
+                (<list>(<list>taken[quarter])[request.stretch]).append(
+                    (keys, request.first, request.end)
+                )
+            self.keys = fresh
+            self.num_requests = self.num_collected = self.stretch = 0
+            self.due = False
+            return taken
+        finally:
+            if collecting:
+                PyGC_Enable()
 
     def explain(self, bytes key not None):
         """Return what is known of a block: its ref_cnt, whether it is sampled, its record.

@@ -45,6 +45,7 @@ from ._watching import (
     STORE,
     STORED,
     UNKNOWN,
+    SampledRequest,
     Watching,
     WatchPlan,
 )
@@ -53,7 +54,10 @@ AGE_BINS = 256
 """Bins of the histograms of ages: eight for each doubling of the age in ms."""
 
 DRAIN_KEYS = 256
-"""Keys, and ends of requests, after which the sample of the policies is taken to them."""
+"""Sampled keys, and requests with such keys, after which a watch takes them."""
+
+MOST_KEYS = 2**14
+"""Sampled keys, and requests, that are collected at most if no lookup lets the watch take them."""
 
 MOST_OPEN = 4096
 MOST_OPEN_BLOCKS = 2**18
@@ -147,8 +151,8 @@ class WatchCore:
         self._secret = [int.from_bytes(secret[i : i + 8], "little") for i in range(0, 64, 8)]
         self._sample_below = plan.sample_below
         self._policy_below = plan.policy_below
+        self._keeps_below = plan.policy_below if plan.keeps_keys else 0
         self._quarters = plan.quarters
-        self._keeps_keys = plan.keeps_keys and plan.policy_below > 0
         self._lengths = plan.lengths
         self._rooms = [
             limit - before for before, limit in zip((0, *plan.limits), plan.limits, strict=False)
@@ -159,7 +163,9 @@ class WatchCore:
         self._clock = plan.clock
         self._start = monotonic_ns() // 1_000_000 if plan.clock is None else plan.clock()
         self._present = self._start
-        self._keys: list[list[Any]] = [[] for _ in range(plan.quarters)]
+        self._keys: list[list[BlockHash]] = [[] for _ in range(plan.quarters)]  # of a request
+        self._requests: list[list[list[SampledRequest]]] = [[[]] for _ in range(plan.quarters)]
+        self._num_collected = 0
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._causes = [0] * len(CAUSES)
         self._evicted_used = [0, 0]
@@ -201,8 +207,7 @@ class WatchCore:
             self._judged[quarter][segment] += 1
             if sample < self._policy_below:
                 self._policy_judged[quarter][segment] += 1
-                if self._keeps_keys:
-                    self._keys[quarter].append(key)
+            self._collect_key(sample, key)
             if place >= num_hits:
                 self._causes[self._cause(find(key), record)] += 1
             elif record is not None:
@@ -212,10 +217,8 @@ class WatchCore:
             return
         for fingerprint in reversed(uses):
             self._use(fingerprint, now)
-        for keys in self._keys:
-            if keys and keys[-1] is not None:
-                keys.append(None)
-        self.due = sum(map(len, self._keys)) >= DRAIN_KEYS or now >= self.next_due
+        self._collect_request(asked=True)
+        self.due = self.due or now >= self.next_due
 
     def stored(
         self, missing: Sequence[BlockHash], num_admitted: int, evicted: Sequence[BlockHash]
@@ -283,10 +286,10 @@ class WatchCore:
             for segment in reversed(segments[:-1]):
                 segments[-1].update(segment)
                 segment.clear()
-        if self._keeps_keys:
-            for keys in self._keys:
-                if not keys or keys[-1] is not False:
-                    keys.append(False)
+        latest = [stretches[-1] for stretches in self._requests]
+        if any(latest) or len(self._requests[0]) == 1:
+            for stretches in self._requests:
+                stretches.append([])
         self._open.clear()
 
     def _held(self) -> list[int]:
@@ -377,15 +380,15 @@ class WatchCore:
             "open": len(self._open),
         }
 
-    def take_keys(self) -> list[list[Any]]:
-        """Return each quarter's keys for the policies, and forget them.
+    def take_requests(self) -> list[list[list[SampledRequest]]]:
+        """Return and clear the requests collected for the policies.
 
-        None ends a request. In one, an integration may put an Ellipsis before the first key that
-        was asked for, and NotImplemented behind the last. Between two, False is a reset.
+        Those of each quarter, in one list per stretch between resets.
         """
-        keys, self._keys = self._keys, [[] for _ in range(self._quarters)]
+        requests, self._requests = self._requests, [[[]] for _ in range(self._quarters)]
+        self._num_collected = 0
         self.due = False
-        return keys
+        return requests
 
     def explain(self, key: bytes) -> tuple[int | None, bool, Any]:
         """Return what is known of a block: its ref_cnt, whether it is sampled, its record.
@@ -465,17 +468,26 @@ class WatchCore:
             if _sample_of(fingerprint := hash_key(key, self._secret)) < self._sample_below
             and self._at(fingerprint)[1] == len(self._rooms)
         ]
-        quarters = set()
         for key, fingerprint in unseen:
-            sample = _sample_of(fingerprint)
-            if self._keeps_keys and sample < self._policy_below:
-                self._keys[sample % self._quarters].append(key)
-                quarters.add(sample % self._quarters)
+            self._collect_key(_sample_of(fingerprint), key)
         for _, fingerprint in reversed(unseen):
             self._use(fingerprint, now)
-        for quarter in quarters:
-            self._keys[quarter] += [..., None]
-        self.due = self.due or sum(map(len, self._keys)) >= DRAIN_KEYS
+        self._collect_request(asked=False)
+
+    def _collect_key(self, sample: int, key: BlockHash) -> None:
+        """Collect a key of the present request for the policies, if they see it."""
+        if sample < self._keeps_below and self._num_collected < MOST_KEYS:
+            self._keys[sample % self._quarters].append(key)
+            self._num_collected += 1
+
+    def _collect_request(self, *, asked: bool) -> None:
+        """End the present request, which asked for all its keys or for none."""
+        for quarter, keys in enumerate(self._keys):
+            if keys:
+                self._requests[quarter][-1].append((keys, 0, len(keys) if asked else 0))
+                self._keys[quarter] = []
+                self._num_collected += 1
+        self.due = self.due or self._num_collected >= DRAIN_KEYS
 
     def _count(self, batch: Sequence[BlockHash], num_hits: int) -> None:
         """Count a request."""

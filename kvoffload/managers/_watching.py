@@ -7,11 +7,13 @@ from typing import Any, Literal, Protocol
 
 from kvoffload.errors import describe
 from kvoffload.policies import registry
+from kvoffload.types import BlockHash
 
 __all__ = [
     "CAUSES",
     "KINDS",
     "SAMPLE_RANGE",
+    "SampledRequest",
     "WatchPlan",
     "WatchRequest",
     "Watching",
@@ -36,6 +38,9 @@ CAUSES = (
 UNKNOWN, STORED, EVICTED, DECLINED, REFUSED, FAILED, RESET = range(7)
 """The last fate of a block; from EVICTED on, its place in CAUSES is the cause of a miss."""
 BROKEN_PREFIX, PENDING, NEVER_OR_LONG_AGO = 0, 1, 7
+
+SampledRequest = tuple[list[BlockHash], int, int]
+"""The sampled keys of a request, and the half-open slice of them that it asked for."""
 
 KINDS = ("load", "store")
 """The kinds of open transfers."""
@@ -110,7 +115,7 @@ class Watching(Protocol):
         """Take the core that was made from the plan; never fails."""
 
     def _drain(self) -> None:
-        """Take the collected keys; called before a lookup once there are enough."""
+        """Take the collected requests; called before a lookup once there are enough."""
 
 
 class WatchRequest:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvoffload import BlockHash
 from kvoffload._checks import as_batch, check_int
 from kvoffload.errors import describe
 from kvoffload.managers._watching import (
@@ -26,7 +25,7 @@ from kvoffload.managers._watching import (
 from kvoffload.policies import registry
 
 from .estimate import Point, make_point
-from .minis import Miniature, Request, Totals, miniature_bias
+from .minis import Miniature, Totals, miniature_bias
 from .overdue import Overdue, find_overdue
 
 __all__ = ["Explanation", "Watch", "WatchReport"]
@@ -265,7 +264,7 @@ class Watch:
         self._planned = self._subject = _Subject(None, 0, 0.0, 0.0, [], None)
         self._snapshots: deque[_Snapshot] = deque()
         self._logged: set[int] = set()
-        self._taken = 0  # requests whose keys were taken
+        self._taken = 0  # number of requests when the sample was last taken
         self._overlap: _Overlap | None = None
         self._lock = threading.RLock()
 
@@ -314,19 +313,18 @@ class Watch:
         if not self._lock.acquire(blocking=False):
             return  # another thread does it
         try:
-            self._take_keys()
+            self._take_requests()
         finally:
             self._lock.release()
 
-    def _take_keys(self) -> None:
+    def _take_requests(self) -> None:
         core = self._core
         num_requests, *_, lag = core.progress()
         start, self._taken = self._taken, num_requests
         begins = self._overlap is None and self._stores_overlap()
         if begins:
             self._add_lru()
-        for quarter, keys in enumerate(core.take_keys()):
-            stretches = _requests_between_resets(keys)
+        for quarter, stretches in enumerate(core.take_requests()):
             # Which request is which is not kept: they are spread over those since the last time.
             step = (num_requests - start) / max(1, sum(map(len, stretches)))
             number = float(start)
@@ -424,7 +422,7 @@ class Watch:
 
     def _report(self) -> WatchReport:
         subject = self._subject
-        self._take_keys()
+        self._take_requests()
         after = self._snapshot()
         self._keep(after, append=False)
         before = self._snapshots[0]
@@ -546,7 +544,7 @@ class Watch:
         """
         self._require_joined()
         with self._lock:
-            self._take_keys()
+            self._take_requests()
             return self._counters()
 
     def _counters(self) -> dict[str, Any]:
@@ -750,26 +748,6 @@ def bin_start(number: int) -> int:
     if number < 8:
         return number
     return (8 + number % 8) << (number // 8 - 1)
-
-
-def _requests_between_resets(keys: Iterable[Any]) -> list[list[Request]]:
-    """Return the requests that a core kept the keys of, in stretches: a reset is between two."""
-    stretches: list[list[Request]] = [[]]
-    part: list[BlockHash] = []
-    first, end = 0, None
-    for key in keys:
-        if key is None:
-            stretches[-1].append((part, first, end))
-            part, first, end = [], 0, None
-        elif key is False:
-            stretches.append([])
-        elif key is Ellipsis:
-            first = len(part)
-        elif key is NotImplemented:
-            end = len(part)
-        else:
-            part.append(key)
-    return stretches
 
 
 def _lru_misses(judged: Sequence[Sequence[int]], size: int) -> list[int]:

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvoffload import BlockHash, CPUOffloadingManager
-from kvoffload import Request as OpenRequest
+from kvoffload import CPUOffloadingManager, Request
+from kvoffload.managers._watching import SampledRequest
 from kvoffload.policies import registry
 
-__all__ = ["Miniature", "Request", "Totals", "miniature_bias"]
+__all__ = ["Miniature", "Totals", "miniature_bias"]
 
 BIAS = 0.0075
 """Possible error of a miniature of 512 slots besides the one that its quarters show; with n slots,
@@ -24,9 +24,6 @@ in proportion to 1 / sqrt(n). Measured with `asv_benchmarks/watch.py policies`."
 LEARNT = 4
 """Blocks asked for per reset, as a multiple of those that a policy learns from, below which its
 points are marked."""
-
-Request = tuple[list[BlockHash], int, int | None]
-"""Its keys, and which of them it asked for: from one place to before another, or to the end."""
 
 
 def miniature_bias(slots: float) -> float:
@@ -70,12 +67,10 @@ class Miniature:
         self.managers = [
             CPUOffloadingManager(1, round(slots / quarters), policy) for _ in range(quarters)
         ]
-        self._pending: list[deque[tuple[float, OpenRequest[Any]]]] = [
-            deque() for _ in range(quarters)
-        ]
+        self._pending: list[deque[tuple[float, Request[Any]]]] = [deque() for _ in range(quarters)]
         self._reset_at = [0] * quarters  # blocks asked for by then
 
-    def feed(self, quarter: int, requests: Sequence[Request]) -> None:
+    def feed(self, quarter: int, requests: Sequence[SampledRequest]) -> None:
         """Serve requests with the manager of a quarter, as an engine would."""
         if self._pending[quarter]:
             self._complete(quarter, math.inf)
@@ -84,7 +79,7 @@ class Miniature:
     def feed_overlapping(
         self,
         quarter: int,
-        requests: Sequence[Request],
+        requests: Sequence[SampledRequest],
         numbers: Sequence[float],
         lag: float,
         *,

@@ -205,9 +205,11 @@ def test_resets_of_a_cache_that_nobody_asks_take_no_memory(twin):
     serve(manager, [A, B])
     for _ in range(10_000):
         manager.reset_cache()
-    assert [len(keys) for keys in manager.watch._core.take_keys()] == [4]
+    assert manager.watch._core.take_requests() == [[[([A, B], 0, 2)], []]]
     for _ in range(10_000):
         manager.reset_cache()
         manager.lookup([C, D])
-    assert sum(map(len, manager.watch._core.take_keys())) <= DRAIN_KEYS + 8
+    (stretches,) = manager.watch._core.take_requests()
+    assert len(stretches) <= DRAIN_KEYS
+    assert all(requests == [([C, D], 0, 2)] for requests in stretches)
     manager._check()

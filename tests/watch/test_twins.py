@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvoffload.managers._watch_py import age_bin, hash_key
+from kvoffload.managers._watch_py import MOST_KEYS, age_bin, hash_key
 from kvoffload.managers._watching import WatchPlan
-from tests.blocks import KEY_LENGTHS, block_hash
+from tests.blocks import KEY_LENGTHS, block_hash, store
 from tests.differential.pairs import require_equal
 from tests.fuzz.calls import LOOK_EVERY, Driver, Sequence
 from tests.observation import observe
@@ -44,6 +44,24 @@ def test_the_twins_see_the_same(twins, options, data):
             require_equal(*reports, what="the report")
             answers = [manager.watch.explain(KEYS) for manager in (pair.python, pair.compiled)]
             require_equal(*answers, what="the explanations")
+
+
+@given(data=CALLS)
+def test_the_twins_collect_the_same_requests(twins, data):
+    clock = Clock()
+    python, compiled = (watched(twin, clock=clock, **OPTIONS[0]) for twin in twins)
+    sequence = Sequence(data)
+    driver = Driver((python, compiled), sequence)
+    pair = driver.pair
+    for number, operation in enumerate(sequence.calls(), start=1):
+        driver.call(operation)
+        driver.check()
+        if number % LOOK_EVERY == 0:
+            cores = [manager.watch._core for manager in (pair.python, pair.compiled)]
+            taken = [core.take_requests() for core in cores]
+            require_equal(*taken, what="the collected requests")
+            for requests in (each for stretches in taken[0] for each in stretches):
+                assert all(0 <= first <= end <= len(keys) for keys, first, end in requests)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["whole", "half"])
@@ -98,6 +116,23 @@ def test_the_twins_see_the_same_where_stores_overlap(twins, seed):
         if number % 25 == 0:
             require_equal(*map(seen, managers), what="what the watch holds")
     require_equal(*(manager.watch.report() for manager in managers), what="the report")
+
+
+def test_what_no_lookup_takes_is_bounded(twins):
+    """An engine that only stores never lets its watch take requests."""
+    managers = [whole(twin, 40_000) for twin in twins]
+    for number in range(0, 20_000, 100):
+        for manager in managers:
+            store(manager, [block_hash(place) for place in range(number, number + 100)])
+    cores = [manager.watch._core for manager in managers]
+    assert all(core.due for core in cores)
+    taken = [core.take_requests() for core in cores]
+    require_equal(*taken, what="the collected requests")
+    ((requests,),) = taken[0]
+    assert MOST_KEYS <= sum(len(keys) + 1 for keys, _, _ in requests) <= MOST_KEYS + 1
+    assert {(first, end) for _, first, end in requests} == {(0, 0)}
+    for manager in managers:
+        manager._check()
 
 
 def test_both_hash_alike(twins):

@@ -31,8 +31,10 @@ from kvoffload.integrations.vllm._request_c cimport (
 )
 from kvoffload.integrations.vllm._rules_c cimport NEW, OBSERVED, READY
 from kvoffload.managers._watch_c cimport (
+    ASKED,
+    BEFORE,
+    BEHIND,
     BROKEN_PREFIX,
-    DRAIN_KEYS,
     FATE_DECLINED,
     FATE_EVICTED,
     FATE_FAILED,
@@ -46,28 +48,28 @@ cdef enum:
     CAUSE_BITS = 7
 
 
-cdef inline bint was_asked(
+cdef inline bint stands_aside(const Place* place, int64_t judged) noexcept:
+    """Return whether a key belongs to a group that is not judged."""
+    return judged != ALL_GROUPS and judged != place.group
+
+
+cdef inline int part_of(
     RequestAccess access, const Place* place, const uint8_t* positioned, int64_t judged
 ) noexcept:
-    """Return whether a request asked for a key; where it has no position, if it asked at all.
+    """Return how a key stands to those that its request asked for.
 
-    Of several groups one is judged, and stands for them.
+    A request that asked at all asked for a key without a position. Of several groups one is judged,
+    and stands for them.
     """
-    return access.asked_from != NOT_ASKED and (judged == ALL_GROUPS or judged == place.group) and (
-        access.asked_from <= place.position <= access.asked_until
-        or not positioned[place.number]
-    )
-
-
-cdef inline bint was_generated(
-    RequestAccess access, const Place* place, const uint8_t* positioned
-) noexcept:
-    """Return whether a request that asked had no such key yet when it did."""
-    return (
-        access.asked_from != NOT_ASKED
-        and positioned[place.number]
-        and place.position > access.asked_until
-    )
+    if stands_aside(place, judged):
+        return BEHIND
+    if access.asked_from == NOT_ASKED:
+        return BEFORE
+    if not positioned[place.number]:
+        return ASKED
+    if place.position > access.asked_until:
+        return BEHIND
+    return ASKED if place.position >= access.asked_from else BEFORE
 
 
 cdef struct Asked:
@@ -97,9 +99,9 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
             return Asked(access.size, access.size - access.num_loaded, False)
     for at in range(first, after):
         if by_position:
-            if judged != ALL_GROUPS and judged != places[at].group:
+            if stands_aside(places + at, judged):
                 continue
-        elif not was_asked(access, places + at, positioned, judged):
+        elif part_of(access, places + at, positioned, judged) != ASKED:
             continue
         found.keys += 1
         uses = seen[places[at].number].uses
@@ -322,8 +324,7 @@ cdef class RequestWatch(WatchCore):
 
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept:
         """Judge what a request asked for, then use all its keys, last first."""
-        cdef uint64_t at, total = access.size, hashed
-        cdef uint32_t quarters = 0, unasked = 0, generated = 0, bit
+        cdef uint64_t at, total = access.size
         cdef Asked found
         cdef uint64_t now = self.c_now()
         cdef SeenKey* keys = access.seen
@@ -331,9 +332,10 @@ cdef class RequestWatch(WatchCore):
         cdef const Place* places = order.places
         cdef const uint8_t* positioned = order.positioned
         cdef Py_ssize_t number, num_sampled = <Py_ssize_t>order.num_sampled
-        cdef bint asked, late, others = False
+        cdef uint32_t sample
+        cdef int part
         cdef int64_t judged = self.judged
-        cdef int quarter, size
+        cdef int size, others
         for number in range(num_sampled):
             shadow_near(&self.shadow, self.uses[number], self.quarter_of(self.uses[number]))
         found = count_asked(access, order, judged)
@@ -348,52 +350,21 @@ cdef class RequestWatch(WatchCore):
                 self.tally.long_requests[size] += total > self.lengths[size]
         for number in range(num_sampled):
             at = order.sampled[number]
-            hashed = self.uses[number]
-            quarter = self.quarter_of(hashed)
-            bit = <uint32_t>1 << quarter
-            asked = was_asked(access, places + at, positioned, judged)
-            late = was_generated(access, places + at, positioned)
-            if asked:
-                self.count(hashed, keys + places[at].number)
-            if sample_of(hashed) >= self.keeps_below:
-                continue
-            if judged != ALL_GROUPS and judged != places[at].group:
-                others = True
-                continue  # behind what is judged, which must hang together
-            if not asked and not late:
-                unasked |= bit
-            elif unasked & ~quarters & bit:
-                self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
-                quarters |= bit
-            if late and not generated & bit:
-                self.keep_key(<uint32_t>quarter, <PyObject*>NotImplemented)
-                generated |= bit
-            self.keep_key(<uint32_t>quarter, order.keys[at])
-        if others:
+            if part_of(access, places + at, positioned, judged) == ASKED:
+                self.count(self.uses[number], keys + places[at].number)
+        # The other groups come behind the one that is judged, whose keys must hang together.
+        for others in range(1 if judged == ALL_GROUPS else 2):
             for number in range(num_sampled):
                 at = order.sampled[number]
-                hashed = self.uses[number]
-                if sample_of(hashed) >= self.keeps_below or judged == places[at].group:
-                    continue
-                quarter = self.quarter_of(hashed)
-                bit = <uint32_t>1 << quarter
-                if unasked & ~quarters & bit:
-                    self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
-                    quarters |= bit
-                if not generated & bit:
-                    self.keep_key(<uint32_t>quarter, <PyObject*>NotImplemented)
-                    generated |= bit
-                self.keep_key(<uint32_t>quarter, order.keys[at])
+                sample = sample_of(self.uses[number])
+                if sample < self.keeps_below and stands_aside(places + at, judged) == others:
+                    part = part_of(access, places + at, positioned, judged)
+                    self.collect_key(sample, order.keys[at], part)
         for number in range(num_sampled - 1, -1, -1):
             seen = keys + places[order.sampled[number]].number
             self.use(self.uses[number], seen, <uint32_t>now)
-        for quarter in range(self.num_quarters):
-            if self.unended & (1 << quarter):
-                if unasked & ~quarters & (<uint32_t>1 << quarter):
-                    self.keep_key(<uint32_t>quarter, <PyObject*>Ellipsis)
-                self.keep_key(<uint32_t>quarter, <PyObject*>None)
-        self.unended = 0
-        self.due = self.num_keys >= DRAIN_KEYS or now >= self.next_due
+        self.collect_request()
+        self.due = self.due or now >= self.next_due
 
     cdef uint64_t tail_of(self, RequestAccess access, const Place* places) noexcept:
         """Return what the full groups had and the others kept from being loaded, tokens.
