@@ -74,7 +74,7 @@ def test_miniatures_are_reset_with_what_is_under_way_in_them(twin, policy, under
     stats = mini.managers[0].stats()
     assert stats["lookup_blocks"] == sum(map(len, asked))
     # A request of a miniature comes with others, so where stores overlap its time is a mean.
-    assert stats["hit_blocks"] == pytest.approx(hits, rel=0.02 if under_way else 0)
+    assert stats["hit_blocks"] == pytest.approx(hits, rel=0.12 if under_way else 0)
     assert sum(map(len, mini._pending)) <= under_way + 1
     manager.reset_cache()
     manager.watch.report()
