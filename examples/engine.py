@@ -13,7 +13,6 @@ import hashlib
 import random
 import tempfile
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.testing.tiers import FaultyTier
-from kvoffload.tiers import Fetched, FileTier, Namespace, Region, TieredStore
+from kvoffload.tiers import Fetched, FileTier, Namespace, Region, TieredRequest, TieredStore
 
 BLOCK_TOKENS = 16
 BLOCK_BYTES = 16_384
@@ -46,13 +45,13 @@ def compute(block_hash: bytes) -> np.ndarray:
 
 
 @dataclass
-class Request:
-    """One prompt on its way: its blocks, its slots on the device, what is being stored."""
+class Prompt:
+    """One prompt on its way: its request, and its slots on the device."""
 
-    hashes: list[bytes]
+    request: TieredRequest
     slots: np.ndarray  # (n,) int64, slots on the device
     num_loaded: int = 0
-    storing: Sequence[bytes] | None = None  # None while loading
+    is_storing: bool = False
 
 
 @dataclass
@@ -62,8 +61,8 @@ class Engine:
     store: TieredStore
     device: np.ndarray  # (slots, BLOCK_BYTES) uint8
     free_slots: list[int] = field(default_factory=list)
-    fetching: dict[int, Request] = field(default_factory=dict)
-    copying: dict[Future[None], Request] = field(default_factory=dict)
+    fetching: dict[int, Prompt] = field(default_factory=dict)
+    copying: dict[Future[None], Prompt] = field(default_factory=dict)
     loaded_blocks: int = 0
     computed_blocks: int = 0
 
@@ -81,30 +80,31 @@ class Engine:
             for fetched in self.store.step():
                 self.fetched(self.fetching.pop(fetched.job), fetched)
             for copy in [copy for copy in self.copying if copy.done()]:
-                request = self.copying.pop(copy)
+                prompt = self.copying.pop(copy)
                 copy.result()
-                if request.storing is None:
-                    self.loaded(request)
+                if prompt.is_storing:
+                    self.stored(prompt)
                 else:
-                    self.stored(request)
+                    self.loaded(prompt)
             self.store.wait(0.001)
 
     def start(self, hashes: list[bytes]) -> None:
         """Have the prefix brought that host memory, the disk or the server has."""
         slots = np.array([self.free_slots.pop() for _ in hashes], np.int64)
-        self.store.touch(hashes)
-        self.fetching[self.store.fetch(hashes, DEADLINE_S)] = Request(hashes, slots)
+        request = self.store.begin(hashes)
+        self.fetching[request.fetch(deadline_s=DEADLINE_S)] = Prompt(request, slots)
 
-    def fetched(self, request: Request, fetched: Fetched) -> None:
+    def fetched(self, prompt: Prompt, fetched: Fetched) -> None:
         """Copy what came to the device; it is pinned until `loaded`."""
-        request.num_loaded = fetched.num_blocks
-        slots = request.slots[: request.num_loaded]
-        self.copy(request, self.host, fetched.block_ids, self.device, slots)
+        prompt.num_loaded = fetched.num_blocks
+        slots = prompt.slots[: prompt.num_loaded]
+        self.copy(prompt, self.host, fetched.block_ids, self.device, slots)
 
-    def loaded(self, request: Request) -> None:
+    def loaded(self, prompt: Prompt) -> None:
         """Verify what came, compute the rest, and store what the host lacks."""
-        hashes, slots, num_loaded = request.hashes, request.slots, request.num_loaded
-        self.store.complete_load(hashes[:num_loaded])
+        request, slots, num_loaded = prompt.request, prompt.slots, prompt.num_loaded
+        hashes = request.hashes
+        request.complete_load(0, num_loaded)
         for block_hash, slot in zip(hashes[:num_loaded], slots[:num_loaded], strict=True):
             if not np.array_equal(self.device[slot], compute(block_hash)):
                 raise RuntimeError(f"block {block_hash.hex()} came back changed")
@@ -113,23 +113,24 @@ class Engine:
         self.loaded_blocks += num_loaded
         self.computed_blocks += len(hashes) - num_loaded
 
-        output = self.store.prepare_store(hashes)
+        output = request.prepare_store()
+        request.finish()
         if output is None:  # no room: everything is pinned or pending
             self.free_slots.extend(slots.tolist())
             return
-        request.storing = output.block_hashes_to_store
+        prompt.is_storing = True
         place = dict(zip(hashes, slots.tolist(), strict=True))
         sources = np.array([place[one] for one in output.block_hashes_to_store], np.int64)
-        self.copy(request, self.device, sources, self.host, output.store_spec.block_ids)
+        self.copy(prompt, self.device, sources, self.host, output.store_spec.block_ids)
 
-    def stored(self, request: Request) -> None:
+    def stored(self, prompt: Prompt) -> None:
         """Make the stored blocks readable for other requests; the tiers get them too."""
-        self.store.complete_store(request.storing or ())
-        self.free_slots.extend(request.slots.tolist())
+        prompt.request.complete_store()
+        self.free_slots.extend(prompt.slots.tolist())
 
     def copy(
         self,
-        request: Request,
+        prompt: Prompt,
         source: np.ndarray,
         source_ids: np.ndarray,
         target: np.ndarray,
@@ -140,7 +141,7 @@ class Engine:
         def work() -> None:
             target[target_ids] = source[source_ids]
 
-        self.copying[self.workers.submit(work)] = request
+        self.copying[self.workers.submit(work)] = prompt
 
 
 def conversations(count: int, turns: int, seed: int) -> list[list[int]]:

@@ -27,7 +27,7 @@ from .remote.redis import RedisTier
 from .remote.store import OtherEpochError, RemoteStore
 from .remote.tier import RemoteTier
 from .seal import stored_key
-from .tiered_store import Fetched, TieredStore
+from .tiered_store import Fetched, TieredRequest, TieredStore
 
 __all__ = [
     "Block",
@@ -53,6 +53,7 @@ __all__ = [
     "TierInUseError",
     "TierOptions",
     "TierSpaceError",
+    "TieredRequest",
     "TieredStore",
     "Twin",
     "epoch_text",

@@ -22,7 +22,8 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +32,13 @@ from kvoffload import (
     BlockHash,
     BlockIDsLoadStoreSpec,
     CachePolicy,
+    Hints,
     OffloadingManager,
     PrepareStoreOutput,
+    Request,
 )
-from kvoffload._checks import as_batch, check_bool
-from kvoffload.errors import describe
+from kvoffload._checks import as_batch, check_bool, check_part
+from kvoffload.errors import describe, request_finished
 from kvoffload.tiers.engine.jobs import (
     TRANSFER_BYTES_PER_S,
     TRANSFER_DEADLINE_S,
@@ -46,7 +49,10 @@ from kvoffload.tiers.engine.jobs import (
 from .base import Done, State, Status, Tier
 from .region import Region
 
-__all__ = ["Fetched", "TieredStore"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Fetched", "TieredRequest", "TieredStore"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,9 +62,9 @@ class Fetched:
     Attributes
     ----------
     job : int
-        What `TieredStore.fetch` returned.
+        The number that `TieredRequest.fetch` or `TieredStore.fetch` returned.
     num_blocks : int
-        How many leading blocks are in host memory, pinned until `TieredStore.complete_load`.
+        How many leading blocks are in host memory, pinned until `complete_load`.
     block_ids : numpy.ndarray
         ``(num_blocks,)`` int64: where.
     """
@@ -89,6 +95,13 @@ class _Load:
 
 
 @dataclass(slots=True, eq=False)
+class _Storing:
+    """A block that the engine is writing."""
+
+    block_id: int
+
+
+@dataclass(slots=True, eq=False)
 class _Job:
     """A job of a tier: what it moves, for which purpose, and whether that was forgotten since."""
 
@@ -98,13 +111,188 @@ class _Job:
     is_forgotten: bool = False
 
 
+class TieredRequest:
+    """One prompt on its way through a `TieredStore`: a manager's `Request`, and `fetch`.
+
+    ``store.begin(hashes)`` returns one. A part is given by positions: `start` is the first block of
+    it, `stop` the first one behind it, ``0 <= start <= stop <= len(request)``, else ValueError.
+
+    Any number of requests may be open, in any order, and the same blocks may be in several. After
+    the store's `forget` a request goes on and finds nothing.
+
+    As a context manager, a request finishes at the end of the block, whatever ends it.
+
+    After `finish`, all but `complete_load`, `complete_store`, ``len`` and what reads raises
+    RequestFinishedError. After the store's `close`, all but `finish` and what reads raises
+    RuntimeError.
+
+    Notes
+    -----
+    Thread-safety: that of the store.
+
+    Complexity: each call is O(n) in the blocks of its part, and per tier for those not in host
+    memory.
+    """
+
+    __slots__ = ("_request", "_store", "_storing")
+
+    def __init__(self, store: TieredStore, request: Request[BlockIDsLoadStoreSpec]) -> None:
+        self._store = store
+        self._request = request
+        self._storing: dict[BlockHash, _Storing] = {}  # what it stored and has not ended
+
+    def lookup(self, start: int = 0) -> tuple[int, int]:
+        """Count the blocks from `start` on that are ready, and those that are somewhere.
+
+        Parameters
+        ----------
+        start : int
+            Number of leading blocks that the accelerator has.
+
+        Returns
+        -------
+        (int, int)
+            As `TieredStore.lookup` of these blocks.
+        """
+        self._require_open("lookup")
+        ready = self._request.lookup(start)
+        return ready, self._store._reachable(self._part(start, None), ready)
+
+    def fetch(
+        self, start: int = 0, stop: int | None = None, *, deadline_s: float | None = None
+    ) -> int:
+        """Bring the leading blocks of a part into host memory, and pin all that are there.
+
+        Parameters
+        ----------
+        start, stop : int
+            The part; None is the end of the request.
+        deadline_s : float, optional
+            Seconds from now, > 0; by default 1 s and 50 MB/s.
+
+        Returns
+        -------
+        int
+            The job. When `TieredStore.step` returns its `Fetched`, the blocks ``start ... start +
+            num_blocks - 1`` are pinned until `complete_load`.
+        """
+        self._require_open("fetch")
+        return self._store._fetch(self._part(start, stop), deadline_s)
+
+    def prepare_load(self, start: int, stop: int) -> BlockIDsLoadStoreSpec:
+        """Pin the blocks of a part, which are ready, and return where they lie."""
+        self._require_open("prepare_load")
+        return self._request.prepare_load(start, stop)
+
+    def complete_load(self, start: int, stop: int) -> None:
+        """Release one pin of each block of a part, also after `finish`."""
+        self._store._refuse()
+        self._request.complete_load(start, stop)
+
+    def prepare_store(
+        self, start: int = 0, stop: int | None = None
+    ) -> PrepareStoreOutput[BlockIDsLoadStoreSpec] | None:
+        """Make room for the blocks of a part that are not resident, and make them pending.
+
+        It may come several times, as a prompt is computed in steps.
+
+        Returns
+        -------
+        PrepareStoreOutput or None
+            As `TieredStore.prepare_store` of these blocks.
+        """
+        self._require_open("prepare_store")
+        if self._store._forgotten_jobs:
+            self._part(start, stop)
+            return None
+        output = self._request.prepare_store(start, stop)
+        if output is not None:
+            self._storing |= self._store._begin_stores(output)
+        return output
+
+    def complete_store(self, success: bool = True) -> None:
+        """Make readable, or drop, what this request stores; also after `finish`.
+
+        It ends every store of this request that has not ended, as `TieredStore.complete_store`.
+        """
+        self._store._refuse()
+        under_way = self._store._storing
+        self._store._end_stores(
+            [key for key, own in self._storing.items() if under_way.get(key) is own], success
+        )
+        self._storing.clear()
+
+    def extend(self, hashes: Iterable[bytes]) -> None:
+        """Use more blocks, those of an answer, and append them to the request."""
+        self._require_open("extend")
+        num_blocks = len(self)
+        self._request.extend(hashes)
+        self._store._touch_tiers(self.hashes[num_blocks:])
+
+    def finish(self, *, hints: Hints | None = None) -> None:
+        """Use all blocks once more in host memory, last hash first, and end the request.
+
+        To a policy that counts uses, this is no further one. A second call does nothing.
+
+        Parameters
+        ----------
+        hints : Hints, optional
+            What the client says of its session; they replace those of `TieredStore.begin`.
+        """
+        self._request.finish(hints=hints)
+
+    @property
+    def hashes(self) -> tuple[BlockHash, ...]:
+        """The blocks of the request, first block first."""
+        return self._request.hashes
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `finish` was called."""
+        return self._request.is_finished
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self._request)
+
+    def __bool__(self) -> bool:
+        """Return True, even for a request without blocks."""
+        return True
+
+    def __enter__(self) -> Self:
+        """Return the request."""
+        self._require_open("with")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Finish the request."""
+        self.finish()
+
+    def _require_open(self, call: str) -> None:
+        """Raise RequestFinishedError after `finish`, RuntimeError where the store refuses."""
+        self._store._refuse()
+        if self.is_finished:
+            raise request_finished(call)
+
+    def _part(self, start: int, stop: int | None) -> tuple[BlockHash, ...]:
+        """Return the hashes of a part."""
+        first, end = check_part(start, stop, len(self))
+        return self.hashes[first:end]
+
+
 class TieredStore:
     """Blocks in host memory and in tiers, nearest first.
 
-    A scheduler drives it as it drives a manager: `lookup`, `fetch` what is somewhere,
-    `prepare_load` and `complete_load` around the engine's reads, `prepare_store` and
-    `complete_store` around its writes; and `step` now and then, which returns the fetches that
-    ended. What tiers do goes on in their threads.
+    A scheduler drives it as it drives a manager: it begins a `TieredRequest` for each prompt, has
+    it `fetch` what is somewhere, calls `complete_load` after the engine's reads, and
+    `prepare_store` and `complete_store` around its writes; and `step` now and then, which returns
+    the fetches that ended. What tiers do goes on in their threads. The calls of the store that take
+    hashes define what those of a request do.
 
     **The worst is a shorter prefix, never an error**: a block that a tier does not give is asked of
     the next that may have it, within the fetch's deadline, and is a miss after that.
@@ -177,7 +365,7 @@ class TieredStore:
         self._set_declining(not self.tiers)
         self._owner: list[BlockHash | None] = [None] * num_blocks
         self._buffers = list(range(num_blocks, region.num_blocks))
-        self._storing: dict[BlockHash, int] = {}  # of `prepare_store`, not completed: key -> block
+        self._storing: dict[BlockHash, _Storing] = {}  # of `prepare_store`, not completed
         self._loads: dict[BlockHash, _Load] = {}  # keys on their way from a tier
         self._jobs: list[dict[int, _Job]] = [{} for _ in self.tiers]
         self._forgotten_jobs = 0  # that still use blocks of the manager
@@ -203,6 +391,34 @@ class TieredStore:
         if self._closed:
             raise RuntimeError("this TieredStore is closed")
 
+    def begin(
+        self, hashes: Iterable[bytes], *, hints: Hints | None = None, now: float | None = None
+    ) -> TieredRequest:
+        """Begin a request: the first use of its blocks, as by `touch`.
+
+        Parameters
+        ----------
+        hashes : iterable of bytes
+            The blocks of a prompt, in the order of its tokens; checked and copied.
+        hints : Hints, optional
+            What the client says of its session. The policy of host memory hears them.
+        now : float, optional
+            Seconds on the caller's clock, finite, as `OffloadingManager.begin` takes them.
+
+        Returns
+        -------
+        TieredRequest
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an element is no block hash, `hints` are no ``Hints`` or `now` is no finite number.
+        """
+        self._refuse()
+        request = TieredRequest(self, self.manager.begin(hashes, hints=hints, now=now))
+        self._touch_tiers(request.hashes)
+        return request
+
     # -- what is where -----------------------------------------------------------------------
 
     def lookup(self, hashes: Iterable[bytes]) -> tuple[int, int]:
@@ -218,10 +434,14 @@ class TieredStore:
         self._refuse()
         batch = as_batch(hashes)
         ready = self.manager.lookup(batch)
+        return ready, self._reachable(batch, ready)
+
+    def _reachable(self, batch: Sequence[BlockHash], ready: int) -> int:
+        """Count the leading blocks that are somewhere, of which so many are ready."""
         reachable = ready
         while reachable < len(batch) and self._is_somewhere(batch[reachable]):
             reachable += 1
-        return ready, reachable
+        return reachable
 
     def _is_ready(self, key: BlockHash) -> bool:
         """Return whether a block is in host memory, without counting a lookup."""
@@ -248,6 +468,9 @@ class TieredStore:
         self._refuse()
         batch = as_batch(hashes)
         self.manager.touch(batch)
+        self._touch_tiers(batch)
+
+    def _touch_tiers(self, batch: Sequence[BlockHash]) -> None:
         for tier in self.tiers:
             tier.touch(batch)
 
@@ -275,7 +498,9 @@ class TieredStore:
             If an argument is wrong.
         """
         self._refuse()
-        batch = as_batch(hashes)
+        return self._fetch(as_batch(hashes), deadline_s)
+
+    def _fetch(self, batch: Sequence[BlockHash], deadline_s: float | None) -> int:
         seconds = check_deadline(deadline_s)
         wanted = [] if self._forgotten_jobs else self._wanted(batch)
         if seconds is None:
@@ -289,7 +514,7 @@ class TieredStore:
         self._end_if_done(fetch)
         return fetch.job
 
-    def _wanted(self, batch: list[BlockHash]) -> list[BlockHash]:
+    def _wanted(self, batch: Sequence[BlockHash]) -> list[BlockHash]:
         """Return the distinct leading keys that are somewhere, or may be."""
         wanted: dict[BlockHash, None] = {}
         for key in batch:
@@ -415,9 +640,17 @@ class TieredStore:
             return None
         output = self.manager.prepare_store(hashes)
         if output is not None:
-            ids = self._take_over(output)
-            self._storing.update(zip(output.block_hashes_to_store, ids.tolist(), strict=True))
+            self._begin_stores(output)
         return output
+
+    def _begin_stores(
+        self, output: PrepareStoreOutput[BlockIDsLoadStoreSpec]
+    ) -> dict[BlockHash, _Storing]:
+        """Note the blocks that the engine is about to write, and return them."""
+        ids = map(_Storing, self._take_over(output).tolist())
+        begun = dict(zip(output.block_hashes_to_store, ids, strict=True))
+        self._storing |= begun
+        return begun
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
         """Make blocks readable whose bytes are in place, or drop them.
@@ -426,9 +659,12 @@ class TieredStore:
         """
         self._refuse()
         stored = [key for key in dict.fromkeys(as_batch(hashes)) if key in self._storing]
+        self._end_stores(stored, success)
+
+    def _end_stores(self, stored: list[BlockHash], success: bool) -> None:
         self.manager.complete_store(stored, success)
         for key in stored:
-            block_id = self._storing.pop(key)
+            block_id = self._storing.pop(key).block_id
             if not success:
                 self._owner[block_id] = None  # its bytes are nobody's
         if success and self.write == "through":

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload import BlockNotFoundError, CPUOffloadingManager
+from kvoffload import (
+    BlockNotFoundError,
+    BlockNotPinnedError,
+    CPUOffloadingManager,
+    Hints,
+    RequestFinishedError,
+)
 from kvoffload.testing.tiers import PATIENCE_S, FaultyTier, block_bytes_of
 from kvoffload.tiers import (
     Fetched,
@@ -492,6 +498,256 @@ class TestFetch:
         engine.store.close()
 
 
+class TestRequests:
+    def write(self, engine: Engine, output) -> None:
+        for key, block_id in zip(
+            output.block_hashes_to_store, output.store_spec.block_ids.tolist(), strict=True
+        ):
+            engine.region.write(block_id, DATA[key])
+
+    def test_a_prompt_is_computed_in_steps_and_comes_back(self) -> None:
+        engine = make([memory()])
+        with engine.store.begin(KEYS[:5]) as request:
+            assert len(request) == 5
+            assert request.lookup() == (0, 0)
+            for start, stop in ((0, 2), (2, 5)):
+                output = request.prepare_store(start, stop)
+                assert output.block_hashes_to_store == KEYS[start:stop]
+                self.write(engine, output)
+            request.extend(KEYS[5:7])
+            assert request.hashes == tuple(KEYS[:7])
+            self.write(engine, request.prepare_store(5))
+            assert request.lookup() == (0, 0)  # being stored
+            request.complete_store()
+            assert request.lookup() == (7, 7)
+        assert request.is_finished
+        engine.quiet()
+        assert engine.store.stats()["written_blocks"] == 7
+        engine.compute(KEYS[8:16])
+        engine.quiet()
+        with engine.store.begin(KEYS[:8]) as request:
+            assert request.lookup() == (0, 7)
+            assert request.lookup(2) == (0, 5)
+            ended = engine.wait(request.fetch(2, 6))
+            assert ended.num_blocks == 4
+            engine.verify(KEYS[2:6], ended)
+            assert request.lookup(2) == (4, 5)
+            spec = request.prepare_load(2, 3)
+            assert spec.block_ids.tolist() == ended.block_ids[:1].tolist()
+        request.complete_load(2, 3)
+        request.complete_load(2, 6)
+        engine.quiet()
+        engine.store.close()
+
+    def test_its_calls_are_those_of_the_store(self) -> None:
+        """To the block, the pins, the counters and the events."""
+        chance = random.Random(7)
+        engines = [make([memory(6, "near"), memory(24, "far")]) for _ in range(2)]
+        for _ in range(300):
+            start = chance.randrange(8) * 6
+            keys = KEYS[start : start + chance.randrange(1, 7)]
+            success = chance.random() < 0.9
+            stores = [engine.store for engine in engines]
+            with stores[0].begin(keys) as request:
+                stores[1].touch(keys)
+                found = request.lookup()
+                assert found == stores[1].lookup(keys)
+                ended = engines[0].wait(request.fetch())
+                other = engines[1].wait(stores[1].fetch(keys))
+                assert ended.block_ids.tolist() == other.block_ids.tolist()
+                engines[0].verify(keys, ended)
+                output, same = request.prepare_store(), stores[1].prepare_store(keys)
+                request.complete_load(0, ended.num_blocks)
+                stores[1].complete_load(keys[: ended.num_blocks])
+            stores[1].manager.touch(keys)
+            assert (output is None) == (same is None)
+            if output is not None:
+                assert output.block_hashes_to_store == same.block_hashes_to_store
+                assert output.block_hashes_evicted == same.block_hashes_evicted
+                for engine, stored in zip(engines, (output, same), strict=True):
+                    self.write(engine, stored)
+                request.complete_store(success)
+                stores[1].complete_store(same.block_hashes_to_store, success)
+            for engine in engines:
+                engine.quiet()
+            assert stores[0].stats() == stores[1].stats()
+            assert stores[0].manager.stats() == stores[1].manager.stats()
+            for tiers in zip(*(store.tiers for store in stores), strict=True):
+                assert [*tiers[0].take_events()] == [*tiers[1].take_events()]
+        assert stores[0].stats()["fetched_blocks"] > 100
+        for store in stores:
+            store.close()
+
+    def test_a_finished_request_only_ends_what_it_began(self) -> None:
+        engine = make([memory()])
+        engine.compute(KEYS[:2])
+        request = engine.store.begin(KEYS[:4])
+        ended = engine.wait(request.fetch())
+        self.write(engine, request.prepare_store())
+        request.finish()
+        request.finish(hints=Hints())
+        assert request.is_finished
+        assert request.hashes == tuple(KEYS[:4])
+        calls = [
+            request.lookup,
+            request.fetch,
+            partial(request.prepare_load, 0, 1),
+            request.prepare_store,
+            partial(request.extend, KEYS[4:5]),
+            request.__enter__,
+        ]
+        for call in calls:
+            with pytest.raises(RequestFinishedError, match="the request has finished"):
+                call()
+        request.complete_load(0, ended.num_blocks)
+        request.complete_store()
+        request.complete_store()
+        engine.quiet()
+        assert engine.store.lookup(KEYS) == (4, 4)
+        engine.store.close()
+
+    def test_a_dropped_request_leaves_its_pins_and_stores_to_the_caller(self) -> None:
+        engine = make([memory()])
+        engine.compute(KEYS[:2])
+        request = engine.store.begin(KEYS[:3])
+        engine.wait(request.fetch())
+        output = request.prepare_store()
+        self.write(engine, output)
+        del request
+        stats = engine.store.manager.stats()
+        assert (stats["pinned"], stats["pending"]) == (2, 1)
+        engine.store.complete_load(KEYS[:2])
+        engine.store.complete_store(output.block_hashes_to_store)
+        engine.quiet()
+        assert engine.store.lookup(KEYS) == (3, 3)
+        engine.store.close()
+
+    def test_after_a_reset_it_finds_nothing_and_ends_no_store_of_another(self) -> None:
+        engine = make([memory()])
+        engine.compute(KEYS[:2])
+        engine.quiet()
+        request = engine.store.begin(KEYS[:4])
+        assert request.prepare_store() is not None
+        assert engine.store.forget()
+        assert request.lookup() == (0, 0)
+        assert engine.wait(request.fetch()).num_blocks == 0
+        other = engine.store.begin(KEYS[:4])
+        output = other.prepare_store()
+        request.complete_store()
+        assert other.lookup() == (0, 0)  # its bytes are not there yet
+        assert engine.store.manager.stats()["pending"] == 4
+        self.write(engine, output)
+        other.complete_store()
+        assert request.lookup() == (4, 4)
+        engine.quiet()
+        assert engine.fetch(KEYS) == 4
+        engine.store.close()
+
+    def test_a_store_that_another_call_ended_is_passed_over(self) -> None:
+        engine = make([memory()])
+        first, second = engine.store.begin(KEYS[:1]), engine.store.begin(KEYS[:1])
+        first.prepare_store()
+        engine.store.complete_store(KEYS[:1], success=False)
+        output = second.prepare_store()
+        first.complete_store()
+        assert second.lookup() == (0, 0)
+        self.write(engine, output)
+        second.complete_store()
+        assert second.lookup() == (1, 1)
+        engine.quiet()
+        engine.store.close()
+
+    def test_stores_are_refused_while_jobs_from_before_a_forget_use_blocks(self) -> None:
+        slow = faulty(ack="stored")
+        engine = make([slow])
+        slow.hang()
+        engine.compute(KEYS[:2])
+        assert engine.store.forget(0.0) is False
+        request = engine.store.begin(KEYS[:2])
+        assert request.prepare_store() is None
+        with pytest.raises(ValueError, match="start must be"):
+            request.prepare_store(3)
+        slow.resume()
+        engine.quiet()
+        assert request.prepare_store() is not None
+        request.complete_store(success=False)
+        engine.store.close()
+
+    def test_a_failed_call_leaves_no_trace(self) -> None:
+        engine = make([memory()])
+        engine.compute(KEYS[:2])
+        engine.quiet()
+        store = engine.store
+        request = store.begin(KEYS[:4])
+        before = (store.stats(), store.manager.stats(), store.tiers[0].stats())
+        calls = [
+            (TypeError, partial(store.begin, ["text"])),
+            (TypeError, partial(store.begin, KEYS, hints=1)),
+            (ValueError, partial(store.begin, KEYS, now=float("inf"))),
+            (ValueError, partial(request.lookup, 5)),
+            (ValueError, partial(request.fetch, 3, 2)),
+            (ValueError, partial(request.fetch, deadline_s=0)),
+            (BlockNotFoundError, partial(request.prepare_load, 0, 3)),
+            (ValueError, partial(request.prepare_load, 0, 5)),
+            (BlockNotPinnedError, partial(request.complete_load, 0, 1)),
+            (ValueError, partial(request.prepare_store, -1)),
+            (TypeError, partial(request.complete_store, 2)),
+            (TypeError, partial(request.extend, [b"k", 3])),
+            (TypeError, partial(request.finish, hints=1)),
+        ]
+        for error, call in calls:
+            with pytest.raises(error):
+                call()
+        assert (store.stats(), store.manager.stats(), store.tiers[0].stats()) == before
+        assert not store.busy
+        assert (len(request), request.is_finished) == (4, False)
+        store.close()
+
+    def test_a_closed_store_refuses_its_calls(self) -> None:
+        engine = make([memory()])
+        store = engine.store
+        request = store.begin(KEYS[:2])
+        store.close()
+        calls = [
+            partial(store.begin, KEYS),
+            request.lookup,
+            request.fetch,
+            partial(request.prepare_load, 0, 1),
+            partial(request.complete_load, 0, 1),
+            request.prepare_store,
+            request.complete_store,
+            partial(request.extend, KEYS[2:3]),
+        ]
+        for call in calls:
+            with pytest.raises(RuntimeError, match="this TieredStore is closed"):
+                call()
+        request.finish()
+        assert request.is_finished
+        assert request.hashes == tuple(KEYS[:2])
+
+    def test_it_may_be_empty(self) -> None:
+        engine = make([memory()])
+        with engine.store.begin([]) as request:
+            assert request
+            assert request.lookup() == (0, 0)
+            assert engine.wait(request.fetch()).num_blocks == 0
+            assert request.prepare_store().block_hashes_to_store == []
+        engine.store.close()
+
+    def test_a_use_is_counted_once_in_host_memory_and_shown_to_the_tiers_once(self) -> None:
+        class Listening(MemoryTier):
+            def touch(self, keys) -> None:
+                touched.append(list(keys))
+                super().touch(keys)
+
+        touched: list[list[bytes]] = []
+        engine = make([Listening(64 * BLOCK, namespace=NAMESPACE)])
+        with engine.store.begin(KEYS[:2]) as request:
+            request.extend(KEYS[2:3])
+        assert touched == [KEYS[:2], KEYS[2:3]]
+        engine.store.close()
+
+
 class TestArguments:
     @pytest.mark.parametrize(
         ("change", "error", "message"),
@@ -630,14 +886,15 @@ def test_random_requests_while_tiers_fail(write: str, tmp_path: Path, seed: int)
         make_trouble(chance, near, disk, server)
         start = chance.randrange(8) * 8
         prefix = KEYS[start : start + chance.randrange(1, 7)]
-        store.touch(prefix)
-        ready, reachable = store.lookup(prefix)
+        request = store.begin(prefix)
+        ready, reachable = request.lookup()
         assert ready <= reachable
-        ended = engine.wait(store.fetch(prefix, chance.choice([None, SHORT_S])))
+        ended = engine.wait(request.fetch(deadline_s=chance.choice([None, SHORT_S])))
         engine.verify(prefix, ended)
         loaded += ended.num_blocks
-        output = store.prepare_store(prefix)
-        store.complete_load(prefix[: ended.num_blocks])
+        output = request.prepare_store()
+        request.complete_load(0, ended.num_blocks)
+        request.finish()
         if output is None:  # all is pinned by writes, to a hung server for one
             store.wait(SHORT_S)
             store.step()
@@ -647,7 +904,7 @@ def test_random_requests_while_tiers_fail(write: str, tmp_path: Path, seed: int)
         ):
             store.region.write(block_id, DATA[key])
         computed += len(output.block_hashes_to_store)
-        store.complete_store(output.block_hashes_to_store, chance.random() < 0.95)
+        request.complete_store(chance.random() < 0.95)
         store.step()
         if write == "demote" and chance.random() < 0.5:  # else buffers may never be free again
             until = time.monotonic() + PATIENCE_S
