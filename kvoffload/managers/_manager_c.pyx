@@ -626,7 +626,7 @@ cdef class CompiledSteps(Steps):
                 policy.became_idle(slot, node)
         return num_hits
 
-    def _serve_at_once(self, requests):
+    def _serve_requests(self, requests):
         cdef list batch
         for hashes, first, end in requests:
             batch = self.open_batch(hashes)
@@ -1158,9 +1158,9 @@ cdef class ManagerCore:
         """Touch blocks, those in `inserted` as if they were pending; see the Python twin."""
         self.skeleton._touch_inserted(hashes, inserted)
 
-    def _serve_at_once(self, requests):
+    def _serve_requests(self, requests):
         """Serve requests as an engine does whose transfers end at once; see the Python twin."""
-        self.skeleton._serve_at_once(requests)
+        self.skeleton._serve_requests(requests)
 
     def _serve_rows(self, keys, starts, blocks, first, nodes):
         """Serve the requests of a trace, as `kvoffload.replay.protocol.serve_all` does in Python.

@@ -302,7 +302,7 @@ class Manager(OffloadingManager[Spec_co]):
         if self._watch is not None:
             self._watch.ended(batch, slots, success)
 
-    def _serve_at_once(
+    def _serve_requests(
         self, requests: Iterable[tuple[Sequence[BlockHash], int, int | None]]
     ) -> None:
         """Serve requests like an engine whose transfers end at once; for miniature managers.

@@ -74,7 +74,7 @@ class Miniature:
         """Serve requests with the manager of a quarter, as an engine would."""
         if self._pending[quarter]:
             self._complete(quarter, math.inf)
-        self.managers[quarter]._serve_at_once(requests)
+        self.managers[quarter]._serve_requests(requests)
 
     def feed_overlapping(
         self,

@@ -22,8 +22,6 @@ Order
 
 
 cimport numpy as cnp
-from cpython.bytes cimport PyBytes_CheckExact
-from cpython.dict cimport PyDict_Next, PyDict_Size
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
@@ -31,7 +29,6 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kvoffload._core.batch cimport (
-    Batch,
     batch_ensure,
     batch_set,
     find_changed,
@@ -55,18 +52,16 @@ from kvoffload._core.table cimport (
     sample_of,
     table_new_epoch,
 )
-from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
 from kvoffload.integrations.vllm._request_c cimport (
     INSERTED,
     LOADED,
     MISSED,
-    NOT_ASKED,
     REUSED,
+    Contexts,
     KeyOrder,
     RequestAccess,
     RequestRank,
     find_position,
-    group_of,
     order_keys,
 )
 from kvoffload.integrations.vllm._rules_c cimport (
@@ -113,15 +108,6 @@ cdef extern from "Python.h":
 cdef object new_object = object.__new__
 
 
-cdef int64_t position_of(object req_context, object positions, object key) except? -1:
-    """Return the token position of a key; the least number, not a position, if it has none."""
-    if positions is None:
-        position = req_context.get_offload_key_position(key)
-    else:
-        position = (<dict>positions).get(key)
-    return -NOT_ASKED if position is None else <int64_t>position
-
-
 cdef class Offer:
     """The changes that one offer makes to the counts of offers."""
 
@@ -142,20 +128,12 @@ cdef class RequestManagerCore:
     cdef Access* accesses
     cdef uint8_t* left_out          # keys that are not offered often enough to be stored
     cdef Py_ssize_t room
-    cdef uint64_t generation        # how often the cache was reset
     cdef list chain                 # keys of the request at work, None if they are not to be shown
     cdef uint32_t last              # node of the last key that was looked up, or NIL
     cdef RequestWatch watching      # None without a watch
-    cdef object asker               # context of the last lookup, where it is not settled yet
-    cdef object first_asked, last_asked     # its first and its last key since then
-    cdef object first_full      # where groups count apart: the first key of its present lookup
-    cdef int64_t asked_until    # the largest token position of its keys at that lookup
-    cdef uint32_t asked_group   # the KV group of the last key, where groups count apart
-    cdef int64_t full_until     # position up to which the full groups looked up so far had all
-    cdef bint full_missed       # one of them ended at a chunk that is absent
     cdef readonly object _num_chunks
+    cdef Contexts contexts
     # vLLM's own classes and constants
-    cdef object context_class
     cdef object miss, hit, hit_pending, host
     cdef object request_context_class, spec_class, output_class, event_class
     cdef bint reports_failed_stores     # a store that fails gives an event
@@ -190,7 +168,7 @@ cdef class RequestManagerCore:
         self.miss, self.hit = names.LookupResult.MISS, names.LookupResult.HIT
         self.hit_pending = names.LookupResult.HIT_PENDING
         self.host = names.host
-        self.context_class = names.ReqContext
+        self.contexts = Contexts(names.ReqContext, rules.policy)
         self.request_context_class = names.RequestOffloadingContext
         self.spec_class = names.CPULoadStoreSpec
         self.output_class = names.PrepareStoreOutput
@@ -206,6 +184,7 @@ cdef class RequestManagerCore:
         self.require_ready()
         core = RequestWatch(request.plan(self, self._num_chunks), request.watch)
         core.attach(self.policy)
+        core.contexts = self.contexts
         if groups is not None:
             core.tell_apart(groups.full, groups.others)
         self.watching = core
@@ -267,67 +246,6 @@ cdef class RequestManagerCore:
             self.left_out = <uint8_t*>grown
             self.room = room
         return 0
-
-    cdef object state_of(self, object req_context, object state_class):
-        """Return the state of a class on a request's context, or None."""
-        cdef object states
-        if type(req_context) is self.context_class:
-            states = req_context._state
-            if type(states) is dict:
-                return (<dict>states).get(state_class)
-        return req_context.get_state(state_class)
-
-    cdef RequestAccess access_of(self, object req_context):
-        """Return the request's accesses of this manager since its last reset, or None."""
-        cdef RequestAccess access = self.state_of(req_context, RequestAccess)
-        if access is None or access.owner is not self or access.generation != self.generation:
-            return None
-        return access
-
-    cdef RequestRank rank_of(self, object req_context):
-        """Return the request's rank in this policy since its last reset, or None."""
-        cdef RequestRank rank = self.state_of(req_context, RequestRank)
-        cdef RankedLRU policy = <RankedLRU>self.policy
-        if rank is None or rank.owner is not policy or rank.generation != policy.generation:
-            return None
-        return rank
-
-    cdef int attach(self, object req_context, object access, object rank) except -1:
-        """Attach new state to a request's context: all that is given or, on an error, none.
-
-        A context has one place for each class: where two managers serve one context, each replaces
-        the other's state, as vLLM's do.
-        """
-        cdef object before = None
-        if access is not None:
-            if rank is not None:
-                before = self.state_of(req_context, RequestAccess)
-            req_context.set_state(access)
-        if rank is not None:
-            try:
-                req_context.set_state(rank)
-            except BaseException:
-                if access is not None:
-                    self.put_back(req_context, RequestAccess, before)
-                raise
-        return 0
-
-    cdef int put_back(self, object req_context, object state_class, object state) except -1:
-        """Restore the state that a context had before `attach`; None if it had none."""
-        if type(req_context) is self.context_class:
-            if state is None:
-                req_context._state.pop(state_class, None)
-            else:
-                req_context._state[state_class] = state
-        elif state is not None:
-            req_context.set_state(state)
-        return 0
-
-    cdef object positions_of(self, object req_context):
-        """Return the dict of token positions, or None where the context has methods of its own."""
-        if type(req_context) is self.context_class:
-            return req_context._offload_key_positions
-        return None
 
     cdef int read_position(
         self, object req_context, object positions, Py_ssize_t place, Py_ssize_t* cursor
@@ -471,11 +389,7 @@ cdef class RequestManagerCore:
         if type(key) is not bytes or not key:
             raise batch_error([key], "keys")
         if self.watching is not None:
-            if req_context is not self.asker:
-                self.ask(key, req_context)
-            elif self.watching.full_groups is not None:
-                self.ask_on(key)
-            self.last_asked = key
+            self.watching.asked(key, req_context)
         table = self.policy.table
         address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
         length = <uint64_t>PyBytes_GET_SIZE(<PyObject*>key)
@@ -492,140 +406,6 @@ cdef class RequestManagerCore:
         if not node.flags & RESIDENT:
             return self.miss
         return self.hit if node.block.ref_cnt >= 0 else self.hit_pending
-
-    cdef int ask(self, object key, object req_context) except -1:
-        """Note that a request other than the last one looks up a key.
-
-        Only its first and its last key are kept: vLLM looks up in the order of positions, forwards
-        or, in a sliding window, backwards.
-        """
-        cdef RequestAccess access
-        self.settle()
-        self.asker = req_context
-        self.first_asked = self.first_full = key
-        self.asked_group = group_of(<PyObject*>key)
-        self.full_until = NOT_ASKED
-        self.full_missed = False
-        try:
-            self.asked_until = self.last_position(req_context)
-            if self.access_of(req_context) is None:
-                # vLLM's tiering manager tells its primary tier of no new request.
-                access = RequestAccess(self, self.generation)
-                access.asked_only = True
-                self.attach(req_context, access, None)
-        except Exception:  # of a context of others, and nothing may change for a watch
-            self.asked_until = NOT_ASKED
-        return 0
-
-    cdef int ask_on(self, object key) except -1:
-        """Note how far the full groups reach: they are looked up first, one after the other.
-
-        Each ends at the first chunk that is absent, or where the one before it did, and nothing
-        changes until a key of the next group is looked up. A lower full group, or one behind a
-        window or a state, begins another lookup: where the request waits for a store, or of what
-        the others have left. The latter meets no absent chunk.
-        """
-        cdef uint32_t group = group_of(<PyObject*>key), before = self.asked_group
-        cdef dict full = self.watching.full_groups
-        cdef RequestAccess access
-        if group == before:
-            return 0
-        self.asked_group = group
-        try:
-            if before not in full and group not in full:
-                return 0
-            if before not in full or group in full and group < before:
-                self.first_full = key
-                self.full_until = NOT_ASKED
-                self.full_missed = False
-                return 0
-            until = self.asker.get_offload_key_position(self.last_asked)
-            if until is None:
-                return 0
-            if not self.holds(self.last_asked):
-                until -= full[before]
-                self.full_missed = True
-            self.full_until = min(self.full_until, <int64_t>until)
-            if group not in full:
-                # Of a group that drafts a hit leaves the last chunk out; the next begins at its end.
-                until = self.asker.get_offload_key_position(key)
-                if until is not None:
-                    self.full_until = min(self.full_until, <int64_t>until)
-            access = self.access_of(self.asker)
-            # What it accesses first decides, as it does about hits.
-            if group not in full and access is not None and access.size == 0:
-                if not self.full_missed:
-                    self.full_until = max(self.full_until, access.full_until)
-                access.full_until = self.full_until
-        except Exception:  # of a context of others, and nothing may change for a watch
-            pass
-        return 0
-
-    cdef int64_t last_position(self, object req_context) except? -1:
-        """Return the largest token position that a request has; NOT_ASKED where it cannot be told.
-
-        The connector notes the positions of each KV group in their order, group after group.
-        """
-        cdef object positions = self.positions_of(req_context)
-        cdef PyObject* first
-        cdef PyObject* last
-        cdef PyObject* position
-        cdef Py_ssize_t cursor = 0, after
-        if positions is None or not PyDict_Next(positions, &cursor, &first, &position):
-            return NOT_ASKED
-        # The last entry: of this number where none was taken out, and then no other follows.
-        after = PyDict_Size(positions) - 1
-        PyDict_Next(positions, &after, &last, &position)
-        # The groups are in their order: where the first is the last, there is one.
-        if (
-            PyDict_Next(positions, &after, NULL, NULL)
-            or not PyBytes_CheckExact(<object>first)
-            or not PyBytes_CheckExact(<object>last)
-            or group_of(first) != group_of(last)
-        ):
-            return max(positions.values())
-        return <object>position
-
-    cdef int settle(self) except -1:
-        """Note on the request that looked up last which positions it looked up."""
-        cdef object asker = self.asker, first = self.first_asked, last = self.last_asked, positions
-        cdef RequestAccess access
-        if asker is None:
-            return 0
-        self.asker = self.first_asked = self.last_asked = None
-        try:
-            access = self.access_of(asker)
-            if access is not None:
-                positions = self.positions_of(asker)
-                access.asked_from = min(
-                    access.asked_from,
-                    position_of(asker, positions, first),
-                    position_of(asker, positions, last),
-                )
-                access.asked_until = max(access.asked_until, self.asked_until)
-                if self.watching.full_groups is not None and access.size == 0:
-                    self.settle_groups(asker, access, last)
-        except Exception:  # of a context of others, and nothing may change for a watch
-            pass
-        return 0
-
-    cdef int settle_groups(self, object asker, RequestAccess access, object last) except -1:
-        """Note whether the lookup of a request that has loaded nothing hit nothing.
-
-        Then it ended at an absent chunk of a window or a state. Else the request is looked up
-        again, unless the accelerator has come to have what it could load.
-        """
-        cdef dict full = self.watching.full_groups
-        if self.asked_group in full or self.holds(last):
-            access.full_until = 0
-            return 0
-        access.full_from = asker.get_offload_key_position(self.first_full)
-        access.full_from -= full[group_of(<PyObject*>self.first_full)]
-        return 0
-
-    cdef bint holds(self, object key) noexcept:
-        """Return whether a chunk is resident; a call at work keeps its batch."""
-        return self.steps.resident_node(key) != NULL
 
     def get_load_source(self, key, req_context):
         """Return the tier that a hit comes from: host memory."""
@@ -668,12 +448,12 @@ cdef class RequestManagerCore:
             self.point_into(batch)  # again: the clock may have called the manager
             table = self.policy.table
             if is_access:
-                access = self.access_of(req_context)
+                access = self.contexts.access_of(req_context)
                 if access is None:
-                    access = new_access = RequestAccess(self, self.generation)
+                    access = new_access = self.contexts.new_access()
                 if self.rules.ranked:
-                    rank = self.rank_of(req_context)
-                positions = self.positions_of(req_context)
+                    rank = self.contexts.rank_of(req_context)
+                positions = self.contexts.positions_of(req_context)
             chunk_ids = self.new_ids(len(batch))
             spec = self.new_spec(chunk_ids)
             place = self.steps.pin_batch(&self.steps.batch, NULL)
@@ -689,7 +469,7 @@ cdef class RequestManagerCore:
                     num_new = self.observe("prepare_load", req_context, access, positions)
                     if self.rules.ranked and rank is None and num_new:
                         rank = new_rank = RequestRank(self.policy)
-                    self.attach(req_context, new_access, new_rank)
+                    self.contexts.attach(req_context, new_access, new_rank)
                 except BaseException:
                     for place in range(len(batch)):
                         self.steps.unpin_slot(self.steps.batch.slots[place])
@@ -749,8 +529,8 @@ cdef class RequestManagerCore:
         if self.counts is not None:
             batch = self.open_batch(list(dict.fromkeys(batch)))  # repeats are counted once
         if watching is not None:
-            if req_context is self.asker or watching.full_groups is not None:
-                self.settle()  # should it be preempted and look up again, it has more positions
+            if req_context is watching.asker or watching.full_groups is not None:
+                watching.settle()  # should it be preempted and look up again, it has more positions
             watching.tick()
             self.require_rest()
         collecting = PyGC_Disable()
@@ -766,9 +546,9 @@ cdef class RequestManagerCore:
     cdef object store(self, list batch, object req_context):
         cdef CompiledSteps steps = self.steps
         cdef Table* table = self.policy.table
-        cdef RequestAccess access = self.access_of(req_context), new_access = None
+        cdef RequestAccess access = self.contexts.access_of(req_context), new_access = None
         cdef RequestRank rank = None, new_rank = None
-        cdef object positions = self.positions_of(req_context), skipped, output = None
+        cdef object positions = self.contexts.positions_of(req_context), skipped, output = None
         cdef Py_ssize_t num_missing, num_admitted = 0, num_left_out
         cdef int64_t num_new
         cdef uint32_t epoch
@@ -784,9 +564,9 @@ cdef class RequestManagerCore:
         try:
             self.mark_chosen(num_missing)
             if access is None:
-                access = new_access = RequestAccess(self, self.generation)
+                access = new_access = self.contexts.new_access()
             if self.rules.ranked:
-                rank = self.rank_of(req_context)
+                rank = self.contexts.rank_of(req_context)
             num_new = self.observe("prepare_store", req_context, access, positions)
             if self.rules.ranked and rank is None and (
                 num_new or self.any_positioned(num_missing)
@@ -795,7 +575,7 @@ cdef class RequestManagerCore:
             skipped = self.stores_skipped_in_current_batch + num_left_out
             if self.counts is not None:
                 offer = self.open_offer(batch)
-            self.attach(req_context, new_access, new_rank)
+            self.contexts.attach(req_context, new_access, new_rank)
         except BaseException:
             self.chain = None
             forget(table, &self.steps.batch, 0, num_missing)
@@ -1072,9 +852,9 @@ cdef class RequestManagerCore:
         cdef RequestAccess access
         self.require_ready()
         context = self.request_context_class()
-        access = self.access_of(req_context)
+        access = self.contexts.access_of(req_context)
         if access is None:
-            self.attach(req_context, RequestAccess(self, self.generation), None)
+            self.contexts.attach(req_context, self.contexts.new_access(), None)
         else:
             access.asked_only = False
         return context
@@ -1084,7 +864,7 @@ cdef class RequestManagerCore:
         cdef int collecting
         self.require_ready()
         if self.watching is not None:
-            self.settle()
+            self.watching.settle()
             self.hand_over()
         self.require_rest()
         collecting = PyGC_Disable()
@@ -1102,17 +882,17 @@ cdef class RequestManagerCore:
         cdef uint64_t number
         cdef Py_ssize_t place
         cdef uint8_t uses
-        access = self.access_of(req_context)
+        access = self.contexts.access_of(req_context)
         if access is None or access.finished or access.asked_only:
             return 0
-        order = order_keys(access, req_context, self.positions_of(req_context), self.watching)
+        order = order_keys(access, req_context, self.contexts.positions_of(req_context), self.watching)
         if self.watching is not None:
             every, every_order = access, order
             if access.passed is not None:
                 try:
                     every = all_keys(access)
                     every_order = order_keys(
-                        every, req_context, self.positions_of(req_context), self.watching
+                        every, req_context, self.contexts.positions_of(req_context), self.watching
                     )
                 except Exception:  # of a context of others, or no memory
                     every = None
@@ -1152,10 +932,10 @@ cdef class RequestManagerCore:
         """Drop every chunk; counted offers, events and samples stay, ids start at 0 again."""
         self.require_rest()
         self.steps.drop_all()
-        self.generation += 1
+        self.contexts.generation += 1
         self.last = NIL
-        self.asker = self.first_asked = self.last_asked = None
         if self.watching is not None:
+            self.watching.forget_asker()
             self.watching.c_dropped()
 
     # -- what is shown -----------------------------------------------------------------------
@@ -1222,6 +1002,12 @@ cdef class RequestManagerCore:
         self.require_ready()
         node = self.steps.resident_node(key)
         return None if node == NULL else (node.block.ref_cnt, node.block.block_id)
+
+    @property
+    def block_table(self):
+        """Statuses as a read-only structured array, ``(n,)`` for n resident chunks, in no order."""
+        self.require_ready()
+        return self.steps.block_table
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""

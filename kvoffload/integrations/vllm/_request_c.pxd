@@ -7,6 +7,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 from kvoffload._core.table cimport NIL
+from kvoffload.integrations.vllm._ranked_lru_c cimport RankedLRU
 from kvoffload.managers._watch_c cimport WatchCore
 
 cdef extern from "Python.h":
@@ -37,7 +38,7 @@ cdef class RequestAccess:
     It counts for one manager and for one life of its cache: `owner` and `generation` say which.
     """
 
-    cdef readonly object owner
+    cdef readonly object owner  # `Contexts`
     cdef readonly uint64_t generation
     cdef bint started           # its keys were shown to rules that go by the chain
     cdef bint finished
@@ -87,6 +88,28 @@ cdef class RequestRank:
     cdef readonly object owner
     cdef readonly uint64_t generation
     cdef uint32_t group         # NIL until taken
+
+
+cdef class Contexts:
+    """vLLM's request contexts, as places for what a manager knows of requests."""
+
+    cdef object context_class   # vLLM's own, whose state is read without its methods
+    cdef RankedLRU ranking      # the policy, None if it does not rank
+    cdef uint64_t generation    # how often the manager was reset
+
+    # Return the state of a class, or None.
+    cdef object state_of(self, object req_context, object state_class)
+    # Return the request's accesses since the last reset, or None.
+    cdef RequestAccess access_of(self, object req_context)
+    cdef RequestAccess new_access(self)
+    # Return the request's rank in the policy since its last reset, or None.
+    cdef RequestRank rank_of(self, object req_context)
+    # Attach new state: all that is given or, on an error, none.
+    cdef int attach(self, object req_context, object access, object rank) except -1
+    # Restore the state that a context had before; None if it had none.
+    cdef int put_back(self, object req_context, object state_class, object state) except -1
+    # Return the dict of token positions, or None where the context has methods of its own.
+    cdef object positions_of(self, object req_context)
 
 
 # vLLM's keys end in the group's index, big endian.

@@ -89,6 +89,74 @@ cdef class RequestRank:
             (<RankedLRU>self.owner).release(self.generation, self.group)
 
 
+cdef class Contexts:
+    def __cinit__(self, object context_class, policy):
+        self.context_class = context_class
+        self.ranking = policy if isinstance(policy, RankedLRU) else None
+
+    cdef object state_of(self, object req_context, object state_class):
+        cdef object states
+        if type(req_context) is self.context_class:
+            states = req_context._state
+            if type(states) is dict:
+                return (<dict>states).get(state_class)
+        return req_context.get_state(state_class)
+
+    cdef RequestAccess access_of(self, object req_context):
+        cdef RequestAccess access = self.state_of(req_context, RequestAccess)
+        if access is None or access.owner is not self or access.generation != self.generation:
+            return None
+        return access
+
+    cdef RequestAccess new_access(self):
+        return RequestAccess(self, self.generation)
+
+    cdef RequestRank rank_of(self, object req_context):
+        cdef RequestRank rank = self.state_of(req_context, RequestRank)
+        if (
+            rank is None
+            or rank.owner is not self.ranking
+            or rank.generation != self.ranking.generation
+        ):
+            return None
+        return rank
+
+    cdef int attach(self, object req_context, object access, object rank) except -1:
+        """Attach new state to a request's context.
+
+        A context has one place for each class: where two managers serve one context, each replaces
+        the other's state, as vLLM's do.
+        """
+        cdef object before = None
+        if access is not None:
+            if rank is not None:
+                before = self.state_of(req_context, RequestAccess)
+            req_context.set_state(access)
+        if rank is not None:
+            try:
+                req_context.set_state(rank)
+            except BaseException:
+                if access is not None:
+                    self.put_back(req_context, RequestAccess, before)
+                raise
+        return 0
+
+    cdef int put_back(self, object req_context, object state_class, object state) except -1:
+        if type(req_context) is self.context_class:
+            if state is None:
+                req_context._state.pop(state_class, None)
+            else:
+                req_context._state[state_class] = state
+        elif state is not None:
+            req_context.set_state(state)
+        return 0
+
+    cdef object positions_of(self, object req_context):
+        if type(req_context) is self.context_class:
+            return req_context._offload_key_positions
+        return None
+
+
 # -- the order at the end --------------------------------------------------------------------------
 
 cdef class KeyOrder:

@@ -15,7 +15,13 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.shadow cimport Entry
 from kvoffload._core.table cimport Node
-from kvoffload.integrations.vllm._request_c cimport KeyOrder, Place, RequestAccess, SeenKey
+from kvoffload.integrations.vllm._request_c cimport (
+    Contexts,
+    KeyOrder,
+    Place,
+    RequestAccess,
+    SeenKey,
+)
 from kvoffload.integrations.vllm._rules_c cimport Access
 from kvoffload.managers._watch_c cimport WatchCore
 
@@ -51,6 +57,34 @@ cdef class RequestWatch(WatchCore):
     cdef int64_t chunk_tokens   # of a chunk of that group; 0: not known
     # Full groups where others can keep theirs from being loaded, number -> tokens of a chunk; or None.
     cdef dict full_groups
+    cdef Contexts contexts
+    # Of the request that looks up, which is not settled yet; a lookup is of single keys:
+    cdef object asker           # its context
+    cdef object first_asked, last_asked     # its first and its last key
+    cdef int64_t asker_until    # the largest token position of its keys
+    # And where groups count apart:
+    cdef object first_full      # the first key of its present lookup
+    cdef uint32_t asked_group   # the KV group of the last key
+    cdef int64_t full_until     # position up to which the full groups looked up so far had all
+    cdef bint full_missed       # one of them ended at a chunk that is absent
+
+    # A request looks up a key.
+    cdef inline int asked(self, object key, object req_context) except -1:
+        if req_context is not self.asker:
+            self.ask(key, req_context)
+        elif self.full_groups is not None:
+            self.ask_on(key)
+        self.last_asked = key
+        return 0
+
+    cdef int ask(self, object key, object req_context) except -1
+    cdef int ask_on(self, object key) except -1
+    cdef int64_t last_position(self, object req_context) except? -1
+    # Note on the request that looked up last which positions it looked up.
+    cdef int settle(self) except -1
+    cdef int settle_groups(self, object asker, RequestAccess access, object last) except -1
+    cdef void forget_asker(self) noexcept
+    cdef bint holds(self, object key) noexcept
     # All are told before the state changes, but for `c_loading` and `c_begun`. What is known of a
     # sampled key lies in two cache lines, one behind the other: the call that finds the key fetches
     # the first, `near_recorded` or `c_finished` the second.

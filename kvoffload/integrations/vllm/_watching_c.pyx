@@ -1,5 +1,7 @@
 """Requests are revealed to a watch incrementally; see ``_watching_c.pxd``."""
 
+from cpython.bytes cimport PyBytes_CheckExact
+from cpython.dict cimport PyDict_Next, PyDict_Size
 from libc.string cimport memcpy
 
 from kvoffload._core.shadow cimport (
@@ -14,6 +16,7 @@ from kvoffload._core.table cimport (
     NIL,
     RESIDENT,
     Node,
+    hash_key,
     index_find,
     kvo_prefetch,
     node_at,
@@ -28,6 +31,7 @@ from kvoffload.integrations.vllm._request_c cimport (
     Place,
     PyBytes_AS_STRING,
     PyBytes_GET_SIZE,
+    group_of,
 )
 from kvoffload.integrations.vllm._rules_c cimport NEW, OBSERVED, READY
 from kvoffload.managers._watch_c cimport (
@@ -46,6 +50,15 @@ from kvoffload.managers._watch_c cimport (
 
 cdef enum:
     CAUSE_BITS = 7
+
+
+cdef int64_t position_of(object req_context, object positions, object key) except? -1:
+    """Return the token position of a key; the least number, not a position, if it has none."""
+    if positions is None:
+        position = req_context.get_offload_key_position(key)
+    else:
+        position = (<dict>positions).get(key)
+    return -NOT_ASKED if position is None else <int64_t>position
 
 
 cdef inline bint stands_aside(const Place* place, int64_t judged) noexcept:
@@ -151,6 +164,151 @@ cdef class RequestWatch(WatchCore):
             self.judged, self.chunk_tokens = next(iter(full.items()))
             if others:
                 self.full_groups = full
+
+    # -- lookups -------------------------------------------------------------------------------
+
+    cdef int ask(self, object key, object req_context) except -1:
+        """Note that a request other than the last one looks up a key.
+
+        Only its first and its last key are kept: vLLM looks up in the order of positions, forwards
+        or, in a sliding window, backwards.
+        """
+        cdef RequestAccess access
+        self.settle()
+        self.asker = req_context
+        self.first_asked = self.first_full = key
+        self.asked_group = group_of(<PyObject*>key)
+        self.full_until = NOT_ASKED
+        self.full_missed = False
+        try:
+            self.asker_until = self.last_position(req_context)
+            if self.contexts.access_of(req_context) is None:
+                # vLLM's tiering manager tells its primary tier of no new request.
+                access = self.contexts.new_access()
+                access.asked_only = True
+                self.contexts.attach(req_context, access, None)
+        except Exception:  # of a context of others, and nothing may change for a watch
+            self.asker_until = NOT_ASKED
+        return 0
+
+    cdef int ask_on(self, object key) except -1:
+        """Note how far the full groups reach: they are looked up first, one after the other.
+
+        Each ends at the first chunk that is absent, or where the one before it did, and nothing
+        changes until a key of the next group is looked up. A lower full group, or one behind a
+        window or a state, begins another lookup: where the request waits for a store, or of what
+        the others have left. The latter meets no absent chunk.
+        """
+        cdef uint32_t group = group_of(<PyObject*>key), before = self.asked_group
+        cdef dict full = self.full_groups
+        cdef RequestAccess access
+        if group == before:
+            return 0
+        self.asked_group = group
+        try:
+            if before not in full and group not in full:
+                return 0
+            if before not in full or group in full and group < before:
+                self.first_full = key
+                self.full_until = NOT_ASKED
+                self.full_missed = False
+                return 0
+            until = self.asker.get_offload_key_position(self.last_asked)
+            if until is None:
+                return 0
+            if not self.holds(self.last_asked):
+                until -= full[before]
+                self.full_missed = True
+            self.full_until = min(self.full_until, <int64_t>until)
+            if group not in full:
+                # Of a group that drafts a hit leaves the last chunk out; the next begins at its end.
+                until = self.asker.get_offload_key_position(key)
+                if until is not None:
+                    self.full_until = min(self.full_until, <int64_t>until)
+            access = self.contexts.access_of(self.asker)
+            # What it accesses first decides, as it does about hits.
+            if group not in full and access is not None and access.size == 0:
+                if not self.full_missed:
+                    self.full_until = max(self.full_until, access.full_until)
+                access.full_until = self.full_until
+        except Exception:  # of a context of others, and nothing may change for a watch
+            pass
+        return 0
+
+    cdef int64_t last_position(self, object req_context) except? -1:
+        """Return the largest token position that a request has; NOT_ASKED where it cannot be told.
+
+        The connector notes the positions of each KV group in their order, group after group.
+        """
+        cdef object positions = self.contexts.positions_of(req_context)
+        cdef PyObject* first
+        cdef PyObject* last
+        cdef PyObject* position
+        cdef Py_ssize_t cursor = 0, after
+        if positions is None or not PyDict_Next(positions, &cursor, &first, &position):
+            return NOT_ASKED
+        # The last entry: of this number where none was taken out, and then no other follows.
+        after = PyDict_Size(positions) - 1
+        PyDict_Next(positions, &after, &last, &position)
+        # The groups are in their order: where the first is the last, there is one.
+        if (
+            PyDict_Next(positions, &after, NULL, NULL)
+            or not PyBytes_CheckExact(<object>first)
+            or not PyBytes_CheckExact(<object>last)
+            or group_of(first) != group_of(last)
+        ):
+            return max(positions.values())
+        return <object>position
+
+    cdef int settle(self) except -1:
+        cdef object asker = self.asker, first = self.first_asked, last = self.last_asked, positions
+        cdef RequestAccess access
+        if asker is None:
+            return 0
+        self.asker = self.first_asked = self.last_asked = None
+        try:
+            access = self.contexts.access_of(asker)
+            if access is not None:
+                positions = self.contexts.positions_of(asker)
+                access.asked_from = min(
+                    access.asked_from,
+                    position_of(asker, positions, first),
+                    position_of(asker, positions, last),
+                )
+                access.asked_until = max(access.asked_until, self.asker_until)
+                if self.full_groups is not None and access.size == 0:
+                    self.settle_groups(asker, access, last)
+        except Exception:  # of a context of others, and nothing may change for a watch
+            pass
+        return 0
+
+    cdef int settle_groups(self, object asker, RequestAccess access, object last) except -1:
+        """Note whether the lookup of a request that has loaded nothing hit nothing.
+
+        Then it ended at an absent chunk of a window or a state. Else the request is looked up
+        again, unless the accelerator has come to have what it could load.
+        """
+        cdef dict full = self.full_groups
+        if self.asked_group in full or self.holds(last):
+            access.full_until = 0
+            return 0
+        access.full_from = asker.get_offload_key_position(self.first_full)
+        access.full_from -= full[group_of(<PyObject*>self.first_full)]
+        return 0
+
+    cdef void forget_asker(self) noexcept:
+        self.asker = self.first_asked = self.last_asked = None
+
+    cdef bint holds(self, object key) noexcept:
+        """Return whether a chunk is resident; a call at work keeps its batch."""
+        cdef const uint8_t* address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
+        cdef uint64_t length = <uint64_t>PyBytes_GET_SIZE(<PyObject*>key)
+        cdef uint32_t slot = index_find(
+            self.table, address, length, hash_key(self.table, address, length)
+        )
+        return slot != NIL and node_at(self.table, slot).flags & RESIDENT != 0
+
+    # -- loads and offers ----------------------------------------------------------------------
 
     cdef void near_recorded(self, const Access* accesses, Recorded recorded) noexcept:
         """Fetch what is known of the sampled keys."""
