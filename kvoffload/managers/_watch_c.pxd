@@ -116,7 +116,7 @@ cdef class WatchCore:
     cdef uint32_t* use_slots                # and their nodes, NIL for none
     cdef Py_ssize_t use_room
     cdef Transfer* transfers                # (transfer_room,)
-    cdef uint32_t transfer_room
+    cdef uint64_t transfer_room
     cdef uint32_t num_transfers             # handed out at least once
     cdef uint32_t free_transfer
     cdef uint32_t oldest
@@ -157,6 +157,7 @@ cdef class WatchCore:
     cdef void note_sampled_victims(self, Py_ssize_t size) noexcept
     cdef bint ensure_uses(self, Py_ssize_t size) noexcept
     cdef int quarter_of(self, uint64_t hashed) noexcept
+    cdef Entry* count_segment(self, uint64_t hashed) noexcept
     cdef void judge(self, uint64_t hashed, Node* node, bint hit) noexcept
     cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept
     # Collect the keys of a request for the policies, head to tail, then the request.

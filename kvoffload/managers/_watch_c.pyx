@@ -258,16 +258,20 @@ cdef class WatchCore:
     cdef int quarter_of(self, uint64_t hashed) noexcept:
         return <int>(sample_of(hashed) & (self.num_quarters - 1))
 
-    cdef void judge(self, uint64_t hashed, Node* node, bint hit) noexcept:
-        """Count a sampled block of a request by its segment, and by its cause if it missed."""
+    cdef Entry* count_segment(self, uint64_t hashed) noexcept:
+        """Count a sampled block of a request by its segment; return its entry."""
         cdef Entry* entry = shadow_find(&self.shadow, hashed)
         cdef int segment = self.num_sizes if entry == NULL else entry.segment
-        cdef uint32_t sample = sample_of(hashed)
         cdef int quarter = self.quarter_of(hashed)
         shadow_reach(&self.shadow, entry, quarter)
         self.tally.judged[quarter][segment] += 1
-        if sample < self.policy_below:
+        if sample_of(hashed) < self.policy_below:
             self.tally.policy_judged[quarter][segment] += 1
+        return entry
+
+    cdef void judge(self, uint64_t hashed, Node* node, bint hit) noexcept:
+        """Count a sampled block of a request by its segment, and by its cause if it missed."""
+        cdef Entry* entry = self.count_segment(hashed)
         if hit:
             if entry != NULL:
                 entry.used = True
@@ -505,23 +509,21 @@ cdef class WatchCore:
     ) noexcept:
         """Enter a transfer into the ledger; return where its ids go, NULL if there is no room."""
         cdef uint32_t place = self.free_transfer
-        cdef uint32_t room
         cdef uint32_t* link
         cdef Transfer* transfer
-        cdef Transfer* larger
-        cdef int32_t* own
-        if self.num_open >= MOST_OPEN or self.open_blocks + <uint64_t>size > MOST_OPEN_BLOCKS:
-            self.tally.untracked += 1
-            return NULL
-        if place == NIL and self.num_transfers == self.transfer_room:
-            room = 2 * self.transfer_room if self.transfer_room else 64
-            larger = <Transfer*>resize(self.transfers, room * sizeof(Transfer))
-            if larger == NULL:
-                self.tally.untracked += 1
-                return NULL
-            self.transfers = larger
-            self.transfer_room = room
-        own = <int32_t*>resize(NULL, <size_t>size * sizeof(int32_t))
+        cdef int32_t* own = NULL
+        if (
+            self.num_open < MOST_OPEN
+            and self.open_blocks + <uint64_t>size <= MOST_OPEN_BLOCKS
+            and grow(
+                <void**>&self.transfers,
+                &self.transfer_room,
+                self.num_transfers + (place == NIL),
+                sizeof(Transfer),
+                64,
+            )
+        ):
+            own = <int32_t*>resize(NULL, <size_t>size * sizeof(int32_t))
         if own == NULL:
             self.tally.untracked += 1
             return NULL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Protocol
 
 from kvoffload.errors import describe
@@ -47,6 +48,7 @@ KINDS = ("load", "store")
 LOAD, STORE = range(2)
 
 
+@dataclass(frozen=True, slots=True)
 class WatchPlan:
     """The sample that a watch asks of a manager, and its use.
 
@@ -56,10 +58,10 @@ class WatchPlan:
         Thresholds of the sample, and of the part of it that the policies see.
     keeps_keys : bool
         Whether the keys of that part are kept for the policies.
-    limits : tuple of int
+    limits : sequence of int
         Blocks of one quarter of the sample at each size, smallest size first. The last of them is
         what the list remembers.
-    lengths : tuple of int
+    lengths : sequence of int
         Blocks of the memory at each size.
     quarters : int
         Disjoint parts of the sample, each with a shadow of its own: 1, 2 or 4.
@@ -69,37 +71,15 @@ class WatchPlan:
         Gives milliseconds; None is the system's monotonic clock.
     """
 
-    __slots__ = (
-        "clock",
-        "keeps_keys",
-        "lengths",
-        "limits",
-        "policy_below",
-        "quarters",
-        "sample_below",
-        "secret",
-    )
-
-    def __init__(
-        self,
-        sample_below: int,
-        policy_below: int,
-        *,
-        limits: Sequence[int],
-        lengths: Sequence[int],
-        quarters: int = 4,
-        keeps_keys: bool = True,
-        secret: bytes | None = None,
-        clock: Callable[[], int] | None = None,
-    ) -> None:
-        self.sample_below = sample_below
-        self.policy_below = policy_below
-        self.limits = tuple(limits)
-        self.lengths = tuple(lengths)
-        self.quarters = quarters
-        self.keeps_keys = keeps_keys
-        self.secret = secret
-        self.clock = clock
+    sample_below: int
+    policy_below: int
+    _: KW_ONLY
+    limits: Sequence[int]
+    lengths: Sequence[int]
+    quarters: int = 4
+    keeps_keys: bool = True
+    secret: bytes | None = None
+    clock: Callable[[], int] | None = None
 
 
 class Watching(Protocol):

@@ -48,6 +48,11 @@ MOST_SIZES = 12
 REMEMBERED = 8.0
 """Least length of the LRU list, times the memory, whatever sizes are asked about."""
 LONGEST = 1e9  # seconds
+COUNTED = (
+    *("requests", "asked", "missed", "stored", "evicted", "declined", "refused", "failed"),
+    *("resets", "tail_missed_tokens"),
+)
+"""The counters that a report takes as they are."""
 
 logger = logging.getLogger("kvoffload.watch")
 
@@ -177,7 +182,7 @@ class _Subject:
     slots: float  # sampled, of the present size
     policy_slots: float  # and of the policies' part of the sample
     minis: list[Miniature]
-    plan: WatchPlan | None
+    plan: WatchPlan
 
 
 class Watch:
@@ -260,8 +265,9 @@ class Watch:
         self._secret = secret
         self._clock = clock
         self._manager: weakref.ref[Any] | None = None
-        self._core: Any = None
-        self._planned = self._subject = _Subject(None, 0, 0.0, 0.0, [], None)
+        self._core: Any = None  # until a manager joins
+        self._planned: _Subject
+        self._subject: _Subject
         self._snapshots: deque[_Snapshot] = deque()
         self._logged: set[int] = set()
         self._taken = 0  # number of requests when the sample was last taken
@@ -345,13 +351,14 @@ class Watch:
         now = core.now()
         if now >= core.next_due:
             core.next_due = self._next_due(now)
-            self._keep(self._snapshot())
+            self._snapshots.append(self._snapshot())
+            self._drop_old_snapshots(now)
             self.overdue()
 
     def _stores_overlap(self) -> bool:
         """Return whether the manager's stores overlap in the window, and minis can show how."""
         subject, past = self._subject, self._snapshots[0].counts
-        if subject.plan is None or subject.policy is None or not subject.plan.keeps_keys:
+        if subject.policy is None or not subject.plan.keeps_keys:
             return False
         *taken, _ = self._core.progress()
         before = past["requests"], past["met_pending"], past["refused"]
@@ -382,8 +389,6 @@ class Watch:
     def _start_anew(self) -> None:
         """Begin a window now that there are miniatures of LRU, and note what they have missed."""
         subject, counts = self._subject, self._core.counts()
-        if subject.plan is None:
-            return
         share = subject.plan.policy_below / subject.plan.sample_below
         cold, before = {}, {}
         for mini in subject.minis:
@@ -424,7 +429,7 @@ class Watch:
         subject = self._subject
         self._take_requests()
         after = self._snapshot()
-        self._keep(after, append=False)
+        self._drop_old_snapshots(after.time)
         before = self._snapshots[0]
         counts = _difference(after.counts, before.counts)
         every = self._core.counts()
@@ -432,18 +437,9 @@ class Watch:
         return WatchReport(
             policy=subject.policy,
             capacity=subject.capacity,
-            sampling_rate=0.0 if subject.plan is None else subject.plan.sample_below / SAMPLE_RANGE,
+            sampling_rate=subject.plan.sample_below / SAMPLE_RANGE,
             seconds=(after.time - before.time) / 1000,
-            requests=counts["requests"],
-            asked=counts["asked"],
-            missed=counts["missed"],
-            stored=counts["stored"],
-            evicted=counts["evicted"],
-            declined=counts["declined"],
-            refused=counts["refused"],
-            failed=counts["failed"],
-            resets=counts["resets"],
-            tail_missed_tokens=counts["tail_missed_tokens"],
+            **{name: counts[name] for name in COUNTED},
             points=tuple(self._points(counts, after, before, every["fullest"])),
             sampled_missed=dict(zip(CAUSES, counts["causes"], strict=True)),
             sampled_evicted=unused + used,
@@ -585,13 +581,11 @@ class Watch:
             self._core.now(), counts, tuple(mini.totals() for mini in self._subject.minis)
         )
 
-    def _keep(self, snapshot: _Snapshot, *, append: bool = True) -> None:
+    def _drop_old_snapshots(self, now: int) -> None:
         """Drop snapshots that are older than the window, but for the newest of them."""
-        start = snapshot.time - self.window * 1000
+        start = now - self.window * 1000
         while len(self._snapshots) > 1 and self._snapshots[1].time <= start:
             self._snapshots.popleft()
-        if append:
-            self._snapshots.append(snapshot)
 
     def _points(
         self,
@@ -606,7 +600,7 @@ class Watch:
         present = self.memory.index(1.0)
         # Requests longer than the memory are refused whatever is under way.
         refused = max(0, counts["refused"] - counts["long_requests"][present])
-        in_flight = _overlap(counts["requests"], counts["met_pending"], refused)
+        in_flight = counts["met_pending"] + refused > IN_FLIGHT * counts["requests"]
         block_tokens = self._core.block_tokens
         hit_tokens = (counts["asked"] - counts["missed"]) * (block_tokens or 0)
         tails = ("tails",) if counts["tail_missed_tokens"] > TAILS * hit_tokens else ()
@@ -724,11 +718,6 @@ class Watch:
                 lacking = min(overlap.cold.get(mini.memory, 0.0), mini.slots - sum(totals.resident))
                 cold[mini.memory] = scale * max(0.0, lacking)
         return cold
-
-
-def _overlap(requests: int, met: int, refused: int) -> bool:
-    """Return whether too many requests met a block being stored, or had their store refused."""
-    return met + refused > IN_FLIGHT * requests
 
 
 def median_age(bins: Sequence[int]) -> float | None:

@@ -141,12 +141,15 @@ def make_point(
     -------
     Point
     """
+    reason = None
     if slots < LEAST_SLOTS:
-        return Point(policy, memory, reason="few_slots", marks=marks, resets=resets)
-    if asked == 0 or sum(base) < LEAST_MISSES:
-        return Point(policy, memory, reason="few_misses", marks=marks, resets=resets)
-    hit_ratio, error = estimate(missed / asked, base, shadow, bias)
-    if error > WIDEST:
-        return Point(policy, memory, reason="wide", marks=marks, resets=resets)
-    stores = missed / asked * sum(stored) / sum(base)
-    return Point(policy, memory, hit_ratio, error, stores, None, marks, resets)
+        reason = "few_slots"
+    elif asked == 0 or sum(base) < LEAST_MISSES:
+        reason = "few_misses"
+    else:
+        hit_ratio, error = estimate(missed / asked, base, shadow, bias)
+        if error <= WIDEST:
+            stores = missed / asked * sum(stored) / sum(base)
+            return Point(policy, memory, hit_ratio, error, stores, None, marks, resets)
+        reason = "wide"
+    return Point(policy, memory, reason=reason, marks=marks, resets=resets)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvoffload._metrics import WATCH_METRICS, WATCH_PREFIX
+from kvoffload.managers._watching import KINDS
 
 from .metrics import UNMARKED, memory_label
 
@@ -216,7 +217,6 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
     all_missed = sum(missed.values())
     causes = {name: n / all_missed for name, n in missed.items() if n > 0}
     left = by_label("sampled_evicted_blocks")
-    kinds = ("load", "store")
     policies = {own[0] for engine in engines for own in engine.values.get("watch_info", {})}
     shadows = tuple(_shadows(engines))
     return View(
@@ -236,11 +236,11 @@ def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
         causes=causes,
         waste=left.get("false", 0.0) / sum(left.values()) if sum(left.values()) > 0 else None,
         overdue={
-            kind: sum(engine.value("overdue_blocks", kind) for engine in engines) for kind in kinds
+            kind: sum(engine.value("overdue_blocks", kind) for engine in engines) for kind in KINDS
         },
         oldest={
             kind: max((engine.value("oldest_open_seconds", kind) for engine in engines), default=0)
-            for kind in kinds
+            for kind in KINDS
         },
         advice=tuple(advise(policies, shadows)),
     )

@@ -123,7 +123,6 @@ cdef class RequestWatch(WatchCore):
     cdef void pass_over(
         self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses
     ) noexcept
-    cdef void count(self, uint64_t hashed, const SeenKey* seen) noexcept
     cdef void use(self, uint64_t hashed, const SeenKey* seen, uint32_t now) noexcept
 
 # Return all keys that a request has offered or loaded, recorded or not: `access` itself where all

@@ -9,7 +9,6 @@ from kvoffload._core.shadow cimport (
     shadow_find,
     shadow_first,
     shadow_near,
-    shadow_reach,
     shadow_use,
 )
 from kvoffload._core.table cimport (
@@ -125,14 +124,14 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
 
 
 cdef class RequestWatch(WatchCore):
-    """Look on as a manager of vLLM's interface works.
+    """The observer of a manager of vLLM's interface.
 
     Parameters
     ----------
     plan : WatchPlan
-        What to look at.
+        The sample.
     watch : Watching
-        Who wants to know.
+        The watch that asked for it.
     """
 
     @property
@@ -491,6 +490,7 @@ cdef class RequestWatch(WatchCore):
         cdef const uint8_t* positioned = order.positioned
         cdef Py_ssize_t number, num_sampled = <Py_ssize_t>order.num_sampled
         cdef uint32_t sample
+        cdef uint8_t uses
         cdef int part
         cdef int64_t judged = self.judged
         cdef int size, others
@@ -509,7 +509,10 @@ cdef class RequestWatch(WatchCore):
         for number in range(num_sampled):
             at = order.sampled[number]
             if part_of(access, places + at, positioned, judged) == ASKED:
-                self.count(self.uses[number], keys + places[at].number)
+                self.count_segment(self.uses[number])
+                uses = keys[places[at].number].uses
+                if not uses & LOADED:
+                    self.tally.causes[(uses >> CAUSE_SHIFT) & CAUSE_BITS] += 1
         # The other groups come behind the one that is judged, whose keys must hang together.
         for others in range(1 if judged == ALL_GROUPS else 2):
             for number in range(num_sampled):
@@ -539,18 +542,6 @@ cdef class RequestWatch(WatchCore):
                 groups |= bit
                 loaded = places[at - 1].position
         return <uint64_t>max(access.full_until - loaded, <int64_t>0)
-
-    cdef void count(self, uint64_t hashed, const SeenKey* seen) noexcept:
-        """Count a sampled key that was asked for by its segment, and by its cause if it missed."""
-        cdef Entry* entry = shadow_find(&self.shadow, hashed)
-        cdef int segment = self.num_sizes if entry == NULL else entry.segment
-        cdef int quarter = self.quarter_of(hashed)
-        shadow_reach(&self.shadow, entry, quarter)
-        self.tally.judged[quarter][segment] += 1
-        if sample_of(hashed) < self.policy_below:
-            self.tally.policy_judged[quarter][segment] += 1
-        if not seen.uses & LOADED:
-            self.tally.causes[(seen.uses >> CAUSE_SHIFT) & CAUSE_BITS] += 1
 
     cdef void use(self, uint64_t hashed, const SeenKey* seen, uint32_t now) noexcept:
         """Use a sampled key; what is new to the watch gets its fate from what it met here."""
