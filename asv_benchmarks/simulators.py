@@ -25,9 +25,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvoffload.replay.decoded import DecodedTrace  # noqa: E402 - beside this folder
+from kvoffload.replay.groups import GroupChunks  # noqa: E402 - beside this folder
 from kvoffload.replay.policies import new_manager  # noqa: E402
-from kvoffload.replay.protocol import serve_all  # noqa: E402
+from kvoffload.replay.requests import DecodedTrace  # noqa: E402
+from kvoffload.replay.simulate import Serving  # noqa: E402
 from kvoffload.traces import Trace  # noqa: E402
 
 POLICIES = {
@@ -65,6 +66,7 @@ def main() -> None:
     keys = trace.keys()
     capacity = int(trace.unique_blocks * options.share / 100)
     on_device = np.zeros(trace.num_requests, dtype=np.int64)
+    every = slice(0, trace.num_requests)
     print(
         f"{options.trace.name}: {trace.num_requests:,} requests, {trace.num_blocks:,} blocks, "
         f"{trace.unique_blocks:,} distinct; {capacity:,} slots; medians of {options.rounds} rounds"
@@ -77,9 +79,11 @@ def main() -> None:
         for policy, of in POLICIES.items():
             sides: dict[str, list[float]] = {"kvoffload": [], "libcachesim": []}
             for _ in range(options.rounds):
-                manager = new_manager(policy, capacity)
+                serving = Serving(
+                    new_manager(policy, capacity), trace, keys, GroupChunks.of_blocks()
+                )
                 sides["kvoffload"].append(
-                    cpu_seconds(lambda: serve_all(manager, keys, trace, on_device))  # noqa: B023
+                    cpu_seconds(lambda: serving.hits(every, on_device))  # noqa: B023
                 )
                 cache = of(capacity)
                 reader = libcachesim.TraceReader(

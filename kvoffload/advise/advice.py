@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload.policies import registry
-from kvoffload.replay import STEP_TOKENS, DecodedTrace, device_hits, infinite_hits, simulate
-from kvoffload.replay.group_replay import group_device_tokens
-from kvoffload.replay.groups import GroupChunks
+from kvoffload.replay import (
+    STEP_TOKENS,
+    DecodedTrace,
+    GroupChunks,
+    ReplayResult,
+    device_hits_and_junctions,
+    simulate,
+)
 from kvoffload.replay.offline import INFINITE
+from kvoffload.replay.simulate import lengths_of
 from kvoffload.traces import Request
 
 from .choice import Choice, choose
@@ -105,30 +110,34 @@ class Setup:
         return self.engine if self.engine is not None and self.engine.is_known else None
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes per block; per slot with `groups`."""
+    def chunks(self) -> GroupChunks:
+        """The groups; of a model whose layers are one full group, blocks of the trace."""
         if self.groups is not None:
-            return self.groups.slot_bytes
-        return self.block_tokens * self.token_bytes
+            return self.groups
+        return GroupChunks.of_blocks(
+            self.block_tokens,
+            block_bytes=self.block_tokens * self.token_bytes,
+            step_tokens=self.step_tokens,
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes per slot."""
+        return self.chunks.slot_bytes
 
     @property
     def counted(self) -> str:
-        """What hits are counted in: ``"blocks"``, or ``"tokens"`` with `groups`."""
-        return "blocks" if self.groups is None else "tokens"
+        """The word for what hits are counted in: ``"blocks"``, or ``"tokens"`` with `groups`."""
+        return self.chunks.hit_name
 
     @property
     def kept_in(self) -> str:
-        """What memory is divided into: ``"blocks"``, or ``"slots"`` with `groups`."""
-        return "blocks" if self.groups is None else "slots"
-
-    @property
-    def counted_tokens(self) -> int:
-        """Tokens of one of these: those of a block, or 1."""
-        return self.block_tokens if self.groups is None else 1
+        """The word for what memory is divided into: ``"blocks"``, or ``"slots"`` with `groups`."""
+        return f"{self.chunks.slot_name}s"
 
     def capped(self, memory: int, unique_blocks: int) -> int:
         """Return the capacity to replay: a cache that holds all blocks never evicts, so no more."""
-        most = unique_blocks * (1 if self.groups is None else len(self.groups.layout.groups))
+        most = unique_blocks * len(self.chunks.layout.groups)
         return max(1, min(self.capacity(memory), most))
 
     def memories(self) -> list[int]:
@@ -139,7 +148,7 @@ class Setup:
 
     @property
     def device_blocks(self) -> int:
-        """Blocks, or slots, of the accelerator's own prefix cache."""
+        """Slots of the accelerator's own prefix cache."""
         return self.capacity(self.device_memory)
 
     @property
@@ -150,8 +159,7 @@ class Setup:
     @property
     def replays_per_memory(self) -> int:
         """Number of replays per memory: of the policies, and of the ceiling where there is one."""
-        has_ceiling = self.groups is None or self.groups.num_full > 0
-        return len(self.replayed) + has_ceiling
+        return len(self.replayed) + (self.chunks.num_full > 0)
 
     @property
     def replayed(self) -> tuple[str, ...]:
@@ -159,7 +167,7 @@ class Setup:
         return tuple(dict.fromkeys((*self.policies, VLLM_DEFAULT)))
 
     def capacity(self, memory: int) -> int:
-        """Return how many blocks, or slots, fit into `memory` bytes."""
+        """Return how many slots fit into `memory` bytes."""
         return memory // self.block_bytes
 
 
@@ -170,19 +178,19 @@ class Cell:
     Attributes
     ----------
     hit_ratio : float
-        Share of the blocks, or tokens with groups, asked for that are hits.
+        Share of the tokens asked for that are hits.
     saved_tokens : int
         Tokens, over the trace, that need no prefill: those of the blocks that are hits.
     stored : int
-        Blocks, or slots, stored.
+        Slots stored.
     stored_per_hit : float or None
-        Blocks, or slots, stored per block hit; None without a hit.
+        Slots stored per block hit; None without a hit.
     store_rate, load_rate : float or None
         Bytes per second to host memory and back, at the trace's rate; None if it has no times.
     busiest_store_rate, busiest_load_rate : float or None
         The same in the part of the trace where the sum of both is highest.
     loaded : int
-        Blocks, or slots, loaded for the hits.
+        Slots loaded for the hits.
     """
 
     hit_ratio: float
@@ -210,9 +218,9 @@ class Facts:
         Prompt tokens of all requests; 0 if the lengths are not known.
     blocks, unique_blocks : int
         Blocks of all requests, and the distinct ones among them.
-    asked : int
-        Blocks, or tokens with groups, that the manager is asked for: those that the accelerator's
-        own cache does not have.
+    asked_tokens : int
+        Tokens of the blocks that the manager is asked for: those that the accelerator's own cache
+        does not have.
     """
 
     requests: int
@@ -220,7 +228,7 @@ class Facts:
     input_tokens: int
     blocks: int
     unique_blocks: int
-    asked: int
+    asked_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +263,8 @@ class Advice:
         `Demand.is_bounded`).
     objections : list of str
         Why the trace does not suffice for a recommendation; empty if it does.
-    whole : int
-        Blocks, or tokens with groups, of all requests: those asked for, and those that the
-        accelerator's own cache has.
+    all_tokens : int
+        Tokens of all blocks: those asked for, and those that the accelerator's own cache has.
     """
 
     setup: Setup
@@ -272,19 +279,12 @@ class Advice:
     unbounded_is_ceiling: bool
     reuse: float
     objections: list[str]
-    whole: int
+    all_tokens: int
 
     @property
     def place(self) -> int:
         """Place in `memories` of the one that was asked for."""
         return self.memories.index(self.setup.memory)
-
-    @property
-    def asked(self) -> int:
-        """The earlier name of `place`, deprecated: ``Facts.asked`` counts blocks."""
-        text = "Advice.asked is called place; the name goes in 0.4"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return self.place
 
     @property
     def policy(self) -> str | None:
@@ -305,8 +305,13 @@ class Advice:
 
     @property
     def device_hit_ratio(self) -> float:
-        """Share of all blocks, or tokens, that the accelerator's own cache answers for."""
-        return 1 - self.facts.asked / self.whole if self.whole else 0.0
+        """Share of all tokens that the accelerator's own cache answers for."""
+        return 1 - self.facts.asked_tokens / self.all_tokens if self.all_tokens else 0.0
+
+    @property
+    def device_hits(self) -> int:
+        """Blocks, or tokens with groups, that the accelerator's own cache answers for."""
+        return (self.all_tokens - self.facts.asked_tokens) // self.setup.chunks.hit_unit
 
     def cell(self, policy: str, place: int | None = None) -> Cell:
         """Return the results of a policy in the memory that was asked for, or at another place."""
@@ -319,9 +324,10 @@ class Advice:
 
     def ceiling_tokens(self) -> tuple[int | None, int]:
         """Return the tokens that the best possible cache, and one without bounds, would save."""
+        unit = self.setup.chunks.hit_unit
 
         def tokens(ratio: float) -> int:
-            return round(ratio * self.facts.asked) * self.setup.counted_tokens
+            return round(ratio * (self.facts.asked_tokens // unit)) * unit
 
         best = self.ceilings[self.place]
         return None if best is None else tokens(best), tokens(self.unbounded)
@@ -369,9 +375,7 @@ def advise(
         setup.replayed,
         distinct,
         device_blocks=setup.device_blocks,
-        block_tokens=setup.block_tokens,
-        groups=setup.groups,
-        step_tokens=setup.step_tokens,
+        groups=setup.chunks,
         jobs=jobs,
         progress=None if progress is None else lambda done: progress(spared + done),
     )
@@ -382,7 +386,7 @@ def advise(
         input_tokens=recorded.tokens,
         blocks=trace.num_blocks,
         unique_blocks=trace.unique_blocks,
-        asked=int(demand.asked.sum()),
+        asked_tokens=int(demand.asked.sum()),
     )
     cells = {
         (policy, place): _cell(grid.outcomes[policy, capacity], setup, seconds)
@@ -397,7 +401,7 @@ def advise(
         )
         for place, capacity in enumerate(used)
     ]
-    asked, whole = facts.asked or 1, int(demand.whole.sum())
+    asked, whole = facts.asked_tokens or 1, int(demand.whole.sum())
     unbounded = demand.unbounded(trace) / asked
     reuse = unbounded
     if demand.device_hits.any():
@@ -425,66 +429,69 @@ def advise(
             used[memories.index(setup.memory)],
             setup,
             ideal=unbounded,
-            on_device=1 - facts.asked / whole if whole else 0.0,
+            on_device=1 - facts.asked_tokens / whole if whole else 0.0,
         ),
-        whole=whole,
+        all_tokens=whole,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a manager is asked for, request by request: blocks, or tokens with groups.
+    """What a manager is asked for, request by request.
 
     Attributes
     ----------
-    groups : GroupChunks or None
-        As in `Setup`.
-    device_hits : array
-        What the accelerator's own cache has, as `simulate` takes it.
+    groups : GroupChunks
+        The groups of the model.
+    device_hits, junctions : (requests,) int64
+        What the accelerator's own cache has, blocks, as `simulate` takes it.
     whole : (requests,) int64
-        All of each request.
-    asked : (requests,) int64
-        What of it the accelerator's own cache does not have.
+        All of each request, tokens.
     """
 
-    groups: GroupChunks | None
+    groups: GroupChunks
     device_hits: npt.NDArray[np.int64]
+    junctions: npt.NDArray[np.int64]
     whole: npt.NDArray[np.int64]
-    asked: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, trace: DecodedTrace, setup: Setup) -> Demand:
         """Return that of a trace behind the accelerator's own cache."""
-        blocks, groups = np.diff(trace.starts), setup.groups
-        if groups is None:
-            front = device_hits(trace, setup.device_blocks)
-            return cls(None, front, blocks, blocks - front)
-        pairs = zip(trace.lengths.tolist(), blocks.tolist(), strict=True)
-        lengths = np.fromiter(
-            (groups.length_of(*pair) for pair in pairs), dtype=np.int64, count=len(blocks)
-        )
-        front = group_device_tokens(trace, groups, setup.device_blocks)
-        return cls(groups, front, lengths, lengths - front[:, 0])
+        groups = setup.chunks
+        hits, junctions = device_hits_and_junctions(trace, setup.device_blocks, groups)
+        whole = lengths_of(trace, slice(0, trace.num_requests), groups)
+        return cls(groups, hits, junctions, whole)
 
     def without_device(self) -> Demand:
         """Return that without the accelerator's own cache."""
-        return Demand(self.groups, np.zeros_like(self.device_hits), self.whole, self.whole)
+        nothing = np.zeros_like(self.whole)
+        return replace(self, device_hits=nothing, junctions=nothing)
+
+    @property
+    def asked(self) -> npt.NDArray[np.int64]:
+        """The tokens of each request that the accelerator's own cache does not have."""
+        return self.whole - self.device_hits * self.groups.block_tokens
 
     @property
     def is_bounded(self) -> bool:
         """Whether no policy hits more than a cache without bounds: `GroupChunks.is_bounded`."""
-        if self.groups is None:
-            return True
-        return self.groups.is_bounded(junctions=bool(self.device_hits[:, 1].any()))
+        return self.groups.is_bounded(junctions=bool(self.junctions.any()))
+
+    def simulate(self, trace: DecodedTrace, policy: str, capacity: int) -> ReplayResult:
+        """Replay the trace by a policy at a capacity."""
+        return simulate(
+            trace,
+            None,
+            policy,
+            capacity,
+            device_hits=self.device_hits,
+            junctions=self.junctions,
+            groups=self.groups,
+        )
 
     def unbounded(self, trace: DecodedTrace) -> int:
-        """Return the hits of a cache without bounds."""
-        if self.groups is None:
-            return infinite_hits(trace, self.device_hits)
-        counts = simulate(
-            trace, trace.keys(), INFINITE, 1, device_hits=self.device_hits, groups=self.groups
-        )
-        return counts.hits
+        """Return the tokens that a cache without bounds hits."""
+        return self.simulate(trace, INFINITE, 1).loaded_tokens or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,17 +530,16 @@ class RecordedTrace:
 
 
 def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
-    has_groups = setup.groups is not None
-    loaded = [part.loaded if has_groups else part.hits for part in outcome.parts]
+    loaded = [part.loaded_slots or 0 for part in outcome.parts]
     rates = [
-        (part.stored * setup.block_bytes / time, number * setup.block_bytes / time)
+        (part.stored_slots * setup.block_bytes / time, number * setup.block_bytes / time)
         for part, number, time in zip(outcome.parts, loaded, seconds, strict=True)
         if time >= LEAST_SECONDS
     ]
     busiest = max(rates, key=sum, default=(None, None))
     span = sum(seconds)
     has_times = span >= LEAST_SECONDS
-    saved = outcome.hits * setup.counted_tokens
+    saved = outcome.hit_tokens
     blocks_hit = saved / setup.block_tokens
     return Cell(
         hit_ratio=outcome.hit_ratio,
@@ -577,13 +583,14 @@ def _objections(
         )
         return [objection]
     if ideal < LEAST_REUSE:
-        at = "" if setup.groups is None else " at this retention interval"
+        plain = setup.chunks.is_plain
+        at = "" if plain else " at this retention interval"
         objection = (
             f"there is no reuse to speak of{at}: a cache without bounds would hit "
             f"{percent_text(ideal)} of the {setup.counted}, and at least "
             f"{percent_text(LEAST_REUSE)} is asked for"
         )
-        if setup.groups is None:  # with groups, that may be for want of resume points
+        if plain:  # with groups, that may be for want of resume points
             objection += ". Offloading gains nothing on such requests"
         return [objection]
     found = []
@@ -593,7 +600,7 @@ def _objections(
             f"{LEAST_REQUESTS} are asked for"
         )
     evicted = (
-        part.evicted
+        part.evicted_slots
         for policy in setup.policies
         for part in grid.outcomes[policy, capacity].parts[: PARTS // 2]
     )
@@ -609,7 +616,7 @@ def _objections(
 def _way_out(facts: Facts, setup: Setup) -> str:
     """Return what all blocks take, which is not counted with groups, and what to change."""
     change = "record for longer, or ask for less --capacity"
-    if setup.groups is not None:
+    if not setup.chunks.is_plain:
         return change.capitalize()
     unique = facts.unique_blocks
     size = bytes_text(unique * setup.block_bytes)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvoffload.policies import registry
-from kvoffload.replay import Counts
+from kvoffload.replay import ReplayResult
 
 from .grid import Outcome
 
@@ -70,21 +70,22 @@ def by_simplicity(policies: Sequence[str]) -> list[str]:
     return sorted(policies, key=rank)
 
 
-def noise(best: Sequence[Counts], other: Sequence[Counts]) -> float:
+def noise(best: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> float:
     """Return the greatest difference of two hit ratios that is noise, from their parts.
 
-    Twice the standard error of the ratio of summed differences to summed blocks asked for, at least
+    Twice the standard error of the ratio of summed differences to summed tokens asked for, at least
     `LEAST_NOISE` and at most `MOST_NOISE`.
     """
-    asked = sum(part.asked for part in best)
-    count = len(best)
+    asked_of_parts = [part.asked_tokens or 0 for part in best]
+    asked, count = sum(asked_of_parts), len(best)
     if not asked or count < 2:
         return MOST_NOISE
-    differences = [a.hits - b.hits for a, b in zip(best, other, strict=True)]
+    pairs = zip(best, other, strict=True)
+    differences = [(a.loaded_tokens or 0) - (b.loaded_tokens or 0) for a, b in pairs]
     mean = sum(differences) / asked
     squares = sum(
-        (difference - mean * part.asked) ** 2
-        for difference, part in zip(differences, best, strict=True)
+        (difference - mean * of_part) ** 2
+        for difference, of_part in zip(differences, asked_of_parts, strict=True)
     )
     error = math.sqrt(squares * count / (count - 1)) / asked
     return min(MOST_NOISE, max(LEAST_NOISE, 2 * error))
@@ -95,9 +96,9 @@ def choose(outcomes: Sequence[Outcome], among: Sequence[str] = ()) -> Choice:
 
     Of two that hit equally often the simpler one is the best.
     """
-    hits = {outcome.policy: outcome.hits for outcome in outcomes}
+    hits = {outcome.policy: outcome.hit_tokens for outcome in outcomes}
     parts = {outcome.policy: outcome.parts for outcome in outcomes}
-    asked = outcomes[0].asked
+    asked = outcomes[0].asked_tokens
     candidates = tuple(among) or tuple(hits)
     best = max(by_simplicity(candidates), key=lambda policy: hits[policy])
     behind = {p: (hits[best] - hits[p]) / asked if asked else 0.0 for p in hits}

@@ -30,9 +30,7 @@ def python_text(policy: str, capacity: int, block_tokens: int) -> str:
     )
 
 
-def vllm_arguments(
-    policy: str, memory: int, block_tokens: int, groups: GroupChunks | None = None
-) -> dict[str, object] | None:
+def vllm_arguments(policy: str, memory: int, groups: GroupChunks) -> dict[str, object] | None:
     """Return the value of vLLM's ``--kv-transfer-config``; None for a class of the user's.
 
     ``block_size``, the tokens per chunk, is given where it is a multiple of vLLM's blocks; with
@@ -46,10 +44,10 @@ def vllm_arguments(
         "eviction_policy": policy,
         "cpu_bytes_to_use": memory,
     }
-    if groups is not None:
+    if not groups.is_plain:
         extra["blocks_per_chunk"] = groups.blocks_per_chunk
-    elif block_tokens % VLLM_BLOCK_TOKENS == 0:
-        extra["block_size"] = block_tokens
+    elif groups.block_tokens % VLLM_BLOCK_TOKENS == 0:
+        extra["block_size"] = groups.block_tokens
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -57,9 +55,7 @@ def vllm_arguments(
     }
 
 
-def vllm_text(
-    policy: str, memory: int, block_tokens: int, groups: GroupChunks | None = None
-) -> str | None:
+def vllm_text(policy: str, memory: int, groups: GroupChunks) -> str | None:
     """Return the value of vLLM's ``--kv-transfer-config`` as JSON, where there is one."""
-    arguments = vllm_arguments(policy, memory, block_tokens, groups)
+    arguments = vllm_arguments(policy, memory, groups)
     return None if arguments is None else json.dumps(arguments, indent=2)

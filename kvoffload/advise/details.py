@@ -39,7 +39,7 @@ class PolicyDetails:
     over_time : list of float
         Hit ratio in each of `POINTS` parts of equally many requests.
     requests_by_share : list of int
-        Requests by the share of the blocks, or tokens, asked for that is hit: none, up to each of
+        Requests by the share of the tokens asked for that is hit: none, up to each of
         `SHARES`, less than all, all. Those that ask for no block are left out.
     """
 
@@ -147,8 +147,7 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     """
     trace = recorded.trace
     keys = trace.keys()
-    groups, demand = advice.setup.groups, Demand.of(trace, advice.setup)
-    front = demand.device_hits
+    demand = Demand.of(trace, advice.setup)
     chosen = advice.policy or advice.choices[advice.place].best
     capacity = _capacity(advice, advice.place)
     policies = []
@@ -158,16 +157,17 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
             keys,
             policy,
             capacity,
-            device_hits=front,
-            block_tokens=advice.setup.block_tokens,
-            groups=groups,
-            step_tokens=advice.setup.step_tokens,
+            device_hits=demand.device_hits,
+            junctions=demand.junctions,
+            groups=demand.groups,
         )
         over_time, by_share = _over_time(hits, demand.asked), _by_share(hits, demand.asked)
         policies.append(PolicyDetails(policy, over_time, by_share))
     cells = []
     if disk is not None:
-        cells = _disk_cells(recorded, keys, advice, policy=chosen, disk=disk, front=front)
+        cells = _disk_cells(
+            recorded, keys, advice, policy=chosen, disk=disk, front=demand.device_hits
+        )
     return Details(policies, _reuse(recorded, advice), disk, cells)
 
 
@@ -195,11 +195,10 @@ def _by_share(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list
 
 def _reuse(recorded: RecordedTrace, advice: Advice) -> Reuse:
     distances, share = stack_distances(recorded.trace)
-    groups, block_bytes = advice.setup.groups, float(advice.setup.block_bytes)
-    if groups is not None:
-        # a use of a block is one of its part of a chunk in each group that keeps every chunk
-        chunks = groups.full_chunk_tokens or (min(groups.chunk_tokens),)
-        block_bytes *= sum(groups.block_tokens / tokens for tokens in chunks)
+    groups = advice.setup.chunks
+    # a use of a block is one of its part of a chunk in each group that keeps every chunk
+    chunks = groups.full_chunk_tokens or (min(groups.chunk_tokens),)
+    block_bytes = groups.slot_bytes * sum(groups.block_tokens / tokens for tokens in chunks)
     at = {}
     if len(distances):
         for percent in (10, 25, 50, 75, 90, 99):

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvoffload.replay import Cell, Counts, DecodedTrace, GridWork, run_grid
-from kvoffload.replay.groups import GroupChunks
+from kvoffload.replay import (
+    Cell,
+    DecodedTrace,
+    GridWork,
+    GroupChunks,
+    ReplayResult,
+    run_grid,
+)
 from kvoffload.replay.offline import BELADY
 
 __all__ = ["PARTS", "Grid", "Outcome", "part_seconds", "replay_grid"]
@@ -25,32 +31,32 @@ class Outcome:
     ----------
     policy : str
         Policy string.
-    parts : tuple of Counts
+    parts : tuple of ReplayResult
         Counts of each part of the trace; the cache is kept between parts.
     """
 
     policy: str
-    parts: tuple[Counts, ...]
+    parts: tuple[ReplayResult, ...]
 
     @property
-    def asked(self) -> int:
-        """Blocks, or tokens with groups, that the manager was asked for."""
-        return sum(part.asked for part in self.parts)
+    def asked_tokens(self) -> int:
+        """Tokens that the manager was asked for."""
+        return sum(part.asked_tokens or 0 for part in self.parts)
 
     @property
-    def hits(self) -> int:
+    def hit_tokens(self) -> int:
         """Those among them that it had."""
-        return sum(part.hits for part in self.parts)
+        return sum(part.loaded_tokens or 0 for part in self.parts)
 
     @property
     def stored(self) -> int:
-        """Blocks, or slots, stored."""
-        return sum(part.stored for part in self.parts)
+        """Slots stored."""
+        return sum(part.stored_slots for part in self.parts)
 
     @property
     def hit_ratio(self) -> float:
         """Share of what was asked for that were hits; 0 if there is nothing."""
-        return self.hits / self.asked if self.asked else 0.0
+        return self.hit_tokens / self.asked_tokens if self.asked_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +68,7 @@ class Grid:
     outcomes : dict of (str, int) to Outcome
         By policy and capacity.
     belady : dict of int to int
-        By capacity, the most blocks, or tokens, that a policy can hit; empty where no group is
-        full.
+        By capacity, the most tokens that a policy can hit; empty where no group is full.
     """
 
     outcomes: dict[tuple[str, int], Outcome]
@@ -90,10 +95,8 @@ def replay_grid(
     policies: Sequence[str],
     capacities: Sequence[int],
     *,
+    groups: GroupChunks,
     device_blocks: int = 0,
-    block_tokens: int | None = None,
-    groups: GroupChunks | None = None,
-    step_tokens: int | None = None,
     jobs: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> Grid:
@@ -106,15 +109,11 @@ def replay_grid(
     policies : sequence of str
         Policy strings.
     capacities : sequence of int
-        Capacities, blocks.
+        Capacities, slots.
+    groups : GroupChunks
+        The groups of the model, and how prompts are offered.
     device_blocks : int
-        Blocks of the accelerator's own cache in front; 0 for none.
-    block_tokens : int, optional
-        Tokens per block, which `step_tokens` needs.
-    groups : GroupChunks, optional
-        The groups of the model; capacities, the accelerator's included, are slots then.
-    step_tokens : int, optional
-        Tokens of a scheduler step, as in `GridWork`.
+        Slots of the accelerator's own cache in front; 0 for none.
     jobs : int
         Number of processes; 1 computes in this one.
     progress : callable, optional
@@ -125,19 +124,17 @@ def replay_grid(
     ChildProcessError
         If a process is killed.
     """
-    ceilings = (BELADY,) if groups is None or groups.num_full else ()
+    ceilings = (BELADY,) if groups.num_full else ()
     cells = [
         Cell(policy, capacity, device_blocks)
         for policy in (*ceilings, *policies)
         for capacity in capacities
     ]
     grid = Grid({}, {})
-    work = GridWork(
-        trace, cells, PARTS, block_tokens=block_tokens, groups=groups, step_tokens=step_tokens
-    )
+    work = GridWork(trace, cells, PARTS, groups)
     for done, (cell, parts) in enumerate(run_grid(jobs, work), start=1):
         if cell.policy == BELADY:
-            grid.belady[cell.capacity] = parts[0].hits
+            grid.belady[cell.capacity] = parts[0].loaded_tokens or 0
         else:
             grid.outcomes[cell.policy, cell.capacity] = Outcome(cell.policy, tuple(parts))
         if progress is not None:

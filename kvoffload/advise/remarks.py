@@ -28,11 +28,9 @@ def prompt_text(groups: GroupChunks) -> str:
     return f"a prompt of {length:,} tokens takes {', and '.join(texts)}"
 
 
-def group_remarks(groups: GroupChunks | None) -> list[str]:
+def group_remarks(groups: GroupChunks) -> list[str]:
     """Return what stands for what, and windows that an engine keeps too little of."""
     found: list[str] = []
-    if groups is None:
-        return found
     if not groups.is_exact:
         theirs = ", ".join(f"{tokens:,}" for tokens in dict.fromkeys(groups.engine_chunk_tokens))
         ours = ", ".join(f"{tokens:,}" for tokens in dict.fromkeys(groups.chunk_tokens))

@@ -117,7 +117,7 @@ def report_html(subject: Subject) -> str:
         device_table=subject.device_table(),
         meanings=_meanings(advice),
         python=policy and python_text(policy, capacity, setup.block_tokens),
-        vllm=policy and vllm_text(policy, setup.memory, setup.block_tokens, setup.groups),
+        vllm=policy and vllm_text(policy, setup.memory, setup.chunks),
         vllm_flag=subject.vllm_flag(),
         style=Markup(style),  # noqa: S704 - our own file
         style_hash=_hash(style),

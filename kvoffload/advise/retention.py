@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvoffload.replay import DecodedTrace, simulate
+from kvoffload.replay import DecodedTrace
 from kvoffload.replay.groups import GroupChunks, Retention
 from kvoffload.replay.processes import mapped_arrays, shared_arrays, spread
 
@@ -54,12 +54,12 @@ def _least_interval(groups: GroupChunks) -> int:
     return step * math.ceil(LEAST_INTERVAL / step)
 
 
-def compared(groups: GroupChunks | None) -> tuple[Retention, ...]:
+def compared(groups: GroupChunks) -> tuple[Retention, ...]:
     """Return the intervals to compare: 0, the least one, all, and the one given.
 
     Empty where there are no windows or states, for which alone it makes a difference.
     """
-    if groups is None or not groups.layout.is_sparse:
+    if not groups.layout.is_sparse:
         return ()
     return tuple(dict.fromkeys((0, _least_interval(groups), None, groups.retention)))
 
@@ -84,14 +84,14 @@ def retentions(
     progress : callable, optional
         Called with the number of intervals done.
     """
-    setup = advice.setup
-    intervals = compared(setup.groups)
-    if setup.groups is None or not intervals:
+    setup, groups = advice.setup, advice.setup.chunks
+    intervals = compared(groups)
+    if not intervals:
         return []
     policy = advice.policy or advice.choices[advice.place].best
-    known, asked = advice.cell(policy), advice.facts.asked
-    served = (known.saved_tokens + advice.whole - asked) / (advice.whole or 1)
-    given = setup.groups.retention
+    known, whole = advice.cell(policy), advice.all_tokens
+    served = (known.saved_tokens + whole - advice.facts.asked_tokens) / (whole or 1)
+    given = groups.retention
     cells = {given: RetentionCell(given, known.hit_ratio, served, known.stored)}
     wanted = [interval for interval in intervals if interval not in cells]
     for interval, cell in _replayed(wanted, _Bench(recorded.trace, setup, policy), jobs):
@@ -111,24 +111,16 @@ class _Bench:
 
     def compute(self, interval: Retention) -> RetentionCell:
         """Replay at one interval."""
-        trace, setup, groups = self.trace, self.setup, self.setup.groups
-        if groups is None:
-            raise ValueError("setup must have groups, got none")
+        setup, groups = self.setup, self.setup.chunks
         bound = GroupChunks.of(
             groups.layout, groups.block_tokens, interval, step_tokens=groups.step_tokens
         )
-        demand = Demand.of(trace, replace(setup, groups=bound))
-        counts = simulate(
-            trace,
-            trace.keys(),
-            self.policy,
-            setup.capped(setup.memory, trace.unique_blocks),
-            device_hits=demand.device_hits,
-            groups=bound,
-        )
-        whole = int(demand.whole.sum())
-        served = (counts.hits + whole - counts.asked) / (whole or 1)
-        return RetentionCell(interval, counts.hit_ratio, served, counts.stored)
+        demand = Demand.of(self.trace, replace(setup, groups=bound))
+        capacity = setup.capped(setup.memory, self.trace.unique_blocks)
+        result = demand.simulate(self.trace, self.policy, capacity)
+        whole, asked = int(demand.whole.sum()), int(demand.asked.sum())
+        served = ((result.loaded_tokens or 0) + whole - asked) / (whole or 1)
+        return RetentionCell(interval, result.hit_ratio, served, result.stored_slots)
 
 
 def _replayed(

@@ -108,9 +108,7 @@ class Subject:
 
     def vllm_flag(self) -> str | None:
         """Return the argument of ``vllm serve`` beside the configuration; None for its default."""
-        groups = self.advice.setup.groups
-        if groups is None:
-            return None
+        groups = self.advice.setup.chunks
         better = worth(self.retentions, groups.retention)
         interval = groups.retention if better is None else better.interval
         return None if interval == 0 else vllm_flag(interval)
@@ -144,10 +142,10 @@ class Subject:
         setup = self.advice.setup
         model = "" if self.model is None else f"{self.model.name}, {self.dtype}: "
         capacity = self.advice.capacities[self.advice.place]
-        if setup.groups is not None:
+        if not setup.chunks.is_plain:
             return (
                 f"{model}{bytes_text(setup.block_bytes)} per slot; {bytes_text(setup.memory)} "
-                f"holds {capacity:,} slots; {prompt_text(setup.groups)}"
+                f"holds {capacity:,} slots; {prompt_text(setup.chunks)}"
             )
         share = capacity / (self.advice.facts.unique_blocks or 1)
         part = f"{share * 100:.3g} %" if share < 1 else "more than all"
@@ -160,12 +158,12 @@ class Subject:
 
     def remarks(self) -> list[str]:
         """Return the assumptions behind the figures."""
-        setup, facts = self.advice.setup, self.advice.facts
+        setup = self.advice.setup
         if setup.device_memory:
             device = (
                 f"An LRU prefix cache of {bytes_text(setup.device_memory)} on the accelerator "
                 f"{'is assumed' if setup.device_is_assumed else 'stands'} in front and answers for "
-                f"{self.advice.whole - facts.asked:,} {setup.counted} "
+                f"{self.advice.device_hits:,} {setup.counted} "
                 f"({percent_text(self.advice.device_hit_ratio)}); the ratios are of the others."
             )
             if setup.device_is_assumed:
@@ -184,7 +182,7 @@ class Subject:
             )
         if self.engine is not None:
             found.append(rates_text(self.engine))
-        found += [*self._counted_for_one_worker(), *group_remarks(setup.groups)]
+        found += [*self._counted_for_one_worker(), *group_remarks(setup.chunks)]
         if self.advice.policy is not None and not is_own(self.advice.policy):
             found.append(workers_text(setup.engine))
         return found
@@ -197,8 +195,8 @@ class Subject:
             return []
 
         def is_counted(workers: int) -> bool:
-            if setup.groups is not None:
-                return setup.groups.layout == model.layout(self.dtype, workers)
+            if not setup.chunks.is_plain:
+                return setup.chunks.layout == model.layout(self.dtype, workers)
             return setup.token_bytes == model.bytes_per_token(self.dtype, workers)
 
         if not is_counted(1):

@@ -253,7 +253,7 @@ def findings(
 def _retention(advice: Advice, cells: Sequence[RetentionCell]) -> str:
     """Return the hits at several retention intervals, and the argument that gains a point."""
     setup = advice.setup
-    given = None if setup.groups is None else setup.groups.retention
+    given = setup.chunks.retention
     policy = advice.policy or advice.choices[advice.place].best
     hits = ", ".join(f"{percent_text(c.hit_ratio)} at {or_none(c.interval)}" for c in cells)
     text = (
@@ -306,7 +306,7 @@ def _ceiling_of_all(advice: Advice) -> str:
         f"A cache without bounds would hit {ideal} of the {counted} that the accelerator's own has "
         "not; "
     )
-    if advice.setup.groups is not None:  # the accelerator's cache may resume at more places
+    if not advice.setup.chunks.is_plain:  # the accelerator's cache may resume at more places
         return f"{behind}without that cache it would hit {percent_text(advice.reuse)} of all."
     return f"{behind}{percent_text(advice.reuse)} of all {counted} are reuse."
 
@@ -419,8 +419,8 @@ def _more_memory(advice: Advice, policy: str) -> str:
 
 def _ceiling(advice: Advice, policy: str) -> str:
     ceiling, unbounded = advice.ceilings[advice.place], percent_text(advice.unbounded)
-    memory, groups = bytes_text(advice.setup.memory), advice.setup.groups
-    at = " at this retention interval" if groups is not None and groups.layout.is_sparse else ""
+    memory, groups = bytes_text(advice.setup.memory), advice.setup.chunks
+    at = " at this retention interval" if groups.layout.is_sparse else ""
     if not advice.unbounded_is_ceiling:
         return _ceiling_of_belady(advice, policy)
     if ceiling is None:
@@ -429,7 +429,7 @@ def _ceiling(advice: Advice, policy: str) -> str:
             f"{memory} is unknown, because no group is full."
         )
     reached = percent_text(advice.cell(policy).hit_ratio / ceiling) if ceiling else "all"
-    if groups is not None and ceiling == advice.unbounded:  # Belady's choice is of full groups
+    if not groups.is_plain and ceiling == advice.unbounded:  # Belady's choice is of full groups
         text = f"With any memory no policy can hit more than {unbounded}{at}."
         return f"{text} {policy} reaches {reached} of it with {memory}."
     text = (
@@ -490,7 +490,7 @@ def _requests(advice: Advice, found: Details) -> str:
         f"With {first.policy} {percent_text(counts[0] / whole)} of the requests hit nothing, "
         f"{most} more than half of their {advice.setup.counted}"
     )
-    if advice.setup.groups is not None:  # of which none can hit the last token
+    if not advice.setup.chunks.is_plain:  # of which none can hit the last token
         return f"{text}."
     return f"{text}, {percent_text(counts[-1] / whole)} all."
 
@@ -500,8 +500,8 @@ def _reuse(advice: Advice, found: Details) -> str:
     if not reuse.bytes_at:
         return "No block is used twice."
     at = reuse.bytes_at
-    groups, what = advice.setup.groups, "to hit them"
-    if groups is not None:
+    groups, what = advice.setup.chunks, "to hit them"
+    if not groups.is_plain:
         what = f"for their chunks of {'the full groups' if groups.num_full else 'one group'}"
     sample = "" if reuse.sampled == 1 else f" (from {percent_text(reuse.sampled)} of the blocks)"
     return (
@@ -556,7 +556,7 @@ def _traffic(advice: Advice, policy: str) -> str:
     if cell.stored_per_hit is not None:
         each = (
             "each that is hit"
-            if advice.setup.groups is None
+            if advice.setup.chunks.is_plain
             else f"every {advice.setup.block_tokens:,} tokens that are hit"
         )
         text = f"{cell.stored_per_hit:.2f} {advice.setup.kept_in} are stored for {each}. "

@@ -39,14 +39,15 @@ def as_object(subject: Subject) -> dict[str, object]:
         "id_spaces": subject.id_spaces,
         "implementation": IMPLEMENTATION,
         "version": __version__,
-        **asdict(facts),
+        **{name: count for name, count in asdict(facts).items() if name != "asked_tokens"},
+        "asked": facts.asked_tokens // setup.chunks.hit_unit,
         "full_blocks": setup.full_blocks,
         "model": None if subject.model is None else subject.model.name,
-        "token_bytes": None if setup.groups is not None else setup.token_bytes,
+        "token_bytes": setup.token_bytes if setup.chunks.is_plain else None,
         "block_tokens": setup.block_tokens,
         "block_tokens_from": subject.block_tokens_from,
         "block_bytes": setup.block_bytes,
-        **groups_object(setup.groups),
+        **groups_object(setup.chunks),
         "memory": setup.memory,
         "step_tokens": setup.step_tokens,
         "device_memory": setup.device_memory,
@@ -58,7 +59,7 @@ def as_object(subject: Subject) -> dict[str, object]:
         if policy is None
         else {
             "python": python_text(policy, advice.capacities[advice.place], setup.block_tokens),
-            "vllm": vllm_arguments(policy, setup.memory, setup.block_tokens, setup.groups),
+            "vllm": vllm_arguments(policy, setup.memory, setup.chunks),
             **_vllm_flag(subject),
         },
         "headline": subject.headline(),
@@ -91,13 +92,13 @@ def as_object(subject: Subject) -> dict[str, object]:
 
 def _vllm_flag(subject: Subject) -> dict[str, object]:
     """Return the argument beside the configuration, of a model with groups."""
-    has_groups = subject.advice.setup.groups is not None
-    return {"vllm_argument": subject.vllm_flag()} if has_groups else {}
+    is_plain = subject.advice.setup.chunks.is_plain
+    return {} if is_plain else {"vllm_argument": subject.vllm_flag()}
 
 
 def _retentions(subject: Subject) -> dict[str, object]:
     """Return the retention intervals that were compared, of a model with groups."""
-    if subject.advice.setup.groups is None:
+    if subject.advice.setup.chunks.is_plain:
         return {}
     cells = [asdict(cell) for cell in subject.retentions]
     return {"retentions": [cell | {"interval": or_none(cell["interval"])} for cell in cells]}
@@ -160,7 +161,7 @@ def _memory(subject: Subject, advice: Advice, place: int) -> dict[str, object]:
 def _cell(advice: Advice, policy: str, place: int) -> dict[str, object]:
     """Return a cell; what is loaded differs from what is hit with groups only."""
     cell = asdict(advice.cell(policy, place))
-    if advice.setup.groups is None:
+    if advice.setup.chunks.is_plain:
         del cell["loaded"]
     return cell
 
@@ -185,7 +186,7 @@ def print_advice(subject: Subject) -> None:
     click.echo("\nPython:\n")
     capacity = advice.capacities[advice.place]
     click.echo(textwrap.indent(python_text(policy, capacity, setup.block_tokens), "    "))
-    vllm = vllm_text(policy, setup.memory, setup.block_tokens, setup.groups)
+    vllm = vllm_text(policy, setup.memory, setup.chunks)
     if vllm is not None:
         click.echo("\nvLLM, --kv-transfer-config:\n")
         click.echo(textwrap.indent(vllm, "    "))

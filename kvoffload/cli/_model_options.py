@@ -180,8 +180,15 @@ class CacheOptions:
             raise _usage_error(error) from None
         return None if [group.kind for group in layout.groups] == ["full"] else layout
 
-    def groups(self, block_tokens: int | None) -> GroupChunks | None:
-        """Return the groups, of blocks of so many tokens; None where `layout` is None.
+    def groups(self, block_tokens: int | None, token_bytes: int | None = None) -> GroupChunks:
+        """Return the groups, of blocks of so many tokens.
+
+        Parameters
+        ----------
+        block_tokens : int or None
+            Tokens per block, where that is known.
+        token_bytes : int, optional
+            Bytes per token where `layout` is None; by default those of the model, if there is one.
 
         Raises
         ------
@@ -190,7 +197,12 @@ class CacheOptions:
         """
         layout = self.layout()
         if layout is None or block_tokens is None:
-            return None
+            size = token_bytes or self.token_bytes() or 0
+            return GroupChunks.of_blocks(
+                block_tokens,
+                block_bytes=(block_tokens or 0) * size,
+                step_tokens=self.step_tokens,
+            )
         try:
             interval = 0 if self.retention is None else self.retention.tokens
             return GroupChunks.of(layout, block_tokens, interval, step_tokens=self.step_tokens)
@@ -210,8 +222,7 @@ class CacheOptions:
             return None
         if block_tokens is None:
             raise click.UsageError("--model needs --block-tokens: no block size fits all requests")
-        groups = self.groups(block_tokens)
-        return block_tokens * (self.token_bytes() or 0) if groups is None else groups.slot_bytes
+        return self.groups(block_tokens).slot_bytes
 
     def text(self, block_tokens: int | None) -> str | None:
         """Return the model and the bytes of a block or slot, in words; None without a model."""
@@ -220,7 +231,7 @@ class CacheOptions:
             return None
         groups = self.groups(block_tokens)
         text = f"{self.model.name}, {self.dtype}: {bytes_text(size)} per"
-        if groups is None:
+        if groups.is_plain:
             return f"{text} block"
         kinds = Counter(group.kind for group in groups.layout.groups)
         parts = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
@@ -247,9 +258,9 @@ def _usage_error(error: ValueError) -> click.UsageError:
     return click.UsageError(f"--{option}: {error}")
 
 
-def groups_object(groups: GroupChunks | None) -> dict[str, object]:
+def groups_object(groups: GroupChunks) -> dict[str, object]:
     """Return what JSON says of a model's groups; nothing where all layers are one full group."""
-    if groups is None:
+    if groups.is_plain:
         return {}
     pairs = zip(groups.layout.groups, groups.chunk_tokens, strict=True)
     return {
@@ -259,15 +270,15 @@ def groups_object(groups: GroupChunks | None) -> dict[str, object]:
     }
 
 
-def unique_chunks(groups: GroupChunks | None, unique_blocks: int | None) -> int | None:
+def unique_chunks(groups: GroupChunks, unique_blocks: int | None) -> int | None:
     """Return how many of the smallest chunks a trace's distinct blocks are."""
-    if groups is None or unique_blocks is None:
-        return unique_blocks
+    if unique_blocks is None:
+        return None
     return unique_blocks * groups.block_tokens // min(groups.chunk_tokens)
 
 
 def without_unknown_ceilings(
-    policies: tuple[str, ...], groups: GroupChunks | None, *, quiet: bool
+    policies: tuple[str, ...], groups: GroupChunks, *, quiet: bool
 ) -> tuple[str, ...]:
     """Leave out the ceiling that is not known without a full group; print a note.
 
@@ -276,7 +287,7 @@ def without_unknown_ceilings(
     click.UsageError
         If no other policy was given.
     """
-    if groups is None or groups.num_full or BELADY not in policies:
+    if groups.num_full or BELADY not in policies:
         return policies
     left = tuple(policy for policy in policies if policy != BELADY)
     reason = f"{BELADY} is not known of a model without a full group"
@@ -287,12 +298,10 @@ def without_unknown_ceilings(
 
 
 def note_no_ceiling(
-    policies: tuple[str, ...], groups: GroupChunks | None, device_blocks: int, *, quiet: bool
+    policies: tuple[str, ...], groups: GroupChunks, device_blocks: int, *, quiet: bool
 ) -> None:
     """Print a note where a policy may hit more than a cache without bounds."""
-    if groups is None or INFINITE not in policies:
-        return
-    if not groups.is_bounded(junctions=device_blocks > 0):
+    if INFINITE in policies and not groups.is_bounded(junctions=device_blocks > 0):
         note(
             f"{INFINITE} may be no ceiling: a policy that hits less computes more, and stores "
             "windows or states of it",

@@ -16,10 +16,9 @@ import click
 from kvoffload import _sizes as sizes
 from kvoffload.errors import describe
 from kvoffload.replay import CEILINGS
-from kvoffload.replay.groups import MAX_CHUNK_TOKENS
+from kvoffload.replay.groups import MAX_CHUNK_TOKENS, MAX_STEP_TOKENS
 from kvoffload.replay.policies import is_own
 from kvoffload.replay.policies import read_policy as parse_policy
-from kvoffload.replay.steps import MAX_STEP_TOKENS
 from kvoffload.traces.formats import FORMATS
 
 MAX_BLOCKS = 2**31 - 1

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.units import percent_text
-from kvoffload.replay import CEILINGS, ReplayResult
-from kvoffload.replay.groups import GroupChunks
+from kvoffload.replay import CEILINGS, GroupChunks, ReplayResult
 from kvoffload.replay.policies import implementation_of
 
 from ._sources import BlockSize, Source
@@ -26,7 +25,7 @@ class Cell:
     given : str
         Capacity as it was given.
     capacity : int
-        Capacity, blocks.
+        Capacity, slots.
     result : ReplayResult
         Its counts and times.
     """
@@ -72,20 +71,20 @@ GIVEN = Field("given", lambda cell: cell.given)
 FOUND = [
     Field("requests", lambda cell: f"{cell.result.requests:,}"),
     Field("blocks", lambda cell: f"{cell.result.blocks:,}"),
-    Field("hits", lambda cell: f"{cell.result.hits:,}"),
+    Field("hits", lambda cell: f"{cell.result.hit_blocks:,}"),
     Field("hit ratio", lambda cell: percent_text(cell.result.hit_ratio)),
     Field("tokens hit", lambda cell: percent_text(cell.result.token_hit_ratio)),
 ]
 KEPT = [
-    Field("stored", lambda cell: f"{cell.result.stored:,}"),
-    Field("evicted", known(lambda result: f"{result.evicted:,}")),
+    Field("stored", lambda cell: f"{cell.result.stored_slots:,}"),
+    Field("evicted", known(lambda result: f"{result.evicted_slots:,}")),
     Field("refused", known(lambda result: f"{result.refused:,}")),
 ]
 WHICH_SLOTS = [WHICH[0], Field("capacity\nslots", WHICH[1].text)]
 FOUND_TOKENS = [
     Field("requests", lambda cell: f"{cell.result.requests:,}"),
-    Field("tokens\nasked for", lambda cell: f"{cell.result.asked:,}"),
-    Field("tokens hit", lambda cell: f"{cell.result.hits:,}"),
+    Field("tokens\nasked for", lambda cell: f"{cell.result.asked_tokens:,}"),
+    Field("tokens hit", lambda cell: f"{cell.result.loaded_tokens:,}"),
     Field("hit ratio", lambda cell: percent_text(cell.result.hit_ratio)),
 ]
 KEPT_SLOTS = [
@@ -126,6 +125,7 @@ UNKNOWN_OF_CEILINGS = (
 def as_object(cell: Cell) -> dict[str, object]:
     """Return a cell as the object that ``--json`` prints."""
     result = cell.result
+    row = result.as_row()
     values = {
         "policy": cell.policy,
         "capacity": cell.capacity,
@@ -133,12 +133,12 @@ def as_object(cell: Cell) -> dict[str, object]:
         "implementation": implementation_of(cell.policy),
         "requests": result.requests,
         "blocks": result.blocks,
-        "asked": result.asked,
-        "hits": result.hits,
+        "asked": row["asked"],
+        "hits": row["hits"],
         "hit_ratio": result.hit_ratio,
         "token_hit_ratio": result.token_hit_ratio,
-        "stored": result.stored,
-        "evicted": result.evicted,
+        "stored": result.stored_slots,
+        "evicted": result.evicted_slots,
         "refused": result.refused,
         "not_admitted": result.not_admitted,
         "manager_seconds": result.manager_seconds,
@@ -163,7 +163,7 @@ def print_cells(
     *,
     step_tokens: int | None = None,
     model: str | None = None,
-    groups: GroupChunks | None = None,
+    groups: GroupChunks,
 ) -> None:
     """Print the cells as one table, or as several where the terminal is too narrow for one."""
     facts = [source.name]
@@ -176,14 +176,14 @@ def print_cells(
     if device_blocks:
         result = cells[0].result
         facts.append(
-            f"{result.blocks - result.asked:,} found in {device_blocks:,} on device"
-            if groups is None
-            else f"{device_blocks:,} slots on device"
+            f"{device_blocks:,} slots on device"
+            if result.asked_blocks is None
+            else f"{result.blocks - result.asked_blocks:,} found in {device_blocks:,} on device"
         )
     if step_tokens is not None:
         facts.append(steps_text(step_tokens))
     which, found, kept = WHICH, FOUND, KEPT
-    if groups is not None:
+    if not groups.is_plain:
         which, found, kept = WHICH_SLOTS, FOUND_TOKENS, KEPT_SLOTS
     if any(cell.given != str(cell.capacity) for cell in cells):
         found = [GIVEN, *found]

@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import click
 
 from kvoffload import IMPLEMENTATION
 from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.units import bytes_text, percent_text
-from kvoffload.replay import CEILINGS, Cell, Counts
-from kvoffload.replay.groups import GroupChunks
-from kvoffload.replay.offline import BELADY
+from kvoffload.replay import CEILINGS, Cell, GroupChunks, ReplayResult
 from kvoffload.replay.policies import implementation_of
 
 from ._model_options import groups_object
@@ -43,14 +41,14 @@ class Grid:
         By capacity as given, its number of blocks.
     cells : list of Cell
         Every policy at every capacity, in the order given.
-    counts : dict of Cell to Counts
+    counts : dict of Cell to ReplayResult
         The counts of each.
     model : str or None
         The model and the bytes of a block or slot, in words.
-    groups : GroupChunks or None
-        Its groups; capacities are slots then, and hits are tokens.
+    groups : GroupChunks
+        Its groups.
     order : dict of str to object
-        Counts of ids and timestamps that are out of order.
+        ReplayResult of ids and timestamps that are out of order.
     step_tokens : int or None
         Tokens of a scheduler step; None where prompts are offered whole.
     """
@@ -62,16 +60,16 @@ class Grid:
     block_size: BlockSize
     sizes: dict[str, int]
     cells: list[Cell]
-    counts: dict[Cell, Counts]
+    counts: dict[Cell, ReplayResult]
     model: str | None = None
-    groups: GroupChunks | None = None
+    groups: GroupChunks = field(default_factory=GroupChunks.of_blocks)
     order: dict[str, object] = field(default_factory=dict)
     step_tokens: int | None = None
 
     @property
     def kept_in(self) -> str:
         """What capacities are counted in: ``"blocks"`` or ``"slots"``."""
-        return "blocks" if self.groups is None else "slots"
+        return f"{self.groups.slot_name}s"
 
     @property
     def policies(self) -> list[str]:
@@ -87,7 +85,7 @@ class Grid:
             return "no block size fits all requests: give --block-tokens"
         return None
 
-    def row(self, policy: str) -> list[tuple[Cell, Counts]]:
+    def row(self, policy: str) -> list[tuple[Cell, ReplayResult]]:
         """Return a policy's cells and their counts, in the order of the capacities."""
         return [(cell, self.counts[cell]) for cell in self.cells if cell.policy == policy]
 
@@ -99,23 +97,23 @@ def print_grid(grid: Grid) -> None:
     facts = [grid.source.name, *ids, f"{counts.requests:,} requests", f"{counts.blocks:,} blocks"]
     facts.append(f"{grid.unique_blocks:,} unique")
     if cell.device_blocks:
-        facts.append(
-            f"{counts.blocks - counts.asked:,} found in {cell.device_blocks:,} on device"
-            if grid.groups is None
-            else f"{cell.device_blocks:,} slots on device"
-        )
+        found = f"{cell.device_blocks:,} slots on device"
+        if counts.asked_blocks is not None:
+            on_device = counts.blocks - counts.asked_blocks
+            found = f"{on_device:,} found in {cell.device_blocks:,} on device"
+        facts.append(found)
     if cell.pending:
         facts.append(f"stores in flight for {cell.pending:,} requests")
     if grid.step_tokens is not None:
         facts.append(steps_text(grid.step_tokens))
     title = ["; ".join(facts), *([grid.model] if grid.model else []), *group_remarks(grid.groups)]
-    title += ["", "hit ratio" if grid.groups is None else "hit ratio of tokens"]
+    title += ["", "hit ratio" if grid.groups.is_plain else "hit ratio of tokens"]
     _print_matrix(title, grid, lambda found: percent_text(found.hit_ratio))
     click.echo()
-    if grid.groups is None or cell.device_blocks:  # else all tokens are asked for
+    if grid.groups.is_plain or cell.device_blocks:  # else all tokens are asked for
         _print_shares_of_tokens(grid)
         click.echo()
-    _print_matrix([f"{grid.kept_in} stored"], grid, lambda found: f"{found.stored:,}")
+    _print_matrix([f"{grid.kept_in} stored"], grid, lambda found: f"{found.stored_slots:,}")
 
 
 def _print_shares_of_tokens(grid: Grid) -> None:
@@ -126,7 +124,7 @@ def _print_shares_of_tokens(grid: Grid) -> None:
         print_prose(f"share of prompt tokens hit: not known, {grid.no_tokens}")
 
 
-def _print_matrix(title: list[str], grid: Grid, text: Callable[[Counts], str]) -> None:
+def _print_matrix(title: list[str], grid: Grid, text: Callable[[ReplayResult], str]) -> None:
     """Print a table, its columns headed by the capacity: given, in blocks or slots, in bytes."""
     rows = [[text(found) for _, found in grid.row(policy)] for policy in grid.policies]
     headings = {grid.kept_in: [f"{blocks:,}" for blocks in grid.sizes.values()]}
@@ -142,7 +140,7 @@ def _print_matrix(title: list[str], grid: Grid, text: Callable[[Counts], str]) -
     print_tables(title, [leading], columns)
 
 
-def _object(grid: Grid, given: str, cell: Cell, counts: Counts) -> dict[str, object]:
+def _object(grid: Grid, given: str, cell: Cell, counts: ReplayResult) -> dict[str, object]:
     """Return a cell as one flat object; a ceiling has fewer fields."""
     block_bytes = grid.block_bytes
     values: dict[str, object] = {
@@ -153,16 +151,12 @@ def _object(grid: Grid, given: str, cell: Cell, counts: Counts) -> dict[str, obj
         "implementation": implementation_of(cell.policy),
         "device_blocks": cell.device_blocks,
         "pending": cell.pending,
-        **asdict(counts),
+        **counts.as_row(),
         "hit_ratio": counts.hit_ratio,
         "token_hit_ratio": counts.token_hit_ratio,
     }
-    if grid.groups is None:
-        del values["loaded"]
     if cell.policy in CEILINGS:
         values.update(dict.fromkeys(("implementation", "evicted", "refused", "not_admitted")))
-    if cell.policy == BELADY and grid.groups is not None:
-        values["loaded"] = None
     return values
 
 

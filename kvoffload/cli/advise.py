@@ -30,7 +30,6 @@ from kvoffload.advise.retention import RetentionCell, compared, retentions
 from kvoffload.advise.subject import Subject
 from kvoffload.policies import registry
 from kvoffload.replay import CEILINGS, STEP_TOKENS, Selection
-from kvoffload.replay.groups import GroupChunks
 from kvoffload.traces import Survey
 from kvoffload.traces.lines import STDIN
 
@@ -252,7 +251,7 @@ def advise(
             recorded.trace.unique_blocks,
             block_tokens=block_size.tokens,
             token_bytes=size.of(source, block_size.tokens),
-            groups=size.cache.groups(block_size.tokens),
+            cache=size.cache,
             full_blocks=full,
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
             step_tokens=step_tokens,
@@ -336,7 +335,7 @@ def _retentions(
     recorded: RecordedTrace, advice: Advice, *, jobs: int, quiet: bool
 ) -> tuple[RetentionCell, ...]:
     """Return the retention intervals compared; none where they make no difference."""
-    total = len(compared(advice.setup.groups))
+    total = len(compared(advice.setup.chunks))
     if not total:
         return ()
     with progress_bar("comparing intervals", total, quiet=quiet, unit="intervals") as progress:
@@ -493,7 +492,7 @@ def _setup(
     *,
     block_tokens: int,
     token_bytes: int,
-    groups: GroupChunks | None,
+    cache: CacheOptions,
     full_blocks: bool,
     policies: tuple[str, ...],
     step_tokens: int,
@@ -507,8 +506,8 @@ def _setup(
     """
     if not policies:
         raise click.UsageError("--policy must name a policy, got ceilings only")
-    block_bytes = block_tokens * token_bytes if groups is None else groups.slot_bytes
-    unit = "block" if groups is None else "slot"
+    groups = cache.groups(block_tokens, token_bytes)
+    block_bytes, unit = groups.slot_bytes, groups.slot_name
     unique = unique_chunks(groups, unique_blocks)
 
     def size(asked: Capacity, option: str, least: int) -> int:

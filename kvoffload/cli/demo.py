@@ -15,7 +15,7 @@ import click
 from kvoffload._extras import require
 from kvoffload.replay import serve
 from kvoffload.replay.policies import new_manager
-from kvoffload.replay.timed import BlockKeys
+from kvoffload.replay.requests import BlockKeys
 from kvoffload.traces import Request, Survey
 
 from ._options import (

@@ -16,11 +16,8 @@ from kvoffload.replay import (
     DecodedTrace,
     DeviceCache,
     GroupChunks,
-    GroupDevice,
     ReplayResult,
-    device_hits,
-    group_device_tokens,
-    replay_groups,
+    device_hits_and_junctions,
     simulate,
 )
 from kvoffload.replay import replay as replay_trace
@@ -155,11 +152,11 @@ def replay(
                 quiet=quiet,
             )
         unique = unique_chunks(groups, survey.unique_blocks)
-        unit = "block" if groups is None else "slot"
+        unit = groups.slot_name
         sizes = [asked.resolve(block_bytes, unique, unit=unit) for asked in capacities]
         device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
         note_no_ceiling(policies, groups, device_blocks, quiet=quiet)
-        ceilings = _Ceilings(requests, device_blocks, block_tokens, groups)
+        ceilings = _Ceilings(requests, device_blocks, groups)
         cells = []
         for asked, num_blocks in zip(capacities, sizes, strict=True):
             for policy in policies:
@@ -171,20 +168,10 @@ def replay(
                 manager = _manager(policy, num_blocks, block_tokens, unit)
                 description = f"{policy}, {num_blocks:,} {unit}s"
                 with progress_bar(description, survey.requests, quiet=quiet) as progress:
-                    if groups is not None:
-                        device = GroupDevice(groups, device_blocks)
-                        result = replay_groups(
-                            requests, manager, groups, device=device, progress=progress
-                        )
-                    else:
-                        result = replay_trace(
-                            requests,
-                            manager,
-                            block_tokens=block_tokens,
-                            device=DeviceCache(device_blocks),
-                            step_tokens=step_tokens,
-                            progress=progress,
-                        )
+                    device = DeviceCache(device_blocks, groups)
+                    result = replay_trace(
+                        requests, manager, groups=groups, device=device, progress=progress
+                    )
                 cells.append(Cell(policy, asked.text, num_blocks, result))
         if not traces and standard_input_waits():
             note(
@@ -236,42 +223,26 @@ class _Ceilings:
     """The ceilings of a trace, which is decoded when the first is asked for."""
 
     def __init__(
-        self,
-        requests: Iterable[Request],
-        device_blocks: int,
-        block_tokens: int | None,
-        groups: GroupChunks | None,
+        self, requests: Iterable[Request], device_blocks: int, groups: GroupChunks
     ) -> None:
         self._requests = requests
         self._device_blocks = device_blocks
-        self._block_tokens = block_tokens
         self._groups = groups
 
     @functools.cached_property
-    def _decoded(self) -> tuple[DecodedTrace, npt.NDArray[np.int64]]:
+    def _decoded(self) -> tuple[DecodedTrace, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         trace = DecodedTrace.of(self._requests)
-        if self._groups is not None:
-            return trace, group_device_tokens(trace, self._groups, self._device_blocks)
-        return trace, device_hits(trace, self._device_blocks)
+        return trace, *device_hits_and_junctions(trace, self._device_blocks, self._groups)
 
     def at(self, ceiling: str, num_blocks: int) -> ReplayResult:
         """Return the counts of a ceiling, which has no times, evictions or refusals."""
-        trace, front = self._decoded
-        counts = simulate(
+        trace, hits, junctions = self._decoded
+        return simulate(
             trace,
-            [] if self._groups is None else trace.keys(),
+            None,
             ceiling,
             num_blocks,
-            device_hits=front,
-            block_tokens=self._block_tokens,
+            device_hits=hits,
+            junctions=junctions,
             groups=self._groups,
-        )
-        return ReplayResult(
-            requests=counts.requests,
-            blocks=counts.blocks,
-            asked=counts.asked,
-            tokens=counts.tokens,
-            hits=counts.hits,
-            hit_tokens=counts.hit_tokens,
-            stored=counts.stored,
         )

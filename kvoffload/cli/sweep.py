@@ -14,9 +14,9 @@ from kvoffload.policies import registry
 from kvoffload.replay import (
     CEILINGS,
     Cell,
-    Counts,
     DecodedTrace,
     GridWork,
+    ReplayResult,
     ResultsFile,
     run_grid,
 )
@@ -198,7 +198,7 @@ def sweep(
     block_bytes = cache.block_bytes(block_size.tokens) or block_bytes or source.block_bytes
     check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
     unique = unique_chunks(groups, decoded.unique_blocks)
-    unit = "block" if groups is None else "slot"
+    unit = groups.slot_name
     sizes = {asked.text: asked.resolve(block_bytes, unique, unit=unit) for asked in capacities}
     device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
     note_no_ceiling(policies, groups, device_blocks, quiet=quiet)
@@ -209,12 +209,8 @@ def sweep(
         for size in sizes.values()
     ]
     _check_buildable(cells, unit)
-    work = GridWork(
-        decoded, cells, block_tokens=block_size.tokens, groups=groups, step_tokens=step_tokens
-    )
-    file = None
-    if results is not None:
-        file = ResultsFile(results, decoded, block_size.tokens, groups, step_tokens)
+    work = GridWork(decoded, cells, groups=groups)
+    file = None if results is None else ResultsFile(results, decoded, groups)
     faults: list[OSError] = []  # of files; the result is printed all the same
     counts = _counts(work, file, jobs or usable_cores(), faults, quiet=quiet)
     grid = Grid(
@@ -316,7 +312,7 @@ def _counts(
     faults: list[OSError],
     *,
     quiet: bool,
-) -> dict[Cell, Counts]:
+) -> dict[Cell, ReplayResult]:
     """Return the result of every cell; compute and append those that the file lacks.
 
     Results of a class of the user's are not kept: the class may have changed by the next time.
@@ -343,7 +339,7 @@ def _counts(
     return counts
 
 
-def _add(file: ResultsFile, cell: Cell, counts: Counts, faults: list[OSError]) -> None:
+def _add(file: ResultsFile, cell: Cell, counts: ReplayResult, faults: list[OSError]) -> None:
     try:
         file.add(cell, counts)
     except OSError as error:

@@ -1163,7 +1163,7 @@ cdef class ManagerCore:
         self.skeleton._serve_requests(requests)
 
     def _serve_rows(self, keys, starts, blocks, first, nodes):
-        """Serve the requests of a trace, as `kvoffload.replay.protocol.serve_all` does in Python.
+        """Serve the requests of a trace, as `kvoffload.replay.serving.serve` does one of them.
 
         Parameters
         ----------

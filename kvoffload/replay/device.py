@@ -8,63 +8,108 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .decoded import DecodedTrace
+from .groups import GroupChunks, Place
+from .requests import DecodedTrace
 
-__all__ = ["DeviceCache", "device_hits"]
+__all__ = ["DeviceCache", "device_hits", "device_hits_and_junctions"]
 
 
 class DeviceCache:
-    """An LRU cache of blocks that answers for the leading blocks of each request.
+    """An LRU cache of slots that answers for the leading blocks of each request.
 
-    Every request leaves all of its blocks in the cache, whether they were computed or loaded, the
-    first the most recent; of a request larger than the cache the first blocks stay.
+    Every request leaves in it what the engine keeps, whether it was computed or loaded: of full and
+    chunked groups every chunk, of others the chunks before its resume points. The first is the most
+    recent; of a request larger than the cache the first ones stay. Blocks of the engine are not
+    told apart: chunks stand for them.
 
     Parameters
     ----------
-    num_blocks : int
-        Its capacity, blocks; 0 for no cache.
+    num_slots : int
+        Its capacity, blocks of the trace or chunks of any group; 0 for no cache.
+    groups : GroupChunks, optional
+        The KV groups of the model; without them it has one full group.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, num_slots: int, groups: GroupChunks | None = None) -> None:
+        self.num_slots = num_slots
+        self._groups = groups or GroupChunks.of_blocks()
         self._cached: OrderedDict[Hashable, None] = OrderedDict()
 
-    def ask(self, blocks: Sequence[Hashable]) -> int:
-        """Return how many leading blocks of a request the cache has, and insert all of them.
+    def ask(self, blocks: Sequence[Hashable], input_length: int = 0) -> tuple[int, int]:
+        """Return how many leading blocks are there, and the junction; insert the request.
 
-        Complexity: O(len(blocks)).
+        Parameters
+        ----------
+        blocks : sequence
+            The prompt's blocks in the trace, first block first.
+        input_length : int
+            Tokens of the prompt; 0 where they are not known.
+
+        Returns
+        -------
+        (int, int)
+            Blocks; the junction is how many full groups have where others have fewer, else 0.
+
+        Complexity: O(len(blocks)) with one full group.
         """
-        if self.num_blocks == 0:
-            return 0
+        if not self.num_slots:
+            return 0, 0
+        if self._groups.is_plain:
+            hits = 0
+            for block in blocks:
+                if block not in self._cached:
+                    break
+                hits += 1
+            self._insert(blocks)
+            return hits, 0
+        groups = self._groups
+        strides = [tokens // groups.block_tokens for tokens in groups.chunk_tokens]
+
+        def key(place: Place) -> Hashable:
+            return place.group, blocks[(place.chunk + 1) * strides[place.group] - 1]
+
+        length = groups.length_of(input_length, len(blocks))
+        local, junction = groups.local(length, lambda place: key(place) in self._cached)
+        self._insert([key(place) for place in groups.left_on_device(length, junction)])
+        return local // groups.block_tokens, junction // groups.block_tokens
+
+    def _insert(self, keys: Sequence[Hashable]) -> None:
         cached = self._cached
-        hits = 0
-        for block in blocks:
-            if block not in cached:
-                break
-            hits += 1
-        for block in reversed(blocks):
-            cached[block] = None
-            cached.move_to_end(block)
-        while len(cached) > self.num_blocks:
+        for key in reversed(keys):
+            cached[key] = None
+            cached.move_to_end(key)
+        while len(cached) > self.num_slots:
             cached.popitem(last=False)
-        return hits
 
 
-def device_hits(trace: DecodedTrace, num_blocks: int) -> npt.NDArray[np.int64]:
-    """Return how many leading blocks of each request a `DeviceCache` of `num_blocks` blocks has.
+def device_hits(
+    trace: DecodedTrace, num_slots: int, groups: GroupChunks | None = None
+) -> npt.NDArray[np.int64]:
+    """Return how many leading blocks of each request a `DeviceCache` of `num_slots` slots has.
 
     Parameters
     ----------
     trace : DecodedTrace
         The requests.
-    num_blocks : int
-        Blocks of the accelerator's cache; 0 for none.
+    num_slots : int
+        Capacity of the accelerator's cache; 0 for none.
+    groups : GroupChunks, optional
+        The KV groups of the model, as in `DeviceCache`.
 
     Returns
     -------
     (requests,) int64
     """
-    if num_blocks == 0:
-        return np.zeros(trace.num_requests, dtype=np.int64)
-    cache = DeviceCache(num_blocks)
-    return np.fromiter(map(cache.ask, trace.rows()), dtype=np.int64, count=trace.num_requests)
+    return device_hits_and_junctions(trace, num_slots, groups)[0]
+
+
+def device_hits_and_junctions(
+    trace: DecodedTrace, num_slots: int, groups: GroupChunks | None = None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return what `DeviceCache.ask` returns of each request: two arrays of blocks."""
+    found = np.zeros((2, trace.num_requests), dtype=np.int64)
+    if num_slots:
+        asked = map(DeviceCache(num_slots, groups).ask, trace.rows(), trace.lengths.tolist())
+        for number, pair in enumerate(asked):
+            found[:, number] = pair
+    return found[0], found[1]

@@ -7,20 +7,19 @@ and the hits of the accelerator's own cache once per size of that cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash
 
-from .counts import Counts
-from .decoded import DecodedTrace
-from .device import device_hits
-from .group_replay import group_device_tokens
+from .device import device_hits_and_junctions
 from .groups import GroupChunks
 from .offline import BELADY
 from .processes import mapped_arrays, shared_arrays, spread
+from .requests import DecodedTrace
+from .results import ReplayResult
 from .simulate import simulate_in_parts
 
 __all__ = ["Cell", "GridWork", "run_grid"]
@@ -35,9 +34,9 @@ class Cell:
     policy : str
         A policy string, or ``"belady"`` or ``"infinite"``.
     capacity : int
-        Number of blocks.
+        Number of slots.
     device_blocks : int
-        Blocks of the accelerator's own cache in front; 0 for none.
+        Slots of the accelerator's own cache in front; 0 for none.
     pending : int
         Requests during which a store is in flight.
     """
@@ -61,23 +60,17 @@ class GridWork:
     parts : int
         Number of parts, of equally many requests give or take one, that a policy's counts are
         divided into. Those of a ceiling are never divided.
-    block_tokens : int, optional
-        Tokens per block, for the share of tokens that were hit.
-    groups : GroupChunks, optional
-        The KV groups of the model; capacities, the accelerator's included, are slots then.
-    step_tokens : int, optional
-        Tokens of a prompt that a scheduler step computes at most, as in `simulate`.
+    groups : GroupChunks
+        The KV groups of the model, and how prompts are offered, as in `simulate`.
     """
 
     trace: DecodedTrace
     cells: Sequence[Cell]
     parts: int = 1
-    block_tokens: int | None = None
-    groups: GroupChunks | None = None
-    step_tokens: int | None = None
+    groups: GroupChunks = field(default_factory=GroupChunks.of_blocks)
 
 
-def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[Counts]]]:
+def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[ReplayResult]]]:
     """Compute the cells of a grid; yield each with its counts, one per part, when it is done.
 
     Parameters
@@ -100,8 +93,7 @@ def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[Counts]]]:
             yield cell, bench.compute(cell)
         return
     with shared_arrays(work.trace.arrays()) as paths:
-        given = work.parts, work.block_tokens, work.groups, work.step_tokens
-        yield from spread(ordered, _compute, jobs, _begin, (paths, *given))
+        yield from spread(ordered, _compute, jobs, _begin, (paths, work.parts, work.groups))
 
 
 @dataclass(slots=True)
@@ -110,53 +102,39 @@ class _Bench:
 
     work: GridWork
     keys: list[BlockHash]
-    on_device: dict[int, npt.NDArray[np.int64]]
+    on_device: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
 
     @classmethod
     def of(cls, work: GridWork) -> _Bench:
         return cls(work, work.trace.keys(), {})
 
-    def compute(self, cell: Cell) -> list[Counts]:
+    def compute(self, cell: Cell) -> list[ReplayResult]:
         """Compute one cell."""
-        front = self.on_device.get(cell.device_blocks)
-        if front is None:
-            front = self.on_device[cell.device_blocks] = self._front(cell.device_blocks)
-        work = self.work
+        work, size = self.work, cell.device_blocks
+        if size not in self.on_device:
+            self.on_device[size] = device_hits_and_junctions(work.trace, size, work.groups)
+        hits, junctions = self.on_device[size]
         return simulate_in_parts(
             work.trace,
             self.keys,
             cell.policy,
             cell.capacity,
-            device_hits=front,
+            device_hits=hits,
+            junctions=junctions,
             pending=cell.pending,
             parts=work.parts,
-            block_tokens=work.block_tokens,
             groups=work.groups,
-            step_tokens=work.step_tokens,
         )
-
-    def _front(self, num_blocks: int) -> npt.NDArray[np.int64]:
-        trace, groups = self.work.trace, self.work.groups
-        if groups is None:
-            return device_hits(trace, num_blocks)
-        return group_device_tokens(trace, groups, num_blocks)
 
 
 _bench: _Bench
 
 
-def _begin(
-    paths: dict[str, str],
-    parts: int,
-    block_tokens: int | None,
-    groups: GroupChunks | None,
-    step_tokens: int | None,
-) -> None:
+def _begin(paths: dict[str, str], parts: int, groups: GroupChunks) -> None:
     """Load the trace in a new process."""
     global _bench  # noqa: PLW0603 - what a pool's process keeps between its cells
-    trace = DecodedTrace(**mapped_arrays(paths))
-    _bench = _Bench.of(GridWork(trace, (), parts, block_tokens, groups, step_tokens))
+    _bench = _Bench.of(GridWork(DecodedTrace(**mapped_arrays(paths)), (), parts, groups))
 
 
-def _compute(cell: Cell) -> list[Counts]:
+def _compute(cell: Cell) -> list[ReplayResult]:
     return _bench.compute(cell)

@@ -8,21 +8,34 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from kvoffload._checks import check_int
 
-from .steps import STEP_TOKENS, check_step_tokens, step_ends
-
-__all__ = ["Group", "GroupChunks", "GroupKind", "GroupLayout", "Place", "Retention", "Runs"]
+__all__ = [
+    "STEP_TOKENS",
+    "Group",
+    "GroupChunks",
+    "GroupKind",
+    "GroupLayout",
+    "Place",
+    "Retention",
+    "Runs",
+]
 
 GroupKind = Literal["full", "window", "state", "chunked"]
 """How a group keeps its cache: see `Group`."""
 
 MAX_CHUNK_TOKENS = 2**24
 """Most tokens of a chunk."""
+
+STEP_TOKENS = 8192
+"""Tokens of a prompt that a scheduler step computes at most, unless told."""
+
+MAX_STEP_TOKENS = 2**31 - 1
+"""Most tokens of a step."""
 
 _SLOT_ALIGNMENT = 4096  # bytes; pools begin a slot at a multiple
 
@@ -97,6 +110,10 @@ class Place(NamedTuple):
 
     group: int
     chunk: int
+
+
+Chunks = list[tuple[int, Sequence[int]]]
+"""Chunks of a prompt: the index of a group, and those of its chunks, per group."""
 
 
 class Runs(Protocol):
@@ -192,6 +209,11 @@ class GroupChunks:
     step_tokens : int or None
         Most tokens of a prompt that a scheduler step computes: ``max_num_batched_tokens``. None
         offers a prompt in one call, and its states after each `STEP_TOKENS`.
+    is_plain : bool
+        Whether these are `of_blocks`: one full group, whose chunks are the blocks of the trace. A
+        block that a prompt fills only partly counts as full, and slots are blocks.
+    knows_tokens : bool
+        Whether the tokens per block are known; else a block counts as one token.
     """
 
     layout: GroupLayout
@@ -202,6 +224,8 @@ class GroupChunks:
     engine_chunk_tokens: tuple[int, ...]
     align: int | None
     step_tokens: int | None
+    is_plain: bool
+    knows_tokens: bool
     _rules: tuple[_Rule, ...] = field(repr=False)
     _order: tuple[int, ...] = field(repr=False)  # in which groups are looked up
     _interval: int = field(repr=False)  # tokens of the trace, 0 for none
@@ -270,10 +294,61 @@ class GroupChunks:
             engine_chunk_tokens=engine_chunks,
             align=max(of_full or chunks) if len(of_full) < 2 else None,
             step_tokens=step_tokens,
+            is_plain=False,
+            knows_tokens=True,
             _rules=rules,
             _order=(*full, *sparse),
             _interval=(retention or 0) // (unit * blocks_per_chunk) * smallest,
             _step_block=math.lcm(*(rule.block for rule in rules)),
+        )
+
+    @classmethod
+    def of_blocks(
+        cls,
+        block_tokens: int | None = None,
+        *,
+        block_bytes: int = 0,
+        step_tokens: int | None = None,
+    ) -> GroupChunks:
+        """Return the one full group of a model whose every layer attends to the whole prompt.
+
+        Parameters
+        ----------
+        block_tokens : int, optional
+            Tokens per block of the trace, >= 1, where that is known.
+        block_bytes : int
+            Bytes of a block, where that is known.
+        step_tokens : int, optional
+            Most tokens of a prompt that a scheduler step computes, >= 1; it needs `block_tokens`.
+
+        Raises
+        ------
+        ValueError
+            If one of them is not so.
+        """
+        if step_tokens is not None:
+            if block_tokens is None:
+                message = f"block_tokens must go with step_tokens, got {step_tokens} without"
+                raise ValueError(message)
+            check_step_tokens(step_tokens)
+        size = 1 if block_tokens is None else block_tokens
+        check_int("block_tokens", size, 1)
+        group = Group("full", 1, size)
+        return cls(
+            layout=GroupLayout((group,), block_bytes),
+            block_tokens=size,
+            retention=0,
+            blocks_per_chunk=1,
+            chunk_tokens=(size,),
+            engine_chunk_tokens=(size,),
+            align=size,
+            step_tokens=step_tokens,
+            is_plain=True,
+            knows_tokens=block_tokens is not None,
+            _rules=(_Rule.of(group, size, size),),
+            _order=(0,),
+            _interval=0,
+            _step_block=size,
         )
 
     @property
@@ -284,7 +359,26 @@ class GroupChunks:
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot, which holds a chunk of any group."""
-        return self.layout.slot_bytes(self.blocks_per_chunk)
+        return (
+            self.layout.block_bytes
+            if self.is_plain
+            else self.layout.slot_bytes(self.blocks_per_chunk)
+        )
+
+    @property
+    def slot_name(self) -> str:
+        """The word for a slot: ``"block"``, where it holds a block of the trace, or ``"slot"``."""
+        return "block" if self.is_plain else "slot"
+
+    @property
+    def hit_name(self) -> str:
+        """The word for what hits are counted in: ``"blocks"``, where they are, or ``"tokens"``."""
+        return "blocks" if self.is_plain else "tokens"
+
+    @property
+    def hit_unit(self) -> int:
+        """Tokens of one of these: those of a block, or 1."""
+        return self.block_tokens if self.is_plain else 1
 
     @property
     def num_full(self) -> int:
@@ -324,9 +418,11 @@ class GroupChunks:
         """Return the tokens of a prompt that has so many blocks in the trace.
 
         A length that is not known, 0, is that of the blocks and a token; what is longer than the
-        blocks say is cut before the next block.
+        blocks say is cut before the next block. With blocks that count as full it is theirs.
         """
         known = num_blocks * self.block_tokens
+        if self.is_plain:
+            return known
         return min(input_length, known + self.block_tokens - 1) if input_length else known + 1
 
     # -- what is loaded ----------------------------------------------------------------------
@@ -343,6 +439,9 @@ class GroupChunks:
         runs : Runs
             Answers which chunks are there.
         """
+        if self.is_plain:
+            size = self.block_tokens
+            return size * runs.leading(0, local // size, length // size) if local < length else 0
         rules = self._rules
         limit = length
         if any(rule.span for rule in rules):
@@ -379,14 +478,21 @@ class GroupChunks:
 
     def loaded(self, local: int, hit: int) -> list[Place]:
         """Return the chunks that are loaded for `hit` tokens after the first `local` ones."""
+        return _places(self.loaded_chunks(local, hit))
+
+    def loaded_chunks(self, local: int, hit: int) -> Chunks:
+        """Return what `loaded` does, the chunks of each group together."""
         end = local + hit
-        places: list[Place] = []
+        if self.is_plain:
+            return [(0, range(local // self.block_tokens, end // self.block_tokens))]
+        found: Chunks = []
         for number, rule in enumerate(self._rules):
             first = max(_whole(local, rule.block), rule.first_kept(end))
             if hit and first < _whole(end, rule.block):
-                chunks = range(first // rule.blocks_per_chunk, _whole(end, rule.chunk))
-                places.extend(Place(number, chunk) for chunk in chunks)
-        return places
+                found.append(
+                    (number, range(first // rule.blocks_per_chunk, _whole(end, rule.chunk)))
+                )
+        return found
 
     # -- what is offered ---------------------------------------------------------------------
 
@@ -401,42 +507,67 @@ class GroupChunks:
             Leading tokens that the accelerator's full groups have where others have less; else 0.
         """
         steps = self.offers_by_step(length, local, hit, junction)
-        return [call for _, calls in steps for call in calls]
+        return [_places(call) for _, calls in steps for call in calls]
 
     def offers_by_step(
         self, length: int, local: int, hit: int, junction: int = 0
-    ) -> Iterator[tuple[int, list[list[Place]]]]:
-        """Yield the number of each scheduler step that offers chunks, and its calls.
+    ) -> Iterator[tuple[int, list[Chunks]]]:
+        """Return the number of each scheduler step that offers chunks, and its calls.
 
         Parameters
         ----------
         length, local, hit, junction
             As in `offers`.
         """
+        if self.is_plain:
+            return self._blocks_by_step(length, local + hit, local + hit if hit else 0)
+        return self._chunks_by_step(length, local, hit, junction)
+
+    def _chunks_by_step(
+        self, length: int, local: int, hit: int, junction: int
+    ) -> Iterator[tuple[int, list[Chunks]]]:
         kept = local + hit
         starts = [_whole(kept, rule.chunk) if hit else 0 for rule in self._rules]
         # A state that was loaded, and can be resumed at, is offered with those of the first step.
         ends = [kept] if hit else []
         for step, end in self._step_ends(length, kept, junction):
-            calls = list(self._states(length, [*ends, end], junction))
+            calls: list[Chunks] = [
+                [(place.group, [place.chunk])]
+                for place in self._states(length, [*ends, end], junction)
+            ]
             ends = []
-            call: list[Place] = []
+            call: Chunks = []
             for number, rule in enumerate(self._rules):
                 if rule.kind == "state":
                     continue
-                chunks = self._stored(rule, starts[number], end // rule.chunk, length, junction)
+                start, stop = starts[number], end // rule.chunk
                 first = rule.first_kept(kept)
-                call.extend(
-                    Place(number, chunk)
-                    for chunk in chunks
+                chunks = [
+                    chunk
+                    for chunk in self._stored(rule, start, stop, length, junction)
                     if chunk * rule.blocks_per_chunk >= first
                     or self._is_kept(rule, chunk, first, length, junction)
-                )
-                starts[number] = max(starts[number], end // rule.chunk)
+                ]
+                if chunks:
+                    call.append((number, chunks))
+                starts[number] = max(start, stop)
             if call:
                 calls.append(call)
             if calls:
                 yield step, calls
+
+    def _blocks_by_step(
+        self, length: int, kept: int, first: int
+    ) -> Iterator[tuple[int, list[Chunks]]]:
+        """Yield what `offers_by_step` does where there is one full group, from token `first` on."""
+        size = self.block_tokens
+        start = first // size
+        length = max(length, kept + 1)  # of a prompt that is there as a whole, a token is computed
+        for number, end in step_ends(length, kept, self.step_tokens or length, size):
+            stop = end // size
+            if stop > start:
+                yield number, [[(0, range(start, stop))]]
+                start = stop
 
     # -- the accelerator's own cache ---------------------------------------------------------
 
@@ -486,7 +617,7 @@ class GroupChunks:
             for chunk in self._stored(rule, 0, length // rule.chunk, length, junction)
         ]
         for _, end in self._step_ends(length, 0, junction):
-            places.extend(itertools.chain.from_iterable(self._states(length, [end], junction)))
+            places.extend(self._states(length, [end], junction))
         tokens = self.chunk_tokens
         return sorted(places, key=lambda place: ((place.chunk + 1) * tokens[place.group], place))
 
@@ -519,8 +650,8 @@ class GroupChunks:
             yield number, end
             start = end
 
-    def _states(self, length: int, ends: list[int], junction: int) -> Iterator[list[Place]]:
-        """Yield the calls that offer the states after so many tokens, each group's in order."""
+    def _states(self, length: int, ends: list[int], junction: int) -> Iterator[Place]:
+        """Yield the states after so many tokens that are stored, each group's in order."""
         block = self._step_block
         points = {point // block * block for point in (length - 1, junction)}
         for number, rule in enumerate(self._rules):
@@ -528,7 +659,7 @@ class GroupChunks:
                 every = rule.block if self.retention is None else self._interval
                 is_stored = end in points or (every and end % every == 0)
                 if is_stored and end % rule.chunk == 0:
-                    yield [Place(number, end // rule.chunk - 1)]
+                    yield Place(number, end // rule.chunk - 1)
 
     def _stored(
         self, rule: _Rule, start: int, end: int, length: int, junction: int
@@ -584,6 +715,10 @@ class GroupChunks:
             begin = max(tail - rule.need, cut if tail > cut else 0, first)
             if begin < min(tail, last):
                 yield begin, min(tail, last)
+
+
+def _places(chunks: Chunks) -> list[Place]:
+    return [Place(group, chunk) for group, numbers in chunks for chunk in numbers]
 
 
 def _whole(tokens: int, size: int) -> int:
@@ -655,3 +790,33 @@ def _retention_multiple(layout: GroupLayout, chunk_tokens: tuple[int, ...]) -> i
             if group.kind != "full"
         ),
     )
+
+
+def check_step_tokens(step_tokens: int) -> None:
+    """Raise TypeError or ValueError unless these can be the tokens of a step."""
+    check_int("step_tokens", step_tokens, 1, MAX_STEP_TOKENS)
+
+
+def step_ends(length: int, start: int, step: int, unit: int) -> Iterator[tuple[int, int]]:
+    """Yield the steps that end behind another multiple of `unit`, and the last one.
+
+    Parameters
+    ----------
+    length, start : int
+        Tokens of the prompt, and those that need no step.
+    step : int
+        Tokens that a step computes at most.
+    unit : int
+        Tokens of a block.
+
+    Yields
+    ------
+    (int, int)
+        Number of the step, and the tokens that are there after it.
+    """
+    number, end = 0, start
+    while end < length:
+        behind = min((end // unit + 1) * unit, length)
+        number = -(-(behind - start) // step)
+        end = min(start + number * step, length)
+        yield number, end

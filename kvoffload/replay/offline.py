@@ -1,23 +1,42 @@
-"""Upper bounds of every policy: Belady's choice, which knows the future, and an unbounded cache.
+"""Answers of a trace that need no manager: upper bounds of every policy, and reuse distances.
 
-Both count as a manager behind the accelerator's cache does: from the first block that the
-accelerator does not have. Stores complete at once.
+The bounds are Belady's choice, which knows the future, and an unbounded cache. Both count as a
+manager behind the accelerator's cache does: from the first block that the accelerator does not
+have. Stores complete at once.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from array import array
 
 import numpy as np
 import numpy.typing as npt
 
-from .decoded import DecodedTrace
+from .groups import GroupChunks
+from .requests import DecodedTrace
+
+__all__ = [
+    "BELADY",
+    "CEILINGS",
+    "INFINITE",
+    "belady",
+    "belady_of_groups",
+    "infinite_hits",
+    "infinite_hits_of_each",
+    "stack_distances",
+]
 
 BELADY = "belady"
 INFINITE = "infinite"
 CEILINGS = (BELADY, INFINITE)
 """Names of the simulations that know the future, or have no bound."""
+
+MOST_PLACES = 1_000_000
+"""Most places to examine for reuse distances; a longer trace is sampled by its blocks."""
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: scatters close numbers
 
 
 def infinite_hits(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> int:
@@ -133,6 +152,55 @@ def belady(
     return hits, stored
 
 
+def belady_of_groups(
+    trace: DecodedTrace, capacity: int, groups: GroupChunks, device_hits: npt.NDArray[np.int64]
+) -> tuple[int, int]:
+    """Return an upper bound of every policy's hits: `belady` over one of the full groups.
+
+    Each full group stores every chunk, so that one has the slots divided by their number; all of
+    the slots where the groups have chunks of several sizes, whose shares differ with the trace.
+
+    Parameters
+    ----------
+    trace, device_hits
+        As in `belady`.
+    capacity : int
+        Slots, >= 0.
+    groups : GroupChunks
+        The KV groups of the model.
+
+    Returns
+    -------
+    (int, int)
+        Tokens hit, and slots stored.
+
+    Raises
+    ------
+    ValueError
+        If no group is full: nothing bounds the hits then.
+    """
+    if not groups.num_full:
+        raise ValueError("policy must not be 'belady' where no group is full")
+    full = groups.full_chunk_tokens
+    chunk = min(full)
+    copies = len(full) if max(full) == chunk else 1
+    stride = chunk // groups.block_tokens
+    if not groups.is_plain:
+        pairs = zip(trace.rows(), trace.lengths.tolist(), strict=True)
+        rows = [
+            row[stride - 1 : groups.length_of(length, len(row)) // groups.block_tokens : stride]
+            for row, length in pairs
+        ]
+        trace = DecodedTrace(
+            starts=np.cumsum([0, *map(len, rows)], dtype=np.int64),
+            blocks=np.fromiter(itertools.chain.from_iterable(rows), dtype=np.uint32),
+            ids=trace.ids,
+            lengths=trace.lengths,
+        )
+    hits, stored = belady(trace, capacity // copies, device_hits // stride)
+    return hits * chunk, stored * copies
+
+
 def _next_asked(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return for each place that of the block's next use if the manager is asked for it then.
 
@@ -148,3 +216,79 @@ def _next_asked(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> npt.
     next_asked = np.full(end, end, dtype=np.int64)
     next_asked[before[is_worth]] = after[is_worth]
     return next_asked
+
+
+def stack_distances(
+    trace: DecodedTrace, most: int = MOST_PLACES
+) -> tuple[npt.NDArray[np.float64], float]:
+    """Return the distinct blocks between each use of a block and the one before.
+
+    An LRU cache hits a block if and only if it holds more blocks than that.
+
+    Parameters
+    ----------
+    trace : DecodedTrace
+        The requests; the blocks of each are used in order.
+    most : int
+        Most places to examine. Of a longer trace a share of the blocks is taken, with all of their
+        uses, and the distances are scaled by that share (Waldspurger et al., "Efficient MRC
+        Construction with SHARDS", FAST 2015).
+
+    Returns
+    -------
+    (n,) float64
+        The distances, ascending, one for each use that is not the first of its block; blocks.
+    float
+        The share of the blocks that was taken.
+
+    Complexity: O(n log² n) in numpy.
+
+    References
+    ----------
+    Mattson et al., "Evaluation Techniques for Storage Hierarchies", IBM Systems Journal 9(2), 1970.
+    """
+    blocks = trace.blocks.astype(np.int64)
+    share = 1.0
+    if len(blocks) > most:
+        share = most / len(blocks)
+        mixed = (np.arange(trace.unique_blocks, dtype=np.uint64) + np.uint64(1)) * _ODD
+        blocks = blocks[(mixed < np.uint64(int(share * 2**64)))[blocks]]
+    before = _previous(blocks)
+    again = before >= 0
+    # Blocks used between p and i, each counted at its first use there: those whose use before is
+    # at p or earlier. Up to p itself that holds of every place.
+    counts = _not_greater_before(before)[again] - (before[again] + 1)
+    return np.sort(counts / share), share
+
+
+def _previous(blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the place of the use before of each place's block, -1 where there is none."""
+    order = np.argsort(blocks, kind="stable")
+    before = np.full(len(blocks), -1, dtype=np.int64)
+    same = blocks[order][1:] == blocks[order][:-1]
+    before[order[1:][same]] = order[:-1][same]
+    return before
+
+
+def _not_greater_before(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return for each place how many places before it hold a value that is not greater.
+
+    Merge sort from the bottom up, all pairs of runs of a level at a time.
+    """
+    size = len(values)
+    counts = np.zeros(size, dtype=np.int64)
+    places = np.arange(size)
+    width = 1
+    while width < size:
+        pair, is_right = places // (2 * width), (places // width) % 2
+        # equal values of the left run come first: the order of places keeps them so
+        order = np.lexsort((places, values, pair))
+        left = is_right[order] == 0
+        seen = np.cumsum(left)
+        first = np.searchsorted(pair[order], pair[order], side="left")
+        before_pair = np.concatenate(([0], seen))[first]
+        found = np.zeros(size, dtype=np.int64)
+        found[order] = np.where(left, 0, seen - before_pair)
+        counts += found
+        width *= 2
+    return counts

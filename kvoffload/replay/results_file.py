@@ -14,17 +14,16 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from kvoffload import __version__
 from kvoffload.errors import describe
 from kvoffload.traces.outputs import open_output, own_descriptor
 
-from .counts import Counts
-from .decoded import DecodedTrace
 from .grid import Cell
 from .groups import GroupChunks
 from .offline import BELADY
+from .requests import DecodedTrace
+from .results import ReplayResult
+from .simulate import lengths_of
 
 __all__ = ["ResultsFile"]
 
@@ -43,12 +42,8 @@ class ResultsFile:
         The file; it is created if it does not exist.
     trace : DecodedTrace
         The trace.
-    block_tokens : int, optional
-        Tokens per block; the share of tokens that were hit depends on it.
     groups : GroupChunks, optional
-        The KV groups of the model, on which all results depend.
-    step_tokens : int, optional
-        Tokens of a scheduler step, on which all results depend.
+        The KV groups of the model, and how prompts are offered, on which all results depend.
 
     Raises
     ------
@@ -64,33 +59,32 @@ class ResultsFile:
         self,
         path: str | os.PathLike[str],
         trace: DecodedTrace,
-        block_tokens: int | None = None,
         groups: GroupChunks | None = None,
-        step_tokens: int | None = None,
     ) -> None:
         self.check(path)
         self._path = Path(path)
         self._trace = trace
         self._tokens = sum(trace.lengths.tolist())
+        self._groups = groups = groups or GroupChunks.of_blocks()
         about: dict[str, object] = {
             "trace": trace.fingerprint(),
             "version": __version__,
-            "block_tokens": block_tokens,
+            "block_tokens": groups.block_tokens if groups.knows_tokens else None,
         }
-        self._most_asked = self._most_kept = trace.num_blocks
+        lengths = lengths_of(trace, slice(0, trace.num_requests), groups)
+        most = ReplayResult.of(groups, int(lengths.sum()), 0, requests=trace.num_requests).as_row()
+        self._names, self._most_asked = list(most), most["asked"] or 0
+        self._most_kept = trace.num_blocks * len(groups.layout.groups)
         self._most_refused = trace.num_requests
-        if groups is not None:
+        if not groups.is_plain:
             about["groups"] = {
                 "layout": asdict(groups.layout),
                 "retention": groups.retention,
                 "step_tokens": groups.step_tokens,
             }
-            blocks = np.diff(trace.starts).tolist()
-            self._most_asked = sum(map(groups.length_of, trace.lengths.tolist(), blocks))
-            self._most_kept *= len(groups.layout.groups)
             self._most_refused += self._most_kept  # states have calls of their own
-        if step_tokens is not None:
-            about["step_tokens"] = step_tokens
+        if groups.step_tokens is not None:
+            about["step_tokens"] = groups.step_tokens
             # a step completes a block or ends the prompt; two more offer again what was refused
             self._most_refused += trace.num_blocks + 2 * trace.num_requests
         self._about = json.loads(json.dumps(about))  # as a line has it
@@ -121,9 +115,9 @@ class ResultsFile:
                 f"must be a file of results or an empty one, got {name}, which has none"
             )
 
-    def read(self, wanted: Iterable[Cell]) -> dict[Cell, Counts]:
+    def read(self, wanted: Iterable[Cell]) -> dict[Cell, ReplayResult]:
         """Return the known results of the wanted cells; memory does not grow with the file."""
-        known: dict[Cell, Counts] = {}
+        known: dict[Cell, ReplayResult] = {}
         if self._path.is_file():
             cells = set(wanted)
             with self._path.open("rb") as file:
@@ -133,14 +127,14 @@ class ResultsFile:
                         row = dict(json.loads(line))
                         found = row.pop("cell"), row.pop("counts")
                         if row == self._about:
-                            cell, counts = _of(Cell, found[0]), _of(Counts, found[1])
+                            cell, counts = _of(Cell, found[0]), self._counts(found[1])
                             if cell in cells and self._is_possible(cell, counts):
-                                known[cell] = counts
+                                known[cell] = ReplayResult.of_row(self._groups, counts)
         return known
 
-    def add(self, cell: Cell, counts: Counts) -> None:
+    def add(self, cell: Cell, result: ReplayResult) -> None:
         """Append one result."""
-        line = json.dumps({**self._about, "cell": asdict(cell), "counts": asdict(counts)}) + "\n"
+        line = json.dumps({**self._about, "cell": asdict(cell), "counts": result.as_row()}) + "\n"
         with open_output(self._path, append=True) as file:
             file.write(line.encode() if self._ends_in_newline else b"\n" + line.encode())
         self._ends_in_newline = True
@@ -155,23 +149,32 @@ class ResultsFile:
             yield piece if is_whole else piece[-1:]
             is_start = ends
 
-    def _is_possible(self, cell: Cell, counts: Counts) -> bool:
+    def _counts(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the counts of a row, each of which must be there and of its type."""
+        for name in self._names:
+            is_known = values[name] is not None or name not in ("hit_tokens", "loaded")
+            if is_known and type(values[name]) is not int:
+                raise TypeError(f"{name} must be int, got {values[name]}")
+        return values
+
+    def _is_possible(self, cell: Cell, counts: dict[str, Any]) -> bool:
         """Return whether the counts can be those of a replay of the trace."""
-        requests, blocks = self._trace.num_requests, self._trace.num_blocks
+        asked, hits, hit_tokens = counts["asked"], counts["hits"], counts["hit_tokens"]
         return (
-            (counts.requests, counts.blocks) == (requests, blocks)
-            and 0 <= counts.hits <= counts.asked <= self._most_asked
-            and (counts.asked == self._most_asked or cell.device_blocks > 0)
-            and 0 <= counts.evicted <= counts.stored <= self._most_kept
-            and 0 <= counts.refused <= self._most_refused
-            and 0 <= counts.not_admitted <= self._most_kept
-            and counts.tokens == self._tokens
-            and (counts.hit_tokens is None) == self._lacks_tokens(cell)
-            and 0 <= (counts.hit_tokens or 0) <= self._tokens
+            counts["requests"] == self._trace.num_requests
+            and counts["blocks"] == self._trace.num_blocks
+            and 0 <= hits <= asked <= self._most_asked
+            and (asked == self._most_asked or cell.device_blocks > 0)
+            and 0 <= counts["evicted"] <= counts["stored"] <= self._most_kept
+            and 0 <= counts["refused"] <= self._most_refused
+            and 0 <= counts["not_admitted"] <= self._most_kept
+            and counts["tokens"] == self._tokens
+            and (hit_tokens is None) == self._lacks_tokens(cell)
+            and 0 <= (hit_tokens or 0) <= self._tokens
         )
 
     def _lacks_tokens(self, cell: Cell) -> bool:
-        return self._about["block_tokens"] is None or cell.policy == BELADY
+        return not self._groups.knows_tokens or cell.policy == BELADY
 
 
 def _is_result(line: bytes) -> bool:

@@ -1,249 +1,436 @@
-"""A replay of a decoded trace by one policy at one capacity, counted and not timed.
+"""Replays of a trace: its requests one by one and timed, or decoded and counted.
 
-The protocol is that of `serve`, with two additions that an engine has: a cache of its own in front
-(see ``device``), and stores that take some time.
+Both serve a request as `serve` does, or as `GroupServer` where a model has several KV groups or
+prompts are offered step by step.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from time import perf_counter_ns
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import BlockHash, CPUOffloadingManager
+from kvoffload import BlockHash, OffloadingManager
+from kvoffload._checks import MAX_NUM_BLOCKS
+from kvoffload.traces import Request
 
-from .counts import Counts, prompt_tokens
-from .decoded import DecodedTrace
-from .group_simulate import belady_of_groups, count_groups, serve_groups
+from .device import DeviceCache
 from .groups import GroupChunks
-from .offline import BELADY, CEILINGS, INFINITE, belady, infinite_hits_of_each
+from .offline import BELADY, CEILINGS, INFINITE, belady_of_groups, infinite_hits_of_each
 from .policies import new_manager
-from .protocol import Served, serve
-from .steps import StepServed, StepServer
+from .requests import BlockKeys, DecodedTrace
+from .results import DurationHistogram, ReplayResult
+from .serving import GroupServed, GroupServer, Served, serve
 
-# by field of Counts, the counter of a manager
+__all__ = ["replay", "simulate", "simulate_in_parts", "simulate_requests"]
+
+PROGRESS_REQUESTS = 64  # between two calls of the progress function
+ROWS_AT_ONCE = 1024  # requests that are served before Ctrl-C is heard
+
+# by field of ReplayResult, the counter of a manager
 _COUNTED = {
-    "hits": "hit_blocks",
-    "stored": "stored_blocks",
-    "evicted": "evicted_blocks",
+    "loaded_slots": "loaded_blocks",
+    "stored_slots": "stored_blocks",
+    "evicted_slots": "evicted_blocks",
     "refused": "refused_stores",
     "not_admitted": "not_admitted",
 }
 
+Hits = npt.NDArray[np.int64]
+
+
+def replay(
+    requests: Iterable[Request],
+    manager: OffloadingManager,
+    *,
+    groups: GroupChunks | None = None,
+    block_tokens: int | None = None,
+    device: DeviceCache | None = None,
+    step_tokens: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> ReplayResult:
+    """Drive a manager with the requests of a trace; each store completes at once.
+
+    Only the manager's calls are timed, all calls of a request together; with several groups or
+    in steps also the rules in Python.
+
+    Parameters
+    ----------
+    requests : iterable of Request
+        The trace; it is iterated over once, and memory does not grow with its length.
+    manager : OffloadingManager
+        Any manager, usually an empty one; a `CPUOffloadingManager` with several groups or steps.
+    groups : GroupChunks, optional
+        The KV groups of the model; by default those of `GroupChunks.of_blocks`, with the next two.
+    block_tokens, step_tokens : int, optional
+        As in `GroupChunks.of_blocks`. With steps the manager is driven by `GroupServer`.
+    device : DeviceCache, optional
+        The accelerator's own cache, of the same groups, which is asked first.
+    progress : callable, optional
+        Called every 64 requests, between two requests, with the number of requests so far.
+
+    Returns
+    -------
+    ReplayResult
+
+    Raises
+    ------
+    TraceError
+        As the trace does.
+    TypeError, ValueError
+        If `step_tokens` is below 1, or is given without what it needs.
+
+    Notes
+    -----
+    While it is cached, the hash of a block is the same object each time, where an engine would make
+    a new one per request; this spares a manager in Python the hashing of the key.
+    """
+    groups = groups or GroupChunks.of_blocks(block_tokens, step_tokens=step_tokens)
+    size = groups.block_tokens
+    server = _server(groups, manager)
+    keys = BlockKeys()
+    times = DurationHistogram()
+    requests_so_far = blocks = tokens = asked = hits = hit_tokens = 0
+    loaded = stored = evicted = refused = 0
+    for request in requests:
+        hashes, input_length = keys.of(request), request.input_length
+        on_device, junction = 0, 0
+        if device is not None:
+            on_device, junction = device.ask(hashes, input_length)
+        local = on_device * size
+        length = groups.length_of(input_length, len(hashes))
+        served: Served | GroupServed
+        start = perf_counter_ns()
+        if server is None:
+            served = serve(manager, hashes, on_device)
+        else:
+            served = server.serve(hashes, length, local, junction * size)
+        served.complete()
+        times.add(perf_counter_ns() - start)
+        if isinstance(served, Served):
+            hit = served.hits * size
+        else:
+            hit, loaded = served.hit_tokens, loaded + len(served.loaded)
+        asked += length - local
+        hits += hit
+        hit_tokens += min(local + hit, input_length) - min(local, input_length)
+        tokens += input_length
+        blocks += len(hashes)
+        stored += len(served.to_store)
+        evicted += len(served.evicted)
+        refused += served.refused
+        requests_so_far += 1
+        if progress is not None and requests_so_far % PROGRESS_REQUESTS == 0:
+            progress(requests_so_far)
+    return ReplayResult.of(
+        groups,
+        asked,
+        hits,
+        requests=requests_so_far,
+        blocks=blocks,
+        tokens=tokens,
+        hit_tokens=hit_tokens if groups.knows_tokens else None,
+        loaded_slots=loaded,
+        stored_slots=stored,
+        evicted_slots=evicted,
+        refused=refused,
+        not_admitted=_not_admitted(manager),
+        times=times,
+    )
+
 
 def simulate(
     trace: DecodedTrace,
-    keys: list[BlockHash],
+    keys: list[BlockHash] | None,
     policy: str,
     capacity: int,
     *,
-    device_hits: npt.NDArray[np.int64],
+    device_hits: Hits,
+    junctions: Hits | None = None,
     pending: int = 0,
-    block_tokens: int | None = None,
     groups: GroupChunks | None = None,
-    step_tokens: int | None = None,
-) -> Counts:
-    """Replay a decoded trace.
+) -> ReplayResult:
+    """Replay a decoded trace by one policy at one capacity.
 
     The manager is asked for the blocks of a request behind the leading ones that the device has,
-    and offered all of them to store. With `step_tokens` it is driven as vLLM's scheduler drives its
-    own, by `StepServer`.
+    and offered all of them to store.
 
     Parameters
     ----------
     trace : DecodedTrace
         The requests.
-    keys : list of BlockHash
-        ``trace.keys()``, computed once for many calls.
+    keys : list of BlockHash or None
+        ``trace.keys()``, computed once for many calls; None computes them where they are needed.
     policy : str
         A policy string, or ``"belady"`` or ``"infinite"``.
     capacity : int
-        Number of blocks; ``"infinite"`` ignores it.
-    device_hits : (requests,) int64
-        Leading blocks of each request that the device's own cache has.
+        Number of slots; ``"infinite"`` ignores it.
+    device_hits, junctions : (requests,) int64
+        Leading blocks of each request that the device's own cache has, and its junctions, as
+        `device_hits_and_junctions` returns them; junctions are 0 by default.
     pending : int
         Number of further requests during which a store is in flight; 0: it completes at once.
-    block_tokens : int, optional
-        Tokens per block, for the share of tokens that were hit.
     groups : GroupChunks, optional
-        The KV groups of the model: its rules are followed, by `GroupServer`. Capacities are slots
-        then, and `device_hits` is what `group_device_tokens` returns.
-    step_tokens : int, optional
-        Tokens of a prompt that a scheduler step computes at most; it needs `block_tokens`, and has
-        no effect with `groups`, which have their own, or on a ceiling.
+        The KV groups of the model, and how prompts are offered; by default those of
+        `GroupChunks.of_blocks`.
 
     Returns
     -------
-    Counts
-
-    Raises
-    ------
-    ValueError
-        If `step_tokens` is below 1, or is given without `block_tokens`.
+    ReplayResult
+        Without times.
     """
-    (counts,) = simulate_in_parts(
+    (result,) = simulate_in_parts(
         trace,
         keys,
         policy,
         capacity,
         device_hits=device_hits,
+        junctions=junctions,
         pending=pending,
         parts=1,
-        block_tokens=block_tokens,
         groups=groups,
-        step_tokens=step_tokens,
     )
-    return counts
+    return result
 
 
 def simulate_in_parts(
     trace: DecodedTrace,
-    keys: list[BlockHash],
+    keys: list[BlockHash] | None,
     policy: str,
     capacity: int,
     *,
-    device_hits: npt.NDArray[np.int64],
+    device_hits: Hits,
+    junctions: Hits | None = None,
     pending: int = 0,
     parts: int,
-    block_tokens: int | None = None,
     groups: GroupChunks | None = None,
-    step_tokens: int | None = None,
-) -> list[Counts]:
+) -> list[ReplayResult]:
     """Replay a decoded trace and count each part separately; the cache is kept between parts.
 
     Parameters
     ----------
-    trace, keys, policy, capacity, device_hits, pending, block_tokens, groups, step_tokens
+    trace, keys, policy, capacity, device_hits, junctions, pending, groups
         As in `simulate`.
     parts : int
         Number of parts, of equally many requests give or take one.
 
     Returns
     -------
-    list of Counts
+    list of ReplayResult
         One per part; for a ceiling a single one, of the whole trace.
     """
-    if groups is not None and policy == BELADY:
-        return [belady_of_groups(trace, capacity, groups, device_hits)]
-    if groups is not None:
-        of_each = serve_groups(
-            trace, keys, policy, capacity, groups, device_tokens=device_hits, pending=pending
-        )
-        return list(count_groups(trace, of_each, 1 if policy in CEILINGS else parts))
-    if policy in CEILINGS:
-        return [_ceiling(trace, policy, capacity, device_hits, block_tokens)]
-    manager = new_manager(policy, capacity)
-    one = _server(manager, block_tokens, step_tokens, ends_stores=not pending)
-    in_flight: deque[Served | StepServed] = deque()
-    key_of = keys.__getitem__
-    rows = zip(trace.rows(), device_hits.tolist(), trace.lengths.tolist(), strict=True)
-    before = manager.stats()
-    found = []
-    for part in range(parts):
-        start, end = (trace.num_requests * n // parts for n in (part, part + 1))
-        asked = blocks = tokens = hit_tokens = 0
-        for row, on_device, length in itertools.islice(rows, end - start):
-            hashes = list(map(key_of, row))
-            blocks += len(hashes)
-            asked += len(hashes) - on_device
-            tokens += length
-            served = one(hashes, on_device)
-            if block_tokens is not None:
-                hit_tokens += prompt_tokens(on_device, served.hits, block_tokens, length)
-            in_flight.append(served)
-            if len(in_flight) > pending:
-                in_flight.popleft().complete()
-        after = manager.stats()
-        counted = {field: after[name] - before[name] for field, name in _COUNTED.items()}
-        known = None if block_tokens is None else hit_tokens
-        found.append(Counts(end - start, blocks, asked, **counted, tokens=tokens, hit_tokens=known))
+    groups = groups or GroupChunks.of_blocks()
+    parts = 1 if policy in CEILINGS else parts
+    ends = [trace.num_requests * part // parts for part in range(parts + 1)]
+    slices = list(itertools.starmap(slice, itertools.pairwise(ends)))
+    if policy == BELADY:
+        hits, stored = belady_of_groups(trace, capacity, groups, device_hits)
+        counts = {"loaded_slots": None, "stored_slots": stored}
+        return [_result(trace, slices[0], groups, device_hits, hits, **counts)]
+    if policy == INFINITE and groups.is_plain:
+        found = infinite_hits_of_each(trace, device_hits)
+        counts = {"stored_slots": trace.unique_blocks}
+        return [
+            _counted(trace, slices[0], groups, device_hits, found * groups.block_tokens, **counts)
+        ]
+    if policy == INFINITE:
+        policy = "lru"
+        capacity = min(trace.unique_blocks * len(groups.chunk_tokens), MAX_NUM_BLOCKS)
+    serving = Serving(new_manager(policy, capacity), trace, keys, groups, pending=pending)
+    before = serving.manager.stats()
+    results = []
+    for part in slices:
+        found = serving.hits(part, device_hits, junctions)
+        after = serving.manager.stats()
+        counts = {field: after[name] - before[name] for field, name in _COUNTED.items()}
+        results.append(_counted(trace, part, groups, device_hits, found, **counts))
         before = after
-    return found
+    return results
 
 
 def simulate_requests(
     trace: DecodedTrace,
-    keys: list[BlockHash],
+    keys: list[BlockHash] | None,
     policy: str,
     capacity: int,
     *,
-    device_hits: npt.NDArray[np.int64],
-    block_tokens: int | None = None,
+    device_hits: Hits,
+    junctions: Hits | None = None,
     groups: GroupChunks | None = None,
-    step_tokens: int | None = None,
-) -> npt.NDArray[np.int64]:
-    """Replay a decoded trace and return the hits of each request; stores complete at once.
+) -> Hits:
+    """Replay a decoded trace and return the tokens hit of each request; stores complete at once.
 
     Parameters
     ----------
-    trace, keys, policy, capacity, device_hits, block_tokens, groups, step_tokens
+    trace, keys, policy, capacity, device_hits, junctions, groups
         As in `simulate`; `policy` is no ceiling.
 
     Returns
     -------
     (requests,) int64
     """
-    if groups is not None:
-        served = serve_groups(trace, keys, policy, capacity, groups, device_tokens=device_hits)
-        of_each = (one.hits for one in served)
-        return np.fromiter(of_each, dtype=np.int64, count=trace.num_requests)
-    manager = new_manager(policy, capacity)
-    one = _server(manager, block_tokens, step_tokens, ends_stores=True)
-    key_of = keys.__getitem__
+    groups = groups or GroupChunks.of_blocks()
+    serving = Serving(new_manager(policy, capacity), trace, keys, groups, pending=0)
+    return serving.hits(slice(0, trace.num_requests), device_hits, junctions)
 
-    def hits() -> Iterator[int]:
-        for row, on_device in zip(trace.rows(), device_hits.tolist(), strict=True):
-            served = one(list(map(key_of, row)), on_device)
-            served.complete()
-            yield served.hits
 
-    return np.fromiter(hits(), dtype=np.int64, count=trace.num_requests)
+class Serving:
+    """A manager that serves the requests of a decoded trace, one part after the other.
+
+    Parameters
+    ----------
+    manager : OffloadingManager
+        Any manager; a `CPUOffloadingManager` with several groups or steps.
+    trace : DecodedTrace
+        The requests.
+    keys : list of BlockHash or None
+        ``trace.keys()``; None computes them.
+    groups : GroupChunks
+        The KV groups of the model, and how prompts are offered.
+    pending : int
+        Number of further requests during which a store is in flight; 0: it completes at once.
+    """
+
+    def __init__(
+        self,
+        manager: OffloadingManager,
+        trace: DecodedTrace,
+        keys: list[BlockHash] | None,
+        groups: GroupChunks,
+        pending: int = 0,
+    ) -> None:
+        self.manager = manager
+        self._trace = trace
+        self._keys = trace.keys() if keys is None else keys
+        self._groups = groups
+        self._server = _server(groups, manager, ends_stores=not pending)
+        self._pending = pending
+        self._in_flight: deque[Served | GroupServed] = deque()
+
+    @cached_property
+    def _key_array(self) -> npt.NDArray[np.object_]:
+        return np.array(self._keys, dtype=object)
+
+    def hits(self, part: slice, device_hits: Hits, junctions: Hits | None = None) -> Hits:
+        """Serve the requests of a part; return the tokens that each hits.
+
+        Parameters
+        ----------
+        part : slice
+            The requests.
+        device_hits, junctions : (requests,) int64
+            As in `simulate`, of the whole trace.
+        """
+        size = self._groups.block_tokens
+        if self._server is None:
+            found = self._hits_by_rows(part, device_hits)
+            return (self._hits_one_by_one(part, device_hits) if found is None else found) * size
+        local = device_hits[part] * size
+        crossed = np.zeros_like(local) if junctions is None else junctions[part] * size
+        lengths = lengths_of(self._trace, part, self._groups)
+        rows = self._trace.hashes(self._key_array, part)
+        hits = []
+        for hashes, *tokens in zip(
+            rows, lengths.tolist(), local.tolist(), crossed.tolist(), strict=True
+        ):
+            served = self._server.serve(hashes, *tokens)
+            hits.append(served.hit_tokens)
+            self._complete_older(served)
+        return np.array(hits, dtype=np.int64)
+
+    def _hits_by_rows(self, part: slice, device_hits: Hits) -> Hits | None:
+        """Have a compiled manager serve many requests in one call, as `serve` would.
+
+        Return the blocks that each hits; None, with none served, if they must go one by one.
+        """
+        serve_rows = getattr(self.manager, "_serve_rows", None)
+        if serve_rows is None or self._pending:
+            return None
+        trace, nodes = self._trace, np.zeros(len(self._keys), dtype=np.uint32)
+        hits = np.zeros(part.stop - part.start, dtype=np.int64)
+        for start in range(part.start, part.stop, ROWS_AT_ONCE):
+            stop = min(start + ROWS_AT_ONCE, part.stop)
+            starts, first = trace.starts[start : stop + 1], device_hits[start:stop]
+            found = serve_rows(self._keys, starts, trace.blocks, first, nodes)
+            if found is None:
+                return None
+            hits[start - part.start : stop - part.start] = found
+        return hits
+
+    def _hits_one_by_one(self, part: slice, device_hits: Hits) -> Hits:
+        """Return the blocks that each request hits, each served as `serve` does."""
+        hits = []
+        rows = self._trace.hashes(self._key_array, part)
+        for hashes, on_device in zip(rows, device_hits[part].tolist(), strict=True):
+            served = serve(self.manager, hashes, on_device)
+            hits.append(served.hits)
+            self._complete_older(served)
+        return np.array(hits, dtype=np.int64)
+
+    def _complete_older(self, served: Served | GroupServed) -> None:
+        """End the store of the request that is as many before the last as are pending."""
+        self._in_flight.append(served)
+        if len(self._in_flight) > self._pending:
+            self._in_flight.popleft().complete()
 
 
 def _server(
-    manager: CPUOffloadingManager,
-    block_tokens: int | None,
-    step_tokens: int | None,
-    *,
-    ends_stores: bool,
-) -> Callable[[list[BlockHash], int], Served | StepServed]:
-    """Return a function that passes a request through a manager."""
-    if step_tokens is None:
-        return functools.partial(serve, manager)
-    return StepServer(manager, block_tokens, step_tokens, ends_stores=ends_stores).serve
+    groups: GroupChunks, manager: OffloadingManager, *, ends_stores: bool = True
+) -> GroupServer | None:
+    """Return what serves requests by these rules; None where that is `serve`."""
+    if groups.is_plain and groups.step_tokens is None:
+        return None
+    return GroupServer(groups, manager, ends_stores=ends_stores)
 
 
-def _ceiling(
+def lengths_of(trace: DecodedTrace, part: slice, groups: GroupChunks) -> Hits:
+    """Return the tokens of each prompt of a part, as `GroupChunks.length_of` has them."""
+    blocks = np.diff(trace.starts[part.start : part.stop + 1])
+    lengths = map(groups.length_of, trace.lengths[part].tolist(), blocks.tolist())
+    return np.fromiter(lengths, dtype=np.int64, count=len(blocks))
+
+
+def _counted(
     trace: DecodedTrace,
-    policy: str,
-    capacity: int,
-    device_hits: npt.NDArray[np.int64],
-    block_tokens: int | None,
-) -> Counts:
-    asked = trace.num_blocks - int(device_hits.sum())
-    lengths = trace.lengths.tolist()
-    hit_tokens = None
-    if policy == INFINITE:
-        of_each = infinite_hits_of_each(trace, device_hits)
-        hits, stored = int(of_each.sum()), trace.unique_blocks
-        if block_tokens is not None:
-            rows = zip(device_hits.tolist(), of_each.tolist(), lengths, strict=True)
-            hit_tokens = sum(
-                prompt_tokens(on_device, found, block_tokens, length)
-                for on_device, found, length in rows
-            )
-    else:
-        hits, stored = belady(trace, capacity, device_hits)
-    return Counts(
-        trace.num_requests,
-        trace.num_blocks,
-        asked,
+    part: slice,
+    groups: GroupChunks,
+    device_hits: Hits,
+    hits: Hits,
+    **counts: int | None,
+) -> ReplayResult:
+    """Return the result of a part, from the tokens that each of its requests hits."""
+    lengths, local = trace.lengths[part], device_hits[part] * groups.block_tokens
+    if groups.knows_tokens:
+        of_known = np.minimum(local + hits, lengths) - np.minimum(local, lengths)
+        counts["hit_tokens"] = int(of_known.sum())
+    return _result(trace, part, groups, device_hits, int(hits.sum()), **counts)
+
+
+def _result(
+    trace: DecodedTrace,
+    part: slice,
+    groups: GroupChunks,
+    device_hits: Hits,
+    hits: int,
+    **counts: int | None,
+) -> ReplayResult:
+    asked = lengths_of(trace, part, groups) - device_hits[part] * groups.block_tokens
+    return ReplayResult.of(
+        groups,
+        int(asked.sum()),
         hits,
-        stored=stored,
-        tokens=sum(lengths),
-        hit_tokens=hit_tokens,
+        requests=part.stop - part.start,
+        blocks=int(trace.starts[part.stop] - trace.starts[part.start]),
+        tokens=sum(trace.lengths[part].tolist()),
+        **counts,
     )
+
+
+def _not_admitted(manager: OffloadingManager) -> int:
+    stats = getattr(manager, "stats", None)
+    return 0 if stats is None else int(stats().get("not_admitted", 0))

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from kvoffload import BlockHash, OffloadingManager
 
-from .decoded import DecodedTrace
 from .policies import new_manager
+from .requests import DecodedTrace
 
 __all__ = ["TierCounts", "simulate_tiers"]
 
@@ -86,11 +86,10 @@ def simulate_tiers(
     """
     host, disk = new_manager(policy, capacity), new_manager(disk_policy, disk_capacity)
     host.policy._set_declining(False)
-    key_of = keys.__getitem__
+    rows = trace.hashes(np.array(keys, dtype=object), slice(0, trace.num_requests))
     in_flight: deque[list[BlockHash]] = deque()
     asked = host_hits = disk_hits = 0
-    for row, on_device in zip(trace.rows(), device_hits.tolist(), strict=True):
-        request = list(map(key_of, row))
+    for request, on_device in zip(rows, device_hits.tolist(), strict=True):
         missing = request[on_device:]
         asked += len(missing)
         served = host.begin(request)

@@ -49,11 +49,11 @@ def test_its_figures_are_those_of_a_replay(advice, policy):
         result = replay(WORKLOAD, manager, block_tokens=512, step_tokens=8192)
         cell = advice.cell(policy, place)
         assert cell.hit_ratio == result.hit_ratio
-        assert cell.saved_tokens == result.hits * 512
-        assert cell.stored_per_hit == result.stored / result.hits
+        assert cell.saved_tokens == result.hit_blocks * 512
+        assert cell.stored_per_hit == result.stored_slots / result.hit_blocks
         seconds = advice.facts.seconds
-        assert cell.store_rate == pytest.approx(result.stored * MIB / seconds)
-        assert cell.load_rate == pytest.approx(result.hits * MIB / seconds)
+        assert cell.store_rate == pytest.approx(result.stored_slots * MIB / seconds)
+        assert cell.load_rate == pytest.approx(result.hit_blocks * MIB / seconds)
         assert cell.busiest_store_rate + cell.busiest_load_rate >= (
             cell.store_rate + cell.load_rate
         )
@@ -112,13 +112,13 @@ def test_without_times_there_are_no_rates():
 def test_a_cache_on_the_accelerator_answers_first():
     setup = dataclasses.replace(SETUP, device_memory=100 * MIB)
     behind, alone = advise(WORKLOAD, setup), advise(WORKLOAD, SETUP)
-    assert behind.facts.blocks == alone.facts.blocks == alone.facts.asked
-    assert behind.facts.asked < alone.facts.asked
+    assert behind.facts.blocks == alone.facts.asked_tokens // 512
+    assert behind.facts.asked_tokens < alone.facts.asked_tokens
     for policy in registry.names():
         assert behind.cell(policy).saved_tokens < alone.cell(policy).saved_tokens
     trace = DecodedTrace.of(WORKLOAD)
     front = device_hits(trace, 100)
-    assert behind.unbounded == infinite_hits(trace, front) / behind.facts.asked
+    assert behind.unbounded == 512 * infinite_hits(trace, front) / behind.facts.asked_tokens
     counts = simulate(trace, trace.keys(), "lru", 200, device_hits=front)
     assert behind.cell("lru").hit_ratio == counts.hit_ratio
 
@@ -173,8 +173,3 @@ def test_a_request_without_blocks_is_no_trouble():
     assert found.policy is None
     assert found.cell("lru").stored_per_hit is None
     assert found.cell("lru").hit_ratio == 0
-
-
-def test_the_earlier_name_of_the_place_is_deprecated(advice):
-    with pytest.warns(DeprecationWarning, match="called place; the name goes in 0.4"):
-        assert advice.asked == advice.place

@@ -5,11 +5,12 @@ import pytest
 from kvoffload.advise.choice import LEAST_NOISE, MOST_NOISE, by_simplicity, choose, noise
 from kvoffload.advise.grid import PARTS, Outcome
 from kvoffload.policies import registry
-from kvoffload.replay import Counts
+from kvoffload.replay import ReplayResult
 
 
 def outcome(policy, hits_of_parts, blocks=1_000):
-    return Outcome(policy, tuple(Counts(1, blocks, blocks, hits) for hits in hits_of_parts))
+    parts = (ReplayResult(asked_tokens=blocks, loaded_tokens=hits) for hits in hits_of_parts)
+    return Outcome(policy, tuple(parts))
 
 
 def test_every_registered_policy_has_its_place_in_the_order_of_simplicity():

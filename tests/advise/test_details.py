@@ -36,11 +36,11 @@ def test_hits_over_time_and_per_request_are_those_of_the_replay(found):
     front = device_hits(trace, 0)
     assert [one.policy for one in closer.policies] == [advice.policy, "lru"]
     for one in closer.policies:
-        how = {"device_hits": front, "block_tokens": 512, "step_tokens": 8192}
+        how = {"device_hits": front, "groups": SETUP.chunks}
         hits = simulate_requests(trace, trace.keys(), one.policy, 200, **how)
         counts = simulate(trace, trace.keys(), one.policy, 200, **how)
-        assert int(hits.sum()) == counts.hits
-        lengths = np.diff(trace.starts)
+        assert int(hits.sum()) == counts.loaded_tokens
+        lengths = 512 * np.diff(trace.starts)
         assert len(one.over_time) == POINTS
         assert one.over_time[0] == pytest.approx(hits[:6].sum() / lengths[:6].sum())
         assert one.over_time[-1] == pytest.approx(hits[-6:].sum() / lengths[-6:].sum())
@@ -80,7 +80,7 @@ def test_an_lru_cache_hits_what_is_reused_within_it():
     front = device_hits(trace, 0)
     for capacity in (1, 10, 100):
         counts = simulate(trace, trace.keys(), "lru", capacity, device_hits=front)
-        assert counts.hits == int((distances < capacity).sum())
+        assert counts.hit_blocks == int((distances < capacity).sum())
 
 
 def test_of_a_long_trace_a_sample_is_looked_at():
@@ -104,7 +104,7 @@ def test_a_disk_hits_what_host_memory_has_not():
         )  # fmt: skip
 
     def hits(capacity):
-        return simulate(trace, trace.keys(), "lru", capacity, device_hits=front).hits
+        return simulate(trace, trace.keys(), "lru", capacity, device_hits=front).hit_blocks
 
     both = tiers(100, 800)
     assert both.host_hits + both.disk_hits == hits(800)  # lru over lru is the larger lru

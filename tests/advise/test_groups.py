@@ -19,12 +19,12 @@ from kvoffload.advise.wording import detail_findings, findings, headline
 from kvoffload.policies import registry
 from kvoffload.replay import (
     DecodedTrace,
+    DeviceCache,
     Group,
     GroupChunks,
-    GroupDevice,
     GroupLayout,
     Selection,
-    replay_groups,
+    replay,
     simulate,
 )
 from kvoffload.traces import Request, Trace, Workload
@@ -68,16 +68,18 @@ def test_memory_is_divided_into_slots(advice):
 def test_its_figures_are_those_of_a_replay(advice, policy):
     for place, capacity in enumerate(advice.capacities):
         manager = CPUOffloadingManager(512, capacity, policy)
-        result = replay_groups(WORKLOAD, manager, CHUNKS)
+        result = replay(WORKLOAD, manager, groups=CHUNKS)
         cell = advice.cell(policy, place)
-        assert cell.hit_ratio == result.hits / result.asked
-        assert cell.saved_tokens == result.hits
-        assert cell.stored == result.stored
+        assert cell.hit_ratio == result.loaded_tokens / result.asked_tokens
+        assert cell.saved_tokens == result.loaded_tokens
+        assert cell.stored == result.stored_slots
         assert cell.store_rate == pytest.approx(
-            result.stored * CHUNKS.slot_bytes / advice.facts.seconds
+            result.stored_slots * CHUNKS.slot_bytes / advice.facts.seconds
         )
         # each chunk of the full group is loaded, and one of the window's per request that hits
-        assert result.hits / 512 <= cell.loaded <= result.hits / 512 + len(WORKLOAD)
+        assert cell.loaded == result.loaded_slots
+        hits = result.loaded_tokens / 512
+        assert hits <= cell.loaded <= hits + len(WORKLOAD)
 
 
 def test_a_small_trace_by_hand():
@@ -94,7 +96,7 @@ def test_a_small_trace_by_hand():
     setup = Setup(64 * 4096, 16, 0, policies=("lru",), engine=engine, groups=groups)
     found = advise(requests, setup)
     cell = found.cell("lru")
-    assert (found.capacities[found.place], found.facts.asked) == (64, 65 + 97 + 97 + 81)
+    assert (found.capacities[found.place], found.facts.asked_tokens) == (64, 65 + 97 + 97 + 81)
     assert (cell.saved_tokens, cell.loaded, cell.stored) == (64 + 96, 6 + 8, 6 + 4 + 5)
     assert cell.stored_per_hit == 1.5  # of 10 blocks that are hit
     assert (cell.store_rate, cell.load_rate) == (15 * 4096 / 10, 14 * 4096 / 10)
@@ -126,7 +128,7 @@ def test_a_cache_without_bounds_may_be_no_ceiling_of_states():
     found = advise(prompts_that_a_cache_without_bounds_resumes_earlier(), setup)
     assert found.cell("lru").saved_tokens == 10 * 128
     assert found.cell("lru", 1).saved_tokens == 11 * 96
-    assert found.unbounded * found.facts.asked == pytest.approx(11 * 96)
+    assert found.unbounded * found.facts.asked_tokens == pytest.approx(11 * 96)
     assert not found.unbounded_is_ceiling
     assert found.ceilings[0] >= found.cell("lru").hit_ratio > found.unbounded
     # with a recommendation
@@ -157,9 +159,9 @@ def test_a_cache_without_bounds_may_be_no_ceiling_of_states():
 def test_when_a_cache_without_bounds_is_a_ceiling(kinds, interval, junction, expected):
     width = {"window": 32, "chunked": 32}
     layout = GroupLayout(tuple(Group(kind, 1, 16, width.get(kind, 0)) for kind in kinds), 4096)
-    front = np.array([[0, 0], [0, junction]])
-    asked = np.array([100, 100])
-    demand = Demand(GroupChunks.of(layout, 16, interval), front, asked, asked)
+    none, junctions = np.zeros((2, 2), dtype=np.int64)
+    junctions[1] = junction
+    demand = Demand(GroupChunks.of(layout, 16, interval), none, junctions, none + 100)
     assert demand.is_bounded is expected
 
 
@@ -192,10 +194,11 @@ def test_without_a_full_group_the_ceiling_is_not_known():
 def test_the_accelerator_answers_first_by_the_same_rule(recorded):
     setup = Setup(25 * MIB, 512, 0, device_memory=12 * MIB, groups=CHUNKS)
     behind = advise(recorded, setup)
-    device = GroupDevice(CHUNKS, setup.device_blocks)
-    result = replay_groups(WORKLOAD, CPUOffloadingManager(512, 200, "lru"), CHUNKS, device=device)
-    assert behind.facts.asked == result.asked < behind.whole
-    assert behind.cell("lru").saved_tokens == result.hits
+    device = DeviceCache(setup.device_blocks, CHUNKS)
+    manager = CPUOffloadingManager(512, 200, "lru")
+    result = replay(WORKLOAD, manager, groups=CHUNKS, device=device)
+    assert behind.facts.asked_tokens == result.asked_tokens < behind.all_tokens
+    assert behind.cell("lru").saved_tokens == result.loaded_tokens
     assert 0 < behind.device_hit_ratio < 1
 
 
@@ -322,9 +325,7 @@ def test_reuse_is_of_the_slots_that_a_block_takes(groups, slots, what):
 @pytest.mark.parametrize(("block", "chunk"), [(16, 32), (544, 1), (4096, 1)])
 def test_the_configuration_has_the_chunk_that_slots_are_counted_for(block, chunk):
     layout = GroupLayout((Group("full", 1, block), Group("window", 1, block, 128)), 4096)
-    extra = vllm_arguments("lru", 2**30, 512, GroupChunks.of(layout, 512))[
-        "kv_connector_extra_config"
-    ]
+    extra = vllm_arguments("lru", 2**30, GroupChunks.of(layout, 512))["kv_connector_extra_config"]
     assert extra["blocks_per_chunk"] == chunk
     assert "block_size" not in extra
 

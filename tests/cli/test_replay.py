@@ -32,11 +32,11 @@ def expected(requests, policy, capacity, block_tokens=512):
     return {
         "requests": result.requests,
         "blocks": result.blocks,
-        "hits": result.hits,
+        "hits": result.hit_blocks,
         "hit_ratio": result.hit_ratio,
         "token_hit_ratio": result.token_hit_ratio,
-        "stored": result.stored,
-        "evicted": result.evicted,
+        "stored": result.stored_slots,
+        "evicted": result.evicted_slots,
         "refused": result.refused,
         "not_admitted": result.not_admitted,
     }
@@ -229,14 +229,15 @@ def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys, monkeypatch
     monkeypatch.delenv("COLUMNS", raising=False)
     from kvoffload.cli._replay_result import Cell, print_cells
     from kvoffload.cli._sources import BlockSize, Source
-    from kvoffload.replay import ReplayResult
+    from kvoffload.replay import GroupChunks, ReplayResult
 
-    unknown = BlockSize(None, None)
+    unknown, plain = BlockSize(None, None), GroupChunks.of_blocks()
     source = Source("t", ())
-    print_cells(source, [Cell("lru", "5", 5, ReplayResult(not_admitted=1234))], unknown, None, 0)
+    cell = Cell("lru", "5", 5, ReplayResult(not_admitted=1234))
+    print_cells(source, [cell], unknown, None, 0, groups=plain)
     assert "admitted" in (out := capsys.readouterr().out)
     assert "1,234" in out
-    print_cells(source, [Cell("lru", "5", 5, ReplayResult())], unknown, None, 0)
+    print_cells(source, [Cell("lru", "5", 5, ReplayResult())], unknown, None, 0, groups=plain)
     assert "admitted" not in capsys.readouterr().out
 
 

@@ -81,7 +81,7 @@ def test_ceilings_are_rows_wherever_policies_are_compared(kvoffload, trace):
         for row in found(kvoffload(command, trace, *arguments))["results"]:
             counts = simulate(decoded, decoded.keys(), row["policy"], 99, device_hits=front)
             assert (row["hits"], row["asked"], row["stored"]) == (
-                counts.hits, counts.asked, counts.stored
+                counts.hit_blocks, counts.asked_blocks, counts.stored_slots
             )  # fmt: skip
             assert (row["evicted"] is None) == (row["policy"] != "lru")
     table = kvoffload("replay", trace, *arguments[:-2], "--quiet").out

@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 from kvoffload.policies import registry
-from kvoffload.replay.decoded import DecodedTrace
-from kvoffload.replay.protocol import serve_all
+from kvoffload.replay.groups import GroupChunks
+from kvoffload.replay.requests import DecodedTrace
+from kvoffload.replay.simulate import Serving
 from kvoffload.traces import Request
 from tests.differential.pairs import Pair, Twins, require_equal
 from tests.differential.workloads import GENERATED
+
+
+def serve_all(manager, keys: list[bytes], trace: DecodedTrace, first: np.ndarray) -> np.ndarray:
+    return Serving(manager, trace, keys, GroupChunks.of_blocks(1)).hits(
+        slice(0, trace.num_requests), first
+    )
 
 
 def decoded(rows: list[list[int]]) -> DecodedTrace:

@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vllm-env --engine")
 
 from kvoffload import CPUOffloadingManager
-from kvoffload.replay import Group, GroupChunks, GroupLayout, replay_groups
-from kvoffload.replay.group_replay import GroupServer, group_key
-from kvoffload.replay.timed import BlockKeys
+from kvoffload.replay import Group, GroupChunks, GroupLayout, GroupServer, group_key, replay
+from kvoffload.replay.requests import BlockKeys
 from kvoffload.traces import Request, Trace
 from tests.engine.load import Client, plan
 from tests.engine.metrics import Metrics
@@ -135,13 +134,13 @@ def test_the_recording_tells_each_prompt_s_blocks_and_whether_it_goes_on_behind_
 
 
 def test_the_recording_replays_by_the_rule_to_the_engine_s_own_hits(served):
-    result = replay_groups(served.trace, served.new_manager(), served.chunks)
-    assert result.hits == served.metrics.loaded_tokens
-    assert result.hits == sum(answer.cached_tokens for answer in served.answers)
-    assert result.stored == served.exported.value("vllm:kvoffload_stored_blocks_total")
-    assert result.evicted == served.exported.value("vllm:kvoffload_evicted_blocks_total")
-    assert result.hits > 20 * served.block_tokens
-    assert result.evicted > served.setting.num_slots
+    result = replay(served.trace, served.new_manager(), groups=served.chunks)
+    assert result.loaded_tokens == served.metrics.loaded_tokens
+    assert result.loaded_tokens == sum(answer.cached_tokens for answer in served.answers)
+    assert result.stored_slots == served.exported.value("vllm:kvoffload_stored_blocks_total")
+    assert result.evicted_slots == served.exported.value("vllm:kvoffload_evicted_blocks_total")
+    assert result.loaded_tokens > 20 * served.block_tokens
+    assert result.evicted_slots > served.setting.num_slots
 
 
 def test_the_watch_counts_what_windows_and_states_kept_from_being_loaded(served):
@@ -156,10 +155,10 @@ def test_the_watch_counts_what_windows_and_states_kept_from_being_loaded(served)
         asks = (request.input_length - 1) // size if has_states else len(hashes)
         had = manager.lookup([group_key(block_hash, full) for block_hash in hashes[:asks]])
         one = server.serve(hashes, request.input_length)
-        server.complete(one)
+        one.complete()
         asked += len(hashes)
-        hits += one.hits // size
-        kept += had * size - one.hits
+        hits += one.hit_tokens // size
+        kept += had * size - one.hit_tokens
     assert kept > 10 * size
     assert served.exported.value("vllm:kvoffload_tail_missed_tokens_total") == kept
     assert served.exported.value("vllm:kvoffload_asked_blocks_total") == asked

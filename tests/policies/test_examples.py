@@ -408,7 +408,7 @@ def test_it_hits_what_the_textbook_version_hits(name: str, capacity: int) -> Non
     textbook = TEXTBOOKS[name](capacity)
     found, expected = [], []
     for block in asked:
-        found.append(replay([Request(0, 0, 0, (block,))], manager).hits == 1)
+        found.append(replay([Request(0, 0, 0, (block,))], manager).hit_blocks == 1)
         expected.append(textbook.ask(block))
     assert 300 < sum(expected) < 2900
     differing = [
@@ -440,14 +440,14 @@ def test_lru_1_is_lru() -> None:
         own = CPUOffloadingManager(16, capacity, LRUK(capacity, k=1))
         lru = CPUOffloadingManager(16, capacity, "lru")
         singles = [Request(0, 0, 0, (block,)) for block in single_blocks(1, 1500)]
-        assert replay(singles, own).hits == replay(singles, lru).hits
+        assert replay(singles, own).hit_blocks == replay(singles, lru).hit_blocks
 
 
 def test_gdsf_hits_what_lfu_hits_while_no_count_is_at_its_end() -> None:
     workload = list(Workload(300, seed=2))
     own = replay(workload, CPUOffloadingManager(16, 400, GDSF(400)))
     lfu = replay(workload, CPUOffloadingManager(16, 400, "lfu"))
-    assert own.hits == pytest.approx(lfu.hits, rel=0.02)
+    assert own.hit_blocks == pytest.approx(lfu.hit_blocks, rel=0.02)
 
 
 def test_random_takes_each_block_as_often_and_the_same_by_one_seed() -> None:
@@ -529,9 +529,9 @@ def test_the_finish_of_a_request_changes_nothing(name: str) -> None:
 def test_it_works_after_a_reset_as_before(name: str) -> None:
     workload = list(Workload(80, seed=4))
     manager = CPUOffloadingManager(16, 200, MAKE[name](cache_capacity=200))
-    first = replay(workload, manager).hits
+    first = replay(workload, manager).hit_blocks
     manager.reset_cache()
-    assert replay(workload, manager).hits == first > 0
+    assert replay(workload, manager).hit_blocks == first > 0
 
 
 # -- options and the command ---------------------------------------------------------------------

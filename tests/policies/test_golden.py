@@ -135,4 +135,4 @@ def test_every_policy_has_tests_of_its_own(policy: str) -> None:
 def test_ceilings(name: str, policy: str, capacity: int) -> None:
     trace = decoded(name)
     found = simulate(trace, [], policy, capacity, device_hits=device_hits(trace, 0))
-    assert (found.hits, found.stored) == GOLDEN[name, policy, capacity][:2]
+    assert (found.hit_blocks, found.stored_slots) == GOLDEN[name, policy, capacity][:2]

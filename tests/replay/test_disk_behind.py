@@ -41,7 +41,7 @@ def test_host_memory_hits_as_without_a_disk(policy: str) -> None:
     alone = simulate(trace, trace.keys(), policy, 482, device_hits=device_hits(trace, 0))
     # A disk that holds nothing: what follows a miss in host memory is not looked up.
     both = tiers(trace, policy, 482, 0)
-    assert (both.host_hits, both.host_stored) == (alone.hits, alone.stored)
+    assert (both.host_hits, both.host_stored) == (alone.hit_blocks, alone.stored_slots)
     assert both.disk_hits == both.disk_stored == 0
 
 

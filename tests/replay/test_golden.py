@@ -48,7 +48,7 @@ def trace(name: str) -> Trace:
 
 
 def counts(result):
-    return (result.hits, result.stored, result.evicted, result.refused)
+    return (result.hit_blocks, result.stored_slots, result.evicted_slots, result.refused)
 
 
 @pytest.mark.parametrize(("name", "policy", "capacity"), GOLDEN)

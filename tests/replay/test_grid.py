@@ -13,6 +13,7 @@ from kvoffload.replay import (
     Cell,
     DecodedTrace,
     GridWork,
+    GroupChunks,
     ResultsFile,
     device_hits,
     run_grid,
@@ -20,6 +21,7 @@ from kvoffload.replay import (
 )
 from kvoffload.traces import Workload
 
+BLOCKS = GroupChunks.of_blocks(512)
 CELLS = [
     Cell(policy, capacity, device, pending)
     for policy in ("lru", "belady", "infinite")
@@ -51,7 +53,7 @@ def test_every_cell_is_what_a_simulation_gives(trace) -> None:
 
 
 def test_processes_give_the_same(trace) -> None:
-    work = GridWork(trace, CELLS, block_tokens=512)
+    work = GridWork(trace, CELLS, groups=BLOCKS)
     alone = dict(run_grid(1, work))
     assert dict(run_grid(2, work)) == alone
     assert set(alone) == set(CELLS)
@@ -130,14 +132,14 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_counts_that_no_replay_of_the_trace_can_have_are_not_used(trace, tmp_path, name) -> None:
     path = tmp_path / "results.jsonl"
-    [(cell, [counts])] = run_grid(1, GridWork(trace, CELLS[:1], block_tokens=512))
-    ResultsFile(path, trace, 512).add(cell, counts)
+    [(cell, [counts])] = run_grid(1, GridWork(trace, CELLS[:1], groups=BLOCKS))
+    ResultsFile(path, trace, BLOCKS).add(cell, counts)
     row = json.loads(path.read_text())
     for value in ("3", None, 1.5, True, *IMPOSSIBLE[name]):
         path.write_text(json.dumps(row | {"counts": row["counts"] | {name: value}}) + "\n")
-        assert ResultsFile(path, trace, 512).read(CELLS) == {}, value
+        assert ResultsFile(path, trace, BLOCKS).read(CELLS) == {}, value
     path.write_text(json.dumps(row) + "\n")
-    assert ResultsFile(path, trace, 512).read(CELLS) == {cell: counts}
+    assert ResultsFile(path, trace, BLOCKS).read(CELLS) == {cell: counts}
     assert ResultsFile(path, trace).read(CELLS) == {}
 
 
@@ -145,11 +147,11 @@ def test_counts_that_no_replay_of_the_trace_can_have_are_not_used(trace, tmp_pat
 def test_what_a_replay_gives_is_possible(trace, tmp_path, policy) -> None:
     path = tmp_path / "results.jsonl"
     cells = [Cell(policy, *rest) for rest in itertools.product((1, 40), (0, 100), (0, 3))]
-    work = GridWork(trace, cells, block_tokens=512)
+    work = GridWork(trace, cells, groups=BLOCKS)
     found = {cell: counts for cell, (counts,) in run_grid(1, work)}
     for cell, counts in found.items():
-        ResultsFile(path, trace, 512).add(cell, counts)
-    assert ResultsFile(path, trace, 512).read(cells) == found
+        ResultsFile(path, trace, BLOCKS).add(cell, counts)
+    assert ResultsFile(path, trace, BLOCKS).read(cells) == found
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")

@@ -13,13 +13,12 @@ from kvoffload.replay import (
     GridWork,
     Group,
     GroupChunks,
-    GroupDevice,
     GroupLayout,
     GroupServer,
     device_hits,
-    group_device_tokens,
+    device_hits_and_junctions,
     group_key,
-    replay_groups,
+    replay,
     run_grid,
     simulate,
     simulate_requests,
@@ -285,31 +284,31 @@ def system_prompt(number: int = 40) -> list[Request]:
     ],
 )
 def test_a_shared_system_prompt_on_a_cold_cache(groups, retention, hit_tokens) -> None:
-    result = replay_groups(
-        system_prompt(), CPUOffloadingManager(16, 100_000), bound(*groups, retention=retention)
-    )
-    assert result.hits == 39 * hit_tokens
-    assert result.asked == 40 * 4480
+    chunks = bound(*groups, retention=retention)
+    result = replay(system_prompt(), CPUOffloadingManager(16, 100_000), groups=chunks)
+    assert result.loaded_tokens == 39 * hit_tokens
+    assert result.asked_tokens == 40 * 4480
     if hit_tokens:
         assert result.hit_ratio == pytest.approx(0.891, abs=1e-3)
 
 
 def test_a_junction_makes_the_third_prompt_hit() -> None:
     chunks = bound(FULL, WINDOW)
-    device = GroupDevice(chunks, 100_000)
+    device = DeviceCache(100_000, chunks)
     requests = system_prompt(4)
     asked = [device.ask(request.hash_ids, 4480) for request in requests]
-    assert asked == [(0, 0), (0, 4096), (4096, 0), (4096, 0)]
+    assert asked == [(0, 0), (0, 256), (256, 0), (256, 0)]
 
 
 def test_the_accelerators_cache_forgets_the_least_recent() -> None:
     trace = DecodedTrace.of(system_prompt(3))
     chunks = bound(FULL)
-    assert group_device_tokens(trace, chunks, 0).tolist() == [[0, 0]] * 3
-    found = group_device_tokens(trace, chunks, 300)[:, 0]
-    assert found.tolist() == (16 * device_hits(trace, 300)).tolist()
-    assert DeviceCache(300).ask(()) == 0
-    assert GroupDevice(chunks, 0).ask((1, 2), 33) == (0, 0)
+    for none in device_hits_and_junctions(trace, 0, chunks):
+        assert none.tolist() == [0] * 3
+    found = device_hits(trace, 300, chunks)
+    assert found.tolist() == device_hits(trace, 300).tolist()
+    assert DeviceCache(300).ask(()) == (0, 0)
+    assert DeviceCache(0, chunks).ask((1, 2), 33) == (0, 0)
 
 
 @pytest.mark.parametrize("policy", registry.names())
@@ -321,9 +320,9 @@ def test_every_policy_replays_groups(policy: str) -> None:
     for request in system_prompt(60):
         hashes = [b"%d" % block for block in request.hash_ids]
         served = server.serve(hashes, 4480)
-        server.complete(served)
-        hits += served.hits
-        stored += len(served.stored)
+        served.complete()
+        hits += served.hit_tokens
+        stored += len(served.to_store)
         evicted += len(served.evicted)
         not_admitted += served.not_admitted
         assert all(len(call) for call in served.offered)
@@ -344,15 +343,15 @@ def test_a_subclass_of_a_policy_is_served_as_the_policy(policy: str) -> None:
         hashes = [b"%d" % block for block in request.hash_ids]
         first, second = (server.serve(hashes, 4480) for server in servers)
         assert first == second
-        servers[0].complete(first)
-        servers[1].complete(second)
+        first.complete()
+        second.complete()
 
 
 def test_the_head_of_a_request_is_the_most_recent() -> None:
     chunks = bound(FULL, WINDOW)
     manager = CPUOffloadingManager(16, 8, "lru")
     server = GroupServer(chunks, manager)
-    server.complete(server.serve([b"a", b"b", b"c", b"d"], 65))
+    server.serve([b"a", b"b", b"c", b"d"], 65).complete()
     served = server.serve([b"x"], 17)  # one chunk of each group, and one slot is free
     assert served.evicted == [group_key(b"d", 1)]
 
@@ -360,27 +359,25 @@ def test_the_head_of_a_request_is_the_most_recent() -> None:
 def test_a_refused_call_is_refused_whole() -> None:
     server = GroupServer(bound(FULL, WINDOW), CPUOffloadingManager(16, 4, "lru"))
     served = server.serve([b"a", b"b", b"c"], 49)
-    assert (served.refused, served.stored) == (1, [])
+    assert (served.refused, served.to_store) == (1, [])
 
 
 def test_simulations_and_grids_count_as_the_replay_does() -> None:
     requests = system_prompt(12)
     trace = DecodedTrace.of(requests)
     chunks = bound(FULL, WINDOW, retention=512)
-    front = group_device_tokens(trace, chunks, 0)
-    result = replay_groups(requests, CPUOffloadingManager(16, 350), chunks)
+    front = device_hits(trace, 0)
+    result = replay(requests, CPUOffloadingManager(16, 350), groups=chunks)
     counts = simulate(trace, trace.keys(), "lru", 350, device_hits=front, groups=chunks)
-    assert (counts.asked, counts.hits) == (result.asked, result.hits)
-    assert (counts.stored, counts.evicted) == (result.stored, result.evicted)
-    assert counts.token_hit_ratio == result.token_hit_ratio
+    assert counts == result
     of_each = simulate_requests(trace, trace.keys(), "lru", 350, device_hits=front, groups=chunks)
-    assert of_each.sum() == result.hits
+    assert of_each.sum() == result.loaded_tokens
     cells = [Cell("lru", 350), Cell("infinite", 0), Cell("belady", 350)]
     found = dict(run_grid(1, GridWork(trace, cells, groups=chunks)))
     assert found[cells[0]] == [counts]
     (unbounded,), (belady,) = found[cells[1]], found[cells[2]]
-    assert counts.hits <= unbounded.hits <= trace.lengths.sum()
-    assert belady.hits >= counts.hits
+    assert counts.loaded_tokens <= unbounded.loaded_tokens <= trace.lengths.sum()
+    assert belady.loaded_tokens >= counts.loaded_tokens
     assert belady.hit_tokens is None
 
 
@@ -388,19 +385,19 @@ def test_tokens_hit_are_those_of_prompts_of_known_length() -> None:
     prompt = tuple(range(8))
     requests = [Request(0, length, 0, prompt) for length in (0, 129, 0, 0, 129)]
     chunks = bound(FULL, WINDOW)
-    result = replay_groups(requests, CPUOffloadingManager(16, 100), chunks)
-    assert (result.hits, result.hit_tokens, result.tokens) == (4 * 128, 2 * 128, 2 * 129)
+    result = replay(requests, CPUOffloadingManager(16, 100), groups=chunks)
+    assert (result.loaded_tokens, result.hit_tokens, result.tokens) == (4 * 128, 2 * 128, 2 * 129)
     trace = DecodedTrace.of(requests)
-    front = group_device_tokens(trace, chunks, 0)
+    front = device_hits(trace, 0)
     counts = simulate(trace, trace.keys(), "lru", 100, device_hits=front, groups=chunks)
-    assert (counts.hits, counts.hit_tokens, counts.tokens) == (4 * 128, 2 * 128, 2 * 129)
+    assert (counts.loaded_tokens, counts.hit_tokens, counts.tokens) == (4 * 128, 2 * 128, 2 * 129)
 
 
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 def test_lengths_are_added_without_overflow(policy: str) -> None:
     trace = DecodedTrace.of(Request(0, 2**62, 0, (1, 2)) for _ in range(4))
     chunks = bound(FULL, WINDOW)
-    front = group_device_tokens(trace, chunks, 0)
+    front = device_hits(trace, 0)
     counts = simulate(trace, trace.keys(), policy, 10, device_hits=front, groups=chunks)
     assert counts.tokens == 2**64
 
@@ -410,10 +407,11 @@ def test_full_groups_with_chunks_of_several_sizes_do_not_share_alike() -> None:
     chunks = bound(FULL, Group("full", 12, 32))
     requests = [Request(0, 64, 0, (1, 2, 3, 4)) for _ in range(5)]
     trace = DecodedTrace.of(requests)
-    front = group_device_tokens(trace, chunks, 0)
+    front = device_hits(trace, 0)
 
     def hits(policy: str, chunks: GroupChunks) -> int:
-        return simulate(trace, trace.keys(), policy, 6, device_hits=front, groups=chunks).hits
+        result = simulate(trace, None, policy, 6, device_hits=front, groups=chunks)
+        return result.loaded_tokens
 
     assert hits("lru", chunks) == 4 * 64 <= hits("belady", chunks)
     assert hits("belady", bound(FULL, FULL)) == 4 * 48  # three slots each
@@ -423,24 +421,24 @@ def test_a_ceiling_counts_the_slots_of_every_full_group() -> None:
     trace = DecodedTrace.of(Request(0, 64, 0, (1, 2, 3, 4)) for _ in range(5))
     for groups, slots in ((FULL,), 4), ((FULL, FULL), 8):
         chunks = bound(*groups)
-        front = group_device_tokens(trace, chunks, 0)
+        front = device_hits(trace, 0)
         counts = simulate(trace, trace.keys(), "belady", 100, device_hits=front, groups=chunks)
-        assert counts.stored == slots
+        assert counts.stored_slots == slots
 
 
 def test_what_is_refused_or_not_admitted_is_counted() -> None:
     trace = DecodedTrace.of(system_prompt(6))
     chunks = bound(FULL, WINDOW)
-    front = group_device_tokens(trace, chunks, 0)
+    front = device_hits(trace, 0)
     for policy in ("lru", "hit-density"):
         manager = CPUOffloadingManager(16, 300, policy)
-        result = replay_groups(system_prompt(6), manager, chunks)
+        result = replay(system_prompt(6), manager, groups=chunks)
         counts = simulate(trace, trace.keys(), policy, 300, device_hits=front, groups=chunks)
         assert counts.refused == result.refused
         assert counts.not_admitted == result.not_admitted
     assert result.not_admitted > 0
     tiny = simulate(trace, trace.keys(), "lru", 4, device_hits=front, groups=chunks)
-    assert (tiny.refused, tiny.stored) == (6, 0)
+    assert (tiny.refused, tiny.stored_slots) == (6, 0)
 
 
 def test_a_grid_of_groups_in_other_processes() -> None:
@@ -458,6 +456,6 @@ def test_without_a_full_group_belady_bounds_nothing() -> None:
             trace.keys(),
             "belady",
             10,
-            device_hits=group_device_tokens(trace, chunks, 0),
+            device_hits=device_hits(trace, 0),
             groups=chunks,
         )

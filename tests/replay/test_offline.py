@@ -116,7 +116,7 @@ def test_no_manager_exceeds_belady_behind_an_accelerator(chained: bool) -> None:
             assert best == found, list(trace.rows())
         for name in names:
             counts = simulate(trace, trace.keys(), name, capacity, device_hits=front)
-            assert counts.hits <= best
+            assert counts.hit_blocks <= best
 
 
 def test_a_block_that_passes_on_the_accelerator_is_stored_again_for_nothing() -> None:
@@ -167,7 +167,7 @@ def test_no_policy_reaches_a_ceiling(policy: str, device_blocks: int) -> None:
     keys, front = trace.keys(), device_hits(trace, device_blocks)
     for capacity in (50, 500, 3000):
         found = [
-            simulate(trace, keys, name, capacity, device_hits=front).hits
+            simulate(trace, keys, name, capacity, device_hits=front).hit_blocks
             for name in (policy, *CEILINGS)
         ]
         assert found == sorted(found)
@@ -186,10 +186,10 @@ def test_simulation_without_delay_or_device_is_the_replay() -> None:
     for policy in ("lru", "arc"):
         found = simulate(trace, trace.keys(), policy, 400, device_hits=nothing(trace))
         result = replay(workload, CPUOffloadingManager(1, 400, policy))
-        assert (found.hits, found.stored, found.evicted, found.refused) == (
-            result.hits,
-            result.stored,
-            result.evicted,
+        assert (found.hit_blocks, found.stored_slots, found.evicted_slots, found.refused) == (
+            result.hit_blocks,
+            result.stored_slots,
+            result.evicted_slots,
             result.refused,
         )
         assert found.hit_ratio == result.hit_ratio
@@ -198,7 +198,7 @@ def test_simulation_without_delay_or_device_is_the_replay() -> None:
 def test_a_store_in_flight_cannot_be_hit() -> None:
     trace = trace_of((1,), (1,), (1,), (1,))
     found = [
-        simulate(trace, trace.keys(), "lru", 4, device_hits=nothing(trace), pending=pending).hits
+        simulate(trace, None, "lru", 4, device_hits=nothing(trace), pending=pending).hit_blocks
         for pending in (0, 1, 2, 9)
     ]
     assert found == [3, 2, 1, 0]
@@ -209,14 +209,14 @@ def test_the_device_is_asked_before_the_manager() -> None:
     front = device_hits(trace, 2)
     found = simulate(trace, trace.keys(), "lru", 4, device_hits=front)
     assert front.tolist() == [0, 0, 0, 2]
-    assert (found.asked, found.hits, found.hit_ratio) == (6, 2, 2 / 6)
+    assert (found.asked_blocks, found.hit_blocks, found.hit_ratio) == (6, 2, 2 / 6)
 
 
 def test_requests_without_blocks_count_nothing() -> None:
     trace = trace_of((), (7,), (), (7,))
     assert infinite_hits(trace, nothing(trace)) == 1
     assert belady(trace, 1, nothing(trace)) == (1, 1)
-    assert simulate(trace, trace.keys(), "lru", 1, device_hits=nothing(trace)).hits == 1
+    assert simulate(trace, trace.keys(), "lru", 1, device_hits=nothing(trace)).hit_blocks == 1
 
 
 def test_a_shared_trace_is_the_same() -> None:
@@ -247,5 +247,6 @@ def test_parts_add_up_to_the_whole_and_the_cache_goes_on_between_them(parts: int
     )
     assert len(found) == parts
     assert max(part.requests for part in found) - min(part.requests for part in found) <= 1
-    for name in ("requests", "blocks", "asked", "hits", "stored", "evicted", "refused"):
-        assert sum(getattr(part, name) for part in found) == getattr(whole, name)
+    for name, count in whole.as_row().items():
+        if count is not None:
+            assert sum(part.as_row()[name] for part in found) == count

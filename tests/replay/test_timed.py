@@ -7,7 +7,7 @@ import pytest
 
 from kvoffload import BlockNotFoundError, CPUOffloadingManager, OffloadingManager
 from kvoffload.replay import Selection, replay
-from kvoffload.replay.timed import BlockKeys
+from kvoffload.replay.requests import BlockKeys
 from kvoffload.traces import Request, Workload
 
 
@@ -84,25 +84,25 @@ def test_calls_in_the_order_of_an_engine():
         ("complete_store", []),
     ]
     assert (result.requests, result.blocks, result.tokens) == (4, 8, 170)
-    assert (result.hits, result.hit_tokens, result.stored) == (1, 20, 3)
-    assert (result.evicted, result.refused, result.not_admitted) == (0, 1, 0)
+    assert (result.hit_blocks, result.hit_tokens, result.stored_slots) == (1, 20, 3)
+    assert (result.evicted_slots, result.refused, result.not_admitted) == (0, 1, 0)
     assert result.times.count == 4
     assert result.manager_seconds > 0
     assert result.blocks_per_second == pytest.approx(8 / result.manager_seconds)
-    with pytest.warns(DeprecationWarning, match="called manager_seconds; the name goes in 0.4"):
-        assert result.seconds == result.manager_seconds
+    with pytest.warns(DeprecationWarning, match="hits is called hit_blocks or loaded_tokens"):
+        assert result.hits == result.hit_blocks
 
 
 def test_counts_what_the_manager_counts():
     manager = CPUOffloadingManager(16, 500, "arc")
     result = replay(Workload(400), manager)
     stats = manager.stats()
-    assert result.hits == stats["hit_blocks"]
+    assert result.hit_blocks == stats["hit_blocks"]
     assert result.blocks == stats["lookup_blocks"]
-    assert result.stored == stats["stored_blocks"]
-    assert result.evicted == stats["evicted_blocks"]
+    assert result.stored_slots == stats["stored_blocks"]
+    assert result.evicted_slots == stats["evicted_blocks"]
     assert result.refused == stats["refused_stores"]
-    assert result.hit_ratio == result.hits / result.blocks
+    assert result.hit_ratio == result.hit_blocks / result.blocks
     assert stats["pinned"] == stats["pending"] == 0
 
 
@@ -117,7 +117,7 @@ def test_not_admitted_is_what_the_manager_says():
 def test_hit_tokens_of_a_partial_block_are_not_more_than_the_prompt():
     requests = [Request(0, 30, 1, (1, 2))] * 2
     result = replay(requests, CPUOffloadingManager(16, 9), block_tokens=16)
-    assert result.hits == 2
+    assert result.hit_blocks == 2
     assert result.hit_tokens == 30
     assert result.token_hit_ratio == 0.5
 

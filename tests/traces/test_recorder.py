@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 import weakref
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -40,11 +41,6 @@ def recorded(path):
     return [request.hash_ids for request in Trace(path)]
 
 
-def counters(result):
-    return (result.requests, result.blocks, result.hits, result.stored, result.evicted,
-            result.refused)  # fmt: skip
-
-
 @pytest.mark.parametrize("policy", ["lru", "arc", "lfu"])
 def test_a_recorded_trace_replays_to_the_same_counters(path, policy):
     workload = Workload(800, seed=5)
@@ -53,9 +49,9 @@ def test_a_recorded_trace_replays_to_the_same_counters(path, policy):
         original = replay(workload, recorder)
     assert recorder.log.dropped_requests == 0
     again = replay(Trace(path), CPUOffloadingManager(512, 50, policy))
-    assert counters(again) == counters(original)
+    assert replace(again, tokens=original.tokens) == original
     assert original.refused > 0
-    assert original.evicted > 0
+    assert original.evicted_slots > 0
 
 
 def test_times_and_lengths(path):

@@ -36,7 +36,7 @@ def offloading_config(extra, worker_bytes, workers=1, *, one_copy=False):
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v3"])
 def test_vllm_loads_the_spec_with_as_many_chunks_as_were_replayed(policy, model):
     setup = Setup(8 * 2**30, 512, model_shape(model).bytes_per_token())
-    advised = vllm_arguments(policy, setup.memory, setup.block_tokens)
+    advised = vllm_arguments(policy, setup.memory, setup.chunks)
     assert advised["kv_connector"] == "OffloadingConnector"
     extra = advised["kv_connector_extra_config"]
     assert isinstance(extra, dict)
@@ -53,7 +53,7 @@ def test_cpu_bytes_to_use_is_the_memory_of_all_workers_together(workers, one_cop
     """vLLM's own spec: where each has a part of a block, and where all have the same bytes."""
     monkeypatch.setattr(CPUOffloadingSpec, "_uses_shared_region", lambda _: one_copy)
     setup = Setup(8 * 2**30, 512, 2**17)
-    extra = vllm_arguments("lru", setup.memory, setup.block_tokens)["kv_connector_extra_config"]
+    extra = vllm_arguments("lru", setup.memory, setup.chunks)["kv_connector_extra_config"]
     of_one = setup.token_bytes if one_copy else setup.token_bytes // workers
     spec = CPUOffloadingSpec(offloading_config(extra, of_one, workers, one_copy=one_copy))
     assert spec.num_chunks == setup.capacity(setup.memory) == 128

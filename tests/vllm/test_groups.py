@@ -47,12 +47,11 @@ from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.policies import registry
 from kvoffload.replay import (
+    DeviceCache,
     Group,
     GroupChunks,
-    GroupDevice,
     GroupLayout,
     GroupServer,
-    StepServer,
     group_key,
 )
 from tests.vllm.conftest import SEED
@@ -321,37 +320,24 @@ class Prompts:
         return prompt
 
 
-def keys_of(places, decided: Decisions, chunks: GroupChunks, hash_tokens: int) -> list[bytes]:
-    return [
-        group_key(
-            decided.hashes[(place.chunk + 1) * chunks.chunk_tokens[place.group] // hash_tokens - 1],
-            place.group,
-        )
-        for place in places
-    ]
-
-
 def differences(engine: Engine, server: GroupServer, prompt: list[int]) -> list[str]:
     """Serve a prompt with both and name what differs."""
-    chunks = server.chunks
+    chunks = server.groups
     decided = engine.serve(prompt)
     stride = chunks.block_tokens // engine.hash_tokens
     served = server.serve(
         decided.hashes[stride - 1 :: stride], len(prompt), decided.local, decided.junction
     )
-    server.complete(served)
-
-    def keys(places):
-        return keys_of(places, decided, chunks, engine.hash_tokens)
+    served.complete()
 
     def once(calls):
         return [call for call, _ in itertools.groupby(calls)]  # what was refused comes again
 
     pairs = {
-        "hit": (decided.hit, served.hits),
-        "loaded": (decided.loaded, keys(served.loaded)),
-        "offered": (once(decided.offered), once([keys(call) for call in served.offered])),
-        "stored": (decided.stored, served.stored),
+        "hit": (decided.hit, served.hit_tokens),
+        "loaded": (decided.loaded, served.loaded),
+        "offered": (once(decided.offered), once(served.offered)),
+        "stored": (decided.stored, served.to_store),
         "evicted": (decided.evicted, served.evicted),
     }
     engine.hit_tokens += decided.hit
@@ -544,22 +530,22 @@ def test_what_a_finish_passes_over_can_be_evicted(tmp_path):
 def test_blocks_of_one_full_group_step_by_step(
     tmp_path, policy, num_chunks, step_tokens, on_device
 ):
-    """`StepServer` decides as vLLM about prompts that are close to memory, or larger."""
+    """Blocks are decided on as in vLLM for prompts that are close to memory, or larger."""
     chunks = GroupChunks.of(layout("full"), BLOCK, 0, step_tokens=step_tokens)
     extra = {"eviction_policy": policy, **SPECS["vllm"]}
     gpu_blocks = 150 if on_device else 2000
     engine = Engine(tmp_path, chunks, num_chunks, extra, gpu_blocks, in_steps=True)
     manager = CPUOffloadingManager(BLOCK, num_chunks, policy)
-    server = StepServer(manager, BLOCK, step_tokens)
+    server = GroupServer(GroupChunks.of_blocks(BLOCK, step_tokens=step_tokens), manager)
     prompts = Prompts(random.Random(SEED), 1200)
     refused = evicted = 0
     for _ in range(80):
         prompt = prompts.next()
         decided = engine.serve(prompt)
         keys = [group_key(block, 0) for block in decided.hashes[: len(prompt) // BLOCK]]
-        served = server.serve(keys, decided.local // BLOCK)
-        server.complete(served.to_store)
-        assert served.hits * BLOCK == decided.hit
+        served = server.serve(keys, BLOCK * len(keys), decided.local)
+        served.complete()
+        assert served.hit_tokens == decided.hit
         assert served.to_store == decided.stored
         assert served.evicted == decided.evicted
         refused += served.refused
@@ -579,7 +565,7 @@ def test_the_accelerators_cache(tmp_path, name):
     extra = {"eviction_policy": OWN_POLICY, **SPECS["vllm"]}
     engine = Engine(tmp_path, chunks, 150, extra, 250)
     server = GroupServer(chunks, CPUOffloadingManager(16, 150, OWN_POLICY))
-    device = GroupDevice(chunks, 249)  # a block of vLLM's is always empty
+    device = DeviceCache(249, chunks)  # a block of vLLM's is always empty
     prompts = Prompts(random.Random(7), 700)
     theirs = ours = 0
     for _ in range(120):
@@ -587,10 +573,10 @@ def test_the_accelerators_cache(tmp_path, name):
         decided = engine.serve(prompt)
         stride = chunks.block_tokens // engine.hash_tokens
         hashes = decided.hashes[stride - 1 :: stride]
-        local, junction = device.ask(hashes, len(prompt))
+        local, junction = (16 * blocks for blocks in device.ask(hashes, len(prompt)))
         served = server.serve(hashes, len(prompt), local, junction)
-        server.complete(served)
+        served.complete()
         theirs += decided.local + decided.hit
-        ours += local + served.hits
+        ours += local + served.hit_tokens
     assert theirs
     assert ours == pytest.approx(theirs, rel=0.05)

@@ -1,12 +1,13 @@
-"""A trace decoded once, as arrays, for many replays of it."""
+"""The requests of a replay: part of a trace, decoded once or not, and the keys of its blocks."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy.typing as npt
 
 from kvoffload import BlockHash
 from kvoffload.traces import Request
+
+__all__ = ["BlockKeys", "DecodedTrace", "Selection"]
 
 PROGRESS_REQUESTS = 256  # between two calls of the progress function
 
@@ -94,6 +97,87 @@ class DecodedTrace:
         for start, end in itertools.pairwise(self.starts.tolist()):
             yield self.blocks[start:end].tolist()
 
+    def hashes(self, keys: npt.NDArray[np.object_], part: slice) -> Iterator[list[BlockHash]]:
+        """Yield the blocks of a slice of the requests as items of `keys`, one per distinct block.
+
+        Numpy looks up those of many requests at once.
+        """
+        for first in range(part.start, part.stop, PROGRESS_REQUESTS):
+            last = min(first + PROGRESS_REQUESTS, part.stop)
+            ends = self.starts[first : last + 1].tolist()
+            found = keys[self.blocks[ends[0] : ends[-1]]].tolist()
+            for start, end in itertools.pairwise(ends):
+                yield found[start - ends[0] : end - ends[0]]
+
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name: ``DecodedTrace(**trace.arrays())`` equals the trace."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+class BlockKeys(dict[int, BlockHash]):
+    """A map from block ids to block hashes: id ``i`` to the 32 bytes ``sha256(str(i))``.
+
+    Hashes are cached for at most `REMEMBERED` ids, so that a trace larger than memory does not
+    fill it with keys.
+    """
+
+    REMEMBERED = 2**18
+
+    def __missing__(self, hash_id: int) -> BlockHash:
+        if len(self) >= self.REMEMBERED:
+            self.clear()
+        key = self[hash_id] = BlockHash(sha256(b"%d" % hash_id).digest())
+        return key
+
+    def of(self, request: Request) -> list[BlockHash]:
+        """Return the block hashes of a request."""
+        return [self[hash_id] for hash_id in request.hash_ids]
+
+
+class Selection:
+    """The first requests of a trace, with all of their blocks or the full ones only.
+
+    Parameters
+    ----------
+    requests : iterable of Request
+        The trace.
+    limit : int or None
+        Most requests; None for all.
+    full_block_tokens : int or None
+        Where given, the block size, tokens: a prompt keeps its first ``input_length //
+        full_block_tokens`` blocks, because an engine stores no partly filled block. A
+        prompt of unknown length keeps all.
+    cut_length : bool
+        Whether a prompt that loses a block becomes as long as those that it keeps.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        *,
+        limit: int | None = None,
+        full_block_tokens: int | None = None,
+        cut_length: bool = False,
+    ) -> None:
+        self._requests = requests
+        self._limit = limit
+        self._full_block_tokens = full_block_tokens
+        self._cut_length = cut_length
+
+    def __iter__(self) -> Iterator[Request]:
+        most = None if self._limit is None else min(self._limit, sys.maxsize)
+        chosen = itertools.islice(self._requests, most)
+        if self._full_block_tokens is None:
+            return chosen
+        return map(self._cut, chosen)
+
+    def _cut(self, request: Request) -> Request:
+        block_tokens = self._full_block_tokens or 1
+        full = request.input_length // block_tokens
+        if self._cut_length and request.input_length:
+            full = min(full, len(request.hash_ids))
+            length = full * block_tokens
+            return replace(request, input_length=length, hash_ids=request.hash_ids[:full])
+        if request.input_length == 0 or full >= len(request.hash_ids):
+            return request
+        return replace(request, hash_ids=request.hash_ids[:full])

@@ -1,0 +1,221 @@
+"""Results of a replay: what was hit and stored, and how long it took, in constant memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .groups import GroupChunks
+
+__all__ = ["DurationHistogram", "ReplayResult"]
+
+_STEP_BITS = 6
+
+
+class DurationHistogram:
+    """A histogram of durations in steps of at most 1/64 of the duration.
+
+    Percentiles need no list of the durations.
+
+    Below 64 ns each nanosecond has a step of its own; above, each power of two is divided into 64
+    steps. `max` and `total` are exact.
+
+    Attributes
+    ----------
+    count : int
+        Durations so far.
+    total : int
+        Their sum, nanoseconds.
+    max : int
+        The longest, nanoseconds.
+
+    Notes
+    -----
+    After HdrHistogram (Gil Tene).
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0
+        self.max = 0
+        self._counts: dict[int, int] = {}
+
+    def add(self, nanoseconds: int) -> None:
+        """Add one duration, nanoseconds. Complexity: O(1)."""
+        shift = max(0, nanoseconds.bit_length() - _STEP_BITS - 1)
+        step = (shift << _STEP_BITS) + (nanoseconds >> shift)
+        self._counts[step] = self._counts.get(step, 0) + 1
+        self.count += 1
+        self.total += nanoseconds
+        self.max = max(self.max, nanoseconds)
+
+    def percentile(self, percent: float) -> int:
+        """Return the duration, nanoseconds, that `percent` of all do not exceed.
+
+        It is the upper end of the step: at most 1/64 more than the exact one and never more than
+        `max`. 0 if there are none.
+        """
+        wanted = self.count * percent / 100
+        seen = 0
+        for step in sorted(self._counts):
+            seen += self._counts[step]
+            if seen >= wanted:
+                return min(self.max, _upper_end(step))
+        return self.max
+
+
+def _upper_end(step: int) -> int:
+    shift = max(0, (step >> _STEP_BITS) - 1)
+    return ((step - (shift << _STEP_BITS) + 1) << shift) - 1
+
+
+def _renamed(earlier: str, *names: str) -> Any:
+    """Return a deprecated property: the first of the attributes that is known."""
+
+    def value(self: ReplayResult) -> int | None:
+        text = f"ReplayResult.{earlier} is called {' or '.join(names)}; the name goes in 0.5"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return next((found for name in names if (found := getattr(self, name)) is not None), None)
+
+    return property(value)
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """The result of a replay, or of one of its parts.
+
+    A slot holds a block of the trace, or a chunk of any group of a model with several KV groups.
+
+    Attributes
+    ----------
+    requests, blocks : int
+        Requests replayed, and the blocks of all of them.
+    tokens : int
+        Prompt tokens of the requests whose length is known.
+    asked_blocks, hit_blocks : int or None
+        Blocks that the manager was asked for: those from the first one of each request that the
+        accelerator's own cache did not have. And those of them that it had. None of a model with
+        several groups, whose hits may end within a block.
+    asked_tokens, loaded_tokens : int or None
+        The same in tokens, where a block that a prompt fills partly counts as full and a prompt of
+        unknown length as long as its blocks. None if the block size is not known.
+    hit_tokens : int or None
+        Prompt tokens hit, of the requests whose length is known. None if the block size is not
+        known, and for ``"belady"``, which hits the most blocks and not the most tokens.
+    loaded_slots : int or None
+        Slots loaded for the hits; None for ``"belady"`` over several groups.
+    stored_slots, evicted_slots : int
+        Slots that `prepare_store` filled, and those that it evicted for them. For a ceiling only
+        the former is known; the other counts are 0.
+    refused : int
+        Calls of `prepare_store` that returned None.
+    not_admitted : int
+        Blocks or chunks that the policy did not admit, as counted by the manager's `stats()`; 0 for
+        a manager without that counter.
+    times : DurationHistogram
+        Time spent in the manager, one duration per request; empty if it was not measured.
+    """
+
+    requests: int = 0
+    blocks: int = 0
+    tokens: int = 0
+    asked_blocks: int | None = 0
+    hit_blocks: int | None = 0
+    asked_tokens: int | None = None
+    loaded_tokens: int | None = None
+    hit_tokens: int | None = None
+    loaded_slots: int | None = 0
+    stored_slots: int = 0
+    evicted_slots: int = 0
+    refused: int = 0
+    not_admitted: int = 0
+    times: DurationHistogram = field(default_factory=DurationHistogram, compare=False)
+
+    @classmethod
+    def of(cls, groups: GroupChunks, asked: int, hits: int, **counts: Any) -> ReplayResult:
+        """Return a result from the tokens asked for and hit, as `groups` count tokens."""
+        result = cls(asked_blocks=None, hit_blocks=None, **counts)
+        if groups.is_plain:
+            result.asked_blocks = asked // groups.block_tokens
+            result.hit_blocks = result.loaded_slots = hits // groups.block_tokens
+        if groups.knows_tokens:
+            result.asked_tokens, result.loaded_tokens = asked, hits
+        return result
+
+    @classmethod
+    def of_row(cls, groups: GroupChunks, row: Mapping[str, Any]) -> ReplayResult:
+        """Return the result of which `as_row` returned the counts."""
+        return cls.of(
+            groups,
+            row["asked"] * groups.hit_unit,
+            row["hits"] * groups.hit_unit,
+            requests=row["requests"],
+            blocks=row["blocks"],
+            tokens=row["tokens"],
+            hit_tokens=row["hit_tokens"],
+            loaded_slots=row.get("loaded"),
+            stored_slots=row["stored"],
+            evicted_slots=row["evicted"],
+            refused=row["refused"],
+            not_admitted=row["not_admitted"],
+        )
+
+    asked = _renamed("asked", "asked_blocks", "asked_tokens")
+    hits = _renamed("hits", "hit_blocks", "loaded_tokens")
+    loaded = _renamed("loaded", "loaded_slots")
+    stored = _renamed("stored", "stored_slots")
+    evicted = _renamed("evicted", "evicted_slots")
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the blocks, or tokens, asked for that were hits; 0 if there are none."""
+        asked, hits = self._counted()
+        return hits / asked if asked else 0.0
+
+    @property
+    def token_hit_ratio(self) -> float | None:
+        """Share of the prompt tokens that were hit.
+
+        None where `hit_tokens` is, or where the lengths of the prompts are not known.
+        """
+        return None if self.hit_tokens is None or not self.tokens else self.hit_tokens / self.tokens
+
+    def as_row(self) -> dict[str, int | None]:
+        """Return the counts as JSON, CSV and files of results have them.
+
+        ``asked`` and ``hits`` are blocks, of a model with several groups tokens; only that one has
+        ``loaded``, because else it is ``hits``.
+        """
+        asked, hits = self._counted()
+        row: dict[str, int | None] = {
+            "requests": self.requests,
+            "blocks": self.blocks,
+            "asked": asked,
+            "hits": hits,
+            "stored": self.stored_slots,
+            "evicted": self.evicted_slots,
+            "refused": self.refused,
+            "not_admitted": self.not_admitted,
+            "tokens": self.tokens,
+            "hit_tokens": self.hit_tokens,
+        }
+        return row if self.asked_blocks is not None else row | {"loaded": self.loaded_slots}
+
+    def _counted(self) -> tuple[int, int]:
+        """Return what was asked for and hit: blocks, where hits are whole ones, else tokens."""
+        if self.asked_blocks is not None:
+            return self.asked_blocks, self.hit_blocks or 0
+        return self.asked_tokens or 0, self.loaded_tokens or 0
+
+    @property
+    def manager_seconds(self) -> float:
+        """Time spent in the manager, seconds."""
+        return self.times.total / 1e9
+
+    @property
+    def blocks_per_second(self) -> float:
+        """Blocks per second of manager time; 0 if no time passed."""
+        return self.blocks / self.manager_seconds if self.times.total else 0.0

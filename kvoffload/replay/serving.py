@@ -1,0 +1,484 @@
+"""One request through a manager, in the order in which an engine calls it.
+
+`serve` passes a request as a whole: it begins, looks up what the accelerator's own cache does not
+have, loads what is found, stores the rest and finishes. The caller completes the store, at once or
+some requests later.
+
+`GroupServer` passes it in the order of vLLM's scheduler, chunks of several groups included. vLLM
+computes a prompt in steps of at most ``max_num_batched_tokens``. After each it offers the chunks
+that are complete by then. An offer that is refused is made again with that of the next step, and
+after the prompt in the steps of the answer. The worker begins a store in the step after the one
+that ordered it, so it ends before the second step after it: from then on its chunks can be evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvoffload import (
+    BlockHash,
+    CachePolicy,
+    CPUOffloadingManager,
+    OffloadingManager,
+    PrepareStoreOutput,
+    Request,
+)
+from kvoffload.errors import describe
+from kvoffload.policies import registry
+
+from .groups import Chunks, GroupChunks
+
+__all__ = ["GroupServed", "GroupServer", "Served", "group_key", "serve"]
+
+_GROUP_BYTES = 4
+"""Bytes of a group's number at the end of a key."""
+
+
+def group_key(block_hash: bytes, group: int) -> BlockHash:
+    """Return the key of a group's chunk that ends with a block: vLLM's ``OffloadKey``."""
+    return BlockHash(block_hash + group.to_bytes(_GROUP_BYTES, "big"))
+
+
+@dataclass(slots=True)
+class Served:
+    """A manager's answers to a request.
+
+    Attributes
+    ----------
+    hits : int
+        Blocks found by `Request.lookup`, and loaded.
+    output : PrepareStoreOutput or None
+        What `Request.prepare_store` returned.
+    request : Request
+        The request, which has finished; its store waits for `Request.complete_store`.
+    """
+
+    hits: int
+    output: PrepareStoreOutput | None
+    request: Request
+
+    @property
+    def to_store(self) -> list[BlockHash]:
+        """The blocks that got a slot."""
+        return [] if self.output is None else self.output.block_hashes_to_store
+
+    @property
+    def evicted(self) -> list[BlockHash]:
+        """The blocks that were evicted."""
+        return [] if self.output is None else self.output.block_hashes_evicted
+
+    @property
+    def refused(self) -> int:
+        """Offers that were refused: 0 or 1."""
+        return int(self.output is None)
+
+    def complete(self) -> None:
+        """End the store."""
+        self.request.complete_store()
+
+
+def serve(manager: OffloadingManager, hashes: list[BlockHash], on_device: int = 0) -> Served:
+    """Pass a request through a manager, except for the completion of its store.
+
+    Parameters
+    ----------
+    manager : OffloadingManager
+        Any manager.
+    hashes : list of BlockHash
+        The request's blocks, first block first.
+    on_device : int
+        How many leading blocks the accelerator's own cache has: the manager is not asked for them.
+
+    Complexity: that of the manager's calls.
+    """
+    request = manager.begin(hashes)
+    hits = request.lookup(on_device)
+    if hits:
+        request.prepare_load(on_device, on_device + hits)
+        request.complete_load(on_device, on_device + hits)
+    output = request.prepare_store()
+    request.finish()
+    return Served(hits, output, request)
+
+
+@dataclass(slots=True)
+class GroupServed:
+    """The work that a request made for a manager.
+
+    Attributes
+    ----------
+    hit_tokens : int
+        Tokens that were loaded, after those that the accelerator had.
+    loaded : list of BlockHash
+        Keys of the chunks that were loaded.
+    offered : list of list of BlockHash
+        Keys of the chunks that were offered to store, one list per call.
+    to_store, evicted : list of BlockHash
+        Keys that got a slot, of which some may wait for `complete`; and keys that left for them.
+    refused : int
+        Calls that were refused.
+    not_admitted : int
+        Chunks that the policy did not admit.
+    """
+
+    hit_tokens: int
+    loaded: list[BlockHash]
+    offered: list[list[BlockHash]]
+    to_store: list[BlockHash]
+    evicted: list[BlockHash]
+    refused: int
+    not_admitted: int
+    _server: GroupServer = field(repr=False, compare=False)
+
+    def complete(self) -> None:
+        """End the stores."""
+        self._server.manager.complete_store(self.to_store)
+        self._server.in_flight.difference_update(self.to_store)
+
+
+class GroupServer:
+    """A manager that holds the chunks of all groups, driven as vLLM drives its own.
+
+    Parameters
+    ----------
+    groups : GroupChunks
+        The rules. With `step_tokens`, offers are made step by step.
+    manager : CPUOffloadingManager
+        The manager, whose slots hold chunks of any group.
+    ends_stores : bool
+        Whether, step by step, stores end while their request goes on; else they end with
+        `GroupServed.complete`.
+
+    Attributes
+    ----------
+    in_flight : set of BlockHash
+        Keys whose stores have not ended.
+
+    Raises
+    ------
+    TypeError
+        If the manager is another.
+    """
+
+    def __init__(
+        self, groups: GroupChunks, manager: OffloadingManager, *, ends_stores: bool = True
+    ) -> None:
+        if not isinstance(manager, CPUOffloadingManager):
+            raise TypeError(
+                "manager must be a CPUOffloadingManager where step_tokens is given, got "
+                f"{describe(manager)}"
+            )
+        self.groups = groups
+        self.manager = manager
+        self.in_flight: set[BlockHash] = set()
+        self.learning = _Learning.of(manager)
+        self._ends_stores = ends_stores and groups.step_tokens is not None
+        self._suffixes = [group_key(b"", number) for number in range(len(groups.chunk_tokens))]
+        self._strides = [tokens // groups.block_tokens for tokens in groups.chunk_tokens]
+        self.is_state = [group.kind == "state" for group in groups.layout.groups]
+
+    def serve(
+        self, hashes: Sequence[BlockHash], length: int, local: int = 0, junction: int = 0
+    ) -> GroupServed:
+        """Pass a request through the manager, except for the completion of its last stores.
+
+        Parameters
+        ----------
+        hashes : sequence of BlockHash
+            The prompt's blocks in the trace, first block first.
+        length : int
+            Tokens of the prompt, as `GroupChunks.length_of` has it.
+        local, junction : int
+            Tokens, as in `GroupChunks.offers`.
+        """
+        groups = self.groups
+        request = _SteppedRequest(self, self._keys(hashes, length))
+        hit = groups.hit(length, local, request)
+        loaded = request.keys(groups.loaded_chunks(local, hit))
+        request.load(loaded, local // groups.block_tokens)
+        request.store(groups.offers_by_step(length, local, hit, junction), self._ends_stores)
+        request.end()
+        self.in_flight.update(request.stored)
+        return GroupServed(
+            hit,
+            loaded,
+            request.offered,
+            request.stored,
+            request.evicted,
+            request.refused,
+            request.not_admitted,
+            self,
+        )
+
+    def _keys(self, hashes: Sequence[BlockHash], length: int) -> list[Sequence[BlockHash]]:
+        """Return the keys of a prompt's whole chunks by group."""
+        if self.groups.is_plain:
+            return [hashes]
+        whole = length // self.groups.block_tokens
+        return [
+            [BlockHash(block + suffix) for block in hashes[stride - 1 : whole : stride]]
+            for suffix, stride in zip(self._suffixes, self._strides, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Learning:
+    """The uses from which a manager's policy learns: they decide what it is told of a request.
+
+    Attributes
+    ----------
+    is_lru, is_arc : bool
+        Whether it decides as vLLM's policy of that name.
+    from_ghosts : bool
+        Whether it learns from a use of a block that has left.
+    by_chain : bool
+        Whether it learns from all keys of a request together.
+    """
+
+    is_lru: bool
+    is_arc: bool
+    from_ghosts: bool
+    by_chain: bool
+
+    @classmethod
+    def of(cls, manager: CPUOffloadingManager) -> _Learning:
+        """Return that of a manager's policy; a class of the user's is told of every use."""
+        entry = _entry_of(manager.policy)
+        name = "" if entry is None else entry.name
+        return cls(
+            name == "lru",
+            name == "arc",
+            name in ("arc", "arc-classic", "hit-density"),
+            entry is not None and entry.learns_by_request,
+        )
+
+
+def _entry_of(policy: CachePolicy) -> registry.Entry | None:
+    """Return the entry of a built-in policy or of the one that it derives from, else None."""
+    for kind in type(policy).__mro__:
+        if registry.is_builtin(kind, "c") or registry.is_builtin(kind, "py"):
+            entries = map(registry.entry, registry.names())
+            return next(one for one in entries if one.class_name == kind.__name__)
+    return None
+
+
+class _SteppedRequest:
+    """A request on its way through a manager, which is told of it as vLLM tells its own.
+
+    What a request loads or offers is used once, when it ends: by the position of the last token,
+    the head the most recent. Until then it counts as newest.
+
+    Parameters
+    ----------
+    server : GroupServer
+        The manager, and the keys whose stores, of earlier requests, have not ended.
+    keys : list of sequence of BlockHash
+        Keys of the request's chunks by group.
+
+    Attributes
+    ----------
+    stored, evicted : list of BlockHash
+        Keys that got a slot, and keys that left for them.
+    offered : list of list of BlockHash
+        The offers that were made.
+    refused : int
+        Offers that were refused.
+    not_admitted : int
+        Chunks that the policy did not admit.
+    """
+
+    def __init__(self, server: GroupServer, keys: list[Sequence[BlockHash]]) -> None:
+        self.stored: list[BlockHash] = []
+        self.evicted: list[BlockHash] = []
+        self.offered: list[list[BlockHash]] = []
+        self.refused = 0
+        self.not_admitted = 0
+        self._manager = server.manager
+        self._learning = server.learning
+        self._in_flight = server.in_flight
+        self._chunk_tokens = server.groups.chunk_tokens
+        self._is_state = server.is_state
+        self._keys = keys
+        self._orders: dict[int, list[BlockHash]] = {}  # by the sign of the group
+        self._first = 0  # the chunk from which on it mostly loads and offers
+        self._has_begun = False
+        self._used: set[BlockHash] = set()  # loaded, or offered while they were there
+        self._missed: set[BlockHash] = set()  # offered, and not there
+        self._own: set[BlockHash] = set()  # stored
+        self._ended: set[BlockHash] = set()  # stored, and readable before the request ends
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def leading(self, group: int, start: int, end: int) -> int:
+        """Return how many chunks from `start` on are there, before one that is not or `end`."""
+        return self._manager.lookup(self._keys[group][start:end])
+
+    def trailing(self, group: int, start: int, end: int) -> int:
+        """Return how many chunks before `end` are there, after one that is not or `start`."""
+        return self._manager.lookup(self._keys[group][start:end][::-1])
+
+    # -- chunks and their keys ---------------------------------------------------------------
+
+    def keys(self, chunks: Chunks) -> list[BlockHash]:
+        """Return the keys of chunks."""
+        found: list[BlockHash] = []
+        for group, numbers in chunks:
+            keys = self._keys[group]
+            if isinstance(numbers, range):
+                found += keys[numbers.start : numbers.stop]
+            else:
+                found += [keys[number] for number in numbers]
+        return found
+
+    def _every(self, sign: int = 1) -> Sequence[BlockHash]:
+        """Return all keys by the position of their last tokens, then by group: -1 turns those."""
+        if len(self._keys) == 1:
+            return self._keys[0]
+        if sign not in self._orders:
+            groups = enumerate(zip(self._keys, self._chunk_tokens, strict=True))
+            placed = [
+                ((chunk + 1) * tokens, sign * group, key)
+                for group, (keys, tokens) in groups
+                for chunk, key in enumerate(keys)
+            ]
+            self._orders[sign] = [key for _, _, key in sorted(placed)]
+        return self._orders[sign]
+
+    def _in_order(self, keys: set[BlockHash], sign: int = 1) -> Sequence[BlockHash]:
+        """Return some keys in the order of `_every`."""
+        every = self._every(sign)
+        run = every[self._first : self._first + len(keys)]  # mostly these
+        if keys.issuperset(run) and len(run) == len(keys):
+            return run
+        return [key for key in every if key in keys]
+
+    def _by_group(self, keys: list[BlockHash]) -> list[BlockHash]:
+        """Return keys group by group, in the order in which vLLM offers them."""
+        if len(self._keys) == 1:
+            return keys
+        return sorted(keys, key=lambda key: key[-_GROUP_BYTES:])
+
+    # -- loads and stores --------------------------------------------------------------------
+
+    def load(self, keys: list[BlockHash], first: int) -> None:
+        """Load what was hit, from chunk `first` on."""
+        if not keys:
+            return
+        self._first = first
+        self._begin()
+        self._manager.prepare_load(keys)
+        self._manager.complete_load(keys)
+        self._used.update(keys)
+
+    def store(self, steps: Iterable[tuple[int, list[Chunks]]], ends_stores: bool) -> None:
+        """Make the offers of all steps, and those that were refused again.
+
+        Parameters
+        ----------
+        steps : iterable of (int, list of Chunks)
+            The steps that compute the prompt: the number of each, and its offers in order. Those
+            that offer nothing may be left out. A state that is refused is not offered again.
+        ends_stores : bool
+            Whether stores end while the request goes on; else they all end after it.
+        """
+        waiting: list[BlockHash] = []  # refused
+        stores: list[tuple[int, list[BlockHash]]] = []  # by step, those that have not ended
+
+        def end_stores(before: int) -> bool:
+            has_ended = False
+            while ends_stores and stores and stores[0][0] < before:
+                self._end(stores.pop(0)[1])
+                has_ended = True
+            return has_ended
+
+        last = 0
+        for last, calls in steps:
+            end_stores(last - 1)
+            for chunks in calls:
+                keys, is_state = self.keys(chunks), self._is_state[chunks[0][0]]
+                if waiting and not is_state:
+                    keys = self._by_group(waiting + keys)
+                stored = self._offer(keys)
+                if stored:
+                    stores.append((last, stored))
+                if not is_state:
+                    waiting = keys if stored is None else []
+        for number in (last + 1, last + 2):  # of the answer: then all stores have ended
+            if waiting and end_stores(number - 1):
+                stored = self._offer(waiting)
+                if stored is not None:
+                    waiting = []
+                    stores.append((number, stored))
+
+    def end(self) -> None:
+        """Use what was loaded or offered: the head is the most recent."""
+        manager, learning = self._manager, self._learning
+        used = self._used | self._own
+        if self.evicted and learning.from_ghosts:
+            # What the request itself has evicted does not come back.
+            used = {key for key in used if key in manager}
+        if learning.by_chain:
+            used |= self._missed - self._own
+        if learning.is_arc:
+            # What was loaded, evicted and stored again counts as used again, stored or not.
+            manager.complete_store(self._used & self._own)
+        if not used:
+            return
+        batch = self._in_order(used)
+        inserted = self._ended - self._used
+        if inserted and not (learning.is_lru or learning.by_chain):
+            manager._touch_inserted(batch, inserted)
+        elif learning.by_chain:
+            manager._finished(list(batch), None)
+        else:
+            manager.touch(batch)
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Show the keys of the whole request to a policy that learns by request."""
+        if self._learning.by_chain and not self._has_begun:
+            self._manager.touch(self._every())
+        self._has_begun = True
+
+    def _offer(self, keys: list[BlockHash]) -> list[BlockHash] | None:
+        """Offer keys; return those that are being stored, or None if the offer is refused."""
+        manager, learning = self._manager, self._learning
+        self._begin()
+        missing: list[BlockHash] | None = None
+        if learning.is_lru:
+            if self._used or self._own:
+                # Until the request ends, what it has used counts as newest.
+                manager.touch(self._in_order(self._used | self._own, -1))
+        else:
+            missing = [key for key in keys if key not in manager]
+            if not learning.by_chain:
+                # A policy may learn from what has left.
+                first = [key for key in missing if key not in self._missed]
+                manager.touch(first)
+        self.offered.append(keys)
+        output = manager.prepare_store(keys)
+        if missing is None:  # LRU stores all of them, or none
+            missing = (
+                [key for key in keys if key not in manager]
+                if output is None
+                else output.block_hashes_to_store
+            )
+        self._missed.update(missing)
+        if len(missing) < len(keys):
+            self._used.update(set(keys).difference(missing, self._in_flight, self._own))
+        if output is None:
+            self.refused += 1
+            return None
+        stored = output.block_hashes_to_store
+        self.not_admitted += len(missing) - len(stored)
+        self.stored.extend(stored)
+        self.evicted.extend(output.block_hashes_evicted)
+        self._own.update(stored)
+        return stored
+
+    def _end(self, keys: list[BlockHash]) -> None:
+        """End stores."""
+        self._manager.complete_store(keys)
+        self._ended.update(keys)
