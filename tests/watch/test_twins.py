@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvoffload.managers._watch_py import MOST_KEYS, age_bin, hash_key
 from kvoffload.managers._watching import WatchPlan
+from tests.allocations import fail_after
 from tests.blocks import KEY_LENGTHS, block_hash, store
 from tests.differential.pairs import require_equal
 from tests.fuzz.calls import LOOK_EVERY, Driver, Sequence
@@ -133,6 +134,26 @@ def test_what_no_lookup_takes_is_bounded(twins):
     assert {(first, end) for _, first, end in requests} == {(0, 0)}
     for manager in managers:
         manager._check()
+
+
+@pytest.mark.refused_allocations
+def test_without_memory_a_request_is_not_collected(twins):
+    outcomes = []
+    for number in range(20):
+        manager = whole(twins[1], 100)
+        fail_after(number)
+        try:
+            served = manager.lookup(KEYS) == 0
+        except MemoryError:
+            served = False
+        finally:
+            fail_after(None)
+        ((requests,),) = manager.watch._core.take_requests()
+        assert requests in ([], [(KEYS, 0, len(KEYS))])
+        outcomes.append((served, bool(requests)))
+        manager._check()
+    assert (True, False) in outcomes
+    assert outcomes[-1] == (True, True)
 
 
 def test_both_hash_alike(twins):
