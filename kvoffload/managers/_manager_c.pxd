@@ -43,6 +43,7 @@ cdef class CompiledSteps(Steps):
     cdef Batch batch                # of the call at work
     cdef Counters counters
     cdef BlockStates states
+    cdef readonly uint64_t _resets  # how often everything was dropped
 
     # Join built-in parts; return what they replace, which is to die when all is done.
     cdef tuple join(self, CompiledPolicy policy, PoolCore pool, bint enable_events, WatchCore watch)
@@ -104,9 +105,11 @@ cdef class CompiledRequest:
     cdef list keys                  # its own: nobody else changes it
     cdef list storing               # keys that its stores returned and it has not ended
     cdef Batch batch                # of all keys
+    cdef uint64_t resets            # of the steps, by its last store
     cdef bint finished
 
     cdef int open(self, CompiledSteps steps, object manager, list keys) except -1
     cdef int require_open(self, str call) except -1
     cdef Py_ssize_t bounds(self, object start, object stop, Py_ssize_t* end) except -1
+    cdef int forget_dropped(self) except -1
     cdef Batch* part(self, Py_ssize_t start, Py_ssize_t stop, Batch* part) noexcept

@@ -176,6 +176,7 @@ cdef class CompiledSteps(Steps):
         self._watch = watch
         memset(&self.counters, 0, sizeof(Counters))
         self.states = BlockStates(0, 0)
+        self._resets += 1
         return former
 
     # -- the life of a block -----------------------------------------------------------------
@@ -627,10 +628,10 @@ cdef class CompiledSteps(Steps):
         return num_hits
 
     def _serve_requests(self, requests):
-        cdef list batch
+        cdef list batch  # held: the scratch arrays point into it
         for hashes, first, end in requests:
             batch = self.open_batch(hashes)
-            self.serve(first, len(batch) if end is None else end)
+            self.serve(first, end)
 
     def _serve_rows(self, list keys, starts, blocks, first, nodes):
         cdef cnp.ndarray hits
@@ -722,6 +723,7 @@ cdef class CompiledSteps(Steps):
             pool_reset(&self._pool.pool)
         policy.clear_now()
         self.states = BlockStates(0, 0)
+        self._resets += 1
         if self._watch is not None:
             self._watch.c_dropped()
         return 0
@@ -898,6 +900,7 @@ cdef class CompiledRequest:
         self.manager = manager
         self.keys = keys
         self.storing = []
+        self.resets = steps._resets
         batch_set(&self.batch, list_items(keys), len(keys))
         return 0
 
@@ -962,6 +965,7 @@ cdef class CompiledRequest:
         self.steps.tick()
         first = self.bounds(start, stop, &end)
         stored = self.part(first, end, &part)
+        self.forget_dropped()
         output = self.steps.store(stored, self.keys, first, self)
         self.batch.num_chosen = stored.num_chosen
         return output
@@ -971,11 +975,19 @@ cdef class CompiledRequest:
         cdef bint succeeded = is_success(success)
         cdef list storing, none = []
         steps.tick()
+        self.forget_dropped()
         storing = self.storing
         batch_open(&steps.batch, storing)
         hint_chosen(&steps.batch, &self.batch)
         steps.end_store(storing, succeeded)
         self.storing = none
+
+    cdef int forget_dropped(self) except -1:
+        """Forget what it was storing where a reset of the manager has dropped it."""
+        if self.resets != self.steps._resets:
+            self.storing = []
+            self.resets = self.steps._resets
+        return 0
 
     def extend(self, hashes):
         cdef CompiledSteps steps = self.steps
@@ -1237,6 +1249,10 @@ cdef class ManagerCore:
     @property
     def _backend_object(self):
         return self.skeleton._backend_object
+
+    @property
+    def _resets(self):
+        return self.skeleton._resets
 
     @property
     def block_size(self):

@@ -75,6 +75,7 @@ class Manager(OffloadingManager[Spec_co]):
 
     _twin: Literal["py", "c"] = "py"
     _backend_class: type[CPUBackend] = CPUBackend
+    _num_resets = 0
     _owns_pool = False  # a backend that was given may have other users
 
     _policy_object: CachePolicy
@@ -118,6 +119,7 @@ class Manager(OffloadingManager[Spec_co]):
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._owner = weakref.ref(owner)
         self._watch = core
+        self._num_resets += 1
         if core is not None:
             core.attach(self._find)
             core.watch._join(owner, core)
@@ -302,13 +304,11 @@ class Manager(OffloadingManager[Spec_co]):
         if self._watch is not None:
             self._watch.ended(batch, slots, success)
 
-    def _serve_requests(
-        self, requests: Iterable[tuple[Sequence[BlockHash], int, int | None]]
-    ) -> None:
+    def _serve_requests(self, requests: Iterable[tuple[Sequence[BlockHash], int, int]]) -> None:
         """Serve requests like an engine whose transfers end at once; for miniature managers.
 
         Each is its hashes, head to tail, and which of them it asked for: from one place to before
-        another, or to the end.
+        another.
         """
         for hashes, first, end in requests:
             request = self.begin(hashes)
@@ -336,9 +336,14 @@ class Manager(OffloadingManager[Spec_co]):
             self._policy._clear()
         else:
             self._begin_anew(self._rebuild())
+        self._num_resets += 1
         self._backend._release_all(statuses)
         if self._watch is not None:
             self._watch.dropped()
+
+    @property
+    def _resets(self) -> int:
+        return self._num_resets
 
     # -- parts of the above ------------------------------------------------------------------
 

@@ -109,7 +109,8 @@ class Request(ABC, Generic[Spec_co]):
         """Make readable, or drop, what this request stores; also after `finish`.
 
         It ends every store of this request that has not ended. What ended otherwise, by the
-        manager's `complete_store`, is passed over.
+        manager's `complete_store` or `reset_cache`, is passed over; but a block that the former
+        ended and that another request is storing anew is ended for that one: end a store one way.
 
         Parameters
         ----------
@@ -245,6 +246,11 @@ class OffloadingManager(ABC, Generic[Spec_co]):
         check_now(now)
         return CallingRequest(self, as_batch(hashes), check_hints(hints))
 
+    @property
+    def _resets(self) -> int:
+        """How often everything was dropped: a request forgets what it was storing then."""
+        return 0
+
     def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:
         """Use the blocks of a request for the first time."""
         del hints
@@ -366,7 +372,7 @@ class OffloadingManager(ABC, Generic[Spec_co]):
 class CallingRequest(Request[Spec_co]):
     """A request that makes the calls of its manager: the Python twin, and over any manager."""
 
-    __slots__ = ("_hashes", "_hints", "_is_finished", "_manager", "_storing")
+    __slots__ = ("_hashes", "_hints", "_is_finished", "_manager", "_resets", "_storing")
 
     def __init__(
         self,
@@ -379,6 +385,7 @@ class CallingRequest(Request[Spec_co]):
         self._hints = hints
         self._is_finished = False
         self._storing: list[BlockHash] = []  # what its stores returned and it has not ended
+        self._resets = manager._resets  # by then
         manager._begun(list(batch), hints)
 
     def lookup(self, start: int = 0) -> int:
@@ -402,13 +409,20 @@ class CallingRequest(Request[Spec_co]):
         self._require_open("prepare_store")
         output = self._manager.prepare_store(self._part(start, stop))
         if output is not None:
-            self._storing += output.block_hashes_to_store
+            self._storing = self._not_dropped() + output.block_hashes_to_store
         return output
 
     def complete_store(self, success: bool = True) -> None:
         """Make readable, or drop, what this request stores; also after `finish`."""
-        self._manager.complete_store(self._storing, success)
+        self._manager.complete_store(self._not_dropped(), success)
         self._storing = []
+
+    def _not_dropped(self) -> list[BlockHash]:
+        """Return what it stores and no reset of the manager has dropped since."""
+        if self._resets != self._manager._resets:
+            self._resets = self._manager._resets
+            self._storing = []
+        return self._storing
 
     def extend(self, hashes: Iterable[bytes]) -> None:
         """Use more blocks, those of an answer, and append them to the request."""

@@ -15,7 +15,7 @@ from time import perf_counter_ns
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload import BlockHash, OffloadingManager
+from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
 from kvoffload._checks import MAX_NUM_BLOCKS
 from kvoffload.traces import Request
 
@@ -284,8 +284,8 @@ class Serving:
 
     Parameters
     ----------
-    manager : OffloadingManager
-        Any manager; a `CPUOffloadingManager` with several groups or steps.
+    manager : CPUOffloadingManager
+        The manager.
     trace : DecodedTrace
         The requests.
     keys : list of BlockHash or None
@@ -298,7 +298,7 @@ class Serving:
 
     def __init__(
         self,
-        manager: OffloadingManager,
+        manager: CPUOffloadingManager,
         trace: DecodedTrace,
         keys: list[BlockHash] | None,
         groups: GroupChunks,

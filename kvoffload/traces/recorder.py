@@ -110,6 +110,10 @@ class TraceRecorder(OffloadingManager[Spec_co]):
         """Do as the manager does."""
         self.manager.touch(hashes)
 
+    @property
+    def _resets(self) -> int:
+        return self.manager._resets
+
     # A request makes the calls of the recorder; its begin and its end are the manager's.
 
     def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:

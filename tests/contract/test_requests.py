@@ -183,6 +183,24 @@ def test_after_a_reset_a_request_goes_on_and_finds_nothing(build: Build) -> None
     manager._check()
 
 
+@pytest.mark.parametrize("success", [True, False])
+def test_a_request_ends_no_store_that_began_after_a_reset(build: Build, success: bool) -> None:
+    manager = build(4)
+    former, stores_again = manager.begin([A, B]), manager.begin([C])
+    former.prepare_store()
+    stores_again.prepare_store()
+    manager.reset_cache()
+    request = manager.begin([A, B, C])
+    request.prepare_store(0, 2)
+    stores_again.prepare_store()
+    former.complete_store(success)
+    assert manager.stats()["pending"] == 3
+    request.complete_store()
+    stores_again.complete_store()
+    assert request.lookup() == 3
+    manager._check()
+
+
 @pytest.mark.parametrize(
     ("call", "arguments"),
     [

@@ -22,7 +22,9 @@ def test_served_in_one_call_or_call_by_call(
     for number, batch in enumerate(GENERATED[workload](seed, 100, 36)):
         keys = [key for key in batch if chance.random() < 0.3] if number % 3 else batch
         first, end = sorted(chance.randint(0, len(keys)) for _ in range(2))
-        pair.do("_serve_requests", [(keys, first, end), (keys, first, None), (keys, 0, None)])
+        pair.do(
+            "_serve_requests", [(keys, first, end), (keys, first, len(keys)), (keys, 0, len(keys))]
+        )
         if number % 10 == 0:
             pair.agree()
     pair.agree()
@@ -39,9 +41,9 @@ def test_pending_and_pinned_blocks_stay_as_they_are(twins: Twins) -> None:
     pair.do("prepare_store", [b"pinned"])
     pair.do("complete_store", [b"pinned"])
     pair.do("prepare_load", [b"pinned"])
-    pair.do("_serve_requests", [([b"pinned", b"new", b"pending", b"new"], 1, None)])
+    pair.do("_serve_requests", [([b"pinned", b"new", b"pending", b"new"], 1, 4)])
     pair.agree()
     assert pair.do("lookup", [b"pinned", b"new"])[1] == 2
-    pair.do("_serve_requests", [([b"%d" % number for number in range(3)], 0, None)])  # refused
+    pair.do("_serve_requests", [([b"%d" % number for number in range(3)], 0, 3)])  # refused
     pair.agree()
     assert pair.compiled.stats()["refused_stores"] == 1
