@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvoffload.replay import DecodedTrace
 from kvoffload.replay.groups import GroupChunks, Retention
-from kvoffload.replay.processes import mapped_arrays, shared_arrays, spread
+from kvoffload.replay.processes import spread
 
 from .advice import Advice, Demand, RecordedTrace, Setup
 
@@ -94,58 +95,31 @@ def retentions(
     given = groups.retention
     cells = {given: RetentionCell(given, known.hit_ratio, served, known.stored)}
     wanted = [interval for interval in intervals if interval not in cells]
-    for interval, cell in _replayed(wanted, _Bench(recorded.trace, setup, policy), jobs):
+    make = functools.partial(_comparing, setup=setup, policy=policy)
+    for interval, cell in spread(recorded.trace, wanted, make, jobs):
         cells[interval] = cell
         if progress is not None:
             progress(len(cells))
     return [cells[interval] for interval in intervals]
 
 
-@dataclass(frozen=True, slots=True)
-class _Bench:
-    """What a process needs to replay a trace at an interval."""
+def _comparing(
+    trace: DecodedTrace, setup: Setup, policy: str
+) -> Callable[[Retention], RetentionCell]:
+    """Return a function that replays a trace at an interval."""
+    groups = setup.chunks
 
-    trace: DecodedTrace
-    setup: Setup
-    policy: str
-
-    def compute(self, interval: Retention) -> RetentionCell:
-        """Replay at one interval."""
-        setup, groups = self.setup, self.setup.chunks
+    def compute(interval: Retention) -> RetentionCell:
         bound = GroupChunks.of(
             groups.layout, groups.block_tokens, interval, step_tokens=groups.step_tokens
         )
-        demand = Demand.of(self.trace, replace(setup, groups=bound))
-        capacity = setup.capped(setup.memory, self.trace.unique_blocks)
-        result = demand.simulate(self.trace, self.policy, capacity)
+        demand = Demand.of(trace, replace(setup, groups=bound))
+        result = demand.simulate(trace, policy, setup.capped(setup.memory, trace.unique_blocks))
         whole, asked = int(demand.whole.sum()), int(demand.asked.sum())
         served = ((result.loaded_tokens or 0) + whole - asked) / (whole or 1)
         return RetentionCell(interval, result.hit_ratio, served, result.stored_slots)
 
-
-def _replayed(
-    intervals: Sequence[Retention], bench: _Bench, jobs: int
-) -> Iterator[tuple[Retention, RetentionCell]]:
-    """Yield each interval with its cell, as soon as that is there."""
-    if jobs == 1 or len(intervals) < 2:
-        for interval in intervals:
-            yield interval, bench.compute(interval)
-        return
-    with shared_arrays(bench.trace.arrays()) as paths:
-        yield from spread(intervals, _compute, jobs, _begin, (paths, bench.setup, bench.policy))
-
-
-_bench: _Bench
-
-
-def _begin(paths: dict[str, str], setup: Setup, policy: str) -> None:
-    """Load the trace in a new process."""
-    global _bench  # noqa: PLW0603 - what a pool's process keeps between its intervals
-    _bench = _Bench(DecodedTrace(**mapped_arrays(paths)), setup, policy)
-
-
-def _compute(interval: Retention) -> RetentionCell:
-    return _bench.compute(interval)
+    return compute
 
 
 def worth(cells: Sequence[RetentionCell], interval: Retention) -> RetentionCell | None:

@@ -6,18 +6,14 @@ and the hits of the accelerator's own cache once per size of that cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
-
-from kvoffload import BlockHash
 
 from .device import device_hits_and_junctions
 from .groups import GroupChunks
 from .offline import BELADY
-from .processes import mapped_arrays, shared_arrays, spread
+from .processes import spread
 from .requests import DecodedTrace
 from .results import ReplayResult
 from .simulate import simulate_in_parts
@@ -87,54 +83,29 @@ def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[ReplayResul
     """
     # Belady takes longest; the cells that start last should be short.
     ordered = sorted(set(work.cells), key=lambda cell: (cell.policy != BELADY, cell))
-    if jobs == 1 or len(ordered) < 2:
-        bench = _Bench.of(work)
-        for cell in ordered:
-            yield cell, bench.compute(cell)
-        return
-    with shared_arrays(work.trace.arrays()) as paths:
-        yield from spread(ordered, _compute, jobs, _begin, (paths, work.parts, work.groups))
+    make = functools.partial(_computing, parts=work.parts, groups=work.groups)
+    yield from spread(work.trace, ordered, make, jobs)
 
 
-@dataclass(slots=True)
-class _Bench:
-    """The state of a process that computes cells of a trace."""
+def _computing(
+    trace: DecodedTrace, parts: int, groups: GroupChunks
+) -> Callable[[Cell], list[ReplayResult]]:
+    """Return a function that computes a cell of a trace."""
+    keys = trace.keys()
+    front = functools.cache(lambda size: device_hits_and_junctions(trace, size, groups))
 
-    work: GridWork
-    keys: list[BlockHash]
-    on_device: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
-
-    @classmethod
-    def of(cls, work: GridWork) -> _Bench:
-        return cls(work, work.trace.keys(), {})
-
-    def compute(self, cell: Cell) -> list[ReplayResult]:
-        """Compute one cell."""
-        work, size = self.work, cell.device_blocks
-        if size not in self.on_device:
-            self.on_device[size] = device_hits_and_junctions(work.trace, size, work.groups)
-        hits, junctions = self.on_device[size]
+    def compute(cell: Cell) -> list[ReplayResult]:
+        hits, junctions = front(cell.device_blocks)
         return simulate_in_parts(
-            work.trace,
-            self.keys,
+            trace,
+            keys,
             cell.policy,
             cell.capacity,
             device_hits=hits,
             junctions=junctions,
             pending=cell.pending,
-            parts=work.parts,
-            groups=work.groups,
+            parts=parts,
+            groups=groups,
         )
 
-
-_bench: _Bench
-
-
-def _begin(paths: dict[str, str], parts: int, groups: GroupChunks) -> None:
-    """Load the trace in a new process."""
-    global _bench  # noqa: PLW0603 - what a pool's process keeps between its cells
-    _bench = _Bench.of(GridWork(DecodedTrace(**mapped_arrays(paths)), (), parts, groups))
-
-
-def _compute(cell: Cell) -> list[ReplayResult]:
-    return _bench.compute(cell)
+    return compute

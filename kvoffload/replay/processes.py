@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from kvoffload.traces.scratch import scratch_file
 
+from .requests import DecodedTrace
+
 __all__ = ["mapped_arrays", "shared_arrays", "spread"]
 
 _ENDING = [
@@ -54,27 +56,25 @@ def mapped_arrays(paths: Mapping[str, str]) -> dict[str, npt.NDArray[Any]]:
 
 
 def spread(
+    trace: DecodedTrace,
     jobs: Sequence[Job],
-    do: Callable[[Job], Result],
+    make: Callable[[DecodedTrace], Callable[[Job], Result]],
     processes: int,
-    begin: Callable[..., object],
-    arguments: tuple[Any, ...],
 ) -> Iterator[tuple[Job, Result]]:
-    """Run jobs in other processes; yield each job with its result as soon as that is there.
+    """Run jobs over a trace; yield each job with its result as soon as that is there.
 
     Parameters
     ----------
+    trace : DecodedTrace
+        The trace, which all processes map.
     jobs : sequence
         The jobs, started in this order.
-    do : callable
-        Runs one job; a function of a module.
-    processes : int
-        Most processes to start.
-    begin : callable
-        Called with `arguments` once per process, before its first job; a function of a module.
-    arguments : tuple
+    make : callable
+        Called once per process, before its first job; it returns the function that runs one.
         Picklable, at most a few kilobytes: if a process were killed before it had read more than
         a pipe holds, this one would wait for ever.
+    processes : int
+        Most processes to start; with 1, or for a single job, none is started.
 
     Raises
     ------
@@ -85,17 +85,29 @@ def spread(
     -----
     If the iteration ends early for any other reason, the processes end too.
     """
+    if processes == 1 or len(jobs) < 2:
+        do = make(trace)
+        for job in jobs:
+            yield job, do(job)
+        return
+    with shared_arrays(trace.arrays()) as paths:
+        yield from _in_processes(jobs, processes, (paths, make))
+
+
+def _in_processes(
+    jobs: Sequence[Job], processes: int, arguments: tuple[Any, ...]
+) -> Iterator[tuple[Job, Any]]:
     with _signals_held():
         # A spawned process is safe whatever threads there are; a forked one is not.
         pool = ProcessPoolExecutor(
             min(processes, len(jobs)),
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_begin,
-            initargs=(begin, arguments),
+            initargs=arguments,
         )
     try:
         with _signals_held():
-            running = {pool.submit(do, job): job for job in jobs}
+            running = {pool.submit(_do, job): job for job in jobs}
         while running:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
@@ -140,19 +152,27 @@ def _signals_held() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
-def _begin(begin: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+_job_of_process: Callable[[Any], Any]
+
+
+def _begin(paths: Mapping[str, str], make: Callable[[DecodedTrace], Callable[[Any], Any]]) -> None:
     """Set up a new process: it ends silently on Ctrl-C, and when its parent ends."""
+    global _job_of_process  # noqa: PLW0603 - what a pool's process keeps between its jobs
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        begin(*arguments)
+        _job_of_process = make(DecodedTrace(**mapped_arrays(paths)))
     except OSError:  # its files are gone with it
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
             os._exit(1)
         raise
+
+
+def _do(job: Any) -> Any:
+    return _job_of_process(job)
 
 
 def _end_with_parent() -> None:

@@ -79,7 +79,7 @@ def test_processes_change_nothing(advice):
 
 
 def test_a_killed_process_is_an_error_of_one_line(monkeypatch):
-    monkeypatch.setattr(grid, "_begin", os.abort)  # the pool calls it with an argument: it dies
+    monkeypatch.setattr(grid, "_computing", os.abort)  # it is called with an argument: it dies
     with pytest.raises(ChildProcessError, match="a process was killed, perhaps for want of memory"):
         advise(WORKLOAD, SETUP, jobs=2)
 
