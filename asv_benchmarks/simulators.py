@@ -20,7 +20,6 @@ from pathlib import Path
 from time import process_time
 
 import libcachesim
-import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -28,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from kvoffload.replay.groups import GroupChunks  # noqa: E402 - beside this folder
 from kvoffload.replay.policies import new_manager  # noqa: E402
 from kvoffload.replay.requests import DecodedTrace  # noqa: E402
-from kvoffload.replay.simulate import Serving  # noqa: E402
+from kvoffload.replay.simulate import Demand, Serving  # noqa: E402
 from kvoffload.traces import Trace  # noqa: E402
 
 POLICIES = {
@@ -65,7 +64,7 @@ def main() -> None:
     trace = DecodedTrace.of(Trace(options.trace))
     keys = trace.keys()
     capacity = int(trace.unique_blocks * options.share / 100)
-    on_device = np.zeros(trace.num_requests, dtype=np.int64)
+    demand = Demand.of(trace, GroupChunks.of_blocks(), device_slots=0)
     every = slice(0, trace.num_requests)
     print(
         f"{options.trace.name}: {trace.num_requests:,} requests, {trace.num_blocks:,} blocks, "
@@ -79,12 +78,8 @@ def main() -> None:
         for policy, of in POLICIES.items():
             sides: dict[str, list[float]] = {"kvoffload": [], "libcachesim": []}
             for _ in range(options.rounds):
-                serving = Serving(
-                    new_manager(policy, capacity), trace, keys, GroupChunks.of_blocks()
-                )
-                sides["kvoffload"].append(
-                    cpu_seconds(lambda: serving.hits(every, on_device))  # noqa: B023
-                )
+                serving = Serving(new_manager(policy, capacity), demand, keys)
+                sides["kvoffload"].append(cpu_seconds(lambda: serving.hits(every)))  # noqa: B023
                 cache = of(capacity)
                 reader = libcachesim.TraceReader(
                     str(path), trace_type=libcachesim.TraceType.ORACLE_GENERAL_TRACE

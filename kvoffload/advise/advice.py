@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -15,12 +15,9 @@ from kvoffload.replay import (
     STEP_TOKENS,
     DecodedTrace,
     GroupChunks,
-    ReplayResult,
-    device_hits_and_junctions,
-    simulate,
 )
 from kvoffload.replay.offline import INFINITE
-from kvoffload.replay.simulate import lengths_of
+from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Request
 
 from .choice import Choice, choose
@@ -366,7 +363,7 @@ def advise(
     capacities = [setup.capacity(memory) for memory in memories]
     recorded = requests if isinstance(requests, RecordedTrace) else RecordedTrace.of(requests)
     trace = recorded.trace
-    demand = Demand.of(trace, setup)
+    demand = Demand.of(trace, setup.chunks, setup.device_blocks)
     used = [setup.capped(memory, trace.unique_blocks) for memory in memories]
     distinct = sorted(set(used), reverse=True)
     spared = setup.replays - setup.replays_per_memory * len(distinct)
@@ -402,10 +399,10 @@ def advise(
         for place, capacity in enumerate(used)
     ]
     asked, whole = facts.asked_tokens or 1, int(demand.whole.sum())
-    unbounded = demand.unbounded(trace) / asked
+    unbounded = unbounded_tokens(demand) / asked
     reuse = unbounded
     if demand.device_hits.any():
-        reuse = demand.without_device().unbounded(trace) / (whole or 1)
+        reuse = unbounded_tokens(Demand.of(trace, setup.chunks, 0)) / (whole or 1)
     return Advice(
         setup=setup,
         facts=facts,
@@ -435,63 +432,9 @@ def advise(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a manager is asked for, request by request.
-
-    Attributes
-    ----------
-    groups : GroupChunks
-        The groups of the model.
-    device_hits, junctions : (requests,) int64
-        What the accelerator's own cache has, blocks, as `simulate` takes it.
-    whole : (requests,) int64
-        All of each request, tokens.
-    """
-
-    groups: GroupChunks
-    device_hits: npt.NDArray[np.int64]
-    junctions: npt.NDArray[np.int64]
-    whole: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, trace: DecodedTrace, setup: Setup) -> Demand:
-        """Return that of a trace behind the accelerator's own cache."""
-        groups = setup.chunks
-        hits, junctions = device_hits_and_junctions(trace, setup.device_blocks, groups)
-        whole = lengths_of(trace, slice(0, trace.num_requests), groups)
-        return cls(groups, hits, junctions, whole)
-
-    def without_device(self) -> Demand:
-        """Return that without the accelerator's own cache."""
-        nothing = np.zeros_like(self.whole)
-        return replace(self, device_hits=nothing, junctions=nothing)
-
-    @property
-    def asked(self) -> npt.NDArray[np.int64]:
-        """The tokens of each request that the accelerator's own cache does not have."""
-        return self.whole - self.device_hits * self.groups.block_tokens
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether no policy hits more than a cache without bounds: `GroupChunks.is_bounded`."""
-        return self.groups.is_bounded(junctions=bool(self.junctions.any()))
-
-    def simulate(self, trace: DecodedTrace, policy: str, capacity: int) -> ReplayResult:
-        """Replay the trace by a policy at a capacity."""
-        return simulate(
-            trace,
-            None,
-            policy,
-            capacity,
-            device_hits=self.device_hits,
-            junctions=self.junctions,
-            groups=self.groups,
-        )
-
-    def unbounded(self, trace: DecodedTrace) -> int:
-        """Return the tokens that a cache without bounds hits."""
-        return self.simulate(trace, INFINITE, 1).loaded_tokens or 0
+def unbounded_tokens(demand: Demand) -> int:
+    """Return the tokens that a cache without bounds hits."""
+    return demand.simulate(INFINITE, 1).loaded_tokens or 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from kvoffload.replay import (
     simulate_tiers,
     stack_distances,
 )
+from kvoffload.replay.simulate import Demand
 
-from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, Demand, RecordedTrace
+from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, RecordedTrace
 
 __all__ = ["Details", "Disk", "DiskCell", "PolicyDetails", "Reuse", "details"]
 
@@ -147,7 +148,7 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     """
     trace = recorded.trace
     keys = trace.keys()
-    demand = Demand.of(trace, advice.setup)
+    demand = Demand.of(trace, advice.setup.chunks, advice.setup.device_blocks)
     chosen = advice.policy or advice.choices[advice.place].best
     capacity = _capacity(advice, advice.place)
     policies = []

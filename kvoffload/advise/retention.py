@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvoffload.replay import DecodedTrace
 from kvoffload.replay.groups import GroupChunks, Retention
 from kvoffload.replay.processes import spread
+from kvoffload.replay.simulate import Demand
 
-from .advice import Advice, Demand, RecordedTrace, Setup
+from .advice import Advice, RecordedTrace, Setup
 
 __all__ = ["RetentionCell", "compared", "or_none", "retentions", "vllm_flag", "worth"]
 
@@ -113,8 +114,8 @@ def _comparing(
         bound = GroupChunks.of(
             groups.layout, groups.block_tokens, interval, step_tokens=groups.step_tokens
         )
-        demand = Demand.of(trace, replace(setup, groups=bound))
-        result = demand.simulate(trace, policy, setup.capped(setup.memory, trace.unique_blocks))
+        demand = Demand.of(trace, bound, setup.device_blocks)
+        result = demand.simulate(policy, setup.capped(setup.memory, trace.unique_blocks))
         whole, asked = int(demand.whole.sum()), int(demand.asked.sum())
         served = ((result.loaded_tokens or 0) + whole - asked) / (whole or 1)
         return RetentionCell(interval, result.hit_ratio, served, result.stored_slots)

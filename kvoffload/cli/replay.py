@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 
 import click
-import numpy as np
-import numpy.typing as npt
 
 from kvoffload import IMPLEMENTATION, CPUOffloadingManager, __version__
 from kvoffload.advise import ModelShape
@@ -15,14 +12,11 @@ from kvoffload.replay import (
     CEILINGS,
     DecodedTrace,
     DeviceCache,
-    GroupChunks,
-    ReplayResult,
-    device_hits_and_junctions,
-    simulate,
 )
 from kvoffload.replay import replay as replay_trace
 from kvoffload.replay.policies import new_manager
-from kvoffload.traces import Request, Survey
+from kvoffload.replay.simulate import Demand
+from kvoffload.traces import Survey
 
 from ._model_options import (
     CacheOptions,
@@ -156,14 +150,17 @@ def replay(
         sizes = [asked.resolve(block_bytes, unique, unit=unit) for asked in capacities]
         device_blocks = device_memory_blocks(device_memory, block_bytes, unique, unit=unit)
         note_no_ceiling(policies, groups, device_blocks, quiet=quiet)
-        ceilings = _Ceilings(requests, device_blocks, groups)
+
+        @functools.cache
+        def demand() -> Demand:  # decoded when the first ceiling is asked for
+            return Demand.of(DecodedTrace.of(requests), groups, device_blocks)
+
         cells = []
         for asked, num_blocks in zip(capacities, sizes, strict=True):
             for policy in policies:
                 if policy in CEILINGS:
-                    cells.append(
-                        Cell(policy, asked.text, num_blocks, ceilings.at(policy, num_blocks))
-                    )
+                    result = demand().simulate(policy, num_blocks)
+                    cells.append(Cell(policy, asked.text, num_blocks, result))
                     continue
                 manager = _manager(policy, num_blocks, block_tokens, unit)
                 description = f"{policy}, {num_blocks:,} {unit}s"
@@ -217,32 +214,3 @@ def _manager(
         return new_manager(policy, num_blocks, block_tokens or 1)
     except (TypeError, ValueError) as error:  # options that do not go with this capacity
         raise click.UsageError(f"--policy {policy} at {num_blocks} {unit}s: {error}") from None
-
-
-class _Ceilings:
-    """The ceilings of a trace, which is decoded when the first is asked for."""
-
-    def __init__(
-        self, requests: Iterable[Request], device_blocks: int, groups: GroupChunks
-    ) -> None:
-        self._requests = requests
-        self._device_blocks = device_blocks
-        self._groups = groups
-
-    @functools.cached_property
-    def _decoded(self) -> tuple[DecodedTrace, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        trace = DecodedTrace.of(self._requests)
-        return trace, *device_hits_and_junctions(trace, self._device_blocks, self._groups)
-
-    def at(self, ceiling: str, num_blocks: int) -> ReplayResult:
-        """Return the counts of a ceiling, which has no times, evictions or refusals."""
-        trace, hits, junctions = self._decoded
-        return simulate(
-            trace,
-            None,
-            ceiling,
-            num_blocks,
-            device_hits=hits,
-            junctions=junctions,
-            groups=self._groups,
-        )

@@ -23,7 +23,7 @@ from .groups import GroupChunks
 from .offline import BELADY
 from .requests import DecodedTrace
 from .results import ReplayResult
-from .simulate import lengths_of
+from .simulate import Demand
 
 __all__ = ["ResultsFile"]
 
@@ -71,8 +71,7 @@ class ResultsFile:
             "version": __version__,
             "block_tokens": groups.block_tokens if groups.knows_tokens else None,
         }
-        lengths = lengths_of(trace, slice(0, trace.num_requests), groups)
-        most = ReplayResult.of(groups, int(lengths.sum()), 0, requests=trace.num_requests).as_row()
+        most = ReplayResult.of(groups, int(Demand.of(trace, groups, 0).asked.sum()), 0).as_row()
         self._names, self._most_asked = list(most), most["asked"] or 0
         self._most_kept = trace.num_blocks * len(groups.layout.groups)
         self._most_refused = trace.num_requests

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from time import perf_counter_ns
 
 import numpy as np
@@ -19,7 +19,7 @@ from kvoffload import BlockHash, CPUOffloadingManager, OffloadingManager
 from kvoffload._checks import MAX_NUM_BLOCKS
 from kvoffload.traces import Request
 
-from .device import DeviceCache
+from .device import DeviceCache, device_hits_and_junctions
 from .groups import GroupChunks
 from .offline import BELADY, CEILINGS, INFINITE, belady_of_groups, infinite_hits_of_each
 from .policies import new_manager
@@ -27,7 +27,7 @@ from .requests import BlockKeys, DecodedTrace
 from .results import DurationHistogram, ReplayResult
 from .serving import GroupServed, GroupServer, Served, serve
 
-__all__ = ["replay", "simulate", "simulate_in_parts", "simulate_requests"]
+__all__ = ["Demand", "replay", "simulate", "simulate_in_parts", "simulate_requests"]
 
 PROGRESS_REQUESTS = 64  # between two calls of the progress function
 ROWS_AT_ONCE = 1024  # requests that are served before Ctrl-C is heard
@@ -42,6 +42,67 @@ _COUNTED = {
 }
 
 Hits = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The requests of a trace behind the accelerator's own cache.
+
+    Attributes
+    ----------
+    trace : DecodedTrace
+        The requests.
+    groups : GroupChunks
+        The KV groups of the model.
+    device_hits, junctions : (requests,) int64
+        What the accelerator's own cache has, as `device_hits_and_junctions` returns it.
+    """
+
+    trace: DecodedTrace
+    groups: GroupChunks
+    device_hits: Hits
+    junctions: Hits
+
+    @classmethod
+    def of(cls, trace: DecodedTrace, groups: GroupChunks, device_slots: int) -> Demand:
+        """Return that behind a cache of so many slots."""
+        return cls(trace, groups, *device_hits_and_junctions(trace, device_slots, groups))
+
+    @property
+    def whole(self) -> Hits:
+        """The tokens of each request, as `GroupChunks.length_of` has them."""
+        blocks = np.diff(self.trace.starts)
+        if self.groups.is_plain:
+            return np.asarray(blocks * self.groups.block_tokens)
+        lengths = map(self.groups.length_of, self.trace.lengths.tolist(), blocks.tolist())
+        return np.fromiter(lengths, dtype=np.int64, count=len(blocks))
+
+    @property
+    def local(self) -> Hits:
+        """The tokens of each request that the accelerator's own cache has."""
+        return np.asarray(self.device_hits * self.groups.block_tokens)
+
+    @property
+    def asked(self) -> Hits:
+        """The tokens of each request that the manager is asked for."""
+        return np.asarray(self.whole - self.local)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether no policy hits more than a cache without bounds: `GroupChunks.is_bounded`."""
+        return self.groups.is_bounded(junctions=bool(self.junctions.any()))
+
+    def simulate(self, policy: str, capacity: int) -> ReplayResult:
+        """Replay the trace by a policy at a capacity."""
+        return simulate(
+            self.trace,
+            None,
+            policy,
+            capacity,
+            device_hits=self.device_hits,
+            junctions=self.junctions,
+            groups=self.groups,
+        )
 
 
 def replay(
@@ -224,31 +285,29 @@ def simulate_in_parts(
     list of ReplayResult
         One per part; for a ceiling a single one, of the whole trace.
     """
-    groups = groups or GroupChunks.of_blocks()
+    demand = _demand(trace, device_hits, junctions, groups)
+    groups = demand.groups
     parts = 1 if policy in CEILINGS else parts
     ends = [trace.num_requests * part // parts for part in range(parts + 1)]
     slices = list(itertools.starmap(slice, itertools.pairwise(ends)))
     if policy == BELADY:
         hits, stored = belady_of_groups(trace, capacity, groups, device_hits)
         counts = {"loaded_slots": None, "stored_slots": stored}
-        return [_result(trace, slices[0], groups, device_hits, hits, **counts)]
+        return [_result(demand, slices[0], hits, **counts)]
     if policy == INFINITE and groups.is_plain:
-        found = infinite_hits_of_each(trace, device_hits)
-        counts = {"stored_slots": trace.unique_blocks}
-        return [
-            _counted(trace, slices[0], groups, device_hits, found * groups.block_tokens, **counts)
-        ]
+        found = infinite_hits_of_each(trace, device_hits) * groups.block_tokens
+        return [_counted(demand, slices[0], found, stored_slots=trace.unique_blocks)]
     if policy == INFINITE:
         policy = "lru"
         capacity = min(trace.unique_blocks * len(groups.chunk_tokens), MAX_NUM_BLOCKS)
-    serving = Serving(new_manager(policy, capacity), trace, keys, groups, pending=pending)
+    serving = Serving(new_manager(policy, capacity), demand, keys, pending)
     before = serving.manager.stats()
     results = []
     for part in slices:
-        found = serving.hits(part, device_hits, junctions)
+        found = serving.hits(part)
         after = serving.manager.stats()
         counts = {field: after[name] - before[name] for field, name in _COUNTED.items()}
-        results.append(_counted(trace, part, groups, device_hits, found, **counts))
+        results.append(_counted(demand, part, found, **counts))
         before = after
     return results
 
@@ -274,24 +333,29 @@ def simulate_requests(
     -------
     (requests,) int64
     """
-    groups = groups or GroupChunks.of_blocks()
-    serving = Serving(new_manager(policy, capacity), trace, keys, groups, pending=0)
-    return serving.hits(slice(0, trace.num_requests), device_hits, junctions)
+    demand = _demand(trace, device_hits, junctions, groups)
+    return Serving(new_manager(policy, capacity), demand, keys).hits(slice(0, trace.num_requests))
+
+
+def _demand(
+    trace: DecodedTrace, device_hits: Hits, junctions: Hits | None, groups: GroupChunks | None
+) -> Demand:
+    if junctions is None:
+        junctions = np.zeros_like(device_hits)
+    return Demand(trace, groups or GroupChunks.of_blocks(), device_hits, junctions)
 
 
 class Serving:
-    """A manager that serves the requests of a decoded trace, one part after the other.
+    """A manager that serves the requests of a trace, one part after the other.
 
     Parameters
     ----------
     manager : CPUOffloadingManager
         The manager.
-    trace : DecodedTrace
-        The requests.
+    demand : Demand
+        The requests, and what the accelerator's own cache has of each.
     keys : list of BlockHash or None
         ``trace.keys()``; None computes them.
-    groups : GroupChunks
-        The KV groups of the model, and how prompts are offered.
     pending : int
         Number of further requests during which a store is in flight; 0: it completes at once.
     """
@@ -299,78 +363,65 @@ class Serving:
     def __init__(
         self,
         manager: CPUOffloadingManager,
-        trace: DecodedTrace,
+        demand: Demand,
         keys: list[BlockHash] | None,
-        groups: GroupChunks,
         pending: int = 0,
     ) -> None:
         self.manager = manager
-        self._trace = trace
-        self._keys = trace.keys() if keys is None else keys
-        self._groups = groups
-        self._server = _server(groups, manager, ends_stores=not pending)
+        self._demand = demand
+        self._keys = demand.trace.keys() if keys is None else keys
+        self._server = _server(demand.groups, manager, ends_stores=not pending)
         self._pending = pending
         self._in_flight: deque[Served | GroupServed] = deque()
 
-    @cached_property
-    def _key_array(self) -> npt.NDArray[np.object_]:
-        return np.array(self._keys, dtype=object)
-
-    def hits(self, part: slice, device_hits: Hits, junctions: Hits | None = None) -> Hits:
-        """Serve the requests of a part; return the tokens that each hits.
-
-        Parameters
-        ----------
-        part : slice
-            The requests.
-        device_hits, junctions : (requests,) int64
-            As in `simulate`, of the whole trace.
-        """
-        size = self._groups.block_tokens
+    def hits(self, part: slice) -> Hits:
+        """Serve the requests of a part; return the tokens that each hits."""
+        demand, size = self._demand, self._demand.groups.block_tokens
         if self._server is None:
-            found = self._hits_by_rows(part, device_hits)
-            return (self._hits_one_by_one(part, device_hits) if found is None else found) * size
-        local = device_hits[part] * size
-        crossed = np.zeros_like(local) if junctions is None else junctions[part] * size
-        lengths = lengths_of(self._trace, part, self._groups)
-        rows = self._trace.hashes(self._key_array, part)
+            found = self._hits_by_rows(part)
+            return (self._hits_one_by_one(part) if found is None else found) * size
+        tokens = demand.whole, demand.local, demand.junctions * size
         hits = []
-        for hashes, *tokens in zip(
-            rows, lengths.tolist(), local.tolist(), crossed.tolist(), strict=True
+        for hashes, *given in zip(
+            self._rows(part), *(each[part].tolist() for each in tokens), strict=True
         ):
-            served = self._server.serve(hashes, *tokens)
+            served = self._server.serve(hashes, *given)
             hits.append(served.hit_tokens)
             self._complete_older(served)
         return np.array(hits, dtype=np.int64)
 
-    def _hits_by_rows(self, part: slice, device_hits: Hits) -> Hits | None:
-        """Have a compiled manager serve many requests in one call, as `serve` would.
+    def _hits_by_rows(self, part: slice) -> Hits | None:
+        """Have a compiled manager serve many requests in one call, as `serve` does each.
 
         Return the blocks that each hits; None, with none served, if they must go one by one.
         """
         serve_rows = getattr(self.manager, "_serve_rows", None)
         if serve_rows is None or self._pending:
             return None
-        trace, nodes = self._trace, np.zeros(len(self._keys), dtype=np.uint32)
+        trace, nodes = self._demand.trace, np.zeros(len(self._keys), dtype=np.uint32)
         hits = np.zeros(part.stop - part.start, dtype=np.int64)
         for start in range(part.start, part.stop, ROWS_AT_ONCE):
             stop = min(start + ROWS_AT_ONCE, part.stop)
-            starts, first = trace.starts[start : stop + 1], device_hits[start:stop]
+            starts, first = trace.starts[start : stop + 1], self._demand.device_hits[start:stop]
             found = serve_rows(self._keys, starts, trace.blocks, first, nodes)
             if found is None:
                 return None
             hits[start - part.start : stop - part.start] = found
         return hits
 
-    def _hits_one_by_one(self, part: slice, device_hits: Hits) -> Hits:
+    def _hits_one_by_one(self, part: slice) -> Hits:
         """Return the blocks that each request hits, each served as `serve` does."""
         hits = []
-        rows = self._trace.hashes(self._key_array, part)
-        for hashes, on_device in zip(rows, device_hits[part].tolist(), strict=True):
-            served = serve(self.manager, hashes, on_device)
+        on_device = self._demand.device_hits[part].tolist()
+        for hashes, first in zip(self._rows(part), on_device, strict=True):
+            served = serve(self.manager, hashes, first)
             hits.append(served.hits)
             self._complete_older(served)
         return np.array(hits, dtype=np.int64)
+
+    def _rows(self, part: slice) -> Iterator[list[BlockHash]]:
+        """Yield the hashes of each request."""
+        return self._demand.trace.hashes(np.array(self._keys, dtype=object), part)
 
     def _complete_older(self, served: Served | GroupServed) -> None:
         """End the store of the request that is as many before the last as are pending."""
@@ -388,41 +439,20 @@ def _server(
     return GroupServer(groups, manager, ends_stores=ends_stores)
 
 
-def lengths_of(trace: DecodedTrace, part: slice, groups: GroupChunks) -> Hits:
-    """Return the tokens of each prompt of a part, as `GroupChunks.length_of` has them."""
-    blocks = np.diff(trace.starts[part.start : part.stop + 1])
-    lengths = map(groups.length_of, trace.lengths[part].tolist(), blocks.tolist())
-    return np.fromiter(lengths, dtype=np.int64, count=len(blocks))
-
-
-def _counted(
-    trace: DecodedTrace,
-    part: slice,
-    groups: GroupChunks,
-    device_hits: Hits,
-    hits: Hits,
-    **counts: int | None,
-) -> ReplayResult:
+def _counted(demand: Demand, part: slice, hits: Hits, **counts: int | None) -> ReplayResult:
     """Return the result of a part, from the tokens that each of its requests hits."""
-    lengths, local = trace.lengths[part], device_hits[part] * groups.block_tokens
-    if groups.knows_tokens:
+    lengths, local = demand.trace.lengths[part], demand.local[part]
+    if demand.groups.knows_tokens:
         of_known = np.minimum(local + hits, lengths) - np.minimum(local, lengths)
         counts["hit_tokens"] = int(of_known.sum())
-    return _result(trace, part, groups, device_hits, int(hits.sum()), **counts)
+    return _result(demand, part, int(hits.sum()), **counts)
 
 
-def _result(
-    trace: DecodedTrace,
-    part: slice,
-    groups: GroupChunks,
-    device_hits: Hits,
-    hits: int,
-    **counts: int | None,
-) -> ReplayResult:
-    asked = lengths_of(trace, part, groups) - device_hits[part] * groups.block_tokens
+def _result(demand: Demand, part: slice, hits: int, **counts: int | None) -> ReplayResult:
+    trace = demand.trace
     return ReplayResult.of(
-        groups,
-        int(asked.sum()),
+        demand.groups,
+        int(demand.asked[part].sum()),
         hits,
         requests=part.stop - part.start,
         blocks=int(trace.starts[part.stop] - trace.starts[part.start]),

@@ -10,7 +10,6 @@ import pytest
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.advise import RecordedTrace, Setup, advise, details, model_shape
-from kvoffload.advise.advice import Demand
 from kvoffload.advise.configuration import vllm_arguments
 from kvoffload.advise.economy import balance, engine_of
 from kvoffload.advise.remarks import group_remarks, prompt_text
@@ -25,8 +24,8 @@ from kvoffload.replay import (
     GroupLayout,
     Selection,
     replay,
-    simulate,
 )
+from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Request, Trace, Workload
 
 TRACE = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull) / "mooncake_conversation.jsonl.gz"
@@ -161,7 +160,8 @@ def test_when_a_cache_without_bounds_is_a_ceiling(kinds, interval, junction, exp
     layout = GroupLayout(tuple(Group(kind, 1, 16, width.get(kind, 0)) for kind in kinds), 4096)
     none, junctions = np.zeros((2, 2), dtype=np.int64)
     junctions[1] = junction
-    demand = Demand(GroupChunks.of(layout, 16, interval), none, junctions, none + 100)
+    trace = DecodedTrace.of([Request(0, 100, 1, (1,))] * 2)
+    demand = Demand(trace, GroupChunks.of(layout, 16, interval), none, junctions)
     assert demand.is_bounded is expected
 
 
@@ -364,6 +364,5 @@ def test_a_public_trace_with_gpt_oss(interval, expected):
     trace = DecodedTrace.of(Selection(requests, full_block_tokens=512))
     setup = Setup(2**36, 512, 0, groups=groups)
     assert setup.capacity(setup.memory) == 5461
-    nothing = Demand.of(trace, setup).device_hits
-    counts = simulate(trace, trace.keys(), "lru", 5461, device_hits=nothing, groups=groups)
+    counts = Demand.of(trace, groups, 0).simulate("lru", 5461)
     assert counts.hit_ratio == pytest.approx(expected, abs=0.0005)

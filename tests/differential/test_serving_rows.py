@@ -10,16 +10,15 @@ import pytest
 from kvoffload.policies import registry
 from kvoffload.replay.groups import GroupChunks
 from kvoffload.replay.requests import DecodedTrace
-from kvoffload.replay.simulate import Serving
+from kvoffload.replay.simulate import Demand, Serving
 from kvoffload.traces import Request
 from tests.differential.pairs import Pair, Twins, require_equal
 from tests.differential.workloads import GENERATED
 
 
 def serve_all(manager, keys: list[bytes], trace: DecodedTrace, first: np.ndarray) -> np.ndarray:
-    return Serving(manager, trace, keys, GroupChunks.of_blocks(1)).hits(
-        slice(0, trace.num_requests), first
-    )
+    demand = Demand(trace, GroupChunks.of_blocks(1), first, np.zeros_like(first))
+    return Serving(manager, demand, keys).hits(slice(0, trace.num_requests))
 
 
 def decoded(rows: list[list[int]]) -> DecodedTrace:
