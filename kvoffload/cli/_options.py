@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 import click
 
+from kvoffload import CPUOffloadingManager
 from kvoffload import _sizes as sizes
 from kvoffload.errors import describe
 from kvoffload.replay import CEILINGS
 from kvoffload.replay.groups import MAX_CHUNK_TOKENS, MAX_STEP_TOKENS
-from kvoffload.replay.policies import is_own
+from kvoffload.replay.policies import is_own, new_manager
 from kvoffload.replay.policies import read_policy as parse_policy
 from kvoffload.traces.formats import FORMATS
 
@@ -292,6 +293,22 @@ def read_policy(text: str) -> str:
     if may_be_own and "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     return parse_policy(text)
+
+
+def manager_of(
+    policy: str, num_slots: int, unit: str, block_tokens: int | None = None
+) -> CPUOffloadingManager:
+    """Return an empty manager.
+
+    Raises
+    ------
+    click.UsageError
+        If the policy's options do not go with this capacity.
+    """
+    try:
+        return new_manager(policy, num_slots, block_tokens or 1)
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(f"--policy {policy} at {num_slots} {unit}s: {error}") from None
 
 
 def read_policy_or_ceiling(text: str) -> str:

@@ -82,15 +82,15 @@ KEPT = [
 ]
 WHICH_SLOTS = [WHICH[0], Field("capacity\nslots", WHICH[1].text)]
 FOUND_TOKENS = [
-    Field("requests", lambda cell: f"{cell.result.requests:,}"),
+    FOUND[0],
     Field("tokens\nasked for", lambda cell: f"{cell.result.asked_tokens:,}"),
     Field("tokens hit", lambda cell: f"{cell.result.loaded_tokens:,}"),
-    Field("hit ratio", lambda cell: percent_text(cell.result.hit_ratio)),
+    FOUND[3],
 ]
 KEPT_SLOTS = [
     Field("slots\nstored", KEPT[0].text),
     Field("slots\nevicted", KEPT[1].text),
-    Field("refused", KEPT[2].text),
+    KEPT[2],
 ]
 NOT_ADMITTED = Field("not\nadmitted", known(lambda result: f"{result.not_admitted:,}"))
 TIME = [

@@ -6,7 +6,7 @@ import functools
 
 import click
 
-from kvoffload import IMPLEMENTATION, CPUOffloadingManager, __version__
+from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise import ModelShape
 from kvoffload.replay import (
     CEILINGS,
@@ -14,7 +14,6 @@ from kvoffload.replay import (
     DeviceCache,
 )
 from kvoffload.replay import replay as replay_trace
-from kvoffload.replay.policies import new_manager
 from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Survey
 
@@ -38,6 +37,7 @@ from ._options import (
     device_memory_option,
     examples,
     json_option,
+    manager_of,
     policy_option,
     reading_options,
     step_tokens_option,
@@ -162,7 +162,7 @@ def replay(
                     result = demand().simulate(policy, num_blocks)
                     cells.append(Cell(policy, asked.text, num_blocks, result))
                     continue
-                manager = _manager(policy, num_blocks, block_tokens, unit)
+                manager = manager_of(policy, num_blocks, unit, block_tokens)
                 description = f"{policy}, {num_blocks:,} {unit}s"
                 with progress_bar(description, survey.requests, quiet=quiet) as progress:
                     device = DeviceCache(device_blocks, groups)
@@ -205,12 +205,3 @@ def replay(
                 model=cache.text(block_tokens),
                 groups=groups,
             )
-
-
-def _manager(
-    policy: str, num_blocks: int, block_tokens: int | None, unit: str
-) -> CPUOffloadingManager:
-    try:
-        return new_manager(policy, num_blocks, block_tokens or 1)
-    except (TypeError, ValueError) as error:  # options that do not go with this capacity
-        raise click.UsageError(f"--policy {policy} at {num_blocks} {unit}s: {error}") from None

@@ -20,7 +20,7 @@ from kvoffload.replay import (
     ResultsFile,
     run_grid,
 )
-from kvoffload.replay.policies import is_own, new_manager
+from kvoffload.replay.policies import is_own
 from kvoffload.traces import Survey
 from kvoffload.traces.outputs import open_output
 
@@ -44,6 +44,7 @@ from ._options import (
     examples,
     jobs_option,
     json_option,
+    manager_of,
     policy_option,
     reading_options,
     step_tokens_option,
@@ -208,7 +209,9 @@ def sweep(
         for policy in dict.fromkeys(policies)
         for size in sizes.values()
     ]
-    _check_buildable(cells, unit)
+    for cell in cells:
+        if cell.policy not in CEILINGS:
+            manager_of(cell.policy, cell.capacity, unit)
     work = GridWork(decoded, cells, groups=groups)
     file = None if results is None else ResultsFile(results, decoded, groups)
     faults: list[OSError] = []  # of files; the result is printed all the same
@@ -291,18 +294,6 @@ def _read(
     with progress_bar("reading", limit, quiet=quiet) as progress:
         decoded = DecodedTrace.of(requests, progress)
     return decoded, BlockSize.of(source, survey, block_tokens), survey
-
-
-def _check_buildable(cells: list[Cell], unit: str) -> None:
-    """Check that the options are valid at every capacity."""
-    for cell in cells:
-        if cell.policy not in CEILINGS:
-            try:
-                new_manager(cell.policy, cell.capacity)
-            except (TypeError, ValueError) as error:
-                raise click.UsageError(
-                    f"--policy {cell.policy} at {cell.capacity} {unit}s: {error}"
-                ) from None
 
 
 def _counts(

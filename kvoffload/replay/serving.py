@@ -165,10 +165,8 @@ class GroupServer:
         self, groups: GroupChunks, manager: OffloadingManager, *, ends_stores: bool = True
     ) -> None:
         if not isinstance(manager, CPUOffloadingManager):
-            raise TypeError(
-                "manager must be a CPUOffloadingManager where step_tokens is given, got "
-                f"{describe(manager)}"
-            )
+            needed = "a CPUOffloadingManager where there are several groups or steps"
+            raise TypeError(f"manager must be {needed}, got {describe(manager)}")
         self.groups = groups
         self.manager = manager
         self.in_flight: set[BlockHash] = set()

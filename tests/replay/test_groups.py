@@ -459,3 +459,17 @@ def test_without_a_full_group_belady_bounds_nothing() -> None:
             device_hits=device_hits(trace, 0),
             groups=chunks,
         )
+
+
+def test_earlier_names_work_and_warn() -> None:
+    import kvoffload.replay
+
+    with pytest.warns(DeprecationWarning, match="Counts is called ReplayResult"):
+        assert kvoffload.replay.Counts is kvoffload.replay.ReplayResult
+    with pytest.warns(DeprecationWarning, match="replay_groups is called replay"):
+        replay_groups = kvoffload.replay.replay_groups
+    chunks = bound(FULL, WINDOW)
+    found = replay_groups(system_prompt(3), CPUOffloadingManager(16, 350), chunks)
+    assert found == replay(system_prompt(3), CPUOffloadingManager(16, 350), groups=chunks)
+    with pytest.raises(AttributeError, match="no attribute 'GroupDevice'"):
+        kvoffload.replay.GroupDevice  # noqa: B018
