@@ -122,14 +122,14 @@ class GroupServed:
         Chunks that the policy did not admit.
     """
 
-    hit_tokens: int
-    loaded: list[BlockHash]
-    offered: list[list[BlockHash]]
-    to_store: list[BlockHash]
-    evicted: list[BlockHash]
-    refused: int
-    not_admitted: int
     _server: GroupServer = field(repr=False, compare=False)
+    hit_tokens: int = 0
+    loaded: list[BlockHash] = field(default_factory=list)
+    offered: list[list[BlockHash]] = field(default_factory=list)
+    to_store: list[BlockHash] = field(default_factory=list)
+    evicted: list[BlockHash] = field(default_factory=list)
+    refused: int = 0
+    not_admitted: int = 0
 
     def complete(self) -> None:
         """End the stores."""
@@ -190,24 +190,15 @@ class GroupServer:
         local, junction : int
             Tokens, as in `GroupChunks.offers`.
         """
-        groups = self.groups
-        request = _SteppedRequest(self, self._keys(hashes, length))
-        hit = groups.hit(length, local, request)
-        loaded = request.keys(groups.loaded_chunks(local, hit))
-        request.load(loaded, local // groups.block_tokens)
+        groups, served = self.groups, GroupServed(self)
+        request = _SteppedRequest(self, self._keys(hashes, length), served)
+        hit = served.hit_tokens = groups.hit(length, local, request)
+        served.loaded = request.keys(groups.loaded_chunks(local, hit))
+        request.load(served.loaded, local // groups.block_tokens)
         request.store(groups.offers_by_step(length, local, hit, junction), self._ends_stores)
         request.end()
-        self.in_flight.update(request.stored)
-        return GroupServed(
-            hit,
-            loaded,
-            request.offered,
-            request.stored,
-            request.evicted,
-            request.refused,
-            request.not_admitted,
-            self,
-        )
+        self.in_flight.update(served.to_store)
+        return served
 
     def _keys(self, hashes: Sequence[BlockHash], length: int) -> list[Sequence[BlockHash]]:
         """Return the keys of a prompt's whole chunks by group."""
@@ -273,25 +264,14 @@ class _SteppedRequest:
         The manager, and the keys whose stores, of earlier requests, have not ended.
     keys : list of sequence of BlockHash
         Keys of the request's chunks by group.
-
-    Attributes
-    ----------
-    stored, evicted : list of BlockHash
-        Keys that got a slot, and keys that left for them.
-    offered : list of list of BlockHash
-        The offers that were made.
-    refused : int
-        Offers that were refused.
-    not_admitted : int
-        Chunks that the policy did not admit.
+    served : GroupServed
+        The work that it makes for the manager; its offers and their outcome are added.
     """
 
-    def __init__(self, server: GroupServer, keys: list[Sequence[BlockHash]]) -> None:
-        self.stored: list[BlockHash] = []
-        self.evicted: list[BlockHash] = []
-        self.offered: list[list[BlockHash]] = []
-        self.refused = 0
-        self.not_admitted = 0
+    def __init__(
+        self, server: GroupServer, keys: list[Sequence[BlockHash]], served: GroupServed
+    ) -> None:
+        self._served = served
         self._manager = server.manager
         self._learning = server.learning
         self._in_flight = server.in_flight
@@ -413,7 +393,7 @@ class _SteppedRequest:
         """Use what was loaded or offered: the head is the most recent."""
         manager, learning = self._manager, self._learning
         used = self._used | self._own
-        if self.evicted and learning.from_ghosts:
+        if self._served.evicted and learning.from_ghosts:
             # What the request itself has evicted does not come back.
             used = {key for key in used if key in manager}
         if learning.by_chain:
@@ -455,7 +435,7 @@ class _SteppedRequest:
                 # A policy may learn from what has left.
                 first = [key for key in missing if key not in self._missed]
                 manager.touch(first)
-        self.offered.append(keys)
+        self._served.offered.append(keys)
         output = manager.prepare_store(keys)
         if missing is None:  # LRU stores all of them, or none
             missing = (
@@ -467,12 +447,12 @@ class _SteppedRequest:
         if len(missing) < len(keys):
             self._used.update(set(keys).difference(missing, self._in_flight, self._own))
         if output is None:
-            self.refused += 1
+            self._served.refused += 1
             return None
         stored = output.block_hashes_to_store
-        self.not_admitted += len(missing) - len(stored)
-        self.stored.extend(stored)
-        self.evicted.extend(output.block_hashes_evicted)
+        self._served.not_admitted += len(missing) - len(stored)
+        self._served.to_store += stored
+        self._served.evicted += output.block_hashes_evicted
         self._own.update(stored)
         return stored
 
