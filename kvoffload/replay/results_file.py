@@ -127,13 +127,17 @@ class ResultsFile:
                         found = row.pop("cell"), row.pop("counts")
                         if row == self._about:
                             cell, counts = _of(Cell, found[0]), self._counts(found[1])
+                            if cell.policy == BELADY:
+                                counts["loaded"] = None
                             if cell in cells and self._is_possible(cell, counts):
                                 known[cell] = ReplayResult.of_row(self._groups, counts)
         return known
 
     def add(self, cell: Cell, result: ReplayResult) -> None:
         """Append one result."""
-        line = json.dumps({**self._about, "cell": asdict(cell), "counts": result.as_row()}) + "\n"
+        counts = result.as_row()
+        counts["loaded"] = counts.get("loaded") or 0  # a number, as 0.3 reads it
+        line = json.dumps({**self._about, "cell": asdict(cell), "counts": counts}) + "\n"
         with open_output(self._path, append=True) as file:
             file.write(line.encode() if self._ends_in_newline else b"\n" + line.encode())
         self._ends_in_newline = True
