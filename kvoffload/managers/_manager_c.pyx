@@ -1046,7 +1046,7 @@ cdef class CompiledRequest:
 cdef void* data_of(str name, object array, int kind) except NULL:
     """Return where the elements of an array are that has one dimension and no gaps."""
     if (
-        not cnp.PyArray_CheckExact(array)
+        not cnp.PyArray_Check(array)
         or cnp.PyArray_TYPE(array) != kind
         or cnp.PyArray_NDIM(array) != 1
         or not cnp.PyArray_IS_C_CONTIGUOUS(array)

@@ -63,7 +63,17 @@ class UserPolicy:
             self.policy.begun(list(batch), hints)
 
     def _extended(self, batch: list[BlockHash]) -> None:
-        self._touch(batch)
+        if self._touches_as_built_in():
+            with self._restoring():
+                self.policy._extend_alone(list(batch))  # type: ignore[attr-defined]
+        else:
+            self._touch(batch)
+
+    def _touches_as_built_in(self) -> bool:
+        """Return whether the policy derives from a built-in one and leaves its `touch` as it is."""
+        kind = type(self.policy)
+        built_in = next((one for one in kind.__mro__ if "_extend_alone" in vars(one)), None)
+        return built_in is not None and kind.touch is built_in.touch  # type: ignore[attr-defined]
 
     def _missed(self, hashes: list[BlockHash]) -> None:
         with self._restoring():

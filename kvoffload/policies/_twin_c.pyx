@@ -255,6 +255,12 @@ cdef class CompiledPolicy:
         find_all(self.table, &self.batch)
         self.c_touch(&self.batch)
 
+    def _extend_alone(self, hashes):
+        """Do as a built-in policy when a request is extended, which is no request of its own."""
+        cdef list batch = self.open_batch(hashes, "hashes", "touch")
+        find_all(self.table, &self.batch)
+        self.c_extended(&self.batch)
+
     cdef int finish_alone(self, object hashes) except -1:
         """Do as `finished` should in a policy that counts uses."""
         cdef list batch = self.open_batch(hashes, "hashes", "finished")

@@ -119,6 +119,13 @@ class PythonPolicy(CachePolicy):
         self._require_free("touch")
         self._touch(batch)
 
+    def _extend_alone(self, hashes: Iterable[bytes]) -> None:
+        """Do as a built-in policy when a request is extended, which is no request of its own."""
+        self._require_ready()
+        batch = as_batch(hashes)
+        self._require_free("touch")
+        self._extended(batch)
+
     def _finish_alone(self, hashes: Iterable[bytes], hints: Hints | None) -> None:
         """Do as `finished` should in a policy that counts uses."""
         self._require_ready()

@@ -43,8 +43,7 @@ def test_a_server_that_was_stopped_by_default_left_every_request(runs):
 def test_the_recording_replays_to_the_engine_s_own_hits(runs, policy):
     """Block by block, where the device keeps nothing; stopped in good order, at once.
 
-    hit-density is told by vLLM's layer which touches are a request's second, and guesses it in a
-    replay; what is pinned when it looks for a victim depends on the time that copies take. Seen
+    What is pinned when hit-density looks for a victim depends on the time that copies take. Seen
     0.8 % apart on a quiet machine, once more than 2 % on a busy one.
     """
     run = runs[f"{policy} alone"]
@@ -54,10 +53,11 @@ def test_the_recording_replays_to_the_engine_s_own_hits(runs, policy):
     assert result.requests == NUM_TURNS
     apart = 0 if policy == "lru" else 0.05
     stored_bytes = run.metrics.value("vllm:kv_offload_store_bytes_total")
-    assert result.hits * BLOCK_TOKENS == pytest.approx(run.metrics.loaded_tokens, rel=apart, abs=0)
-    assert result.stored * CHUNK_BYTES == pytest.approx(stored_bytes, rel=apart, abs=0)
+    hit_tokens, stored = result.hit_blocks * BLOCK_TOKENS, result.stored_slots * CHUNK_BYTES
+    assert hit_tokens == pytest.approx(run.metrics.loaded_tokens, rel=apart, abs=0)
+    assert stored == pytest.approx(stored_bytes, rel=apart, abs=0)
     assert sum(answer.cached_tokens for answer in run.answers) == run.metrics.loaded_tokens
-    assert result.hits > NUM_TURNS
+    assert result.hit_blocks > NUM_TURNS
 
 
 @pytest.mark.engine_runs("lru")
