@@ -342,7 +342,7 @@ def measure_sweep(folder: Path, count: int) -> Iterator[tuple[str, float, str]]:
         assert not done.nbytes
         for place in range(count):
             key = b"%036d" % place
-            folder = tier.folder / f"{tier._store.epoch:016x}" / f"{xxh3_64(key) & 0xFF:02x}"
+            folder = tier.folder / f"{tier._shared.epoch:016x}" / f"{xxh3_64(key) & 0xFF:02x}"
             folder.mkdir(0o700, parents=True, exist_ok=True)
             (folder / f"{key.hex()}.kv").touch()
         sweeps, walks = [], []

@@ -20,7 +20,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,15 @@ from kvoffload.errors import describe
 from kvoffload.tiers.base import Done, State, Status, Tier
 from kvoffload.tiers.engine import threads
 from kvoffload.tiers.engine.contract import Block, Pool, Store
+from kvoffload.tiers.engine.jobs import Jobs
+from kvoffload.tiers.engine.native import Twin, chosen
+from kvoffload.tiers.engine.parts import Wait
 from kvoffload.tiers.engine.stores import MemoryStore
-from kvoffload.tiers.local.memory import MemoryTier
-from kvoffload.tiers.namespace import Namespace
-from kvoffload.tiers.options import STAGING_BYTES
+from kvoffload.tiers.engine.tier import ComposedTier
+from kvoffload.tiers.local.index import Index, check_num_slots, make_manager
+from kvoffload.tiers.local.memory import SecondRegion
+from kvoffload.tiers.namespace import Namespace, check_namespace
+from kvoffload.tiers.options import STAGING_BYTES, TierOptions
 from kvoffload.tiers.region import Region
 
 __all__ = ["FaultyTier", "TierConformance", "block_bytes_of", "run", "tier_machine"]
@@ -80,7 +84,40 @@ class _FaultyStore(Store):
             raise OSError(self.errno, os.strerror(self.errno))
 
 
-class FaultyTier(MemoryTier):
+class _FaultyMedium(SecondRegion):
+    """A second region behind a store that misbehaves; one that hangs confirms no `forget`."""
+
+    direct = False
+
+    def __init__(self, memory: Region, namespace: Namespace, jobs: Jobs, twin: Twin) -> None:
+        super().__init__(memory, namespace, jobs, twin)
+        sums = np.zeros(memory.num_blocks, np.uint64)
+        self.store = _FaultyStore(MemoryStore(memory, namespace.fingerprint, sums))
+        self._forget_hangs = False
+
+    def open_pool(self, region: Region) -> Pool:
+        """Start the threads."""
+        options = self._jobs.options
+        return threads.Pool(
+            region, self.store, options.threads, options.staging_bytes, options.ack_copied
+        )
+
+    def forget(self) -> None:
+        """Have everything forgotten."""
+        self._forget_hangs = not self.store.running.is_set()
+
+    def confirm(self, wait: Wait) -> bool:  # noqa: ARG002
+        """Return whether the medium has confirmed the last `forget`."""
+        return self.has_forgotten
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether the medium has confirmed the last `forget`."""
+        self._forget_hangs = self._forget_hangs and not self.store.running.is_set()
+        return not self._forget_hangs
+
+
+class FaultyTier(ComposedTier):
     """A tier in memory that behaves like a server or a disk in trouble, on demand.
 
     It is staged, as tiers on servers are. A call moves one block.
@@ -117,24 +154,18 @@ class FaultyTier(MemoryTier):
         staging_bytes: int = STAGING_BYTES,
         ack: str = "copied",
     ) -> None:
-        super().__init__(
-            capacity_bytes,
-            policy,
-            threads,
-            namespace=namespace,
-            name=name,
-            enable_events=enable_events,
+        block_bytes = check_namespace(namespace).block_bytes
+        num_slots = check_num_slots(check_int("capacity_bytes", capacity_bytes, 0), block_bytes)
+        options = TierOptions.read(threads, name, staging_bytes, ack, enable_events=enable_events)
+        jobs = Jobs(options, block_bytes)
+        twin = chosen()
+        manager = make_manager(policy, num_slots, twin)
+        self._trouble = _FaultyMedium(
+            Region.allocate(num_slots, block_bytes), namespace, jobs, twin
         )
-        self.direct = False
-        self._options = replace(self._options, staging_bytes=staging_bytes, ack=ack)
-        self._forget_hangs = False
-        self._store = _FaultyStore(MemoryStore(self._memory, self._fingerprint, self._sums))
-
-    def _make_pool(self, region: Region) -> Pool:
-        options = self._options
-        return threads.Pool(
-            region, self._store, options.threads, options.staging_bytes, options.ack_copied
-        )
+        self._store = self._trouble.store
+        self._slots = Index(jobs, self._trouble, manager, num_slots)
+        super().__init__(jobs, self._slots, self._trouble, num_slots * block_bytes)
 
     def delay(self, seconds: float) -> None:
         """Delay every call by `seconds` >= 0 from now on; ValueError for others."""
@@ -164,22 +195,13 @@ class FaultyTier(MemoryTier):
         """Let blocked calls go on."""
         self._store.running.set()
 
-    def forget(self) -> bool:
-        """Drop everything; a medium that hangs confirms this when it resumes."""
-        super().forget()
-        self._forget_hangs = not self._store.running.is_set()
-        return not self._forget_hangs
-
-    def _forget_confirmed(self) -> bool:
-        self._forget_hangs = self._forget_hangs and not self._store.running.is_set()
-        return not self._forget_hangs
-
     def flip(self, key: bytes, bit: int = 0) -> None:
         """Flip one bit of a block that is stored."""
-        (slot,) = self._slots_of([key])
-        data = bytearray(self._memory.read(slot))
+        (slot,) = self._slots.slots_of([key])
+        memory = self._trouble.memory
+        data = bytearray(memory.read(slot))
         data[bit // 8] ^= 1 << bit % 8
-        self._memory.write(slot, bytes(data))
+        memory.write(slot, bytes(data))
 
 
 # -- the suite -----------------------------------------------------------------------------------

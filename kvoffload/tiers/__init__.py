@@ -9,6 +9,7 @@ from .base import (
     Tier,
     TierError,
     TierEvent,
+    TierInterruptedError,
     TierInUseError,
     TierSpaceError,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "TierError",
     "TierEvent",
     "TierInUseError",
+    "TierInterruptedError",
     "TierOptions",
     "TierSpaceError",
     "TieredRequest",

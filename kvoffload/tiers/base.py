@@ -13,6 +13,7 @@ Glossary
     late: a direct job whose deadline has passed while the kernel still has its blocks.
     taken back: a job whose number the caller never got, because an exception ended the call; its
         blocks are the caller's again.
+    interrupted: a tier of which an exception from outside ended a call in the middle.
     chore: work of the tier's own that a thread does, such as clearing a seal, removing blocks or
         writing an epoch.
     direct: moving blocks between the region and the medium without a copy.
@@ -53,6 +54,7 @@ __all__ = [
     "TierError",
     "TierEvent",
     "TierInUseError",
+    "TierInterruptedError",
     "TierSpaceError",
 ]
 
@@ -156,18 +158,22 @@ class Health:
     forgotten : bool
         Whether the medium has confirmed the last `Tier.forget`; True where there was none. While it
         is False the tier tries again by itself, and a restart may find what was forgotten.
+    interrupted : bool
+        Whether an exception from outside ended a call in the middle: the tier has to be closed, and
+        opened again.
     """
 
     reads: str
     writes: str
     late_jobs: int
     forgotten: bool = True
+    interrupted: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether reads and writes are let through, nothing is late and `forgotten` holds."""
+        """Whether reads and writes are let through, nothing is late, interrupted or to forget."""
         closed = self.reads == self.writes == "closed"
-        return closed and not self.late_jobs and self.forgotten
+        return closed and not self.late_jobs and self.forgotten and not self.interrupted
 
 
 class TierError(OffloadError):
@@ -192,6 +198,10 @@ class TierInUseError(TierError):
         self.pid = pid
 
 
+class TierInterruptedError(TierError, RuntimeError):
+    """A tier of which an exception from outside ended a call in the middle: open it again."""
+
+
 class Tier(ABC):
     """Blocks of host memory, kept under their keys on some medium.
 
@@ -210,13 +220,14 @@ class Tier(ABC):
     never touches them. Any subset of a `get` may be OK; the bytes of the other blocks are
     undefined.
 
-    **Exceptions from outside.** A signal's handler may raise inside any method. Where `query`,
-    `put` or `get` do not return a number for it, the job is taken back: the blocks are the caller's
-    again, there is no `Done`, and what was not stored by then is not stored later. For a `get` of a
-    direct tier that takes until the kernel has returned, and not after its deadline. No job, no end
-    and no block is lost for other calls; an event of removal may be. Where the extensions are not
-    built, an exception inside the index of a local tier, which is the Python twin of the manager,
-    may cost it blocks and slots; no wrong byte is served.
+    **Exceptions from outside.** A signal's handler may raise inside any method, and a policy of the
+    caller's own where it is called. Where that ends a method in the middle of a change, the tier is
+    *interrupted*: every later call but `close`, `stats` and `health` raises `TierInterruptedError`.
+    Close the tier and open it again; one that keeps its blocks has them at once. The blocks of the
+    call that raised are the caller's again, and what was not stored by then is not stored later.
+    For a `get` of a direct tier that takes until the kernel has returned, and not after its
+    deadline. Blocks of other jobs are the caller's when `close` has returned True. No wrong byte is
+    ever served.
 
     **Deadlines.** A job ends by its deadline and at most 50 ms, with `Status.TIMEOUT` for what was
     not done, where the tier moves blocks through buffers of its own (`direct` is False). A direct
@@ -429,7 +440,8 @@ class Tier(ABC):
         then has a second more, or a tenth of one where a job is late. `poll` and `take_events`
         return what is left, `stats` and `health` still answer; every other method then raises
         RuntimeError. An exception of a signal's handler, such as KeyboardInterrupt, ends the wait:
-        the tier is open until a second call.
+        the tier is open until a second call. The jobs of a tier that was interrupted have no
+        `Done`.
 
         Returns
         -------

@@ -53,7 +53,17 @@ FORMER_PLACES = {"tiers/testing.py"}  # of public names: they import from the ne
 # of the first line may import from each other.
 TIERS_LAYERS = [
     {
-        *("base", "descriptors", "epoch", "folder", "hashing", "logs", "metrics", "namespace"),
+        *(
+            "base",
+            "descriptors",
+            "epoch",
+            "events",
+            "folder",
+            "hashing",
+            "logs",
+            "metrics",
+            "namespace",
+        ),
         *("options", "region", "seal"),
     },
     {"engine"},

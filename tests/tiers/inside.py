@@ -1,10 +1,11 @@
 """The insides of tiers that no caller can reach and some tests have to: all in one place."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from kvoffload.tiers import Tier
-from kvoffload.tiers.engine.jobs import PooledTier
+from kvoffload.tiers import FileTier, Tier
+from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.remote.tier import RemoteTier
 
 
@@ -13,33 +14,53 @@ def is_busy(tier: Tier) -> bool:
     return tier.stats()["unsettled_jobs"] > 0
 
 
-def set_clock(tier: PooledTier, clock: Callable[[], float]) -> None:
+def set_clock(tier: ComposedTier, clock: Callable[[], float]) -> None:
     """Have both breakers go by a clock."""
-    for breaker in (tier._reads, tier._writes):
+    for breaker in (tier._jobs.reads, tier._jobs.writes):
         breaker._clock = clock
 
 
-def let_probe(tier: PooledTier) -> None:
+def let_probe(tier: ComposedTier) -> None:
     """Let the time pass that open breakers wait for."""
-    for breaker in (tier._reads, tier._writes):
+    for breaker in (tier._jobs.reads, tier._jobs.writes):
         breaker._retry_at = 0.0
 
 
 def ask_anew(tier: RemoteTier) -> None:
     """Have the medium asked, whatever was found out before."""
-    tier._verdicts.clear()
+    tier._catalog.verdicts.clear()
 
 
 def doubt(tier: RemoteTier) -> None:
     """Have the next call ask for the epoch, as when it is no longer believed."""
-    tier._store.recheck()
+    tier._shared.recheck()
 
 
 def epoch_of(tier: RemoteTier) -> int:
     """Return the epoch of the tier, 0 for none."""
-    return tier._store.epoch
+    return tier._shared.epoch
 
 
 def medium_of(tier: RemoteTier) -> Any:
     """Return the tier's `RemoteStore`."""
-    return tier._medium
+    return tier._shared.medium
+
+
+def files_of(tier: FileTier) -> Any:
+    """Return the files of a slab."""
+    return tier._medium._files
+
+
+def threads_of(tier: ComposedTier) -> Any:
+    """Return the tier's threads."""
+    return tier._jobs.pool
+
+
+def slots_of(tier: ComposedTier, keys: list[bytes]) -> list[int]:
+    """Return the slots of keys that a local tier has."""
+    return tier._catalog.slots_of(keys)
+
+
+def limit_queue(tier: ComposedTier, nbytes: int) -> None:
+    """Leave room for so many bytes in the queue."""
+    tier._jobs.options = replace(tier._jobs.options, max_queued_bytes=nbytes)

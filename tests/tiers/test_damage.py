@@ -20,6 +20,7 @@ from kvoffload.tiers.local.slab.files import read_table
 from kvoffload.tiers.local.slab.layout import HEADER_BYTES, Header, record_offset
 from kvoffload.tiers.seal import SEAL_BYTES, Seal
 from tests.conftest import AVAILABLE
+from tests.tiers.inside import files_of, slots_of
 
 from .attack import BLOCK_BYTES, NAMESPACE, Universe, open_slab, report, rounds
 
@@ -39,7 +40,7 @@ class Slab:
         for start in (0, 32):
             assert not self.universe.put(tier, region, self.universe.keys[start : start + 32]).any()
         self.slot_of = dict(
-            zip(self.universe.keys, tier._slots_of(self.universe.keys), strict=True)
+            zip(self.universe.keys, slots_of(tier, self.universe.keys), strict=True)
         )
         tier.close()
         self.whole = path / "whole"
@@ -180,7 +181,7 @@ def test_blocks_of_another_model(slab: Slab, tmp_path: Path) -> None:
         foreign = tmp_path / name
         tier = FileTier(foreign, NUM_SLOTS * BLOCK_BYTES, namespace=other, twin=slab.twin)
         if its_epoch is not None:
-            tier._files.write_table(0, tier._files.write_header(its_epoch))
+            files_of(tier).write_table(0, files_of(tier).write_header(its_epoch))
         region = Region.allocate(32, BLOCK_BYTES)
         tier.attach(region)
         assert not slab.universe.put(tier, region, slab.universe.keys[:32]).any()
@@ -227,7 +228,7 @@ def test_damage_while_the_tier_is_open(tmp_path: Path, tier_twin: Twin, seed: in
     list(tier.take_events())
     hit = [universe.keys[i] for i in (0, 7, 8, 31, 47)]
     fd = os.open(tier.folder / "blocks.dat", os.O_RDWR)
-    for key, slot in zip(hit, tier._slots_of(hit), strict=True):
+    for key, slot in zip(hit, slots_of(tier, hit), strict=True):
         place = slot * BLOCK_BYTES + 4096 + len(key)
         byte = os.pread(fd, 1, place)[0]
         os.pwrite(fd, bytes([byte ^ 1]), place)

@@ -17,6 +17,7 @@ from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.epoch import new_epoch
 from kvoffload.tiers.local.slab import find_slabs, verify_slab
 from kvoffload.tiers.local.slab.layout import Header
+from tests.tiers.inside import files_of
 
 from .attack import (
     NAMESPACE,
@@ -175,7 +176,7 @@ def test_epochs_rise(tmp_path: Path, tier_twin: Twin) -> None:
     universe = Universe(NUM_SLOTS)
     tier, _ = filled(tmp_path, universe, tier_twin)
     ahead = new_epoch() + (10**10 << 20)
-    tier._files.write_table(0, tier._files.write_header(ahead))
+    files_of(tier).write_table(0, files_of(tier).write_header(ahead))
     tier.close()
     tier, _ = open_slab(tmp_path, NUM_SLOTS, twin=tier_twin)
     seen = [ahead]
@@ -222,7 +223,7 @@ def test_forgotten_while_the_disk_is_frozen(disk: Path, tier_twin: Twin) -> None
             bare.discard(universe.keys)
         assert not tier.health().forgotten
         assert (tier.lookup(universe.keys) == State.MISS).all()
-        wanted = tier._files.header.epoch
+        wanted = files_of(tier).header.epoch
     wait_confirmed(tier)
     wait_confirmed(bare)
     assert tier.wait(jobs, PATIENCE_S)

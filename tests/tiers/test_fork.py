@@ -11,8 +11,8 @@ import pytest
 from kvoffload import CPUOffloadingManager
 from kvoffload.testing.tiers import PATIENCE_S, refused_as_foreign, run
 from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, Status, TieredStore
-from kvoffload.tiers.engine.jobs import PooledTier
 from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.engine.tier import ComposedTier
 from tests.tiers.inside import is_busy
 
 from .attack import start
@@ -36,7 +36,7 @@ def ends_well(work: Callable[[], None]) -> None:
 @pytest.fixture(params=["memory", "slab", "staged slab"])
 def tier(
     request: pytest.FixtureRequest, tier_twin: Twin, namespace: Namespace, tmp_path: Path
-) -> PooledTier:
+) -> ComposedTier:
     if request.param == "memory":
         return MemoryTier(64 * BLOCK, namespace=namespace, twin=tier_twin)
     staged = request.param == "staged slab"
@@ -44,7 +44,7 @@ def tier(
 
 
 def test_a_child_of_a_busy_process_neither_waits_nor_writes(
-    tier: PooledTier, tmp_path: Path
+    tier: ComposedTier, tmp_path: Path
 ) -> None:
     """Threads hold the pool's lock at any time; numbers of closed descriptors are used again."""
     region = Region.allocate(64, BLOCK)

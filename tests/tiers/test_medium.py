@@ -20,6 +20,7 @@ from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, Region, State, Status, TierSpaceError
 from kvoffload.tiers.engine.native import Twin
 from tests.conftest import AVAILABLE
+from tests.tiers.inside import files_of, slots_of
 
 from .attack import (
     BLOCK_BYTES,
@@ -146,7 +147,7 @@ def test_another_capacity_keeps_what_fits(tmp_path: Path, tier_twin: Twin) -> No
     tier, region = open_slab(tmp_path, 100, twin=tier_twin)
     for first in range(0, 100, 25):
         universe.put(tier, region, universe.keys[first : first + 25])
-    slots = dict(zip(universe.keys, tier._slots_of(universe.keys), strict=True))
+    slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))
     tier.close()
     for num_slots in (150, 40, 40, 300):
         tier, region = open_slab(tmp_path, num_slots, twin=tier_twin)
@@ -390,7 +391,7 @@ def test_injected_errors_in_python(
         call = getattr(os, name)
 
         def wrapped(fd: int, views: list, offset: int) -> int:
-            if name in bad and fd == tier._files.data_fd:
+            if name in bad and fd == files_of(tier).data_fd:
                 raise OSError(bad[name], os.strerror(bad[name]))
             return call(fd, views, offset)
 

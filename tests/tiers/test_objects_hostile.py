@@ -33,6 +33,7 @@ from kvoffload.tiers.remote.objects_client import (
     ObjectsClientError,
 )
 from tests.tiers.attack import report, rounds, start
+from tests.tiers.inside import medium_of
 from tests.tiers.servers import patient, stop
 
 pytest.importorskip("obstore", reason="the tier needs the objects extra")
@@ -219,7 +220,7 @@ def meet(bucket):
     region = Region.allocate(8, BLOCK)
     tier.attach(region)
     until = time.monotonic() + 120
-    while not bucket.endswith("everywhere") and not tier._store.epoch:
+    while not bucket.endswith("everywhere") and not tier._shared.epoch:
         assert time.monotonic() < until
         tier.health(reset=True)
         run(tier, tier.query(KEYS, SECONDS))  # what `attach` could not learn the next job asks for
@@ -229,10 +230,10 @@ def meet(bucket):
         ("query", lambda: tier.query(KEYS, SECONDS)),
         ("put", lambda: tier.put(KEYS, range(4), SECONDS)),
     ):
-        tier._verdicts.clear()
+        tier._catalog.verdicts.clear()
         tier.health(reset=True)
-        if tier._client._process:
-            tier._client._process.started = 0.0  # it may be started again at once
+        if tier._shared.medium._client._process:
+            tier._shared.medium._client._process.started = 0.0  # it may be started again at once
         started = time.monotonic()
         done = run(tier, job())
         found[verb] = sorted(set(done.status.tolist())), time.monotonic() - started
@@ -330,7 +331,7 @@ def opened(server: HostileServer) -> Iterator[tuple[ObjectTier, Region]]:
 
 def client_of(tier: ObjectTier) -> int:
     """Return the number of a tier's client's process."""
-    return tier._client._process._popen.pid
+    return medium_of(tier)._client._process._popen.pid
 
 
 def has_all(tier: ObjectTier, region: Region) -> bool:
@@ -416,7 +417,7 @@ class TestClient:
             seen.append(client_of(tier))
             os.kill(seen[-1], signal.SIGKILL)
             run(tier, tier.get(KEYS[:1], [0], PATIENCE_S))
-            tier._client._process.started = 0.0  # it may be started again at once
+            medium_of(tier)._client._process.started = 0.0  # it may be started again at once
             tier.health(reset=True)
         assert len(set(seen)) == len(seen)
         assert tier.close(PATIENCE_S)

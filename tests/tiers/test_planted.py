@@ -14,6 +14,7 @@ from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.local.slab import Verdict, find_slabs, remove_slab, verify_slab
 from kvoffload.tiers.local.slab.layout import Header, record_offset
 from kvoffload.tiers.seal import Seal
+from tests.tiers.inside import slots_of
 
 from .attack import (
     BLOCK_BYTES,
@@ -257,7 +258,7 @@ def test_a_slab_shrinks_on_a_full_disk(tmp_path: Path, tier_twin: Twin) -> None:
         tier, region = open_slab(disk / "kv", 300, twin=tier_twin)
         for first in range(0, 300, 30):
             universe.put(tier, region, universe.keys[first : first + 30])
-        slots = dict(zip(universe.keys, tier._slots_of(universe.keys), strict=True))
+        slots = dict(zip(universe.keys, slots_of(tier, universe.keys), strict=True))
         tier.close()
         with (disk / "filler").open("wb") as filler:
             for size in (2**20, 4096, 512):

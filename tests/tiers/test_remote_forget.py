@@ -26,12 +26,12 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S, run
 from kvoffload.tiers import RedisTier, Region, State, Status
-from kvoffload.tiers.engine.contract import FORGET
+from kvoffload.tiers.engine.contract import FORGET, NOBODY
 from kvoffload.tiers.epoch import epoch_text, new_epoch, parse_epoch
 from kvoffload.tiers.remote.shared import EPOCH_S
 from kvoffload.tiers.remote.tier import RemoteTier
 from tests.tiers.attack import report, rounds, start
-from tests.tiers.inside import ask_anew, doubt, epoch_of, medium_of
+from tests.tiers.inside import ask_anew, doubt, epoch_of, medium_of, threads_of
 from tests.tiers.places import (
     BLOCK,
     KEYS,
@@ -91,14 +91,14 @@ class TestPutsUnderWay:
         one, other = place.tier(), place.tier()
         store(one, 4)
         goes_on = threading.Event()
-        write = other._store.write
+        write = other._shared.write
 
         def paused(run, epoch):
             goes_on.wait(PATIENCE_S)
             doubt(other)  # longer than any epoch is believed without a look
             write(run, epoch)
 
-        other._store.write = paused
+        other._shared.write = paused
         done = run(other, other.put(KEYS, range(len(KEYS)), PATIENCE_S))
         assert not done.status.any()
         assert one.forget() is True
@@ -107,7 +107,7 @@ class TestPutsUnderWay:
         assert found(one) == found(place.tier()) == found(other) == 0
         assert other.stats()["dropped"] == len(KEYS)
         assert other.stats()["store_ok"] == 0
-        other._store.write = write
+        other._shared.write = write
         store(other)
         assert found(one) == len(KEYS), "what is put from then on is stored"
 
@@ -153,7 +153,7 @@ class TestPutsUnderWay:
             if epoch == before:
                 one.forget()
                 doubt(other)
-                other._store.meet()  # as another thread of the tier does
+                other._shared.meet()  # as another thread of the tier does
 
         before = epoch_of(other)
         medium_of(other).fetch = slow
@@ -516,7 +516,7 @@ def grown() -> Iterator[Callable[[], int]]:
 def is_rid_of_removals(tier: RemoteTier) -> bool:
     tier.health(reset=True)
     tier.wait([], 0)
-    return not (tier._dropping or tier._undropped)
+    return not (tier._catalog._dropping or tier._catalog._undropped)
 
 
 class TestCutOff:
@@ -568,15 +568,15 @@ class TestCutOff:
         drawn, raise_epoch = [], medium_of(tier).raise_epoch
 
         def record(epoch: int, above: int) -> int | None:
-            drawn.append((tier._store._agreement.forgets, epoch))
+            drawn.append((tier._shared._agreement.forgets, epoch))
             return raise_epoch(epoch, above)
 
         medium_of(tier).raise_epoch = record
         for _ in range(2):
-            thread = threading.Thread(target=tier._store.forget)  # as `forget`, without its wait
+            thread = threading.Thread(target=tier._shared.forget)  # as `forget`, without its wait
             thread.start()
             thread.join()
-            tier._pool.chore(0, FORGET, b"", False)
+            threads_of(tier).chore(NOBODY, FORGET, b"", False)
             assert epoch_of(tier) == 0, "none is used until the server has one"
         own_server.resume()
         wait_until(lambda: tier.health().forgotten)
@@ -676,7 +676,7 @@ def test_tiers_that_begin_at_once_have_one_epoch(place: Place) -> None:
     for thread in threads:
         thread.join()
     wait_until(lambda: all(epoch_of(tier) for tier in tiers))
-    assert len({tier._store.meet() for tier in tiers}) == 1
+    assert len({tier._shared.meet() for tier in tiers}) == 1
 
 
 def test_the_highest_epoch_of_a_bucket_stays() -> None:

@@ -19,7 +19,7 @@ from kvoffload.tiers import (
     TieredStore,
     open_tier,
 )
-from kvoffload.tiers.remote.tier import HIT_S, MISS_S, Verdicts
+from kvoffload.tiers.remote.verdicts import HIT_S, MISS_S, Verdicts
 from tests.tiers.inside import doubt
 
 from .test_tiered_store import KEYS, Engine
@@ -209,17 +209,17 @@ def test_removals_that_wait_are_bounded(
 ) -> None:
     """Whatever a caller drops before there is a region; for what is too much all is forgotten."""
     most = 1000
-    monkeypatch.setattr("kvoffload.tiers.remote.tier.MAX_VERDICTS", most)
+    monkeypatch.setattr("kvoffload.tiers.remote.verdicts.MAX_VERDICTS", most)
     with DirectoryTier(tmp_path, 2**20, namespace=namespace) as tier:
         keys = [b"%d" % number for number in range(3 * most)]
         tier.discard(keys[:most])
-        assert len(tier._undropped) == most
+        assert len(tier._catalog._undropped) == most
         assert tier.health().forgotten
         tier.discard(keys)
-        assert not tier._undropped
+        assert not tier._catalog._undropped
         assert not tier.health().forgotten
         tier.attach(Region.allocate(1, namespace.block_bytes))
         assert tier.health().forgotten, "the medium is told"
         tier.discard(keys)
-        assert len(tier._dropping) <= most >= len(tier._undropped)
+        assert len(tier._catalog._dropping) <= most >= len(tier._catalog._undropped)
     assert "has more than 1000 blocks to remove: everything is forgotten" in caplog.text

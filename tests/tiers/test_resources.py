@@ -25,7 +25,7 @@ from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.local.slab import files
 from tests import _python
 from tests.tiers.attack import start
-from tests.tiers.inside import doubt, is_busy
+from tests.tiers.inside import doubt, is_busy, medium_of
 
 BLOCK = 4096
 KEYS = [b"key-%02d" % number for number in range(8)]
@@ -153,7 +153,7 @@ def test_a_handler_of_the_log_that_raises_ends_no_thread(
             tier.health(reset=True)
             done = run(tier, tier.query([b"%d" % number], PATIENCE_S))
             assert done.status.tolist() == [Status.FAILED]
-            tier._medium._logged.clear()  # each is a line
+            medium_of(tier)._logged.clear()  # each is a line
         wait_until(lambda: not is_busy_after_poll(tier))
         assert broken_log.count >= 8
         assert threading.active_count() == before
@@ -200,7 +200,7 @@ def test_a_store_that_raises_what_no_store_may_costs_its_blocks(
             raise ZeroDivisionError
 
         for name in ("find", "read", "write", "chore"):
-            monkeypatch.setattr(tier._store, name, fail)
+            monkeypatch.setattr(tier._shared, name, fail)
         before = threading.active_count()
         for _ in range(4):
             tier.health(reset=True)

@@ -13,6 +13,7 @@ import pytest
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.tiers import FileTier, TierInUseError
 from kvoffload.tiers.engine.native import Twin
+from tests.tiers.inside import files_of
 
 from .attack import NAMESPACE, Universe, _run, kill, make_image, mounted, need, open_slab, start
 
@@ -150,12 +151,12 @@ def test_descriptors_are_gone_when_a_slab_is_closed(tmp_path: Path, tier_twin: T
     universe.put(tier, region, universe.keys)
 
     def work() -> None:
-        files = tier._files
+        files = files_of(tier)
         assert (files.data_fd, files.table_fd, files.held.fd) == (-1, -1, -1)
 
     _, status = os.waitpid(start(work), 0)
     assert os.waitstatus_to_exitcode(status) == 0, "in a child"
-    files = tier._files
+    files = files_of(tier)
     fds = [files.data_fd, files.table_fd, files.held.fd, files.held.files["lock"]]
     tier.close()
     assert (files.data_fd, files.table_fd, files.held.fd, files.held.files) == (-1, -1, -1, {})

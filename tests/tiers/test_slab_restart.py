@@ -1,6 +1,6 @@
 """A restart on a slab: the blocks that it finds, and those that it must not find."""
 
-import os
+import tarfile
 import time
 from pathlib import Path
 
@@ -8,10 +8,18 @@ import pytest
 
 from kvoffload.testing.tiers import PATIENCE_S
 from kvoffload.testing.tiers import run as run_job
-from kvoffload.tiers import FileTier, Namespace, Region, State, Status, TierInUseError
+from kvoffload.tiers import (
+    FileTier,
+    Namespace,
+    Region,
+    State,
+    Status,
+    TierInterruptedError,
+    TierInUseError,
+)
 from kvoffload.tiers.engine.native import Twin
 from kvoffload.tiers.local.slab import find_slabs
-from tests.tiers.inside import is_busy
+from tests.tiers.inside import files_of, is_busy
 
 from .attack import (
     NAMESPACE,
@@ -21,7 +29,6 @@ from .attack import (
     mounted,
     need,
     open_slab,
-    start,
     stop_clock,
 )
 
@@ -104,33 +111,28 @@ def test_discarded_after_a_put_that_timed_out_had_evicted_it(
     assert {found[key] for key in universe.keys[3:8]} == {Status.OK}
 
 
-def test_an_interrupted_forget_is_gone_on_with(
+def test_an_interrupted_forget_has_to_be_called_again(
     tmp_path: Path, tier_twin: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal's exception in the middle: the tier is not at ease before all is forgotten."""
     universe = Universe(8)
+    tier, region = open_slab(tmp_path, 8, twin=tier_twin)
+    universe.put(tier, region, universe.keys)
 
-    def work() -> None:
-        tier, region = open_slab(tmp_path, 8, twin=tier_twin)
-        universe.put(tier, region, universe.keys)
+    def interrupted(epoch: int) -> bytes:
+        raise KeyboardInterrupt
 
-        def interrupted(epoch: int) -> bytes:
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patched:
-            patched.setattr(tier._files, "write_header", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                tier.forget()
-        assert not tier.health().forgotten
-        until = time.monotonic() + PATIENCE_S
-        while not tier.health().forgotten:
-            assert time.monotonic() < until
-            tier.poll()
-            time.sleep(0.005)
-        os.kill(os.getpid(), 9)
-
-    _, status = os.waitpid(start(work), 0)
-    assert os.waitstatus_to_exitcode(status) == -9
+    with monkeypatch.context() as patched:
+        patched.setattr(files_of(tier), "write_header", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tier.forget()
+    assert tier.health().interrupted
+    with pytest.raises(TierInterruptedError):
+        tier.forget()
+    assert tier.close()
+    tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
+    assert tier.num_restored == 8
+    assert tier.forget()
+    tier.close()
     tier, _ = open_slab(tmp_path, 8, twin=tier_twin)
     assert tier.num_restored == 0
     tier.close()
@@ -145,7 +147,7 @@ def test_an_interrupted_close_is_gone_on_with(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(tier._forgetter, "close", interrupted)
+        patched.setattr(tier._medium._forgetter, "close", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tier.close()
     with pytest.raises(TierInUseError):
@@ -153,3 +155,31 @@ def test_an_interrupted_close_is_gone_on_with(
     assert tier.close()
     assert tier.close()
     open_slab(tmp_path, 8, twin=tier_twin)[0].close()
+
+
+def test_a_slab_of_0_3_is_warm(tmp_path: Path, tier_twin: Twin) -> None:
+    """Its six slots had eight keys; the third was touched last, and the fifth dropped."""
+    with tarfile.open(Path(__file__).parent / "data" / "slab-0.3.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    keys = [b"kept-%d" % number for number in range(8)]
+    region = Region.allocate(9, 4096)
+    with FileTier(
+        tmp_path, 6 * 4096, namespace=Namespace("kept", 4096), threads=2, twin=tier_twin
+    ) as tier:
+        tier.attach(region)
+        assert tier.num_restored == 5
+        done = run_job(tier, tier.get(keys, range(8)))
+        assert (
+            done.status.tolist()
+            == [Status.MISS] * 2 + [Status.OK] * 2 + [Status.MISS] + [Status.OK] * 3
+        )
+        for number in (2, 3, 5, 6, 7):
+            key = keys[number]
+            assert region.read(number) == (key * (4096 // len(key))).ljust(4096, b"\0")
+        # The one that nobody used for longest leaves for the second of two new ones.
+        for key in (b"new-1", b"new-2"):
+            assert run_job(tier, tier.put([key], [8])).status.tolist() == [Status.OK]
+            while is_busy(tier):
+                tier.wait([], 0)
+        tier.poll()
+        assert [key for key in keys if not tier.state(key)] == [*keys[:2], keys[3], keys[4]]

@@ -26,7 +26,7 @@ from kvoffload.tiers import (
     TierEvent,
 )
 from tests.differential.workloads import conversations
-from tests.tiers.inside import is_busy
+from tests.tiers.inside import is_busy, limit_queue
 
 from .attack import rounds
 
@@ -279,7 +279,7 @@ class TestDemote:
         assert bad.lookup(KEYS[:4]).sum() == 2
         assert good.lookup(KEYS[:4]).sum() == 2
         bad.fail("put", 100)
-        good.max_queued_bytes = 0
+        limit_queue(good, 0)
         engine.compute(KEYS[12:16])
         engine.quiet()
         assert engine.store.stats()["demote_dropped_blocks"] == 4

@@ -466,7 +466,7 @@ def test_memory_that_a_hung_call_may_write_is_kept(engines, monkeypatch):
     engine.request(chain(0))
     engine.request(chain(10))
     tier = engine.tier.tier
-    tier.direct = True  # as a slab is
+    tier._medium.direct = True  # as a slab is
     tier.hang()
     engine.tier.submit_load(TransferJob(9, chain(0), np.arange(4), True, ReqContext("r")))
     with pytest.raises(TierError, match="has not returned"):

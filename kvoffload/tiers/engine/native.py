@@ -9,11 +9,12 @@ from functools import cache
 from typing import Any
 
 import kvoffload
+from kvoffload.errors import describe
 
 from . import stores, threads
 from .contract import Pool
 
-__all__ = ["Twin", "chosen"]
+__all__ = ["Twin", "chosen", "chosen_or"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,16 @@ def chosen() -> Twin:
     is_compiled = kvoffload.IMPLEMENTATION == "compiled"
     make = Twin.compiled if is_compiled else Twin.python
     return make(kvoffload.CPUOffloadingManager)
+
+
+def chosen_or(twin: Twin | None) -> Twin:
+    """Return an implementation that was asked for, else that of this process.
+
+    Raises
+    ------
+    TypeError
+        If it is none.
+    """
+    if not isinstance(twin, Twin | None):
+        raise TypeError(f"twin must be a Twin, got {describe(twin)}")
+    return chosen() if twin is None else twin

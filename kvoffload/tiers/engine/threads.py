@@ -231,7 +231,7 @@ class Pool:
             # leave it there with everyone asleep.
             staged_put = self._staging is not None and op == WRITE
             if staged_put or made.deadline < self._wake_at:
-                self._keep.notify()
+                self._keep.notify_all()
                 self._wake_at = min(self._wake_at, made.deadline)
             if staged_put:
                 self._to_copy.append(made)
@@ -306,7 +306,7 @@ class Pool:
                 if job.number in self._jobs:
                     self._give_up(job)
             self._work.notify_all()
-            self._keep.notify()
+            self._keep.notify_all()
             late = any(job is not None and job.is_over for job in self._running)
             until = max(until, time.monotonic() + (LATE_GRACE_S if late else GRACE_S))
         for thread in self._threads:
@@ -326,7 +326,7 @@ class Pool:
         with self._lock:
             self._closing = True
             self._work.notify_all()
-            self._keep.notify()
+            self._keep.notify_all()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -485,7 +485,7 @@ class Pool:
             if self._staging is not None and job.op != QUERY:
                 self._staging.give_back((block.buffer for block in run), put=job.op == WRITE)
                 self._work.notify_all()
-                self._keep.notify()
+                self._keep.notify_all()
             self._settle_if_idle(job)
         if self._store.owed:
             self._retry_later()
@@ -533,7 +533,7 @@ class Pool:
         with self._lock:
             job.copying -= 1
             self._wake_at = min(self._wake_at, job.deadline)
-            self._keep.notify()
+            self._keep.notify_all()
             self._idle.notify_all()
         return True
 
@@ -561,7 +561,7 @@ class Pool:
             if math.isinf(self._retry_at) and self._may_retry:
                 self._retry_at = time.monotonic() + RETRY_S
                 self._wake_at = min(self._wake_at, self._retry_at)
-                self._keep.notify()
+                self._keep.notify_all()
 
     # -- the keeper --------------------------------------------------------------------------
 

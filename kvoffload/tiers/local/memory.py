@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+
 from kvoffload import CachePolicy
 from kvoffload._sizes import check_size
+from kvoffload.tiers.engine.arguments import check_region
 from kvoffload.tiers.engine.contract import Pool
-from kvoffload.tiers.engine.jobs import check_region
-from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.engine.jobs import Jobs
+from kvoffload.tiers.engine.native import Twin, chosen_or
+from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import MAX_QUEUED_BYTES, TierOptions
 from kvoffload.tiers.region import Region
 
-from .index import IndexedTier, check_num_slots
+from .index import Index, LocalMedium, check_num_slots, make_manager
 
-__all__ = ["MemoryTier"]
+__all__ = ["MemoryTier", "SecondRegion"]
 
 
-class MemoryTier(IndexedTier):
+class MemoryTier(ComposedTier):
     """A tier in a second region of memory.
 
     Parameters
@@ -76,14 +80,31 @@ class MemoryTier(IndexedTier):
         if memory is not None:
             check_region("memory", memory, block_bytes)
             num_slots = min(num_slots, memory.num_blocks)
-        super().__init__(options, num_slots, block_bytes, policy, twin)
-        self.direct = True
-        self.namespace = namespace
-        self._memory = Region.allocate(num_slots, block_bytes) if memory is None else memory
-        # A seal of another object's bytes does not fit: sums are seeded by this one's salt.
-        self._fingerprint = namespace.fingerprint + os.urandom(8)
-        self._open()
+        twin = chosen_or(twin)
+        manager = make_manager(policy, num_slots, twin)
+        memory = Region.allocate(num_slots, block_bytes) if memory is None else memory
+        jobs = Jobs(options, block_bytes)
+        medium = SecondRegion(memory, namespace, jobs, twin)
+        self.num_slots = num_slots
+        index = Index(jobs, medium, manager, num_slots)
+        super().__init__(jobs, index, medium, num_slots * block_bytes)
 
-    def _make_pool(self, region: Region) -> Pool:
-        store = self._twin.memory_store(self._memory, self._fingerprint, self._sums)
-        return self._twin.pool(region, store, self._options.threads)
+
+class SecondRegion(LocalMedium):
+    """A second region of memory."""
+
+    direct = True
+
+    def __init__(self, memory: Region, namespace: Namespace, jobs: Jobs, twin: Twin) -> None:
+        self.namespace = namespace
+        self.memory = memory
+        self._jobs = jobs
+        self._twin = twin
+        # A seal of another object's bytes does not fit: sums are seeded by this one's salt.
+        fingerprint = namespace.fingerprint + os.urandom(8)
+        sums = np.zeros(memory.num_blocks, np.uint64)
+        self._store = twin.memory_store(memory, fingerprint, sums)
+
+    def open_pool(self, region: Region) -> Pool:
+        """Start the threads."""
+        return self._twin.pool(region, self._store, self._jobs.options.threads)

@@ -43,13 +43,12 @@ from typing import cast
 from kvoffload._sizes import check_size
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
-from kvoffload.tiers.engine.contract import Block, Pool
+from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from kvoffload.tiers.folder import Folder, check_path, make_folders, temporary_name
 from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
-from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
 from .lease import Lease
@@ -93,10 +92,25 @@ class DirectoryStore(RemoteStore):
         self.directory = path
         self.folder = path / self.fingerprint.hex()
         self.on_written: Callable[[], None] = lambda: None
+        self.sweeper: Sweeper | None = None
         self._opened: Folder | None = None  # the namespace's, as it was compared last
         self._blocks: tuple[Folder, int, Folder] | None = None  # in which, an epoch, its folder
         self._squashed: int | None = None  # to whom files belong that are made here
         self._is_open_to_all = False
+
+    def start(self) -> None:
+        """Sweep from time to time."""
+        if self.sweeper is not None:
+            self.sweeper.start()
+
+    def stop(self) -> None:
+        """Sweep no more."""
+        if self.sweeper is not None:
+            self.sweeper.stop(STOP_S)
+
+    def take_evicted(self) -> list[bytes]:
+        """Return the keys of blocks that were swept since the last call."""
+        return [] if self.sweeper is None else self.sweeper.take_swept()
 
     def close(self) -> None:
         """Close the folders."""
@@ -398,6 +412,7 @@ class DirectoryTier(RemoteTier):
         self._sweeper = Sweeper(
             files.open_namespace, files.read_epoch, max_blocks, float(sweep_s), files.say
         )
+        files.sweeper = self._sweeper
         files.on_written = self._sweeper.count_written
         super().__init__(files, options, capacity_bytes)
 
@@ -405,15 +420,6 @@ class DirectoryTier(RemoteTier):
     def folder(self) -> Path:
         """Folder of the namespace."""
         return self._files.folder
-
-    def _make_pool(self, region: Region) -> Pool:
-        pool = super()._make_pool(region)
-        try:
-            self._sweeper.start()
-        except BaseException:
-            pool.close(0.0)
-            raise
-        return pool
 
     def sweep(self) -> int | None:
         """Sweep now, in the caller's thread; the tier does so by itself from time to time.
@@ -431,22 +437,11 @@ class DirectoryTier(RemoteTier):
         RuntimeError
             If the tier is closed.
         """
-        self._refuse_closed()
+        self._require_ready()
         try:
             return self._sweeper.sweep()
         except ForeignNamespaceError:
             return None
-
-    def _collect(self, pool: Pool) -> None:
-        super()._collect(pool)
-        swept = self._sweeper.take_swept()
-        if swept:
-            self._verdicts.absent(swept)
-            self._emit(swept, removed=True, reason="evicted")
-
-    def _before_close(self) -> None:
-        super()._before_close()
-        self._sweeper.stop(STOP_S)
 
 
 def _name(key: bytes) -> str:

@@ -352,14 +352,9 @@ class ObjectTier(RemoteTier):
         block_bytes = check_namespace(namespace).block_bytes + SEAL_BYTES
         moving = min(requests, staging_buffers(options.staging_bytes, block_bytes)) * block_bytes
         memory_bytes = MEMORY_BYTES + 2 * moving + requests * REQUEST_BYTES
-        self._client = ObjectsClient(settings, threads, memory_bytes)
-        store = ObjectStore(namespace, self._client)
+        store = ObjectStore(namespace, ObjectsClient(settings, threads, memory_bytes))
         store.place = place
         super().__init__(store, options)
-
-    def _leave(self) -> None:
-        self._client.abandon()
-        super()._leave()
 
 
 def _settings(

@@ -2,8 +2,8 @@
 
 A `RemoteStore` is a dictionary of bytes, with an epoch, on a medium that other processes share and
 that may not answer. `RemoteTier` makes a tier of one. What is the same for every medium is done
-around it, once: threads and buffers (``engine``), epochs, seals and errors (``shared``), verdicts,
-events and breakers (``tier``).
+around it, once: threads and buffers (``engine``), epochs, seals and errors (``shared``), and
+what is believed of it (``verdicts``).
 """
 
 from __future__ import annotations
@@ -157,6 +157,19 @@ class RemoteStore(ABC):
         on the medium every process forgets.
         """
         return False
+
+    def start(self) -> None:  # noqa: B027
+        """Begin what goes on beside the calls, when there are threads."""
+
+    def stop(self) -> None:  # noqa: B027
+        """End it, before the tier is closed."""
+
+    def take_evicted(self) -> list[bytes]:
+        """Return the keys of blocks that this process has evicted since the last call."""
+        return []
+
+    def abandon(self) -> None:  # noqa: B027
+        """Release, in a forked child, what belongs to the parent."""
 
     def use(self, memory: Region) -> None:  # noqa: B027
         """Register the buffers that values lie in, where a client has to know them."""

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +31,15 @@ from kvoffload import CachePolicy
 from kvoffload._checks import check_bool
 from kvoffload._sizes import check_size
 from kvoffload.tiers.base import Status
+from kvoffload.tiers.engine.arguments import LONGEST_DEADLINE_S
 from kvoffload.tiers.engine.contract import Pool
-from kvoffload.tiers.engine.jobs import LONGEST_DEADLINE_S, Record
-from kvoffload.tiers.engine.native import Twin
+from kvoffload.tiers.engine.jobs import Jobs
+from kvoffload.tiers.engine.native import Twin, chosen_or
+from kvoffload.tiers.engine.parts import Wait
+from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.epoch import new_epoch
 from kvoffload.tiers.folder import check_path
-from kvoffload.tiers.local.index import IndexedTier, check_num_slots
+from kvoffload.tiers.local.index import Index, LocalMedium, check_num_slots, make_manager
 from kvoffload.tiers.logs import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
@@ -61,7 +63,7 @@ FORGET_S = 1.0
 """Seconds that `FileTier.forget` waits for the medium."""
 
 
-class FileTier(IndexedTier):
+class FileTier(ComposedTier):
     """A tier in one large file on a local disk, whose size never changes.
 
     Parameters
@@ -149,36 +151,61 @@ class FileTier(IndexedTier):
             enable_events=enable_events,
             max_queued_bytes=max_queued_bytes,
         )
-        self._staged = check_bool("staged", staged)
-        self.namespace = namespace
+        twin = chosen_or(twin)
         check_space(path, namespace, num_slots)
-        super().__init__(options, num_slots, namespace.block_bytes, policy, twin)
+        manager = make_manager(policy, num_slots, twin)
+        jobs = Jobs(options, namespace.block_bytes)
+        medium = _Slab(path, num_slots, namespace, jobs, twin, staged=check_bool("staged", staged))
+        index = Index(jobs, medium, manager, num_slots)
+        try:
+            self.num_restored = medium.restore(index)
+        except BaseException:
+            medium.leave()
+            raise
+        self.folder = medium.folder
+        self.num_slots = num_slots
+        super().__init__(jobs, index, medium, num_slots * namespace.block_bytes)
+
+
+class _Slab(LocalMedium):
+    """The files of a slab, their stamps of use, and their epoch."""
+
+    def __init__(
+        self,
+        path: Path,
+        num_slots: int,
+        namespace: Namespace,
+        jobs: Jobs,
+        twin: Twin,
+        *,
+        staged: bool,
+    ) -> None:
+        self.namespace = namespace
+        self._jobs = jobs
+        self._twin = twin
+        self._staged = staged
         self._files = SlabFiles(path, namespace, num_slots)
         self.folder = self._files.folder
-        self._place = str(self.folder)
+        self.place = str(self.folder)
+        self._num_slots = num_slots
+        self._num_restored = 0
+        self._sums = np.zeros(num_slots, np.uint64)
         self._written = np.zeros(num_slots, np.uint8)
         self._stamps = self._files.stamps
         self._stamp_clock = 0
         self._stale_stamps: set[int] = set()  # pages that differ from the file's
         self._stamps_written = time.monotonic()
-        self._stamp_writes: set[_StampWrite] = set()  # under way
-        self._forgetter = Forgetter(self._files.held, name)
-        self._is_forgetting = False  # a `forget` has begun and not handed its epoch over
+        self._stamp_writes = 0  # under way
+        self._forgetter = Forgetter(self._files.held, jobs.options.name)
         self._has_threads = False
         self._to_clear: list[int] = []  # slots of blocks dropped while there are none
-        try:
-            self.num_restored = self._restore()
-        except BaseException:
-            self._files.close()
-            raise
-        self._open()
 
     # -- opening -----------------------------------------------------------------------------
 
-    def _restore(self) -> int:
-        """Fill the index with what is on the disk, in the order of use; return the blocks found."""
+    def restore(self, index: Index) -> int:
+        """Fill an index with what is on the disk, in the order of use; return the blocks found."""
         slots, keys, sums, _ = self._twin.valid_records(
-            self._files.records, self.block_bytes, self._files.header.epoch
+            self._files.records, self.namespace.block_bytes, self.epoch
         )
         self._files.records = memoryview(b"")
         self._written[slots] = 1
@@ -189,63 +216,71 @@ class FileTier(IndexedTier):
         if self._stamp_clock > LARGEST_STAMP:
             self._count_stamps_anew(slots[order])
         # Of two slots with one key, as a power cut may leave them, the one used last counts.
-        by_key = {keys[place]: int(slots[place]) for place in order.tolist()}
-        latest = {slot: key for key, slot in by_key.items()}
-        ordered = [latest[slot] for slot in slots[order].tolist() if slot in latest]
-        output = self._index.prepare_store(ordered)
-        if output is None or not ordered:
-            return 0
-        stored = output.block_hashes_to_store
-        self._index.complete_store(stored)
-        in_use = np.array([by_key[key] for key in stored], np.int64)
-        is_free = np.ones(self.num_slots, bool)
-        is_free[in_use] = False
-        ids = output.store_spec.block_ids
-        left = np.ones(self.num_slots, bool)
-        left[ids] = False
-        self._slot_of[ids] = in_use
-        self._slot_of[left] = np.flatnonzero(is_free)
-        return len(stored)
+        latest: dict[bytes, int] = {}
+        for position in order.tolist():
+            latest.pop(keys[position], None)
+            latest[keys[position]] = int(slots[position])
+        self._num_restored = index.restore(list(latest), np.array([*latest.values()], np.int64))
+        return self._num_restored
 
-    def _make_pool(self, region: Region) -> Pool:
-        files = self._files
+    def open_pool(self, region: Region) -> Pool:
+        """Start the threads."""
+        files, options = self._files, self._jobs.options
         reason = None
         if self._staged:
             reason = "as it was asked for"
         elif not files.has_direct:
             reason = "the file system has no O_DIRECT"
-        elif not region.aligned or self.block_bytes != files.header.slot_bytes:
+        elif not region.aligned or self.namespace.block_bytes != files.header.slot_bytes:
             reason = "the region's blocks are not aligned to 4096 bytes"
         self.direct = reason is None
         if reason is not None and not self._staged:
-            write_line(logging.WARNING, "tier %r copies blocks: %s", self.name, reason)
+            write_line(logging.WARNING, "tier %r copies blocks: %s", options.name, reason)
         store = self._twin.file_store(
             files.data_fd,
             files.table_fd,
             direct=self.direct,
-            block_bytes=self.block_bytes,
+            block_bytes=self.namespace.block_bytes,
             slot_bytes=files.header.slot_bytes,
             records_offset=record_offset(0),
             fingerprint=self.namespace.fingerprint,
             sums=self._sums,
             written=self._written,
         )
-        options = self._options
         return self._twin.pool(
             region, store, options.threads, options.staging_bytes, options.ack_copied
         )
 
+    def attached(self, wait: Wait) -> None:  # noqa: ARG002
+        """Clear the seals of blocks that were dropped before there were threads."""
+        self._has_threads = True
+        slots, self._to_clear = self._to_clear, []
+        self.clear(slots)
+
     @property
-    def _epoch(self) -> int:
+    def epoch(self) -> int:  # type: ignore[override]
+        """Epoch of the seals that are written now."""
         return self._files.header.epoch
 
     # -- stamps ------------------------------------------------------------------------------
 
-    def _used(self, keys: list[bytes], slots: npt.NDArray[np.int64]) -> None:  # noqa: ARG002
+    def used(self, slots: npt.NDArray[np.int64]) -> None:
+        """Stamp blocks that were used; the last of `slots` is the most recent."""
         count = len(slots)
         self._stamps[slots] = np.arange(self._stamp_clock + 1, self._stamp_clock + 1 + count)
         self._stamp_clock += count
         self._stale_stamps.update((slots // STAMPS_PER_PAGE).tolist())
+
+    def tend(self) -> None:
+        """Go on with what a disk would not do, and write stamps from time to time."""
+        if not self._forgetter.confirmed:
+            self._forgetter.go_on()
+        if (
+            self._stale_stamps
+            and not self._stamp_writes
+            and time.monotonic() - self._stamps_written >= STAMPS_EVERY_S
+        ):
+            self._write_stamps(STAMP_WRITES)
 
     def _write_stamps(self, most: int | None) -> None:
         """Queue stamps that changed to be written, in at most so many pieces."""
@@ -256,128 +291,95 @@ class FileTier(IndexedTier):
             while stop in self._stale_stamps:
                 self._stale_stamps.discard(stop)
                 stop += 1
-            first, last = start * STAMPS_PER_PAGE, min(stop * STAMPS_PER_PAGE, self.num_slots)
+            first, last = start * STAMPS_PER_PAGE, min(stop * STAMPS_PER_PAGE, self._num_slots)
             offset = self._files.header.stamps_offset + first * STAMP_BYTES
-            write = _StampWrite()
-            self._stamp_writes.add(write)
-            self._chore(write, offset, self._stamps[first:last].astype("<i8").tobytes())
+            self._stamp_writes += 1
+            data = self._stamps[first:last].astype("<i8").tobytes()
+            self._jobs.chore(self._stamps_done, offset, data)
         self._stamps_written = time.monotonic()
 
-    def _collect(self, pool: Pool) -> None:
-        super()._collect(pool)
-        if self._is_forgetting:  # an exception from outside has ended `forget`
-            self._new_epoch(0.0)
-        if not self._forgetter.confirmed:
-            self._forgetter.go_on()
-        if (
-            self._stale_stamps
-            and not self._closed
-            and not self._stamp_writes
-            and time.monotonic() - self._stamps_written >= STAMPS_EVERY_S
-        ):
-            self._write_stamps(STAMP_WRITES)
+    def _stamps_done(self, status: int) -> None:  # noqa: ARG002
+        self._stamp_writes -= 1
 
     def _count_stamps_anew(self, slots: npt.NDArray[np.int64]) -> None:
         """Give slots the stamps from 1 on, in this order, and queue all stamps to be written."""
         self._stamps[:] = 0
         self._stamps[slots] = np.arange(1, len(slots) + 1)
         self._stamp_clock = len(slots)
-        self._stale_stamps.update(range(-(-self.num_slots // STAMPS_PER_PAGE)))
+        self._stale_stamps.update(range(-(-self._num_slots // STAMPS_PER_PAGE)))
 
-    # -- chores ------------------------------------------------------------------------------
+    # -- seals -------------------------------------------------------------------------------
 
-    def _cleared(self, slots: list[int]) -> None:
+    def clear(self, slots: list[int]) -> None:
+        """Clear the seals of slots."""
         if not self._has_threads:
             self._to_clear += slots
             return
         for slot in slots:
-            self._chore("seal", record_offset(slot), bytes(SEAL_BYTES))
+            self._jobs.chore(self._seal_done, record_offset(slot), bytes(SEAL_BYTES))
 
-    def _settled(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
-        super()._settled(record, statuses, counts)
-        if (
-            record.op == "put"
-            and record.generation == self._generation
-            and counts[Status.OK] < len(statuses)
-        ):
-            # What was evicted for a block that no thread came to write still has its seal.
-            slots = record.slots[statuses != Status.OK]
-            self._cleared(slots[self._written[slots] == 1].tolist())
+    def not_stored(self, slots: npt.NDArray[np.int64]) -> None:
+        """Clear seals: what was evicted for a block that no thread came to write still has its."""
+        self.clear(slots[self._written[slots] == 1].tolist())
 
-    def _chore_done(self, what: Any, status: int) -> None:
-        if isinstance(what, _StampWrite):
-            self._stamp_writes.discard(what)
-        elif status != Status.OK:
+    def _seal_done(self, status: int) -> None:
+        if status != Status.OK:
             write_line(
                 logging.WARNING,
                 "tier %r could not clear the seal of a block that was dropped",
-                self.name,
+                self._jobs.options.name,
             )
 
     # -- forgetting --------------------------------------------------------------------------
 
-    def forget(self) -> bool:
-        """Drop everything; a new epoch makes every seal invalid.
+    def forget(self) -> None:
+        """Begin a new epoch, which makes every seal invalid.
 
         A thread writes it to the header of the table, and goes on trying where that fails: see
         `Health.forgotten`. Until it is there, a marker in the folder has the slab open empty.
         """
-        self._refuse_closed()
-        self._is_forgetting = True
-        super().forget()
         self._to_clear.clear()
-        if self._new_epoch(FORGET_S):
+        self._forgetter.want(self._files.write_header(new_epoch(self.epoch)))
+
+    def confirm(self, wait: Wait) -> bool:  # noqa: ARG002
+        """Wait a moment until the new epoch is on the disk."""
+        if self._forgetter.wait(FORGET_S):
             return True
         write_line(
             logging.ERROR,
             "tier %r may remember after a restart: its disk did not confirm",
-            self.name,
+            self._jobs.options.name,
         )
         return False
 
-    def _new_epoch(self, timeout_s: float) -> bool:
-        """Begin a new epoch; return whether it is on the disk before the time is over."""
-        page = self._files.write_header(new_epoch(self._epoch))
-        self._forgetter.want(page)
-        self._is_forgetting = False
-        return self._forgetter.wait(timeout_s)
-
-    def _forget_confirmed(self) -> bool:
-        return self._forgetter.confirmed and not self._is_forgetting
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether the last epoch is on the disk."""
+        return self._forgetter.confirmed
 
     # -- the end -----------------------------------------------------------------------------
 
-    def attach(self, region: Region) -> None:
-        """Name the host memory that jobs move blocks from and to."""
-        super().attach(region)
-        if self._has_threads:
-            return
-        self._has_threads = True
-        slots, self._to_clear = self._to_clear, []
-        self._cleared(slots)
+    def before_close(self) -> None:
+        """Write the stamps."""
+        self._write_stamps(None)
+        self._has_threads = False
 
-    def close(self, timeout_s: float = 5.0) -> bool:
-        """Let jobs under way end, and give everything back.
+    def close(self, until: float, has_ended: bool) -> bool:
+        """Close the files.
 
         An epoch that is not on the disk is tried once more. Where that fails, what was forgotten
         stays so by the marker that is left in the folder, if the disk took that. A second call does
         what an exception, or a disk that hung, has left of the first one.
         """
-        started = time.monotonic()
-        clean = super().close(timeout_s)
         if self._files.is_closed:
-            return clean
-        until = started + max(GRACE_S, min(timeout_s, LONGEST_DEADLINE_S))
+            return has_ended
+        until = max(time.monotonic() + GRACE_S, min(until, time.monotonic() + LONGEST_DEADLINE_S))
         if self._to_clear:
-            clean &= _ends(partial(self._clear_seals, until), until)
-        clean &= self._forgetter.close(until)
-        if clean:
+            has_ended &= _ends(partial(self._clear_seals, until), until)
+        has_ended &= self._forgetter.close(until)
+        if has_ended:
             self._files.close()
-        return clean
-
-    def _before_close(self) -> None:
-        self._write_stamps(None)
-        self._has_threads = False
+        return has_ended
 
     def _clear_seals(self, until: float) -> None:
         with contextlib.suppress(OSError):  # the disk is no better for a log at the end
@@ -385,16 +387,13 @@ class FileTier(IndexedTier):
                 if time.monotonic() < until:
                     self._files.write_table(record_offset(slot), bytes(SEAL_BYTES))
 
-    def _leave(self) -> None:
-        super()._leave()
+    def leave(self) -> None:
+        """Close the files in a forked child, and where they could not be read."""
         self._files.close()
 
-    def _sizes(self) -> dict[str, int]:
-        return {**super()._sizes(), "restored": self.num_restored}
-
-
-class _StampWrite:
-    """A write of stamps that is under way."""
+    def sizes(self) -> dict[str, int]:
+        """Return present sizes."""
+        return {"restored": self._num_restored}
 
 
 def _ends(call: Callable[[], None], until: float) -> bool:

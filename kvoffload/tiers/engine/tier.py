@@ -1,0 +1,524 @@
+"""A tier out of its parts: jobs, a catalog and a medium.
+
+Structure
+    `ComposedTier` checks arguments, asks the `Catalog` what is where, and hands blocks that need
+    I/O to the `Jobs`. The classes that users open differ in nothing but the parts they make.
+Exceptions from outside
+    A signal's handler may raise between any two instructions of a call. `_is_ready` is False while
+    a call changes something: who finds it so refuses to go on. Nothing is repaired. The job of such
+    a call is taken back from the pool, since its blocks are the caller's again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload._checks import check_bool
+from kvoffload._metrics import Sample
+from kvoffload.errors import describe
+from kvoffload.tiers.base import (
+    BlockIDs,
+    Done,
+    Health,
+    State,
+    Status,
+    Tier,
+    TierEvent,
+    TierInterruptedError,
+)
+from kvoffload.tiers.region import Region
+from kvoffload.tiers.seal import MAX_KEY_BYTES, stored_key, stored_keys
+
+from .arguments import block_ids, check_deadline, check_region, check_timeout, first_repeat
+from .contract import Pool
+from .jobs import QUERY_DEADLINE_S, Jobs, Record
+from .parts import Catalog, Medium
+
+__all__ = ["TRANSFER_BYTES_PER_S", "TRANSFER_DEADLINE_S", "ComposedTier"]
+
+TRANSFER_DEADLINE_S = 1.0
+TRANSFER_BYTES_PER_S = 50_000_000
+EXIT_S = 1.0
+"""Seconds that jobs under way have, of all tiers together, when the interpreter ends."""
+
+OK, MISS = np.int8(Status.OK), np.int8(Status.MISS)
+HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
+
+
+class ComposedTier(Tier):
+    """A tier out of its parts.
+
+    Parameters
+    ----------
+    jobs : Jobs
+        Its jobs; they know the options and the size of a block.
+    catalog : Catalog
+        What is where.
+    medium : Medium
+        Where the bytes are.
+    capacity_bytes : int or None
+        Bytes of blocks that are kept at most.
+    """
+
+    def __init__(
+        self, jobs: Jobs, catalog: Catalog, medium: Medium, capacity_bytes: int | None
+    ) -> None:
+        self._jobs = jobs
+        self._catalog = catalog
+        self._medium = medium
+        self.name = jobs.options.name
+        self.namespace = medium.namespace
+        self.capacity_bytes = capacity_bytes
+        self.block_bytes = jobs.block_bytes
+        self.max_queued_bytes = jobs.options.max_queued_bytes
+        self._region: Region | None = None
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._has_ended = True  # whether all threads ended when it was closed
+        self._is_ready = True  # no call is in the middle of a change
+        self._starting = 0  # the job that is being submitted, or was when a call was interrupted
+        _OPEN.add(self)
+
+    @property
+    def direct(self) -> bool:  # type: ignore[override]
+        """Whether blocks move without a copy."""
+        return self._medium.direct
+
+    def __repr__(self) -> str:
+        place = f"{self._medium.place!r}, " if self._medium.place else ""
+        size = "" if self.capacity_bytes is None else f"capacity_bytes={self.capacity_bytes}, "
+        return f"{type(self).__name__}({place}{size}name={self.name!r})"
+
+    # -- the beginning and the end of calls --------------------------------------------------
+
+    def _require_ready(self) -> None:
+        """Begin a call of a tier that may have no region."""
+        if not self._is_ready:
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        """Raise what every call of a tier raises that is closed, or another process's."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"tier {self.name!r} belongs to process {self._pid}")
+        if self._is_closed:
+            raise RuntimeError(f"tier {self.name!r} is closed")
+        raise TierInterruptedError(
+            f"tier {self.name!r} was interrupted: an exception, such as a signal's, ended a call "
+            "in the middle; close it and open it again"
+        )
+
+    def _enter(self) -> Pool:
+        """Begin a call of a tier that must have a region."""
+        if not self._is_ready:
+            self._refuse()
+        pool = self._jobs.pool
+        if pool is None:
+            raise RuntimeError(f"tier {self.name!r} has no region: call attach() first")
+        return pool
+
+    def _change(self, change: Callable[..., None], *arguments: Any) -> None:
+        """Make a change; what ends it in the middle leaves the tier interrupted."""
+        self._is_ready = False
+        change(*arguments)
+        self._is_ready = True
+
+    def _start(self, begin: Callable[..., None], started: float, *arguments: Any) -> int:
+        """Begin a job and return its number; where an exception ends this, take the job back."""
+        job = self._jobs.new_number()
+        try:
+            self._is_ready = False
+            self._starting = job
+            begin(job, started, *arguments)
+            self._starting = 0
+            self._is_ready = True
+            return job
+        except BaseException:
+            self._is_ready = False
+            self._starting = job
+            self._take_back()
+            raise
+
+    def _take_back(self) -> None:
+        """Give the caller the blocks back of a job whose number it never got."""
+        if self._starting and self._jobs.pool is not None:
+            self._jobs.pool.cancel(self._starting)
+        self._starting = 0
+
+    def _collect(self) -> None:
+        """Take in what threads have done."""
+        self._is_ready = False
+        self._jobs.collect(self._catalog)
+        self._catalog.tend()
+        self._medium.tend()
+        self._is_ready = True
+
+    def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+        """Collect jobs until a condition holds, or the time is over."""
+        pool = self._enter()
+        until = time.monotonic() + timeout_s
+        try:
+            while True:
+                self._collect()
+                left = until - time.monotonic()
+                if is_done() or left <= 0:
+                    break
+                pool.wait(left)
+        finally:
+            if self._jobs.has_done():
+                pool.notify()  # `poll` has something to return
+
+    # -- jobs --------------------------------------------------------------------------------
+
+    def attach(self, region: Region) -> None:
+        """Name the host memory that jobs move blocks from and to."""
+        self._require_ready()
+        check_region("region", region, self.block_bytes)
+        if self._region is region:
+            return
+        if self._region is not None:
+            raise ValueError(f"region must be attached once, and tier {self.name!r} has one")
+        self._jobs.pool = self._medium.open_pool(region)
+        self._region = region
+        self._medium.attached(self._wait_until)
+
+    def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
+        """Find out about keys."""
+        started = time.monotonic()
+        self._enter()
+        seconds, stored = check_deadline(deadline_s), stored_keys(keys)
+        self._collect()  # what was stored meanwhile is there
+        return self._start(self._query, started, stored, seconds or QUERY_DEADLINE_S)
+
+    def _query(self, job: int, started: float, stored: list[bytes], timeout_s: float) -> None:
+        """Begin a query; what is known is not asked for again."""
+        jobs, catalog = self._jobs, self._catalog
+        if not catalog.asks:
+            status = np.where(self._states(stored) == HIT, OK, MISS)
+            jobs.finish_at_once(job, "query", started, status)
+            return
+        states = catalog.states(stored)
+        status = np.where(states == HIT, OK, MISS)
+        positions = np.flatnonzero(states == UNKNOWN)
+        if len(positions) and not jobs.reads.allow():
+            status[positions] = Status.UNAVAILABLE
+            positions = positions[:0]
+        elif len(positions):
+            room = jobs.room_for_keys()
+            status[positions[room:]] = Status.UNAVAILABLE
+            positions = positions[:room]
+            if not room:
+                jobs.reads.withdraw()
+        if not len(positions):
+            jobs.finish_at_once(job, "query", started, status)
+            return
+        asked = [stored[position] for position in positions.tolist()]
+        record = Record(
+            job, "query", started, status, positions, asked, positions, *self._version()
+        )
+        jobs.submit(record, positions, timeout_s)
+
+    def put(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
+        """Store the block ``ids[i]`` of the region under ``keys[i]``."""
+        started = time.monotonic()
+        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=False)
+        return self._start(self._put, started, stored, checked, timeout_s)
+
+    def _put(
+        self,
+        job: int,
+        started: float,
+        stored: list[bytes],
+        ids: npt.NDArray[np.int64],
+        timeout_s: float,
+    ) -> None:
+        """Begin a put."""
+        jobs, catalog = self._jobs, self._catalog
+        status = np.zeros(len(stored), np.int8)
+        taken: list[bytes] = []
+        wanted = catalog.wanted(stored)
+        if wanted:
+            refused: dict[bytes, Status] = {}
+            if jobs.writes.allow():
+                taken, slots = catalog.take(wanted, jobs.room(), refused)
+                if not taken:
+                    jobs.writes.withdraw()
+            else:
+                refused = dict.fromkeys(wanted, Status.UNAVAILABLE)
+            if refused:
+                status[:] = [refused.get(key, Status.OK) for key in stored]
+        if not taken:
+            jobs.finish_at_once(job, "put", started, status)
+            return
+        positions = None
+        if len(taken) != len(stored) or taken != stored:
+            first: dict[bytes, int] = {}
+            for position, key in enumerate(stored):
+                first.setdefault(key, position)
+            positions = np.array([first[key] for key in taken], np.int64)
+            ids = ids[positions]
+        record = Record(job, "put", started, status, positions, taken, slots, *self._version())
+        jobs.submit(record, ids, timeout_s)
+
+    def get(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
+        """Load ``keys[i]`` into the block ``ids[i]`` of the region."""
+        started = time.monotonic()
+        stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=True)
+        return self._start(self._get, started, stored, checked, timeout_s)
+
+    def _get(
+        self,
+        job: int,
+        started: float,
+        stored: list[bytes],
+        ids: npt.NDArray[np.int64],
+        timeout_s: float,
+    ) -> None:
+        """Begin a get."""
+        jobs, catalog = self._jobs, self._catalog
+        status = np.full(len(stored), MISS)
+        there = np.array(catalog.readable(stored), bool)
+        positions = None if there.all() else np.flatnonzero(there)
+        count = len(stored) if positions is None else len(positions)
+        if count and not jobs.reads.allow():
+            status[there] = Status.UNAVAILABLE
+            count = 0
+        elif count > (room := jobs.room()):
+            positions = np.flatnonzero(there)
+            status[positions[room:]] = Status.FULL
+            positions, count = positions[:room], room
+            if not room:
+                jobs.reads.withdraw()
+        if not count:
+            jobs.finish_at_once(job, "get", started, status)
+            return
+        keys = stored
+        if positions is not None:
+            keys, ids = [stored[position] for position in positions.tolist()], ids[positions]
+        record = Record(
+            job, "get", started, status, positions, keys, catalog.pin(keys), *self._version()
+        )
+        jobs.submit(record, ids, timeout_s)
+
+    def _version(self) -> tuple[int, int]:
+        """Return what a record of this moment belongs to: a generation and an epoch."""
+        return self._catalog.generation, self._catalog.epoch
+
+    def _transfer(
+        self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None, *, distinct: bool
+    ) -> tuple[list[bytes], npt.NDArray[np.int64], float]:
+        """Check the arguments of a put or get; return stored keys, ids and seconds."""
+        self._enter()
+        stored = stored_keys(keys)
+        checked = block_ids(ids)
+        if len(checked) != len(stored):
+            raise ValueError(f"ids must be as many as keys, {len(stored)}, got {len(checked)}")
+        if len(checked) and self._region is not None:
+            lowest, highest = int(checked.min()), int(checked.max())
+            if lowest < 0 or highest >= self._region.num_blocks:
+                wrong = lowest if lowest < 0 else highest
+                raise ValueError(f"ids must be in 0 ... {self._region.num_blocks - 1}, got {wrong}")
+            if distinct and (twice := first_repeat(checked)) is not None:
+                raise ValueError(f"ids must be distinct, got {twice} twice")
+        seconds = check_deadline(deadline_s)
+        if seconds is None:
+            nbytes = len(stored) * self.block_bytes
+            seconds = TRANSFER_DEADLINE_S + nbytes / TRANSFER_BYTES_PER_S
+        return stored, checked, seconds
+
+    def poll(self) -> list[Done]:
+        """Return the jobs that ended since the last call."""
+        if not self._is_closed:
+            self._enter()
+            self._collect()
+        elif os.getpid() != self._pid:
+            self._refuse()
+        return self._jobs.take_done()
+
+    def fileno(self) -> int:
+        """Return a file descriptor that is readable while `poll` has something to return."""
+        return self._enter().fileno()
+
+    def wait(self, jobs: Collection[int], timeout_s: float) -> bool:
+        """Wait until jobs have ended; `poll` still returns them."""
+        timeout_s = check_timeout(timeout_s)
+        if not isinstance(jobs, Iterable):
+            raise TypeError(f"jobs must be a collection of jobs, got {describe(jobs)}")
+        self._wait_until(lambda: self._jobs.have_ended(jobs), timeout_s)
+        return self._jobs.have_ended(jobs)
+
+    # -- keys --------------------------------------------------------------------------------
+
+    def state(self, key: bytes) -> int:
+        """Return what is known about one key, a `State`."""
+        if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES:
+            key = stored_key(key)
+        if not self._is_ready:
+            self._refuse()
+        jobs = self._jobs
+        reads, metrics = jobs.reads, jobs.metrics
+        state = self._catalog.known(key) if reads.closed or reads.would_allow() else ABSENT
+        if state == HIT:
+            metrics.hits += 1
+        elif state == ABSENT:
+            metrics.misses += 1
+        else:
+            metrics.unknown += 1
+        return state
+
+    def lookup(self, keys: Iterable[bytes]) -> npt.NDArray[np.int8]:
+        """Return what is known about each key, a `State` each."""
+        self._require_ready()
+        return self._states(stored_keys(keys))
+
+    def _states(self, stored: list[bytes]) -> npt.NDArray[np.int8]:
+        """Return and count what is known about stored keys."""
+        metrics = self._jobs.metrics
+        if not self._jobs.reads.would_allow():
+            metrics.misses += len(stored)
+            return np.full(len(stored), ABSENT, np.int8)
+        states = self._catalog.states(stored)
+        counts = np.bincount(states, minlength=len(State)).tolist()
+        metrics.hits += counts[HIT]
+        metrics.misses += counts[ABSENT]
+        metrics.unknown += counts[UNKNOWN]
+        return states
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Mark blocks as recently used, last key first."""
+        self._require_ready()
+        self._change(self._catalog.touch, stored_keys(keys))
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Drop blocks; unknown keys are no error."""
+        self._require_ready()
+        self._change(self._catalog.discard, stored_keys(keys))
+
+    def forget(self) -> bool:
+        """Drop everything."""
+        self._require_ready()
+        self._change(self._forget)
+        return self._medium.confirm(self._wait_until)
+
+    def _forget(self) -> None:
+        self._catalog.forget(self._jobs.records.values())
+        self._medium.forget()
+
+    # -- how it is ---------------------------------------------------------------------------
+
+    def health(self, reset: bool = False) -> Health:
+        """Return whether the tier answers."""
+        reads, writes = self._jobs.reads, self._jobs.writes
+        if check_bool("reset", reset):
+            reads.reset()
+            writes.reset()
+        is_interrupted = not (self._is_ready or self._is_closed)
+        late = self._threads().get("late_jobs", 0)
+        return Health(reads.state, writes.state, late, self._medium.has_forgotten, is_interrupted)
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters since the tier was opened, and present sizes."""
+        return {**self._jobs.metrics.stats(), **self._gauges()}
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics for an exporter; ``kvoffload.tiers.prometheus`` has one."""
+        jobs = self._jobs
+        breakers = {"get": int(not jobs.reads.closed), "put": int(not jobs.writes.closed)}
+        return jobs.metrics.samples(self._gauges(), breakers)
+
+    def _gauges(self) -> dict[str, int]:
+        found = {**self._jobs.gauges(), "staging_bytes": 0, "late_jobs": 0}
+        if self.capacity_bytes is not None:
+            found["capacity_bytes"] = self.capacity_bytes
+        return {**found, **self._threads(), **self._catalog.sizes(), **self._medium.sizes()}
+
+    def _threads(self) -> dict[str, int]:
+        """Return the numbers of the threads, if there are any."""
+        pool = self._jobs.pool
+        return {} if pool is None or self._is_closed else pool.stats()
+
+    def take_events(self) -> Iterator[TierEvent]:
+        """Return the events since the last call, oldest first, and forget them."""
+        if not (self._is_ready or self._is_closed) or os.getpid() != self._pid:
+            self._refuse()
+        return self._jobs.events.take()
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Let jobs under way end, and give everything back."""
+        timeout_s = check_timeout(timeout_s)
+        until = time.monotonic() + timeout_s
+        if os.getpid() != self._pid:
+            return True
+        if not self._is_closed:
+            self._end_threads(timeout_s)
+            self._is_closed = True
+            self._is_ready = False
+            _OPEN.discard(self)
+        return self._medium.close(until, self._has_ended)
+
+    def _end_threads(self, timeout_s: float) -> None:
+        """Let jobs under way end; those of an interrupted tier have no `Done`."""
+        pool = self._jobs.pool
+        if pool is None:
+            return
+        if self._is_ready:
+            self._change(self._medium.before_close)
+        self._take_back()
+        self._has_ended = pool.close(timeout_s)
+        if self._is_ready:
+            self._change(self._jobs.collect, self._catalog)
+        if not self._has_ended:
+            _KEPT.append(self)
+
+    def _leave(self) -> None:
+        """Release everything in a forked child, without a word to threads or other processes."""
+        self._is_closed = True
+        self._is_ready = False
+        if self._jobs.pool is not None:
+            self._jobs.pool.abandon()
+        self._medium.leave()
+
+    def __del__(self) -> None:
+        """Close a tier that was left open."""
+        if not getattr(self, "_is_closed", True) and os.getpid() == self._pid:
+            self.close(0.0)
+
+
+# -- the end of the process, and forked children -------------------------------------------------
+
+_OPEN: weakref.WeakSet[ComposedTier] = weakref.WeakSet()
+_KEPT: list[ComposedTier] = []
+"""Tiers with a call that has not returned: their memory may still be written to."""
+
+
+def _close_at_exit() -> None:
+    """Close the tiers that were left open, while their threads can still be waited for."""
+    until = time.monotonic() + EXIT_S
+    for tier in list(_OPEN):
+        tier.close(max(0.0, until - time.monotonic()))
+
+
+atexit.register(_close_at_exit)
+
+
+def _after_fork_in_child() -> None:
+    """Release what belongs to the parent: its files, so that its lock ends when it does."""
+    for tier in [*_OPEN, *_KEPT]:
+        with contextlib.suppress(OSError):  # what one tier meets keeps no other from letting go
+            tier._leave()
+    _OPEN.clear()
+    _KEPT.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

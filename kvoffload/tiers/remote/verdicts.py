@@ -1,0 +1,360 @@
+"""The catalog of tiers on shared media: verdicts instead of an index.
+
+What a shared directory or a server holds is not known here: others write to it and remove from it.
+What was found out is a *verdict*, believed for some time: that a block is there for `HIT_S`, that
+it is not for `MISS_S`. Of other keys only the medium knows, and a query asks it.
+
+Invariants
+    A key is in `_storing` from a put to its settling, and in `_dropping` while a chore that removes
+    it has not been done: such keys are MISS without I/O. Writes wait for chores, so that a block
+    that is dropped and stored again stays. What is believed belongs to `epoch`, under which jobs
+    are submitted: with another one it is cleared.
+Cost
+    `Beliefs.known` is one look into a dict.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.tiers.base import State, Status
+from kvoffload.tiers.engine.contract import DROP, FORGET, TOUCH
+from kvoffload.tiers.engine.jobs import Jobs, Record
+from kvoffload.tiers.engine.parts import Catalog
+from kvoffload.tiers.logs import write_line
+
+from .shared import SharedStore, pack_keys
+from .store import RemoteStore
+
+__all__ = ["Beliefs", "Verdicts"]
+
+OK = np.int8(Status.OK)
+HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
+
+HIT_S = 30.0
+"""Seconds for which a block that was there is believed to be there."""
+MISS_S = 1.0
+MAX_VERDICTS = 100_000
+KEYS_PER_CHORE = 1024
+RETRY_DROPS_S = 1.0
+CORRUPT_LOG_S = 60.0
+
+
+class Verdicts:
+    """Beliefs about keys, each held for some time.
+
+    Parameters
+    ----------
+    limit : int
+        Keys that are remembered at most; the oldest verdict leaves first.
+    clock : callable
+        Seconds that only grow.
+
+    Notes
+    -----
+    Thread-safety: callers serialise. Complexity: O(1) per key.
+    """
+
+    __slots__ = ("_clock", "_limit", "_until")
+
+    def __init__(
+        self, limit: int = MAX_VERDICTS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limit = limit
+        self._clock = clock
+        # Until when; below zero: until when it is believed to be absent.
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+
+    def state(self, key: bytes) -> int:
+        """Return what is believed of a key, a `State`."""
+        until = self._until.get(key)
+        if until is None:
+            return UNKNOWN
+        if until > 0:
+            return HIT if self._clock() < until else UNKNOWN
+        return ABSENT if self._clock() < -until else UNKNOWN
+
+    def there(
+        self, keys: Iterable[bytes], seconds: float = HIT_S, asked_at: float = math.inf
+    ) -> None:
+        """Believe that keys are there, unless one was found absent after `asked_at`."""
+        until = self._clock() + seconds
+        for key in keys:
+            if not -self._until.get(key, 0.0) - MISS_S > asked_at:
+                self._believe(key, until)
+
+    def absent(self, keys: Iterable[bytes], asked_at: float = math.inf) -> None:
+        """Believe that keys are not there, unless one was found there after `asked_at`."""
+        until = self._clock() + MISS_S
+        for key in keys:
+            if not self._until.get(key, 0.0) - HIT_S > asked_at:
+                self._believe(key, -until)
+
+    def _believe(self, key: bytes, until: float) -> None:
+        known = self._until
+        known[key] = until
+        known.move_to_end(key)
+        if len(known) > self._limit:
+            known.popitem(last=False)
+
+    def clear(self) -> None:
+        """Believe nothing."""
+        self._until.clear()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+
+class Beliefs(Catalog):
+    """What is believed of a medium that others share.
+
+    Parameters
+    ----------
+    jobs : Jobs
+        The tier's, for chores, counters and events.
+    store : SharedStore
+        The medium's epochs.
+    medium : RemoteStore
+        The medium.
+    """
+
+    asks = True
+
+    def __init__(self, jobs: Jobs, store: SharedStore, medium: RemoteStore) -> None:
+        self._jobs = jobs
+        self._store = store
+        self._medium = medium
+        self.verdicts = Verdicts()
+        self._touched = Verdicts()
+        self._storing: dict[bytes, bool] = {}  # False: it was dropped meanwhile
+        self._dropping: set[bytes] = set()  # keys of chores that remove
+        self._undropped: dict[bytes, None] = {}  # keys that no chore removes yet
+        self._drops_failed_at = 0.0
+        self._is_touching = False  # a chore that touches has not been done
+        self._is_telling = False  # a chore that forgets, because of too many removals, likewise
+        self._epoch = 0  # that jobs are submitted under
+        self._adopted = 0  # epochs that the store had used when that one was learned
+        self._corrupt_logged = -CORRUPT_LOG_S
+
+    # -- epochs ------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Epoch that jobs are submitted under; 0 for none."""
+        return self._epoch
+
+    def _follow(self) -> None:
+        """Adopt the epoch of the store; where it is another one, clear all verdicts."""
+        epoch, before = self._store.epoch, self._epoch
+        if epoch != before:
+            adopted, self._adopted = self._store.adopted - self._adopted, self._store.adopted
+            self._epoch = epoch
+            self._storing.clear()  # the puts under way will be dropped
+            if before or adopted > 1:  # another process forgot, perhaps since a read under way
+                self._clear()
+
+    def is_stale(self, record: Record) -> bool:
+        """Return whether a job belongs to what is forgotten; a read before any epoch does not."""
+        self._follow()
+        if record.generation != self.generation:
+            return True
+        return record.epoch != self._epoch and (record.op == "put" or record.epoch != 0)
+
+    def forget(self, records: Iterable[Record] = ()) -> None:  # noqa: ARG002
+        """Drop everything here, under a new epoch that the medium has yet to be given."""
+        self._store.forget()
+        self._epoch = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.generation += 1
+        self._storing.clear()  # the puts under way belong to what is forgotten
+        self.verdicts.clear()
+        self._touched.clear()
+        self._undropped.clear()
+        self._jobs.events.removed([], "forgotten")
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def known(self, key: bytes) -> int:
+        """Return what is known about a key, a `State`."""
+        if key in self._storing or self._is_hidden(key):
+            return ABSENT
+        return self.verdicts.state(key)
+
+    def states(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
+        """Return what is known about keys, a `State` each."""
+        return np.array([self.known(key) for key in keys], np.int8)
+
+    def _is_hidden(self, key: bytes) -> bool:
+        return key in self._dropping or key in self._undropped
+
+    # -- put and get -------------------------------------------------------------------------
+
+    def wanted(self, keys: list[bytes]) -> list[bytes]:
+        """Return the keys of a put that are neither there nor on their way, each once."""
+        self._follow()
+        wanted: dict[bytes, None] = {}
+        for key in keys:
+            if key in self._storing:
+                self._storing[key] = True  # it is wanted again, if it was dropped meanwhile
+            elif key not in wanted and self.known(key) != HIT:
+                wanted[key] = None
+        return list(wanted)
+
+    def take(
+        self, keys: list[bytes], room: int, refused: dict[bytes, Status]
+    ) -> tuple[list[bytes], npt.NDArray[np.int64]]:
+        """Begin to store keys."""
+        refused.update(dict.fromkeys(keys[room:], Status.FULL))
+        taken = keys[:room]
+        self._storing.update(dict.fromkeys(taken, True))
+        for key in taken:
+            self._undropped.pop(key, None)
+        return taken, np.arange(len(taken))
+
+    def readable(self, keys: list[bytes]) -> list[bool]:
+        """Return for each key whether it is worth a read."""
+        self._follow()
+        return [not self._is_hidden(key) for key in keys]
+
+    def pin(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
+        """Return an order; nothing can be kept here."""
+        return np.arange(len(keys))
+
+    # -- what became of it -------------------------------------------------------------------
+
+    def settle(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
+        """Record what the store did with a job's blocks."""
+        if self.is_stale(record):
+            return
+        keys = record.keys
+        if record.op == "put":
+            self._put_ended(keys, (statuses == OK).tolist())
+            return
+        if counts[Status.OK] == len(keys):
+            self.verdicts.there(keys, asked_at=record.started)
+            return
+        found: dict[int, list[bytes]] = {}
+        for key, status in zip(keys, statuses.tolist(), strict=True):
+            found.setdefault(status, []).append(key)
+        self.verdicts.there(found.get(Status.OK, ()), asked_at=record.started)
+        self.verdicts.absent(found.get(Status.MISS, ()), asked_at=record.started)
+        corrupt = found.get(Status.CORRUPT)
+        if corrupt:
+            self._remove(corrupt, "corrupt")
+            if time.monotonic() - self._corrupt_logged >= CORRUPT_LOG_S:
+                self._corrupt_logged = time.monotonic()
+                write_line(
+                    logging.WARNING,
+                    "tier %r dropped corrupt blocks, %d so far",
+                    self._jobs.options.name,
+                    self._jobs.metrics.evicted["corrupt"],
+                )
+
+    def _put_ended(self, keys: list[bytes], are_ok: list[bool]) -> None:
+        stored, unwanted = [], []
+        for key, is_ok in zip(keys, are_ok, strict=True):
+            if not self._storing.pop(key, True):
+                unwanted.append(key)
+            elif is_ok:
+                stored.append(key)
+        self.verdicts.there(stored)
+        self._jobs.events.stored(stored)
+        if unwanted:
+            self._remove(unwanted)
+
+    # -- recency, removal --------------------------------------------------------------------
+
+    def _remove(self, keys: list[bytes], reason: str | None = None) -> None:
+        """Queue blocks to be removed; until then they are hidden."""
+        keys = list(dict.fromkeys(keys))
+        self.verdicts.absent(keys)
+        if reason is not None:
+            self._jobs.events.removed(keys, reason)
+        # A chore may have removed its keys already, and others may have stored them since.
+        new = [key for key in keys if key not in self._dropping]
+        room = 0 if self._jobs.pool is None else max(0, MAX_VERDICTS - len(self._dropping))
+        now = new[:room]
+        self._remove_later([*new[room:], *(key for key in keys if key in self._dropping)])
+        for start in range(0, len(now), KEYS_PER_CHORE):
+            part = now[start : start + KEYS_PER_CHORE]
+            self._dropping.update(part)
+            self._jobs.chore(partial(self._dropped, part), DROP, pack_keys(part))
+
+    def _dropped(self, keys: list[bytes], status: int) -> None:
+        self._dropping.difference_update(keys)
+        if status != Status.OK:
+            self._drops_failed_at = time.monotonic()
+            self._remove_later(key for key in keys if key not in self._storing)
+
+    def _remove_later(self, keys: Iterable[bytes]) -> None:
+        """Hide blocks until a chore removes them; where they are too many, forget everything."""
+        self._undropped.update(dict.fromkeys(keys))
+        if len(self._undropped) <= MAX_VERDICTS:
+            return
+        self._medium.say(f"has more than {MAX_VERDICTS} blocks to remove: everything is forgotten")
+        self.forget()
+        if self._jobs.pool is not None and not self._is_telling:
+            self._is_telling = True
+            self._jobs.chore(self._told, FORGET, b"")
+
+    def _told(self, status: int) -> None:  # noqa: ARG002
+        self._is_telling = False
+
+    def touch(self, keys: list[bytes]) -> None:
+        """Mark blocks as recently used, last key first."""
+        seconds = self._medium.touch_s
+        if seconds is None or self._jobs.pool is None or self._is_touching:
+            return
+        there = [
+            key
+            for key in reversed(keys)
+            if self.known(key) == HIT and self._touched.state(key) != HIT
+        ][:KEYS_PER_CHORE]
+        if there and self._jobs.writes.closed:
+            self._touched.there(there, seconds)
+            self._is_touching = True
+            self._jobs.chore(self._touch_ended, TOUCH, pack_keys(there))
+
+    def _touch_ended(self, status: int) -> None:  # noqa: ARG002
+        self._is_touching = False
+
+    def discard(self, keys: list[bytes]) -> None:
+        """Drop blocks; those that are on their way when they have come."""
+        gone = []
+        for key in keys:
+            if key in self._storing:
+                self._storing[key] = False
+            else:
+                gone.append(key)
+        if gone:
+            self._remove(gone, "discarded")
+
+    def tend(self) -> None:
+        """Follow the medium's epoch and what it evicted; try removals again."""
+        self._follow()
+        evicted = self._medium.take_evicted()
+        if evicted:
+            self.verdicts.absent(evicted)
+            self._jobs.events.removed(evicted, "evicted")
+        if (
+            self._undropped
+            and self._jobs.writes.closed
+            and time.monotonic() - self._drops_failed_at >= RETRY_DROPS_S
+        ):
+            keys, self._undropped = list(self._undropped), {}
+            self._drops_failed_at = time.monotonic()
+            self._remove(keys)
+
+    def sizes(self) -> dict[str, int]:
+        """Return present sizes."""
+        return {"verdicts": len(self.verdicts)}
