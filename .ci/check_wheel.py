@@ -24,7 +24,8 @@ def problems(wheel: str, implementation: str) -> list[str]:
     wanted = {
         path.relative_to(ROOT)
         for path in (ROOT / "kvoffload").rglob("*")
-        if path.suffix in {".py", ".pyi", ".jinja", ".css", ".js"} or path.name == "py.typed"
+        if path.suffix in {".py", ".pyi", ".json", ".jinja", ".css", ".js"}
+        or path.name == "py.typed"
     }
     found += [f"{path}: missing" for path in wanted - package]
     modules = {path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("kvoffload/**/*.pyx")}

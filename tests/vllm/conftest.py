@@ -12,10 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.upstream.pretend import pretend
-
-pretend()
-
 SEED = int(os.environ.get("KVOFFLOAD_VLLM_SEED", "") or random.SystemRandom().randrange(2**32))
 SEQUENCES = int(os.environ.get("KVOFFLOAD_VLLM_SEQUENCES", "") or 750)
 TRACES = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)

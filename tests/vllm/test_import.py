@@ -44,7 +44,17 @@ def test_an_older_version_is_named_with_those_supported(tmp_path: Path, version:
     done = run("import kvoffload.integrations.vllm", pretend(tmp_path, version))
     assert done.returncode == 1
     assert f"ImportError: kvoffload.integrations.vllm found vLLM {version}" in done.stderr
-    assert f"supported versions: {SUPPORTED}" in done.stderr
+    assert f"supported versions: {SUPPORTED}; no version of kvoffload supports it" in done.stderr
+
+
+def test_a_version_that_was_supported_is_named_with_the_kvoffload_to_take(tmp_path: Path) -> None:
+    path = ROOT / "kvoffload" / "integrations" / "vllm" / "_upstream.py"
+    code = (
+        f"import runpy\nupstream = runpy.run_path({str(path)!r})\n"
+        "upstream['FORMER']['0.30'] = '0.4.*'\nupstream['installed_release']()"
+    )
+    done = run(code, pretend(tmp_path, "0.30.2"))
+    assert f"supported versions: {SUPPORTED}; install kvoffload 0.4.*\n" in done.stderr
 
 
 WITHOUT_VLLM = """

@@ -36,33 +36,28 @@ def copied(module: str) -> bool:
     return any(path.startswith(part.removesuffix(".py")) for part in PARTS)
 
 
-def declared(*, tiering: bool) -> tuple[set[str], set[str]]:
+def declared(kind: str) -> tuple[set[str], set[str]]:
     """Return every name of vLLM that a release declares: modules, what they hold; what that holds.
 
     Modules have their dotted names; the third kind are methods, fields, members and parameters.
     """
     outer, inner = set(), set()
-    for module, things in RELEASE.interface(tiering=tiering).items():
+    for module, things in getattr(RELEASE, kind).items():
         if not copied(module):
             continue
         outer.add(module)
-        for thing, descriptions in things.items():
+        for thing, rules in things.items():
             first, *methods = thing.split(".")
             outer.add(first)
-            inner |= set(methods)
-            for text in descriptions:
-                if text != "there":
-                    kind = "" if text.startswith("(") else text.partition(" ")[0]
-                    inner |= set(re.findall(r"[a-zA-Z_]\w*", without_defaults(text))) - {kind}
+            inner |= {
+                *methods,
+                *(text.partition("=")[0] for found in rules.values() for text in found),
+            }
     return outer, inner - outer - {"self"} - INHERITED
 
 
-def without_defaults(text: str) -> str:
-    return re.sub(r"=('[^']*'|[^,)]*)", "", text)
-
-
-PLAIN = declared(tiering=False)
-TIERING = tuple(only - plain for only, plain in zip(declared(tiering=True), PLAIN, strict=True))
+PLAIN = declared("plain")
+TIERING = tuple(only - plain for only, plain in zip(declared("tiering"), PLAIN, strict=True))
 AT_ONCE = 8
 """Inner names that are renamed in one case: none hides another's difference."""
 
@@ -81,7 +76,6 @@ def run(arguments: list[str], text: str = "", *paths: Path) -> subprocess.Comple
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "KVOFFLOAD_VLLM_AS": "",
         },
         capture_output=True,
         text=True,
@@ -168,7 +162,7 @@ def newer(tmp_path: Path) -> Path:
 
 
 newest = pytest.mark.skipif(
-    RELEASE is not _upstream.RELEASES[-1], reason="compares a newer vLLM with the newest release"
+    RELEASE.name != _upstream.RELEASES[-1], reason="compares a newer vLLM with the newest release"
 )
 
 
@@ -194,25 +188,67 @@ def test_a_newer_release_with_a_difference_names_it(newer: Path) -> None:
     assert "vllm.v1.kv_offload.base has no OffloadingEvent" in done.stderr
 
 
-@pytest.mark.parametrize("release", _upstream.RELEASES, ids=lambda release: release.name)
-def test_the_interfaces_of_the_releases_differ(release: _upstream.Release) -> None:
+@pytest.mark.parametrize("name", _upstream.RELEASES)
+def test_the_interfaces_of_the_releases_differ(name: str) -> None:
     """The control: what is installed has one of them."""
-    found = _upstream.differences(release.interface(tiering=False))
-    assert (not found) == (release is RELEASE)
+    plain = _upstream.Release.read(name).plain
+    found = _upstream.differences(plain, _upstream.describe(plain))
+    assert (not found) == (name == RELEASE.name)
+
+
+def test_the_file_of_the_installed_release_is_what_the_script_writes(tmp_path: Path) -> None:
+    """Byte by byte, so that it has all of what is used and nothing else."""
+    done = run([str(ROOT / ".ci" / "vllm-interface.py"), str(tmp_path / "written.json")])
+    assert done.returncode == 0, done.stderr
+    written = (tmp_path / "written.json").read_text("utf-8")
+    assert written == (FOLDER / "interfaces" / f"{RELEASE.name}.json").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
-    ("expected", "actual", "text"),
+    ("expected", "found", "text"),
     [
-        ("fields a, b", "fields a, b, c=1", "fields: found c=1"),
-        ("fields a, b", "fields a", "fields: expected b; found none"),
-        ("methods a, b", "methods a, c", "methods: expected b; found c"),
-        ("fields a, b", "fields b, a", "expected fields a, b; found fields b, a"),
-        ("(self, a)", "(self, b)", "expected (self, a); found (self, b)"),
+        ({"fields": ["a", "b"]}, {"fields": ["a", "b", "c=1"]}, "fields: found c=1"),
+        ({"fields": ["a", "b"]}, {"fields": ["a"]}, "fields: expected b; found none"),
+        ({"methods": ["a", "b"]}, {"methods": ["a", "c"]}, "methods: expected b; found c"),
+        ({"fields": ["a", "b"]}, {"fields": ["b", "a"]}, "fields: expected a, b; found b, a"),
+        ({"has": ["a"], "sets": ["b"]}, {"has": ["a"]}, "sets: expected b; found none"),
     ],
 )
-def test_a_difference_is_said_in_one_line(expected: str, actual: str, text: str) -> None:
-    assert _upstream._difference(expected, actual) == text
+def test_a_difference_is_said_in_one_line(
+    expected: dict[str, list[str]], found: dict[str, list[str]], text: str
+) -> None:
+    said = _upstream.differences({"vllm.v1": {"N": expected}}, {"vllm.v1": {"N": found}})
+    assert said == [f"vllm.v1.N: {text}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (None, "No such file or directory"),
+        ("", "Expecting value"),
+        ("[]", "it must have plain and tiering"),
+        ('{"plain": {}, "tiering": {}}', "it must have plain and tiering"),
+        ('{"plain": {"vllm": {}}}', "it must have plain and tiering"),
+        (
+            '{"plain": {"vllm": {"N": {"hsa": []}}}, "tiering": {"vllm": {}}}',
+            "N: 'hsa' must be a rule",
+        ),
+        (
+            '{"plain": {"vllm": {"N": {"has": "a"}}}, "tiering": {"vllm": {}}}',
+            "N: 'has' must be a rule",
+        ),
+        ('{"plain": {"vllm": {"N": []}}, "tiering": {"vllm": {}}}', "has no attribute 'items'"),
+    ],
+)
+def test_a_file_that_is_missing_or_malformed_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, cause: str
+) -> None:
+    monkeypatch.setattr(_upstream, "_FOLDER", tmp_path)
+    if text is not None:
+        (tmp_path / "0.33.json").write_text(text)
+    with pytest.raises(ImportError, match=re.escape(cause)) as caught:
+        _upstream.Release.read("0.33")
+    assert str(tmp_path / "0.33.json") in str(caught.value)
 
 
 def test_no_other_file_of_the_folder_imports_vllm() -> None:

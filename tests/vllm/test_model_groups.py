@@ -36,8 +36,7 @@ FAMILIES = {name: config.get("text_config", config) for name, config in families
 NOT_IN_VLLM = {"bamba"}  # it had the model before 0.33
 
 
-PROGRAM = "from tests.vllm.upstream.pretend import pretend; pretend(); "
-PROGRAM += "from tests.vllm.modelled import main; main()"
+PROGRAM = "from tests.vllm.modelled import main; main()"
 BATCHES = 6  # a process each, which ends well before a test counts as hanging
 
 

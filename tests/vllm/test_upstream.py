@@ -17,7 +17,6 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
 from kvoffload.integrations.vllm._upstream import installed_release
-from tests.vllm.upstream.pretend import VARIABLE
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.environ.get("KVOFFLOAD_VLLM_TESTS", "")
@@ -44,7 +43,6 @@ def outcomes(folder: Path, ours: bool) -> dict[str, str]:
             "PATH": os.environ["PATH"],
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "upstream"), str(ROOT)]),
             "KVOFFLOAD_PURE_PYTHON": "0",
-            VARIABLE: os.environ.get(VARIABLE, ""),
         },
         capture_output=True,
         text=True,
@@ -82,8 +80,9 @@ KNOWN = {
     "test_reset_cache_clears_orchestrator_state": "reads `_num_allocated_chunks`",
 }
 
-#: How many of its manager's and of its tiers' tests pass here, at least, by release.
-LEAST = {"0.31": (42, 54), "0.32": (42, 60), "0.33": (59, 70)}
+#: How many of its manager's and of its tiers' tests pass here, at least: of older releases, and of
+#: 0.33 and newer ones.
+LEAST = {"0.31": (42, 54), "0.32": (42, 60)}.get(installed_release().name, (59, 70))
 
 
 def judge(theirs_and_ours, module: str, least: int) -> None:
@@ -108,8 +107,8 @@ def judge(theirs_and_ours, module: str, least: int) -> None:
 
 
 def test_vllm_s_tests_of_its_manager(theirs_and_ours):
-    judge(theirs_and_ours, "test_manager", LEAST[installed_release().name][0])
+    judge(theirs_and_ours, "test_manager", LEAST[0])
 
 
 def test_vllm_s_tests_of_its_tiers(theirs_and_ours):
-    judge(theirs_and_ours, "test_tiering_offloading", LEAST[installed_release().name][1])
+    judge(theirs_and_ours, "test_tiering_offloading", LEAST[1])

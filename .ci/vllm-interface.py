@@ -1,0 +1,67 @@
+"""Write the interface of the installed vLLM, as far as kvoffload uses it, and compare it.
+
+    $(.ci/vllm-env 0.34.0) .ci/vllm-interface.py [FILE]
+
+It is written to kvoffload/integrations/vllm/interfaces/0.34.json, or to another file; ``used.json``
+in that folder lists what is used. The differences from each other release are printed.
+"""
+
+import json
+import runpy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "kvoffload" / "integrations" / "vllm"
+
+# Without its package, which cannot be imported with a release that is not supported.
+upstream = SimpleNamespace(**runpy.run_path(str(FOLDER / "_upstream.py")))
+
+
+def text_of(value: Mapping[str, Any], depth: int = 0) -> str:
+    """Return JSON in which each name of vLLM has one line."""
+    if depth == 3:
+        return json.dumps(value, sort_keys=True)
+    pad = "  " * depth
+    lines = [f"{pad}  {json.dumps(key)}: {text_of(value[key], depth + 1)}" for key in sorted(value)]
+    return "{\n" + ",\n".join(lines) + f"\n{pad}}}"
+
+
+def interface(kind: str) -> dict[str, Any]:
+    """Describe what is used of the installed vLLM; what it does not have is left out."""
+    found = {}
+    for module, names in upstream.describe(upstream.USED[kind]).items():
+        if not isinstance(names, Exception):
+            found[module] = names
+        elif not isinstance(names, ModuleNotFoundError) or not module.startswith(names.name):
+            raise names
+    return found
+
+
+def main() -> None:
+    """Write the file; print the differences."""
+    version = upstream.installed_version()
+    if version is None:
+        sys.exit("vllm-interface: vLLM is not installed")
+    installed = ".".join(version.split(".")[:2])
+    for name in reversed(upstream.RELEASES):
+        if name != installed:
+            release = upstream.Release.read(name)
+            lines = [
+                f"  {kind}: {line}"
+                for kind in upstream.KINDS
+                for line in upstream.differences(
+                    getattr(release, kind), upstream.describe(getattr(release, kind))
+                )
+            ]
+            print(f"{len(lines)} differences from {name}", *lines, sep="\n")
+    file = Path(sys.argv[1]) if sys.argv[1:] else FOLDER / "interfaces" / f"{installed}.json"
+    text = text_of({kind: interface(kind) for kind in upstream.KINDS})
+    file.write_text(f"{text}\n", encoding="utf-8")
+    print(f"written: {file}")
+
+
+if __name__ == "__main__":
+    main()
