@@ -7,135 +7,34 @@ namespace and the options as keywords, all text, that returns a `Tier`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib.metadata import entry_points
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import parse_qsl
 
-from kvoffload._sizes import parse_size
 from kvoffload.errors import describe
-from kvoffload.tiers.local.memory import MemoryTier
-from kvoffload.tiers.local.slab import FileTier
-from kvoffload.tiers.remote.directory import DirectoryTier
-from kvoffload.tiers.remote.mooncake import MooncakeTier
-from kvoffload.tiers.remote.objects import ObjectTier
-from kvoffload.tiers.remote.redis import RedisTier
 
 from .base import Tier
 from .namespace import Namespace
-from .options import LOCAL, STAGED, Readers, flag, number, read_options
 
 __all__ = ["ENTRY_POINTS", "open_tier"]
 
 ENTRY_POINTS = "kvoffload.tiers"
 
 
-_MEMORY: Readers = {
-    "capacity": ("capacity_bytes", parse_size),
-    "policy": ("policy", str),
-    **LOCAL,
+_BUILT_IN = {
+    kind: EntryPoint(kind, f"kvoffload.tiers.{opener}", ENTRY_POINTS)
+    for kind, opener in {
+        "az": "remote.objects:open_az",
+        "dir": "remote.directory:open_directory",
+        "gs": "remote.objects:open_gs",
+        "memory": "local.memory:open_memory",
+        "mooncake": "remote.mooncake:open_mooncake",
+        "redis": "remote.redis:open_redis",
+        "rediss": "remote.redis:open_rediss",
+        "s3": "remote.objects:open_s3",
+        "slab": "local.slab.tier:open_slab",
+    }.items()
 }
-_SLAB: Readers = {
-    **_MEMORY,
-    "staged": ("staged", flag),
-    "staging": STAGED["staging"],
-    "ack": STAGED["ack"],
-}
-_DIRECTORY: Readers = {
-    **STAGED,
-    "capacity": _MEMORY["capacity"],
-    "sweep": ("sweep_s", number),
-}
-_REDIS: Readers = {
-    **STAGED,
-    "prefix": ("prefix", str),
-    "cluster": ("cluster", flag),
-    "ca": ("ssl_ca_certs", str),
-}
-_MOONCAKE: Readers = {
-    **STAGED,
-    "metadata": ("metadata", str),
-    "hostname": ("hostname", str),
-    "protocol": ("protocol", str),
-    "devices": ("devices", str),
-    "segment": ("segment_bytes", parse_size),
-    "prefix": ("prefix", str),
-}
-_OBJECTS: Readers = {
-    **STAGED,
-    "endpoint": ("endpoint", str),
-    "region": ("region", str),
-    "http": ("allow_http", flag),
-}
-
-
-def _open_slab(place: str, namespace: Namespace, **options: str) -> Tier:
-    if not place:
-        raise ValueError("a slab must have a folder, as slab:/nvme/kv")
-    return FileTier(place, namespace=namespace, **read_options(options, _SLAB))
-
-
-def _open_memory(place: str, namespace: Namespace, **options: str) -> Tier:
-    if place:
-        raise ValueError(f"memory must have no place, got {describe(place)}")
-    return MemoryTier(namespace=namespace, **read_options(options, _MEMORY))
-
-
-def _open_directory(place: str, namespace: Namespace, **options: str) -> Tier:
-    if not place:
-        raise ValueError("a directory must be given, as dir:/mnt/kv")
-    return DirectoryTier(place, namespace=namespace, **read_options(options, _DIRECTORY))
-
-
-def _take(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Take some arguments out of the others."""
-    return {name: arguments.pop(name) for name in names if name in arguments}
-
-
-def _open_redis(scheme: str) -> Callable[..., Tier]:
-    def opener(place: str, namespace: Namespace, **options: str) -> Tier:
-        arguments = read_options(options, _REDIS)
-        more = _take(arguments, "ssl_ca_certs")
-        url = f"{scheme}:{place}"
-        return RedisTier(url, namespace=namespace, connection_options=more, **arguments)
-
-    return opener
-
-
-def _open_objects(scheme: str) -> Callable[..., Tier]:
-    def opener(place: str, namespace: Namespace, **options: str) -> Tier:
-        arguments = read_options(options, _OBJECTS)
-        config = _take(arguments, "endpoint", "region")
-        client = _take(arguments, "allow_http")
-        return ObjectTier(
-            f"{scheme}:{place}",
-            namespace=namespace,
-            config=config,
-            client_options=client,
-            **arguments,
-        )
-
-    return opener
-
-
-def _open_mooncake(place: str, namespace: Namespace, **options: str) -> Tier:
-    arguments = read_options(options, _MOONCAKE)
-    if "metadata" not in arguments:
-        raise ValueError("option metadata must be given, as metadata=http://host:8080/metadata")
-    return MooncakeTier(place.removeprefix("//"), namespace=namespace, **arguments)
-
-
-_KINDS: dict[str, Callable[..., Tier]] = {
-    "az": _open_objects("az"),
-    "dir": _open_directory,
-    "gs": _open_objects("gs"),
-    "memory": _open_memory,
-    "mooncake": _open_mooncake,
-    "redis": _open_redis("redis"),
-    "rediss": _open_redis("rediss"),
-    "s3": _open_objects("s3"),
-    "slab": _open_slab,
-}
+"""Not in the package's metadata: they are there where the package is not installed, too."""
 
 
 def open_tier(url: str, namespace: Namespace) -> Tier:
@@ -195,17 +94,17 @@ def open_tier(url: str, namespace: Namespace) -> Tier:
         if option in options:
             raise ValueError(f"url: option {option!r} must be given once")
         options[option] = text
-    opener = _KINDS.get(kind) if colon else None
-    if opener is None:
-        plugins = entry_points(group=ENTRY_POINTS)
-        if colon and kind in plugins.names:
-            opener = plugins[kind].load()
-        else:
-            known = ", ".join(sorted({*_KINDS, *plugins.names}))
-            shown = "text with an @" if "@" in url else describe(url.partition("?")[0])
-            raise ValueError(f"url must start with one of {known} and a colon, got {shown}")
+    kinds = _BUILT_IN
+    if not colon or kind not in kinds:
+        kinds = {point.name: point for point in entry_points(group=ENTRY_POINTS)} | kinds
+    if not colon or kind not in kinds:
+        known = ", ".join(sorted(kinds))
+        shown = "text with an @" if "@" in url else describe(url.partition("?")[0])
+        raise ValueError(f"url must start with one of {known} and a colon, got {shown}")
+    opener = kinds[kind].load()
     try:
-        return opener(place, namespace, **options)
+        tier: Tier = opener(place, namespace, **options)
+        return tier
     except ValueError as error:
         if str(error).startswith("url "):
             raise

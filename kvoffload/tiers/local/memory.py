@@ -7,14 +7,21 @@ import os
 import numpy as np
 
 from kvoffload import CachePolicy
-from kvoffload._sizes import check_size
+from kvoffload._sizes import check_size, parse_size
+from kvoffload.errors import describe
 from kvoffload.tiers.engine.arguments import check_region
 from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.native import Twin, chosen_or
 from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.namespace import Namespace, check_namespace
-from kvoffload.tiers.options import MAX_QUEUED_BYTES, TierOptions
+from kvoffload.tiers.options import (
+    LOCAL,
+    MAX_QUEUED_BYTES,
+    Readers,
+    TierOptions,
+    read_options,
+)
 from kvoffload.tiers.region import Region
 
 from .index import Index, LocalMedium, check_num_slots, make_manager
@@ -108,3 +115,17 @@ class SecondRegion(LocalMedium):
     def open_pool(self, region: Region) -> Pool:
         """Start the threads."""
         return self._twin.pool(region, self._store, self._jobs.options.threads)
+
+
+_READERS: Readers = {
+    "capacity": ("capacity_bytes", parse_size),
+    "policy": ("policy", str),
+    **LOCAL,
+}
+
+
+def open_memory(place: str, namespace: Namespace, **options: str) -> MemoryTier:
+    """Open ``memory:?capacity=64GiB``; see `kvoffload.tiers.open_tier`."""
+    if place:
+        raise ValueError(f"memory must have no place, got {describe(place)}")
+    return MemoryTier(namespace=namespace, **read_options(options, _READERS))

@@ -40,7 +40,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
-from kvoffload._sizes import check_size
+from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
@@ -48,7 +48,15 @@ from kvoffload.tiers.engine.transfer import NO_SPACE, transfer
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from kvoffload.tiers.folder import Folder, check_path, make_folders, temporary_name
 from kvoffload.tiers.namespace import Namespace
-from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
+from kvoffload.tiers.options import (
+    MAX_QUEUED_BYTES,
+    STAGED,
+    STAGING_BYTES,
+    Readers,
+    TierOptions,
+    number,
+    read_options,
+)
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
 from .lease import Lease
@@ -463,3 +471,17 @@ def _status(error: OSError) -> Status:
     if error.errno in _GONE:
         return Status.MISS
     return Status.FULL if error.errno in NO_SPACE else Status.FAILED
+
+
+_READERS: Readers = {
+    **STAGED,
+    "capacity": ("capacity_bytes", parse_size),
+    "sweep": ("sweep_s", number),
+}
+
+
+def open_directory(place: str, namespace: Namespace, **options: str) -> DirectoryTier:
+    """Open ``dir:/mnt/kv?capacity=2TB``; see `kvoffload.tiers.open_tier`."""
+    if not place:
+        raise ValueError("a directory must be given, as dir:/mnt/kv")
+    return DirectoryTier(place, namespace=namespace, **read_options(options, _READERS))

@@ -29,13 +29,20 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from kvoffload._sizes import check_size
+from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from kvoffload.tiers.namespace import Namespace
-from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
+from kvoffload.tiers.options import (
+    MAX_QUEUED_BYTES,
+    STAGED,
+    STAGING_BYTES,
+    Readers,
+    TierOptions,
+    read_options,
+)
 from kvoffload.tiers.region import Region
 
 from .store import RemoteStore
@@ -379,3 +386,22 @@ if hasattr(os, "register_at_fork"):
         after_in_parent=_release_clients,
         after_in_child=_keep_clients_for_good,
     )
+
+
+_READERS: Readers = {
+    **STAGED,
+    "metadata": ("metadata", str),
+    "hostname": ("hostname", str),
+    "protocol": ("protocol", str),
+    "devices": ("devices", str),
+    "segment": ("segment_bytes", parse_size),
+    "prefix": ("prefix", str),
+}
+
+
+def open_mooncake(place: str, namespace: Namespace, **options: str) -> MooncakeTier:
+    """Open ``mooncake://master:port?metadata=URL``; see `kvoffload.tiers.open_tier`."""
+    arguments = read_options(options, _READERS)
+    if "metadata" not in arguments:
+        raise ValueError("option metadata must be given, as metadata=http://host:8080/metadata")
+    return MooncakeTier(place.removeprefix("//"), namespace=namespace, **arguments)

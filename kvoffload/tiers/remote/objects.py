@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,7 +38,15 @@ from kvoffload.tiers.engine.contract import MOVING, Block
 from kvoffload.tiers.engine.staging import staging_buffers
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from kvoffload.tiers.namespace import Namespace, check_namespace
-from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
+from kvoffload.tiers.options import (
+    MAX_QUEUED_BYTES,
+    STAGED,
+    STAGING_BYTES,
+    Readers,
+    TierOptions,
+    flag,
+    read_options,
+)
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
@@ -411,3 +420,32 @@ def _public(url: Any) -> str:
     if "@" in parts.netloc or parts.query:
         raise ValueError("url must hold no credentials and no options: give them as config")
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+
+_READERS: Readers = {
+    **STAGED,
+    "endpoint": ("endpoint", str),
+    "region": ("region", str),
+    "http": ("allow_http", flag),
+}
+
+
+def _open(scheme: str, place: str, namespace: Namespace, **options: str) -> ObjectTier:
+    """Open ``s3://bucket/prefix`` and the like; see `kvoffload.tiers.open_tier`."""
+    arguments = read_options(options, _READERS)
+    config: dict[str, Any] = {
+        name: arguments.pop(name) for name in ("endpoint", "region") if name in arguments
+    }
+    client = {name: arguments.pop(name) for name in ("allow_http",) if name in arguments}
+    return ObjectTier(
+        f"{scheme}:{place}",
+        namespace=namespace,
+        config=config,
+        client_options=client,
+        **arguments,
+    )
+
+
+open_s3 = partial(_open, "s3")
+open_gs = partial(_open, "gs")
+open_az = partial(_open, "az")

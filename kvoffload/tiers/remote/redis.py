@@ -24,6 +24,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,7 +34,15 @@ from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, last_epoch, parse_epoch
 from kvoffload.tiers.namespace import Namespace
-from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
+from kvoffload.tiers.options import (
+    MAX_QUEUED_BYTES,
+    STAGED,
+    STAGING_BYTES,
+    Readers,
+    TierOptions,
+    flag,
+    read_options,
+)
 
 from .store import OtherEpochError, RemoteStore
 from .tier import RemoteTier
@@ -556,3 +565,23 @@ def _public(url: str) -> str:
     host = f"[{host}]" if ":" in host else host
     port = f":{parts.port}" if parts.port else ""
     return f"{parts.scheme}://{host}{port}{parts.path}"
+
+
+_READERS: Readers = {
+    **STAGED,
+    "prefix": ("prefix", str),
+    "cluster": ("cluster", flag),
+    "ca": ("ca", str),
+}
+
+
+def _open(scheme: str, place: str, namespace: Namespace, **options: str) -> RedisTier:
+    """Open ``redis://host`` or ``rediss://host``; see `kvoffload.tiers.open_tier`."""
+    arguments = read_options(options, _READERS)
+    more = {"ssl_ca_certs": arguments.pop("ca")} if "ca" in arguments else {}
+    url = f"{scheme}:{place}"
+    return RedisTier(url, namespace=namespace, connection_options=more, **arguments)
+
+
+open_redis = partial(_open, "redis")
+open_rediss = partial(_open, "rediss")

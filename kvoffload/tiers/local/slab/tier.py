@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from kvoffload import CachePolicy
 from kvoffload._checks import check_bool
-from kvoffload._sizes import check_size
+from kvoffload._sizes import check_size, parse_size
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.arguments import LONGEST_DEADLINE_S
 from kvoffload.tiers.engine.contract import Pool
@@ -42,7 +42,15 @@ from kvoffload.tiers.folder import check_path
 from kvoffload.tiers.local.index import Index, LocalMedium, check_num_slots, make_manager
 from kvoffload.tiers.logs import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
-from kvoffload.tiers.options import MAX_QUEUED_BYTES, STAGING_BYTES, TierOptions
+from kvoffload.tiers.options import (
+    MAX_QUEUED_BYTES,
+    STAGED,
+    STAGING_BYTES,
+    Readers,
+    TierOptions,
+    flag,
+    read_options,
+)
 from kvoffload.tiers.region import Region, round_up
 from kvoffload.tiers.seal import SEAL_BYTES
 
@@ -402,3 +410,18 @@ def _ends(call: Callable[[], None], until: float) -> bool:
     thread.start()
     thread.join(max(GRACE_S, until - time.monotonic()))
     return not thread.is_alive()
+
+
+_READERS: Readers = {
+    "capacity": ("capacity_bytes", parse_size),
+    "policy": ("policy", str),
+    "staged": ("staged", flag),
+    **STAGED,
+}
+
+
+def open_slab(place: str, namespace: Namespace, **options: str) -> FileTier:
+    """Open ``slab:/nvme/kv?capacity=2TB``; see `kvoffload.tiers.open_tier`."""
+    if not place:
+        raise ValueError("a slab must have a folder, as slab:/nvme/kv")
+    return FileTier(place, namespace=namespace, **read_options(options, _READERS))
