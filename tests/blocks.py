@@ -8,6 +8,16 @@ from typing import Any
 
 from kvoffload import BlockHash
 
+METHODS = (
+    "lookup",
+    "touch",
+    "prepare_load",
+    "complete_load",
+    "prepare_store",
+    "complete_store",
+)
+"""The methods of a manager that take a batch."""
+
 KEY_LENGTHS = (1, 2, 16, 32, 35, 36, 37, 64, 255, 256, 300, 5000)
 """Lengths on each side of every size at which an index might change its ways."""
 

@@ -6,7 +6,7 @@ compares observations on the day it is registered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -70,10 +70,16 @@ def observe(thing: Any) -> dict[str, Any]:
     return seen
 
 
-def attempt(thing: Any, method: str, *arguments: Any) -> tuple[str, Any]:
-    """Call a method and return its result or its error as a value that compares."""
+def attempt(
+    thing: Any, method: str, *arguments: Any, form: Callable[[Any], Any] | None = None
+) -> tuple[str, Any]:
+    """Call a method and return its result or its error as a value that compares.
+
+    Where `form` is given, it makes the first argument of the one that is given.
+    """
+    given = (form(arguments[0]), *arguments[1:]) if form else arguments
     try:
-        result = getattr(thing, method)(*arguments)
+        result = getattr(thing, method)(*given)
     except (OffloadError, TypeError, ValueError, NotImplementedError) as error:
         bases = [base.__name__ for base in type(error).__mro__]
         return "raised", (bases, str(error))

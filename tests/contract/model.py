@@ -206,6 +206,13 @@ class ManagerModel:
         if self.events_on and blocks:
             self.events.append((list(blocks), removed))
 
+    def __contains__(self, block: BlockHash) -> bool:
+        return self.row(block) is not None
+
+    def begin(self, batch: list[BlockHash]) -> RequestModel:
+        self.touch(batch)
+        return RequestModel(self, list(batch))
+
     def lookup(self, batch: list[BlockHash]) -> int:
         ready = [row.block for row in self.rows if row.pins != PENDING]
         hits = 0
@@ -277,7 +284,7 @@ class ManagerModel:
         self.count("stored_blocks", len(missing))
         return missing, slots, victims
 
-    def complete_store(self, batch: list[BlockHash], success: bool) -> None:
+    def complete_store(self, batch: list[BlockHash], success: bool = True) -> None:
         became_idle: list[BlockHash] = []
         for block in batch:
             row = self.row(block)
@@ -297,7 +304,7 @@ class ManagerModel:
         taken, self.events = self.events, []
         return taken
 
-    def reset(self) -> None:
+    def reset_cache(self) -> None:
         slots = {row.block: row.slot for row in self.rows}
         self.pool.give_all_back([slots[block] for block in self.policy.resident_in_order()])
         self.rows = []
@@ -311,3 +318,39 @@ class ManagerModel:
             "free": self.pool.num_free(),
             "ghosts": self.policy.num_ghosts(),
         }
+
+
+@dataclass
+class RequestModel:
+    """A request: its blocks, and those that it stores."""
+
+    manager: ManagerModel
+    hashes: list[BlockHash]
+    storing: list[BlockHash] = field(default_factory=list)
+
+    def lookup(self, start: int) -> int:
+        return self.manager.lookup(self.hashes[start:])
+
+    def prepare_load(self, start: int, stop: int) -> list[int]:
+        return self.manager.prepare_load(self.hashes[start:stop])
+
+    def complete_load(self, start: int, stop: int) -> None:
+        self.manager.complete_load(self.hashes[start:stop])
+
+    def prepare_store(
+        self, start: int, stop: int
+    ) -> tuple[list[BlockHash], list[int], list[BlockHash]] | None:
+        output = self.manager.prepare_store(self.hashes[start:stop])
+        self.storing += output[0] if output else []
+        return output
+
+    def complete_store(self, success: bool) -> None:
+        storing, self.storing = self.storing, []
+        self.manager.complete_store(storing, success)
+
+    def extend(self, more: list[BlockHash]) -> None:
+        self.manager.touch(more)
+        self.hashes += more
+
+    def finish(self) -> None:
+        self.manager.touch(self.hashes)

@@ -9,18 +9,9 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockNotFoundError, BlockNotReadyError
-from tests.blocks import KEY_LENGTHS, A, B, C, D, block_hash, once, slots, store
+from tests.blocks import KEY_LENGTHS, METHODS, A, B, C, D, block_hash, once, slots, store
 from tests.contract.conftest import Build
 from tests.observation import observe
-
-METHODS = (
-    "lookup",
-    "touch",
-    "prepare_load",
-    "complete_load",
-    "prepare_store",
-    "complete_store",
-)
 
 
 class BytesOfMyOwn(bytes):

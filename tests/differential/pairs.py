@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+from tests.blocks import once
 from tests.observation import attempt, observe
 
 Twins = tuple[ModuleType, ModuleType]
@@ -27,25 +28,59 @@ class Pair:
     def __init__(self, twins: Twins, build: Callable[[ModuleType], Any]) -> None:
         self.python, self.compiled = (build(twin) for twin in twins)
 
+    @property
+    def both(self) -> tuple[Any, Any]:
+        """The Python one and the compiled one."""
+        return self.python, self.compiled
+
     def do(self, method: str, *arguments: Any, form: Callable[[Any], Any] | None = None) -> Any:
         """Call a method on both, compare what came out, and return it.
 
         Where `form` is given, it makes each side's first argument, so that a generator can be
         passed to both.
         """
-        first, rest = arguments[:1], arguments[1:]
-        outcomes = [
-            attempt(thing, method, *((form(*first),) if form else first), *rest)
-            for thing in (self.python, self.compiled)
-        ]
+        outcomes = [attempt(thing, method, *arguments, form=form) for thing in self.both]
         require_equal(outcomes[0], outcomes[1], method, arguments)
         return outcomes[0]
+
+    def refuse(self, method: str, *arguments: Any, form: Callable[[Any], Any] | None = None) -> Any:
+        """Make a call that must be refused; compare the errors, and return one."""
+        outcome, error = self.do(method, *arguments, form=form)
+        assert outcome == "raised", f"{method} {arguments} gave {error}"
+        return error
+
+    def begin(self, keys: list[bytes]) -> OpenPair:
+        """Begin a request on a manager of each twin."""
+        return OpenPair(self, keys)
 
     def agree(self) -> None:
         """Compare everything that can be seen of the two, and check the invariants of both."""
         require_equal(observe(self.python), observe(self.compiled), what="what can be seen")
         self.python._check()
         self.compiled._check()
+
+
+class OpenPair:
+    """A request of each twin's manager, driven by the same calls."""
+
+    def __init__(self, pair: Pair, keys: list[bytes]) -> None:
+        self.both = [pair.python.begin(keys), pair.compiled.begin(once(keys))]
+
+    @property
+    def size(self) -> int:
+        """Number of blocks of the request."""
+        return len(self.both[0])
+
+    def do(self, method: str, *arguments: Any) -> Any:
+        """Call a method on both, and compare the outcomes and the requests."""
+        outcomes = [attempt(request, method, *arguments) for request in self.both]
+        require_equal(outcomes[0], outcomes[1], method, arguments)
+        seen = [
+            (request.hashes, len(request), request.is_finished, repr(request))
+            for request in self.both
+        ]
+        require_equal(seen[0], seen[1], f"a request after {method}", arguments)
+        return outcomes[0][1]
 
 
 def require_equal(python: Any, compiled: Any, what: str, context: Any = "") -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvoffload.policies import registry
-from tests.blocks import block_hash, once
+from tests.blocks import METHODS, block_hash, once
 from tests.differential.pairs import Pair, Twins, require_equal, same_values
 from tests.differential.test_replays import options_at_their_bounds
 from tests.observation import attempt
@@ -28,14 +28,6 @@ KEYS += [b"", None, "text", bytearray(b"x")]
 
 POLICIES = [*registry.names(), *options_at_their_bounds()]
 FORMS: tuple[Callable[[list[Any]], Any], ...] = (list, tuple, once, list)
-BATCH_CALLS = (
-    "lookup",
-    "touch",
-    "prepare_load",
-    "complete_load",
-    "prepare_store",
-    "complete_store",
-)
 FIRST_OF_REQUESTS = 221
 """Calls of requests begin with this byte or a higher one."""
 MAX_OPEN = 8
@@ -89,8 +81,8 @@ class Driver:
             self.call_request(operation - FIRST_OF_REQUESTS)
             return
         number, form = operation % 13, FORMS[operation // 13 % len(FORMS)]
-        if number < len(BATCH_CALLS):
-            self.pair.do(BATCH_CALLS[number], self.sequence.batch(), form=form)
+        if number < len(METHODS):
+            self.pair.do(METHODS[number], self.sequence.batch(), form=form)
         elif number == 6:
             self.pair.do("complete_store", self.sequence.batch(), False, form=form)
         elif number == 7:
