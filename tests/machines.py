@@ -21,6 +21,16 @@ with_requests = precondition(lambda self: bool(self.requests))
 with_a_shared_pool = precondition(lambda self: self.kind.endswith("over-cpu-backend"))
 
 
+def call(method: str) -> Any:
+    """Return the rule that calls a method with any batch."""
+
+    def calls(self: ManagerRules, batch: list[BlockHash], form: Any) -> None:
+        self.driven.do(method, batch, form=form)
+
+    calls.__name__ = method
+    return rule(batch=BATCHES, form=FORMS)(calls)
+
+
 class ManagerRules(RuleBasedStateMachine):
     """Every call on a manager, some of them wrong.
 
@@ -53,9 +63,14 @@ class ManagerRules(RuleBasedStateMachine):
 
     # -- batches -----------------------------------------------------------------------------
 
-    @rule(method=st.sampled_from(METHODS), batch=BATCHES, form=FORMS)
-    def call(self, method: str, batch: list[BlockHash], form: Any) -> None:
-        self.driven.do(method, batch, form=form)
+    lookup, touch, prepare_load, complete_load, prepare_store, complete_store = map(call, METHODS)
+
+    @rule(data=st.data(), method=st.sampled_from(METHODS), form=FORMS)
+    def call_on_resident_blocks(self, data: st.DataObject, method: str, form: Any) -> None:
+        resident = list(self.blocks_with(-1, MOST))
+        if resident:
+            batch = data.draw(st.lists(st.sampled_from(resident), max_size=4))
+            self.driven.do(method, batch, form=form)
 
     @rule(batch=BATCHES, touched=st.booleans(), success=st.booleans())
     def store(self, batch: list[BlockHash], touched: bool, success: bool) -> None:

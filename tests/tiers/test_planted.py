@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +31,7 @@ from .attack import (
     open_slab,
     start,
 )
+from .planted import KINDS, Victim, everything
 
 NAMES = ("blocks.dat", "slots.tbl", "namespace.json", "lock")
 LARGEST_BLOCK = 2**32 - 4096
@@ -47,88 +51,108 @@ def opens(path: Path) -> FileTier:
     return FileTier(path, 8 * BLOCK_BYTES, namespace=NAMESPACE)
 
 
-@pytest.mark.parametrize("name", ["", *NAMES])
-@pytest.mark.parametrize("mode", [0o666, 0o620])
-def test_what_others_may_write_is_refused(slab: Path, name: str, mode: int) -> None:
-    path = slab / name if name else slab
-    path.chmod(mode | 0o100 if name == "" else mode)
-    shown = f"mode {mode | 0o100:04o}" if name == "" else f"mode {mode:04o}"
-    with pytest.raises(TierError, match=f"{path}: others may write to it .{shown}"):
+FAULTS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object], str]] = {
+    "others may write": (
+        lambda path: path.chmod(0o766),
+        lambda path: path.chmod(0o700),
+        "others may write to it (mode 0766)",
+    ),
+    "a group may write": (
+        lambda path: path.chmod(0o720),
+        lambda path: path.chmod(0o700),
+        "others may write to it (mode 0720)",
+    ),
+    "another owner": (
+        lambda path: os.chown(path, 12_345, -1),
+        lambda path: os.chown(path, os.geteuid(), -1),
+        "belongs to user 12345, must belong to",
+    ),
+    "a second name": (
+        lambda path: os.link(path, path.parents[2] / "second"),
+        lambda path: (path.parents[2] / "second").unlink(),
+        "has 2 names",
+    ),
+}
+"""What lets others change a file, what takes that back, and what an engine says of it."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [(fault, name) for fault in FAULTS for name in ("", *NAMES) if name or "name" not in fault],
+)
+def test_what_others_can_change_is_not_opened(slab: Path, fault: str, name: str) -> None:
+    if fault == "another owner" and os.geteuid() != 0:
+        pytest.skip("giving files away needs root")
+    path = slab / name
+    spoil, repair, said = FAULTS[fault]
+    spoil(path)
+    with pytest.raises(TierError, match=re.escape(f"{path}: {said}")):
         opens(slab.parent)
-    path.chmod(0o700)
+    assert find_slabs(slab.parent)[0].num_blocks == 8, "who looks need not own it"
+    assert verify_slab(slab).sound == 8
+    repair(path)
     with opens(slab.parent) as tier:
         assert tier.num_restored == 8
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
-@pytest.mark.parametrize("name", ["", *NAMES])
-def test_what_belongs_to_another_is_refused(slab: Path, name: str) -> None:
-    path = slab / name if name else slab
-    os.chown(path, 12_345, -1)
-    with pytest.raises(TierError, match=f"{path}: belongs to user 12345, must belong to"):
-        opens(slab.parent)
-    assert find_slabs(slab.parent)[0].num_blocks == 8, "who looks need not own it"
-    assert verify_slab(slab).sound == 8
+CALLS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
+    "open": (lambda slab: opens(slab.parent).close(), ("", "blocks.dat", "slots.tbl", "lock")),
+    "find": (lambda slab: find_slabs(slab.parent), ("",)),
+    "verify": (verify_slab, ("", "blocks.dat", "slots.tbl", "lock")),
+    "remove": (remove_slab, ("", "lock")),
+}
+"""The calls, and the places at which each refuses a link and a pipe; at others it does its work."""
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file_with_a_second_name_is_refused(slab: Path, tmp_path: Path, name: str) -> None:
-    os.link(slab / name, tmp_path / "second")
-    with pytest.raises(TierError, match=f"{slab / name}: has 2 names"):
-        opens(slab.parent)
+@pytest.fixture
+def _no_waiting() -> Iterator[None]:
+    """Have a call raise that waits for the other end of a pipe."""
+
+    def ring(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    former = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, former)
 
 
-def test_a_linked_slab_is_refused_and_a_linked_path_is_followed(slab: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if "link to" in kind), "own", "pipe"])
+@pytest.mark.parametrize("name", ["", *NAMES, "forgetting", "slots.tbl.new", "namespace.json.new"])
+@pytest.mark.parametrize("call", CALLS)
+def test_nothing_planted_is_followed_or_waited_for(
+    slab: Path, tmp_path: Path, call: str, name: str, kind: str
+) -> None:
+    """A link of the kind ``own`` leads to what was there before."""
+    path, aside, victim = slab / name, tmp_path / "aside", Victim(tmp_path / "victim")
+    (slab / "notes").write_text("of the user")
+    if path.exists():
+        path.rename(aside)
+    KINDS.get(kind, lambda path, _: path.symlink_to(aside))(path, victim)
+    before = everything(aside) if aside.exists() else None
+    do, refused = CALLS[call]
+    if name in refused or (call, name, kind) == ("open", "namespace.json", "pipe"):
+        said = str(path) if name or kind == "pipe" else f"{path}: is a link, which is not followed"
+        said = "no slab is here" if call == "find" else said
+        with pytest.raises((TierError, OSError), match=re.escape(said)):
+            do(slab)
+        assert os.path.lexists(path)
+    else:
+        found = do(slab)
+        assert call != "find" or (found[0].header is None) == (name == "slots.tbl")
+        assert call != "remove" or [path.name for path in slab.iterdir()] == ["notes"]
+    assert victim.is_untouched()
+    assert before is None or everything(aside) == before
+
+
+def test_a_link_on_the_way_to_a_slab_is_followed(slab: Path, tmp_path: Path) -> None:
     """The way to the folder is the user's; the slab in it belongs to the tier alone."""
     (tmp_path / "way").symlink_to(slab.parent)
     with opens(tmp_path / "way") as tier:
         assert tier.num_restored == 8
-    (tmp_path / "kv2").mkdir()
-    (tmp_path / "kv2" / slab.name).symlink_to(slab)
-    before = {path.name: path.read_bytes() for path in slab.iterdir()}
-    with pytest.raises(TierError, match="is a link, which is not followed"):
-        opens(tmp_path / "kv2")
-    with pytest.raises(TierError, match="no slab is here"):
-        find_slabs(tmp_path / "kv2")
-    with pytest.raises(TierError, match="is a link"):
-        remove_slab(tmp_path / "kv2" / slab.name)
-    assert {path.name: path.read_bytes() for path in slab.iterdir()} == before
     assert find_slabs(tmp_path / "way")[0].num_blocks == 8
-
-
-def test_forget_deletes_nothing_elsewhere(slab: Path, tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_bytes(b"precious")
-    for name in ("blocks.dat", "slots.tbl"):
-        (slab / name).unlink()
-        (slab / name).symlink_to(precious)
-    (slab / "notes").write_text("of the user")
-    (found,) = find_slabs(slab)
-    assert found.header is None
-    remove_slab(slab)
-    assert [path.name for path in slab.iterdir()] == ["notes"]
-    assert precious.read_bytes() == b"precious"
-
-
-@pytest.mark.parametrize("name", [*NAMES, "forgetting", "slots.tbl.new"])
-def test_a_pipe_keeps_no_one_waiting(slab: Path, name: str) -> None:
-    """It is no ordinary file, or is not read at all."""
-    (slab / name).unlink(missing_ok=True)
-    os.mkfifo(slab / name)
-
-    def work() -> None:
-        signal.alarm(30)
-        for call, argument in (
-            (opens, slab.parent),
-            (find_slabs, slab.parent),
-            (verify_slab, slab),
-            (remove_slab, slab),
-        ):
-            with contextlib.suppress(TierError):
-                call(argument)
-
-    _, status = os.waitpid(start(work), 0)
-    assert os.waitstatus_to_exitcode(status) == 0
 
 
 # -- files that take nothing on the disk -----------------------------------------------------------
