@@ -58,10 +58,10 @@ KINDS: dict[str, Callable[[Path, Victim], object]] = {
     "link to a folder": lambda path, victim: path.symlink_to(victim.path),
     "link to a file": lambda path, victim: path.symlink_to(victim.file),
     "link to nothing": lambda path, victim: path.symlink_to(victim.path / "absent"),
-    "hard link": lambda path, victim: os.link(victim.file, path),
     "pipe": lambda path, _: os.mkfifo(path),
     "socket": lambda path, _: _socket(path),
     "folder": lambda path, _: _folder(path),
     "empty file": lambda path, _: path.touch(),
+    "hard link": lambda path, victim: os.link(victim.file, path),
 }
 """What may take a place, and how it is put there."""

@@ -1,6 +1,6 @@
 """A shared directory into which a stranger puts links, pipes and folders: what is outside stays.
 
-Each place of the layout is taken by each kind of thing, before a tier comes or while it works. What
+Each place of the layout is taken by each kind of thing, and each call is the first to meet it. What
 the links lead to is compared byte by byte and time by time afterwards. Calls are answered with
 statuses, and what was in the way gives way, but for the folder of the namespace itself, which is
 refused.
@@ -13,7 +13,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -29,15 +28,12 @@ from kvoffload.tiers.folder import MAX_DEPTH, Folder
 from kvoffload.tiers.remote.lease import LEASE_S, Lease
 from tests.tiers.attack import kill, report, rounds, start
 from tests.tiers.inside import ask_anew, doubt, epoch_of, is_busy, medium_of
+from tests.tiers.planted import EPOCH, KINDS, Victim, everything
 
 BLOCK = 4096
 NAMESPACE = Namespace("planted", BLOCK)
 KEYS = [b"key-%03d" % number for number in range(64)]
-LONG_AGO = 1_000_000_000.0
 NOBODY = 65_534
-EPOCH = "0123456789abcdef"
-"""The epoch of a directory that is there already."""
-
 READ, REPLACE = Folder.read, Folder.replace
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -99,84 +95,62 @@ def forget(tier: DirectoryTier) -> None:
             time.sleep(0.01)
 
 
-def use(tier: DirectoryTier, region: Region) -> None:
-    """Make every call there is; statuses are the only answers."""
-    statuses = put(tier)
-    statuses += get(tier, region)
-    statuses += run(tier, tier.query(KEYS[:8], PATIENCE_S)).status.tolist()
-    tier.touch(KEYS[:8])
-    tier.discard(KEYS[4:6])
-    assert all(status in list(Status) for status in statuses)
-    settle(tier)
+def query(tier: DirectoryTier) -> list[int]:
+    return run(tier, tier.query(KEYS[:8], PATIENCE_S)).status.tolist()
+
+
+def sweep(tier: DirectoryTier) -> int:
+    while (removed := tier.sweep()) is None:
+        pass
+    return removed
+
+
+def _sweep(tier: DirectoryTier) -> list[int]:
     with contextlib.suppress(OSError):  # as documented
         tier.sweep()
-    settle(tier)
+    return []
 
 
-class Victim:
-    """A tree outside the directory that looks like what a sweep removes."""
+def _forget(tier: DirectoryTier, region: Region) -> list[int]:
+    if tier.forget():
+        assert Status.OK not in get(tier, region)
+    return []
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        for folder in (path, path / "00", path / EPOCH / "00", path / "ff" / "deep"):
-            folder.mkdir(parents=True, exist_ok=True)
-            for name in ("precious.kv", "epoch", "sweep.lock", "old.tmp", f"{KEYS[0].hex()}.kv"):
-                (folder / name).write_bytes(b"of someone else")
-                os.utime(folder / name, (LONG_AGO, LONG_AGO))
-        self.file = path / "precious.kv"
-        self.before = self.state()
 
-    def state(self) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for path in (self.path, *sorted(self.path.rglob("*"))):
-            about = path.lstat()
-            data = path.read_bytes() if path.is_file() else None
-            found[str(path)] = (
-                about.st_mode,
-                about.st_ino,
-                about.st_mtime_ns,
-                about.st_nlink,
-                data,
-            )
-        return found
+def _open(tier: DirectoryTier, _: Region) -> list[int]:
+    with opened(tier.folder.parent, 4) as (another, region):
+        return put(another) + get(another, region)
 
-    def is_untouched(self) -> bool:
-        return self.state() == self.before
+
+CALLS: dict[str, Callable[[DirectoryTier, Region], list[int]]] = {
+    "put": lambda tier, _: put(tier),
+    "get": get,
+    "query": lambda tier, _: query(tier),
+    "touch": lambda tier, _: tier.touch(KEYS[:8]) or [],
+    "discard": lambda tier, _: tier.discard([KEYS[0], *KEYS[4:6]]) or [],
+    "sweep": lambda tier, _: _sweep(tier),
+    "forget": _forget,
+    "open": _open,
+}
+"""Every call, for a tier and its region, and the statuses that it gives."""
+
+
+def use(tier: DirectoryTier, region: Region) -> None:
+    """Make the calls that keep what is stored; statuses are the only answers."""
+    for name in ("put", "get", "query", "touch", "discard", "sweep"):
+        assert set(CALLS[name](tier, region)) <= set(Status)
+        if name in ("discard", "sweep"):
+            settle(tier)
 
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Victim:
-    return Victim(tmp_path / "victim")
+    return Victim(tmp_path / "victim", f"{KEYS[0].hex()}.kv")
 
 
 # -- everything at every place -------------------------------------------------------------------
 
 
-def _socket(path: Path) -> None:
-    here = Path.cwd()
-    os.chdir(path.parent)  # names of sockets are short
-    try:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path.name)
-    finally:
-        os.chdir(here)
-
-
-def _folder(path: Path) -> None:
-    (path / "in").mkdir(parents=True)
-    (path / "in" / "it.kv").write_bytes(b"data")
-
-
-KINDS: dict[str, Callable[[Path, Victim], object]] = {
-    "link to a folder": lambda path, victim: path.symlink_to(victim.path),
-    "link to a file": lambda path, victim: path.symlink_to(victim.file),
-    "link to nothing": lambda path, victim: path.symlink_to(victim.path / "absent"),
-    "hard link": lambda path, victim: os.link(victim.file, path),
-    "pipe": lambda path, _: os.mkfifo(path),
-    "socket": lambda path, _: _socket(path),
-    "folder": lambda path, _: _folder(path),
-    "empty file": lambda path, _: path.touch(),
-}
 BLOCK_PLACES: dict[str, Callable[[Path], Path]] = {
     "folder of the epoch": lambda path: path.parents[1],
     "folder of a block": lambda path: path.parent,
@@ -194,55 +168,56 @@ PLACES: dict[str, Callable[[DirectoryTier], Path]] = {
 
 def path_of(tier: DirectoryTier, key: bytes) -> Path:
     """Return where a block lies that is there."""
-    (path,) = tier.folder.glob(f"????????????????/??/{key.hex()}.kv")
+    epoch = (tier.folder / "epoch").read_text()
+    (path,) = tier.folder.glob(f"{epoch}/??/{key.hex()}.kv")
     return path
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("call", CALLS)
 def test_nothing_outside_is_read_written_or_removed(
-    tmp_path: Path, victim: Victim, place: str, kind: str
+    tmp_path: Path, victim: Victim, call: str, place: str
 ) -> None:
+    aside = tmp_path / "aside"
     with opened(tmp_path / "kv", 4) as (tier, region):
-        assert put(tier, 4) == [Status.OK] * 4
-        assert sweep(tier) == 0
-        path = PLACES[place](tier)
-        if kind == "hard link":
-            victim.before = {}  # the number of its links changes
-        path.rename(tmp_path / "aside")
-        KINDS[kind](path, victim)
-        bytes_before = victim.file.read_bytes()
-        use(tier, region)
-        tier.forget()
-        use(tier, region)
         medium_of(tier).epoch_s = 0.0  # learn everything anew
-        use(tier, region)
-    with opened(tmp_path / "kv") as (tier, region):
-        use(tier, region)
-        if place == "namespace" and kind != "folder":
-            assert Status.OK not in put(tier) + get(tier, region)
-        else:
-            assert put(tier) == [Status.OK] * 8
-            assert get(tier, region) == [Status.OK] * 8
-            forget(tier)
-            assert Status.OK not in get(tier, region)
-            assert sweep(tier) == 0
-    assert victim.file.read_bytes() == bytes_before
-    assert victim.is_untouched() or kind == "hard link"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_block_gives_way_to_one(tmp_path: Path, victim: Victim, kind: str) -> None:
-    with opened(tmp_path / "kv") as (tier, region):
         put(tier)
-        path = path_of(tier, KEYS[0])
-        path.unlink()
-        KINDS[kind](path, victim)
-        settle(tier)
-        assert run(tier, tier.query(KEYS[:1])).status.tolist() == [Status.MISS]
-        settle(tier)
-        assert put(tier) == [Status.OK] * 8
-        assert get(tier, region) == [Status.OK] * 8
+        for kind, plant in KINDS.items():
+            sweep(tier)
+            settle(tier)
+            assert put(tier) == [Status.OK] * 8
+            path = PLACES[place](tier)
+            path.rename(aside)
+            plant(path, victim)
+            settle(tier)
+            statuses = CALLS[call](tier, region)
+            assert set(statuses) <= set(Status), kind
+            if place in BLOCK_PLACES and call in ("get", "query"):
+                assert statuses[0] in (Status.MISS, Status.CORRUPT), kind
+            settle(tier)
+            put(tier)
+            settle(tier)
+            found = put(tier)
+            settle(tier)
+            found += get(tier, region)
+            if place == "namespace" and kind != "folder":
+                assert Status.OK not in found, kind
+                settle(tier)
+                path.unlink()
+                aside.rename(path)
+                settle(tier)
+            else:
+                assert found == [Status.OK] * 16, kind
+                remove(aside)
+            assert victim.file.read_bytes() == b"of someone else", kind
+            assert victim.is_untouched() or kind == "hard link", kind  # which comes last
+        forget(tier)
+        assert Status.OK not in get(tier, region)
+        assert sweep(tier) == 0
 
 
 def test_a_temporary_file_that_is_there_is_not_written_to(
@@ -322,12 +297,6 @@ def test_folders_and_files_that_turn_into_links_meanwhile(
 
 
 # -- sweeps --------------------------------------------------------------------------------------
-
-
-def sweep(tier: DirectoryTier) -> int:
-    while (removed := tier.sweep()) is None:
-        pass
-    return removed
 
 
 def age(path: Path, seconds: float) -> None:
@@ -464,13 +433,6 @@ def test_another_file_system_in_a_tree_is_left(tmp_path: Path) -> None:
 # -- whose folder it is --------------------------------------------------------------------------
 
 
-def everything(folder: Path) -> dict[str, object]:
-    return {
-        str(path): (path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
-        for path in (folder, *folder.rglob("*"))
-    }
-
-
 def test_a_tier_that_is_refused_sweeps_forgets_and_writes_nothing(tmp_path: Path, caplog) -> None:
     with opened(tmp_path, 4) as (tier, region):
         put(tier, 16)
@@ -500,35 +462,29 @@ def test_a_tier_that_is_refused_sweeps_forgets_and_writes_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "half",
+    ("data", "status"),
     [
-        b"",
-        NAMESPACE.json.encode()[:40],
-        bytes(200),
-        b"[" * 20_000,
-        b"\xff\xfe{",
-        b"12",
+        pytest.param(b"", Status.OK, id="empty"),
+        pytest.param(NAMESPACE.json.encode()[:40], Status.OK, id="half"),
+        pytest.param(bytes(200), Status.OK, id="zeros"),
+        pytest.param(b"[" * 20_000, Status.OK, id="brackets"),
+        pytest.param(b"\xff\xfe{", Status.OK, id="no text"),
+        pytest.param(b"12", Status.OK, id="a number"),
+        pytest.param(b'{"model":1}', Status.FAILED, id="another"),
+        pytest.param(b"{" + b" " * 2**20, Status.FAILED, id="another, long"),
     ],
-    ids=["empty", "half", "zeros", "brackets", "no text", "a number"],
 )
-def test_half_a_namespace_is_none(tmp_path: Path, half: bytes) -> None:
-    """As a process leaves it that died between making the file and writing it, or a server."""
-    with opened(tmp_path) as (tier, region):
-        put(tier)
-    (tier.folder / "namespace.json").write_bytes(half)
-    with opened(tmp_path) as (tier, region):
-        assert get(tier, region) == [Status.OK] * 8
-        assert (tier.folder / "namespace.json").read_text() == NAMESPACE.json
-
-
-@pytest.mark.parametrize("data", [b'{"model":1}', b"{" + b" " * 2**20], ids=["short", "long"])
-def test_another_namespace_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_another_namespace_is_refused_and_half_a_one_is_none(
+    tmp_path: Path, data: bytes, status: Status
+) -> None:
+    """Half a one as a process leaves it that died before it had written it, or a server."""
     with opened(tmp_path) as (tier, region):
         put(tier)
     (tier.folder / "namespace.json").write_bytes(data)
     with opened(tmp_path) as (tier, region):
-        assert get(tier, region) == [Status.FAILED] * 8
-        assert (tier.folder / "namespace.json").read_bytes() == data
+        assert get(tier, region) == [status] * 8
+        left = NAMESPACE.json.encode() if status == Status.OK else data
+        assert (tier.folder / "namespace.json").read_bytes() == left
 
 
 @as_root
@@ -569,6 +525,28 @@ def test_a_folder_that_everyone_can_write_to_is_told_once(tmp_path: Path, caplog
 # -- the lock of who sweeps ----------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def stopped(work: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Start a child that stops itself; give what lets it go on until it ends."""
+    child = start(work)
+
+    def go_on() -> None:
+        nonlocal child
+        status = 0x7F
+        while os.WIFSTOPPED(status):
+            os.kill(child, signal.SIGCONT)
+            _, status = os.waitpid(child, os.WUNTRACED)
+        child = 0
+        assert os.waitstatus_to_exitcode(status) == 0
+
+    try:
+        assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+        yield go_on
+    finally:
+        if child:
+            kill(child)
+
+
 def test_a_sweeper_that_is_stopped_is_replaced_and_notices(tmp_path: Path) -> None:
     with opened(tmp_path, 8) as (tier, _):
         put(tier, 32)
@@ -588,23 +566,14 @@ def test_a_sweeper_that_is_stopped_is_replaced_and_notices(tmp_path: Path) -> No
             sweeper._sweeper._remove_oldest = stop_first
             assert sweeper.sweep() is None, "another process has swept"
 
-        child = start(sweep_and_stop)
-        try:
-            _, status = os.waitpid(child, os.WUNTRACED)
-            assert os.WIFSTOPPED(status)
+        with stopped(sweep_and_stop) as go_on:
             age(lock, 0)
             assert tier.sweep() is None, "it may only be slow"
             age(lock, 2 * LEASE_S)
             assert tier.sweep() == 32 - 8
             left = everything(tier.folder)
-            os.kill(child, signal.SIGCONT)
-            _, status = os.waitpid(child, 0)
-            assert os.waitstatus_to_exitcode(status) == 0
-            child = 0
+            go_on()
             assert everything(tier.folder) == left
-        finally:
-            if child:
-                kill(child)
 
 
 @pytest.mark.parametrize("when", ["when it has looked", "before it renames"])
@@ -644,21 +613,11 @@ def test_a_forget_that_is_stopped_keeps_no_other_from_it(tmp_path: Path, when: s
             stopped._files.raise_epoch = stop_within
             forget(stopped)
 
-        child = start(forget_and_stop)
-        try:
-            _, status = os.waitpid(child, os.WUNTRACED)
-            assert os.WIFSTOPPED(status)
+        with stopped(forget_and_stop) as go_on:
             age(tier.folder / "epoch.lock", 1000)
             forget(tier)
             epoch = epoch_of(tier)
-            while os.WIFSTOPPED(status):
-                os.kill(child, signal.SIGCONT)
-                _, status = os.waitpid(child, os.WUNTRACED)
-            child = 0
-            assert os.waitstatus_to_exitcode(status) == 0
-        finally:
-            if child:
-                kill(child)
+            go_on()
         if when == "before it renames":
             doubt(tier)  # and gives its own epoch back
         assert Status.OK not in get(tier, region)
