@@ -122,26 +122,22 @@ def test_a_file_that_a_library_opened_in_place_of_a_stream_is_not_taken_for_it(t
     assert done.error == "<stdout>: Bad file descriptor"
 
 
+@pytest.mark.parametrize(
+    ("module", "command", "option", "end"),
+    [("matplotlib", "sweep", "--plot", b"</svg>"), ("jinja2", "advise", "--report", b"</html>")],
+    ids=["picture", "report"],
+)
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_the_picture_is_drawn_before_anything_is_printed(environment, trace, tmp_path):
-    pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
-    pipe, picture = tmp_path / "pipe", tmp_path / "picture.svg"
+def test_a_page_is_written_before_anything_is_printed(
+    environment, module, command, option, end, trace, tmp_path
+):
+    pytest.importorskip(module, reason="it needs an extra")
+    pipe, page = tmp_path / "pipe", tmp_path / ("page.svg" if command == "sweep" else "page.html")
     os.mkfifo(pipe)
-    script = f'exec 3<>"$pipe" 4>"$pipe" 3>&-; {COMMANDS["sweep"]} --plot "$picture" >&4'
-    done = run_shell(script, ENVIRONMENTS[environment], trace=trace, pipe=pipe, picture=picture)
-    assert done.code == 141
-    assert b"</svg>" in picture.read_bytes()
-
-
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_the_report_is_written_before_anything_is_printed(environment, trace, tmp_path):
-    pytest.importorskip("jinja2", reason="the report needs the report extra")
-    pipe, page = tmp_path / "pipe", tmp_path / "page.html"
-    os.mkfifo(pipe)
-    script = f'exec 3<>"$pipe" 4>"$pipe" 3>&-; {COMMANDS["advise"]} --report "$page" >&4'
+    script = f'exec 3<>"$pipe" 4>"$pipe" 3>&-; {COMMANDS[command]} {option} "$page" >&4'
     done = run_shell(script, ENVIRONMENTS[environment], trace=trace, pipe=pipe, page=page)
     assert done.code == 141
-    assert "</html>" in page.read_text(encoding="utf-8")
+    assert end in page.read_bytes()
 
 
 @pytest.mark.parametrize(

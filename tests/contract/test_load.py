@@ -62,72 +62,34 @@ def test_a_pinned_block_can_be_loaded_again(build: Build) -> None:
     assert manager.stats()["pinned"] == 0
 
 
-@pytest.mark.parametrize("method", ["prepare_load", "complete_load"])
-def test_a_load_of_an_unknown_hash(build: Build, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "pinned", "batch", "error", "named"),
+    [
+        ("prepare_load", [A, B], [A, C, B], BlockNotFoundError, C),
+        ("prepare_load", [], [A, D], BlockNotReadyError, D),
+        ("complete_load", [A, B], [A, C, B], BlockNotFoundError, C),
+        ("complete_load", [A], [A, D], BlockNotPinnedError, D),
+        ("complete_load", [A], [A, B], BlockNotPinnedError, B),
+        ("complete_load", [A, B], [A, B, A], BlockNotPinnedError, A),
+        ("complete_load", [A], [A, C, A, D], BlockNotFoundError, C),
+        ("complete_load", [A], [A, A, C, D], BlockNotPinnedError, A),
+        ("complete_load", [A], [A, D, C, A], BlockNotPinnedError, D),
+    ],
+)
+def test_a_load_is_refused_for_the_first_offending_hash(
+    build: Build, method: str, pinned: list[bytes], batch: list[bytes], error: type, named: bytes
+) -> None:
+    """A and B are resident, D is pending, C is unknown."""
     manager = build(4)
     store(manager, [A, B])
-    manager.prepare_load([A, B])
+    manager.prepare_load(pinned)
+    manager.prepare_store([D])
     before = observe(manager)
-    with pytest.raises(BlockNotFoundError, match=C.hex()):
-        getattr(manager, method)([A, C, B])
+    with pytest.raises(error, match=named.hex()):
+        getattr(manager, method)(batch)
     assert observe(manager) == before
-
-
-def test_a_load_of_a_pending_block(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A])
-    manager.prepare_store([B])
-    before = observe(manager)
-    with pytest.raises(BlockNotReadyError, match=B.hex()):
-        manager.prepare_load([A, B])
-    assert observe(manager) == before
-
-
-def test_the_end_of_a_load_of_a_pending_block(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A])
-    manager.prepare_load([A])
-    manager.prepare_store([B])
-    before = observe(manager)
-    with pytest.raises(BlockNotPinnedError, match=B.hex()):
-        manager.complete_load([A, B])
-    assert observe(manager) == before
-
-
-def test_the_end_of_a_load_beyond_the_pins(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B])
-    manager.prepare_load([A])
-    before = observe(manager)
-    with pytest.raises(BlockNotPinnedError, match=B.hex()):
-        manager.complete_load([A, B])
-    assert observe(manager) == before
-
-
-def test_occurrences_are_counted_at_the_end_of_a_load(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A, B])
-    manager.prepare_load([A, B])
-    before = observe(manager)
-    with pytest.raises(BlockNotPinnedError, match=A.hex()):
-        manager.complete_load([A, B, A])
-    assert observe(manager) == before
-    manager.prepare_load([A])
-    manager.complete_load([A, B, A])
+    manager.complete_load(pinned)
     assert manager.stats()["pinned"] == 0
-
-
-def test_the_first_offending_hash_decides_among_loads_that_end(build: Build) -> None:
-    manager = build(4)
-    store(manager, [A])
-    manager.prepare_load([A])
-    manager.prepare_store([B])
-    with pytest.raises(BlockNotFoundError, match=C.hex()):
-        manager.complete_load([A, C, A, B])
-    with pytest.raises(BlockNotPinnedError, match=A.hex()):
-        manager.complete_load([A, A, C, B])
-    with pytest.raises(BlockNotPinnedError, match=B.hex()):
-        manager.complete_load([A, B, C, A])
 
 
 def test_loads_change_no_recency(build: Build) -> None:

@@ -5,17 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import ModuleType
 
+import pytest
+
 from tests.blocks import A, B, C, D, E, F, G, H, names, once, store
 from tests.contract.conftest import Build
 from tests.observation import observe
 from tests.parts import ListPolicy
 
 
-def test_the_first_hash_of_a_batch_ends_as_the_most_recent(build_lru: Build) -> None:
-    manager = build_lru(4)
-    store(manager, [A, B, C, D])
-    manager.touch([A, B, C])
-    assert names(store(manager, [E, F, G, H]).block_hashes_evicted) == "DCBA"
+@pytest.mark.parametrize(
+    ("stored", "touched", "evicted"),
+    [
+        ([A, B, C, D], [A, B, C], "DCBA"),
+        ([A, B, C], [A, B, A], "CBA"),
+        ([A, B, C], [B, A, B], "CAB"),
+    ],
+    ids=["a chain", "as B, then A", "the last occurrence first"],
+)
+def test_the_first_hash_of_a_batch_ends_as_the_most_recent(
+    build_lru: Build, stored: list[bytes], touched: list[bytes], evicted: str
+) -> None:
+    """A hash that comes again is touched at each occurrence."""
+    manager = build_lru(len(stored))
+    store(manager, stored)
+    manager.touch(touched)
+    assert names(store(manager, [E, F, G, H][: len(stored)]).block_hashes_evicted) == evicted
 
 
 def test_a_chain_is_evicted_tail_first_by_arc(build_arc: Build) -> None:
@@ -32,20 +46,6 @@ def test_unknown_hashes_are_not_an_error(build: Build) -> None:
     manager.touch([C, A, D])
     assert len(manager) == 2
     assert names(store(manager, [E]).block_hashes_evicted) == "B"
-
-
-def test_a_repeated_hash_is_touched_at_each_occurrence(build_lru: Build) -> None:
-    manager = build_lru(3)
-    store(manager, [A, B, C])
-    manager.touch([A, B, A])  # A, then B, then A again: the same as touching B, then A
-    assert names(store(manager, [D, E, F]).block_hashes_evicted) == "CBA"
-
-
-def test_the_last_occurrence_is_touched_first(build_lru: Build) -> None:
-    manager = build_lru(3)
-    store(manager, [A, B, C])
-    manager.touch([B, A, B])
-    assert names(store(manager, [D, E, F]).block_hashes_evicted) == "CAB"
 
 
 def test_touch_counts_as_nothing_and_pins_nothing(build: Build) -> None:
