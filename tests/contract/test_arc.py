@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvoffload import BlockStatus
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, store
 from tests.contract.conftest import Build
-
-
-def idle(block_id: int) -> BlockStatus:
-    status = BlockStatus(block_id)
-    status.ref_cnt = 0
-    return status
+from tests.policies.steps import evict, idle
 
 
 def arc(twin: ModuleType, capacity: int, blocks: Iterable[bytes] = ()) -> Any:
@@ -30,11 +24,6 @@ def arc(twin: ModuleType, capacity: int, blocks: Iterable[bytes] = ()) -> Any:
 def lists(policy: Any) -> tuple[str, str, str, str]:
     """Return T1, T2, B1, B2, least recent first."""
     return names(policy.t1), names(policy.t2), names(policy.b1), names(policy.b2)
-
-
-def victims(policy: Any, n: int, *protected: bytes) -> str | None:
-    evicted = policy.evict(n, set(protected))
-    return None if evicted is None else names(block for block, _ in evicted)
 
 
 def test_the_target_starts_at_zero_and_is_a_float(twin: ModuleType) -> None:
@@ -54,7 +43,7 @@ def test_insert_goes_to_the_most_recent_end_of_t1(twin: ModuleType) -> None:
 def test_insert_takes_the_hash_out_of_the_ghosts_and_still_into_t1(twin: ModuleType) -> None:
     policy = arc(twin, 4, [A, B])
     policy.touch([B])
-    assert victims(policy, 2) == "AB"
+    assert evict(policy, 2) == "AB"
     assert lists(policy) == ("", "", "A", "B")
     policy.insert(A, idle(0))
     policy.insert(B, idle(1))
@@ -110,10 +99,10 @@ def with_ghosts(twin: ModuleType, capacity: int, b1: list[bytes], b2: list[bytes
     """Return a policy whose only content is these ghosts, oldest first."""
     policy = arc(twin, capacity, b2)
     policy.touch(list(reversed(b2)))
-    assert victims(policy, len(b2)) == names(b2)
+    assert evict(policy, len(b2)) == names(b2)
     for block_id, block in enumerate(b1):
         policy.insert(block, idle(block_id))
-    assert victims(policy, len(b1)) == names(b1)
+    assert evict(policy, len(b1)) == names(b1)
     assert lists(policy) == ("", "", names(b1), names(b2))
     return policy
 
@@ -190,14 +179,14 @@ def fill(policy: Any, t1: Iterable[bytes], t2: Iterable[bytes]) -> Any:
 
 def test_t1_gives_while_it_has_its_target_size(twin: ModuleType) -> None:
     policy = fill(with_target(twin, 8, 2), [A, B, C], [D, E])
-    assert victims(policy, 4) == "ABDE"
+    assert evict(policy, 4) == "ABDE"
     assert lists(policy) == ("C", "", "HAB", "DE")
 
 
 def test_sizes_are_those_after_the_victims_so_far(twin: ModuleType) -> None:
     policy = fill(with_target(twin, 8, 2), [A, B, C], [D, E])
-    assert victims(policy, 2) == "AB"
-    assert victims(policy, 1) == "D"
+    assert evict(policy, 2) == "AB"
+    assert evict(policy, 1) == "D"
 
 
 def test_the_target_is_compared_as_an_integer(twin: ModuleType) -> None:
@@ -205,85 +194,85 @@ def test_the_target_is_compared_as_an_integer(twin: ModuleType) -> None:
     policy.touch([A])
     assert policy.target_t1_size == 1.5
     fill(policy, [F], [G])
-    assert victims(policy, 1) == "F"
+    assert evict(policy, 1) == "F"
 
 
 def test_t2_gives_when_t1_is_below_its_target(twin: ModuleType) -> None:
     policy = fill(with_target(twin, 8, 3), [A, B], [C, D])
-    assert victims(policy, 1) == "C"
+    assert evict(policy, 1) == "C"
     assert lists(policy) == ("AB", "D", "H", "C")
 
 
 def test_t2_gives_when_t1_has_no_block_that_may_leave(twin: ModuleType) -> None:
     policy = fill(with_target(twin, 8, 1), [A, B], [C, D])
     policy.get(A).ref_cnt = 1
-    assert victims(policy, 1, B) == "C"
+    assert evict(policy, 1, B) == "C"
 
 
 def test_t1_gives_after_all_when_t2_has_none(twin: ModuleType) -> None:
     policy = fill(with_target(twin, 8, 5), [A, B], [C])
     policy.get(C).ref_cnt = 1
-    assert victims(policy, 2) == "AB"
+    assert evict(policy, 2) == "AB"
     empty_t2 = fill(with_target(twin, 8, 5), [A, B], [])
-    assert victims(empty_t2, 1) == "A"
+    assert evict(empty_t2, 1) == "A"
 
 
 def test_if_neither_gives_nothing_has_changed(twin: ModuleType) -> None:
     policy = fill(with_target(twin, 8, 1), [A, B], [C, D])
     policy.get(D).ref_cnt = -1
-    assert victims(policy, 3, B) is None
+    assert evict(policy, 3, B) is None
     assert lists(policy) == ("AB", "CD", "H", "")
     assert policy.target_t1_size == 1.0
     assert [policy.get(block).block_id for block in (C, D, A, B)] == [0, 1, 2, 3]
-    assert victims(policy, 2, B) == "AC"
+    assert evict(policy, 2, B) == "AC"
 
 
 @pytest.mark.parametrize("ref_cnt", [-1, 1])
 def test_pinned_and_pending_blocks_count_in_the_size_of_t1(twin: ModuleType, ref_cnt: int) -> None:
     policy = fill(with_target(twin, 8, 3), [A, B, C], [D])
     policy.get(A).ref_cnt = ref_cnt
-    assert victims(policy, 1) == "B"
-    assert victims(policy, 1) == "D"
+    assert evict(policy, 1) == "B"
+    assert evict(policy, 1) == "D"
 
 
 def test_skipped_blocks_keep_their_place(twin: ModuleType) -> None:
     policy = fill(arc(twin, 8), [A, B, C], [D, E])
     policy.get(A).ref_cnt = 1
     policy.get(D).ref_cnt = 1
-    assert victims(policy, 1, B) == "C"
-    assert victims(policy, 1, B) == "E"
+    assert evict(policy, 1, B) == "C"
+    assert evict(policy, 1, B) == "E"
     assert lists(policy)[:2] == ("AB", "D")
     policy.get(A).ref_cnt = 0
     policy.get(D).ref_cnt = 0
-    assert victims(policy, 3) == "ABD"
+    assert evict(policy, 3) == "ABD"
 
 
 def test_a_victim_becomes_the_most_recent_ghost_of_its_list(twin: ModuleType) -> None:
     policy = fill(arc(twin, 8), [A, B], [C, D])
-    assert victims(policy, 3) == "ABC"
-    assert victims(policy, 1) == "D"
+    assert evict(policy, 3) == "ABC"
+    assert evict(policy, 1) == "D"
     assert lists(policy) == ("", "", "AB", "CD")
 
 
 def test_each_ghost_list_is_trimmed_to_the_capacity_oldest_first(twin: ModuleType) -> None:
     policy = arc(twin, 2, [A, B, C])
-    assert victims(policy, 1) == "A"
-    assert victims(policy, 2) == "BC"
+    assert evict(policy, 1) == "A"
+    assert evict(policy, 2) == "BC"
     assert lists(policy) == ("", "", "BC", "")
     fill(policy, [], [D, E, F])
-    assert victims(policy, 3) == "DEF"
+    assert evict(policy, 3) == "DEF"
     assert lists(policy) == ("", "", "BC", "EF")
 
 
 def test_one_large_eviction_trims_after_it(twin: ModuleType) -> None:
     policy = arc(twin, 2, [A, B, C, D, E])
-    assert victims(policy, 5) == "ABCDE"
+    assert evict(policy, 5) == "ABCDE"
     assert lists(policy) == ("", "", "DE", "")
 
 
 def test_with_capacity_zero_there_are_no_ghosts(twin: ModuleType) -> None:
     policy = arc(twin, 0, [A])
-    assert victims(policy, 1) == "A"
+    assert evict(policy, 1) == "A"
     policy.touch([A])
     assert lists(policy) == ("", "", "", "")
     assert policy.target_t1_size == 0.0
@@ -298,7 +287,7 @@ def test_remove_leaves_no_ghost(twin: ModuleType) -> None:
 
 def test_clear_forgets_everything(twin: ModuleType) -> None:
     policy = fill(with_target(twin, 8, 3), [A, B], [C, D])
-    victims(policy, 2)
+    evict(policy, 2)
     policy.clear()
     assert (len(policy), lists(policy), policy.target_t1_size) == (0, ("", "", "", ""), 0.0)
     assert policy.cache_capacity == 8

@@ -10,8 +10,9 @@ from kvoffload import BlockNotFoundError, BlockNotPinnedError, OffloadError
 from tests import _python
 from tests.blocks import A, B, C, D, E, F, G, block_hashes, names, once, slots, store
 from tests.contract.conftest import Build
-from tests.contract.test_arc import arc, fill, idle, victims, with_ghosts, with_target
+from tests.contract.test_arc import arc, fill, with_ghosts, with_target
 from tests.observation import observe
+from tests.policies.steps import evict, idle
 
 
 def test_departure_arc_touch_of_a_pending_t1_block(build_arc: Build) -> None:
@@ -190,10 +191,10 @@ def test_departure_the_order_is_that_of_skipping_however_often_blocks_are_passed
     policy = fill(with_target(twin, 64, 1), [A, B, C, D], [E, F])
     for pinned in (A, C, E):
         policy.get(pinned).ref_cnt = 1
-    assert victims(policy, 4) is None
-    assert victims(policy, 1, B) == "D"
+    assert evict(policy, 4) is None
+    assert evict(policy, 1, B) == "D"
     for unpinned in (C, A):
         policy.get(unpinned).ref_cnt = 0
     policy.insert(G, idle(9))
-    assert victims(policy, 3) == "ABC"
+    assert evict(policy, 3) == "ABC"
     assert (names(policy.t1), names(policy.t2)) == ("G", "EF")

@@ -7,15 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvoffload import BlockStatus
 from tests.blocks import A, B, C, D, E, F, names, store
 from tests.contract.conftest import Build
-
-
-def idle(block_id: int) -> BlockStatus:
-    status = BlockStatus(block_id)
-    status.ref_cnt = 0
-    return status
+from tests.policies.steps import evict, idle
 
 
 @pytest.fixture
@@ -25,11 +19,6 @@ def policy(twin: ModuleType) -> Any:
     for block_id, block in enumerate((A, B, C, D)):
         policy.insert(block, idle(block_id))
     return policy
-
-
-def victims(policy: Any, n: int, *protected: bytes) -> str | None:
-    evicted = policy.evict(n, set(protected))
-    return None if evicted is None else names(block for block, _ in evicted)
 
 
 def test_insert_puts_a_block_at_the_most_recent_end(policy: Any) -> None:
@@ -47,7 +36,7 @@ def test_touch_takes_the_last_hash_first(policy: Any) -> None:
 
 def test_victims_leave_from_the_least_recent_end(policy: Any) -> None:
     policy.touch([A])
-    assert victims(policy, 2) == "BC"
+    assert evict(policy, 2) == "BC"
     assert names(policy.blocks) == "DA"
 
 
@@ -57,36 +46,36 @@ def test_blocks_that_are_not_idle_are_skipped_and_keep_their_place(
 ) -> None:
     policy.get(A).ref_cnt = ref_cnt
     policy.get(C).ref_cnt = ref_cnt
-    assert victims(policy, 2) == "BD"
+    assert evict(policy, 2) == "BD"
     policy.insert(E, idle(4))
     assert names(policy.blocks) == "ACE"
     policy.get(A).ref_cnt = 0
     policy.get(C).ref_cnt = 0
-    assert victims(policy, 3) == "ACE"
+    assert evict(policy, 3) == "ACE"
 
 
 def test_protected_blocks_are_skipped_and_keep_their_place(policy: Any) -> None:
-    assert victims(policy, 2, A, C) == "BD"
-    assert victims(policy, 2) == "AC"
+    assert evict(policy, 2, A, C) == "BD"
+    assert evict(policy, 2) == "AC"
 
 
 def test_an_eviction_that_fails_leaves_the_order(policy: Any) -> None:
     policy.get(B).ref_cnt = 1
-    assert victims(policy, 3, D) is None
+    assert evict(policy, 3, D) is None
     assert names(policy.blocks) == "ABCD"
     policy.get(B).ref_cnt = 0
-    assert victims(policy, 4) == "ABCD"
+    assert evict(policy, 4) == "ABCD"
 
 
 def test_skipped_protected_and_pinned_blocks_stay_in_recency_order(policy: Any) -> None:
     policy.get(A).ref_cnt = 1
-    assert victims(policy, 1, B) == "C"
-    assert victims(policy, 3) is None
+    assert evict(policy, 1, B) == "C"
+    assert evict(policy, 3) is None
     policy.get(A).ref_cnt = 0
     policy.insert(E, idle(4))
     policy.touch([D])
     assert names(policy.blocks) == "ABED"
-    assert victims(policy, 3) == "ABE"
+    assert evict(policy, 3) == "ABE"
 
 
 def test_blocks_enter_in_batch_order(build_lru: Build) -> None:

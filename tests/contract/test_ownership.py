@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvoffload import BlockStatus, PolicyError
+from kvoffload import PolicyError
 from kvoffload.policies import registry
 from tests.blocks import A, B, C, D, E, F, once, slots, store
 from tests.observation import observe
 from tests.parts import ListBackend, ListPolicy
+from tests.policies.steps import idle
 
 Change = Callable[[Any], Any]
 
@@ -27,12 +28,6 @@ CHANGES: dict[str, Change] = {
     "__init__": lambda policy: policy.__init__(9),
 }
 """Every method that changes a policy, each with arguments that are legal on a policy alone."""
-
-
-def idle(block_id: int) -> BlockStatus:
-    status = BlockStatus(block_id)
-    status.ref_cnt = 0
-    return status
 
 
 def filled(manager: Any) -> Any:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from kvoffload import BlockNotFoundError, BlockStatus, CachePolicy
+from kvoffload import BlockNotFoundError, CachePolicy
 from kvoffload.policies import registry
 from tests.blocks import A, B, C, D, E, F, block_hashes, once, store
 from tests.observation import observe
+from tests.policies.steps import idle
 
 
 @pytest.fixture(params=registry.names())
@@ -35,12 +36,6 @@ def policy(policy_class: Any) -> Any:
     for block_id, block in enumerate((A, B, C)):
         policy.insert(block, idle(block_id))
     return policy
-
-
-def idle(block_id: int) -> BlockStatus:
-    status = BlockStatus(block_id)
-    status.ref_cnt = 0
-    return status
 
 
 def test_a_policy_is_a_cache_policy_and_says_its_capacity(policy_class: Any) -> None:

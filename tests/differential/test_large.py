@@ -7,16 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvoffload import BlockStatus
 from kvoffload.policies import registry
 from tests.differential.pairs import Pair, Twins, require_equal, same_values
 from tests.differential.workloads import key
-
-
-def idle(block_id: int) -> BlockStatus:
-    status = BlockStatus(block_id)
-    status.ref_cnt = 0
-    return status
+from tests.policies.steps import idle
 
 
 def length(number: int) -> int:
