@@ -527,8 +527,8 @@ def stopped(work: Callable[[], None]) -> Iterator[Callable[[], None]]:
 
     def go_on() -> None:
         nonlocal child
-        status = 0x7F
-        while os.WIFSTOPPED(status):
+        status = None
+        while status is None or os.WIFSTOPPED(status):  # it stops more than once
             os.kill(child, signal.SIGCONT)
             _, status = os.waitpid(child, os.WUNTRACED)
         child = 0
