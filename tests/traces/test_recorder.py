@@ -190,28 +190,23 @@ def test_the_disk_is_bounded_and_the_latest_requests_stay(path, monkeypatch):
     assert last >= list(Trace(recorder.log.previous_path))[-1].timestamp
 
 
-def test_memory_is_bounded_by_dropping_requests(path, monkeypatch, caplog):
-    monkeypatch.setattr(request_log, "WAITING_BLOCKS", 50)
+@pytest.mark.parametrize(
+    ("hashes", "waiting_blocks", "kept"), [(HASHES, 50, 2), ([], 48, 3)], ids=["some", "no blocks"]
+)
+def test_memory_is_bounded_by_dropping_requests(
+    path, monkeypatch, caplog, hashes, waiting_blocks, kept
+):
+    monkeypatch.setattr(request_log, "WAITING_BLOCKS", waiting_blocks)
     monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
     with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
         for _ in range(50):
-            recorder.lookup(HASHES)
-        assert recorder.log.dropped_requests == 48
-    assert len(recorded(path)) == 2
+            recorder.lookup(hashes)
+        assert recorder.log.dropped_requests == 50 - kept
+    assert [len(ids) for ids in recorded(path)] == [len(hashes)] * kept
     messages = [record.message for record in caplog.records]
     assert messages == [
         f"{path}: requests come faster than they can be recorded; some are left out"
     ]
-
-
-def test_memory_is_bounded_for_requests_without_blocks(path, monkeypatch):
-    monkeypatch.setattr(request_log, "WAITING_BLOCKS", 48)
-    monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
-    with TraceRecorder(CPUOffloadingManager(16, 9), path) as recorder:
-        for _ in range(50):
-            recorder.lookup([])
-        assert recorder.log.dropped_requests == 47
-    assert recorded(path) == [()] * 3
 
 
 def wait_until_stopped(recorder):
