@@ -24,11 +24,11 @@ with_a_shared_pool = precondition(lambda self: self.kind.endswith("over-cpu-back
 def call(method: str) -> Any:
     """Return the rule that calls a method with any batch."""
 
-    def calls(self: ManagerRules, batch: list[BlockHash], form: Any) -> None:
-        self.driven.do(method, batch, form=form)
+    def calls(self: ManagerRules, data: st.DataObject, form: Any) -> None:
+        self.driven.do(method, self.batch(data), form=form)
 
     calls.__name__ = method
-    return rule(batch=BATCHES, form=FORMS)(calls)
+    return rule(data=st.data(), form=FORMS)(calls)
 
 
 class ManagerRules(RuleBasedStateMachine):
@@ -61,19 +61,19 @@ class ManagerRules(RuleBasedStateMachine):
             if status is not None and lowest <= status.ref_cnt <= highest
         }
 
+    def batch(self, data: st.DataObject) -> list[BlockHash]:
+        """Return a batch of any blocks, or of resident ones."""
+        resident = list(self.blocks_with(-1, MOST))
+        chosen = st.lists(st.sampled_from(resident), max_size=4) if resident else BATCHES
+        return data.draw(chosen if data.draw(st.booleans()) else BATCHES)
+
     # -- batches -----------------------------------------------------------------------------
 
     lookup, touch, prepare_load, complete_load, prepare_store, complete_store = map(call, METHODS)
 
-    @rule(data=st.data(), method=st.sampled_from(METHODS), form=FORMS)
-    def call_on_resident_blocks(self, data: st.DataObject, method: str, form: Any) -> None:
-        resident = list(self.blocks_with(-1, MOST))
-        if resident:
-            batch = data.draw(st.lists(st.sampled_from(resident), max_size=4))
-            self.driven.do(method, batch, form=form)
-
-    @rule(batch=BATCHES, touched=st.booleans(), success=st.booleans())
-    def store(self, batch: list[BlockHash], touched: bool, success: bool) -> None:
+    @rule(data=st.data(), touched=st.booleans(), success=st.booleans())
+    def store(self, data: st.DataObject, touched: bool, success: bool) -> None:
+        batch = self.batch(data)
         if touched:
             self.driven.do("touch", batch)
         self.driven.do("prepare_store", batch)
@@ -113,9 +113,9 @@ class ManagerRules(RuleBasedStateMachine):
 
     # -- requests ----------------------------------------------------------------------------
 
-    @rule(batch=BATCHES)
-    def begin(self, batch: list[BlockHash]) -> None:
-        self.requests.append(self.driven.begin(batch))
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        self.requests.append(self.driven.begin(self.batch(data)))
 
     def drawn(self, data: st.DataObject) -> Any:
         """Return a request that is open."""
@@ -134,10 +134,10 @@ class ManagerRules(RuleBasedStateMachine):
     def complete_the_stores_of_a_request(self, data: st.DataObject, success: bool) -> None:
         self.drawn(data).do("complete_store", success)
 
-    @rule(data=st.data(), more=BATCHES)
+    @rule(data=st.data())
     @with_requests
-    def extend(self, data: st.DataObject, more: list[BlockHash]) -> None:
-        self.drawn(data).do("extend", more)
+    def extend(self, data: st.DataObject) -> None:
+        self.drawn(data).do("extend", self.batch(data))
 
     @rule(data=st.data(), dropped=st.booleans())
     @with_requests
