@@ -3,6 +3,9 @@
 ``KVOFFLOAD_TEST_BUDGET`` multiplies the number of generated examples (``0.25`` for sanitizer
 builds, ``12`` for a soak). ``--hypothesis-profile`` picks ``default``, ``ci`` or ``soak``. Every
 run draws one seed, prints it in the header and repeats exactly with ``--hypothesis-seed``.
+
+``pytest -m fast`` runs the core of each area, ``pytest`` all but what is long, attacks tiers or
+needs servers, and ``pytest PATH`` or any other ``-m`` all that the path or the expression names.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import gc
 import importlib
 import os
 import random
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,12 +23,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.allocations import REFUSABLE
-from tests.selection import choice_of, is_left_out, select
 
 TWINS = ("python", "compiled")
 BUDGET_VARIABLE = "KVOFFLOAD_TEST_BUDGET"
 PROFILES = {"default": (6, 40), "ci": (120, 60), "soak": (2000, 100)}
 """Profile -> examples per test, steps per state machine, before the budget is applied."""
+
+LEFT_OUT = ("thorough", "servers", "attack")
+"""The marks of the tests that a plain run leaves out."""
+
+MARKS = re.compile(r"^pytestmark = (?:\[.*?^\]|.*?$)", re.MULTILINE | re.DOTALL)
+"""The statement that marks all tests of a file."""
 
 SEED_KEY = pytest.StashKey[int]()
 CHOICE_KEY = pytest.StashKey[str]()
@@ -40,6 +49,14 @@ def read_budget() -> float:
     if not 0 < factor <= 10_000:
         raise pytest.UsageError(f"{BUDGET_VARIABLE} must be a number in (0, 10000], got {text!r}")
     return factor
+
+
+def choice_of(config: pytest.Config) -> str:
+    """Return which tests a run asks for: ``fast``, ``plain``, or ``all``."""
+    if config.option.markexpr == "fast":
+        return "fast"
+    by_default = config.args_source is not pytest.Config.ArgsSource.ARGS
+    return "plain" if by_default and not config.option.markexpr else "all"
 
 
 def register_profiles(factor: float) -> None:
@@ -101,15 +118,20 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out whole files that this run has no test of."""
-    return is_left_out(collection_path, config.stash[CHOICE_KEY]) or None
+    """Leave out, unread by Python, whole files that this run has no test of."""
+    choice = config.stash[CHOICE_KEY]
+    if choice == "all" or not collection_path.match("test_*.py"):
+        return None
+    marks = MARKS.search(collection_path.read_text(encoding="utf-8"))
+    names = set(re.findall(r"pytest\.mark\.(\w+)", marks.group() if marks else ""))
+    return ("fast" not in names if choice == "fast" else not names.isdisjoint(LEFT_OUT)) or None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by the lists of ``tests.selection``; a plain run leaves out what is long."""
-    left_out = select(items, config.stash[CHOICE_KEY])
-    if left_out:
+    """Leave out of a plain run what is long."""
+    if config.stash[CHOICE_KEY] == "plain":
+        left_out = [item for item in items if any(map(item.get_closest_marker, LEFT_OUT))]
         config.hook.pytest_deselected(items=left_out)
         gone = set(map(id, left_out))
         items[:] = [item for item in items if id(item) not in gone]

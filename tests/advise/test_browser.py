@@ -24,10 +24,13 @@ from .pages import VARIANTS, hostile_page, page
 BROWSER = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
 
-pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER and sys.platform == "linux"),
-    reason="chromium and chromedriver are not installed",
-)
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.skipif(
+        not (BROWSER and DRIVER and sys.platform == "linux"),
+        reason="chromium and chromedriver are not installed",
+    ),
+]
 
 FLAGS = (
     "--headless",

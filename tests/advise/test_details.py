@@ -18,6 +18,8 @@ from kvoffload.replay import (
 )
 from kvoffload.traces import Request, Workload
 
+pytestmark = pytest.mark.fast
+
 MIB = 2**20
 WORKLOAD = Workload(300, seed=3)
 SETUP = Setup(memory=200 * MIB, block_tokens=512, token_bytes=2048)

@@ -11,6 +11,8 @@ from kvoffload.advise.subject import Subject
 from kvoffload.advise.wording import findings, headline, side_by_side
 from kvoffload.traces import Workload
 
+pytestmark = pytest.mark.fast
+
 MIB = 2**20
 SETUP = Setup(memory=200 * MIB, block_tokens=512, token_bytes=2048, step_tokens=None)
 

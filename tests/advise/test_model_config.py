@@ -9,6 +9,8 @@ import pytest
 
 from kvoffload.advise import model_shape
 
+pytestmark = pytest.mark.fast
+
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "hidden_size": 4096,

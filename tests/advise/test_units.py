@@ -12,6 +12,8 @@ from kvoffload.advise.units import (
 )
 from kvoffload.advise.wording import points
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),

@@ -16,6 +16,8 @@ from kvoffload.traces.writer import trace_line
 
 from .conftest import run_shell
 
+pytestmark = pytest.mark.thorough
+
 WORKLOAD = Workload(300, seed=3)
 SIZE = ["--kv-bytes-per-token", "2048", "--capacity", "200MiB", "--jobs", "1"]
 

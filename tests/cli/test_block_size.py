@@ -6,6 +6,8 @@ import pytest
 
 from kvoffload.traces import Request, Workload, write_trace
 
+pytestmark = pytest.mark.fast
+
 ADVISE = ["--capacity", "1MiB", "--kv-bytes-per-token", "100", "--jobs", "1"]
 COMMANDS = {
     "replay": ["--capacity", "9", "--policy", "lru"],

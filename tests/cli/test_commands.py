@@ -182,6 +182,7 @@ def test_a_name_cannot_move_the_cursor(kvoffload, tmp_path, name):
     assert whole.isascii()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize(
     ("quiet", "kind", "wanted"),

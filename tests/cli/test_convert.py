@@ -6,6 +6,8 @@ import pytest
 
 from kvoffload.traces import Request, Trace, Workload, write_trace
 
+pytestmark = pytest.mark.fast
+
 LMCACHE = [
     {"timestamp": 1e9 + i, "chunk_size": 256, "seq_len": 600 + i, "chunk_hashes": ["0xa1", "0xb2"]}
     for i in range(3)

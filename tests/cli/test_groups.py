@@ -8,6 +8,8 @@ import pytest
 from kvoffload.traces import Request, Workload, write_trace
 from tests.advise.model_configs import FAMILIES
 
+pytestmark = pytest.mark.thorough
+
 SLOT = 393_216  # of gpt-oss-20b and blocks of 16 tokens
 MODEL = ("--model", "gpt-oss-20b")
 ONE = ("--jobs", "1", "--quiet")

@@ -118,6 +118,7 @@ def test_without_the_global_lock_compiled_twins_are_refused(twins: object) -> No
             assert f"{VARIABLE}=1" in line
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -17,9 +17,12 @@ from kvoffload.traces.writer import trace_line
 
 from .conftest import COMMAND, open_for
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="looks for the processes of a process in /proc"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="looks for the processes of a process in /proc"
+    ),
+]
 
 COMMANDS = {
     "advise": ["advise", "--kv-bytes-per-token", "2048", "--capacity", "1GiB", "--jobs", "2"],

@@ -11,7 +11,10 @@ from kvoffload.traces import Workload, write_trace
 
 from .conftest import run_shell
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="runs a shell")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform == "win32", reason="runs a shell"),
+]
 
 
 @pytest.fixture

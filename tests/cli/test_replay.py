@@ -200,6 +200,7 @@ def test_a_file_or_pipe_gets_the_table_whole(kvoffload, trace):
     assert row[8:11] == [f"{counts[name]:,}" for name in ("stored", "evicted", "refused")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("columns", [60, 80, 100, 200])
 def test_the_table_fits_the_width_and_cuts_no_number(kvoffload, trace, columns):
     done = kvoffload("replay", trace, "--capacity=1%,200", COLUMNS=str(columns))

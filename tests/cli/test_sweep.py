@@ -17,6 +17,8 @@ from kvoffload.traces.writer import trace_line
 
 from .conftest import run_process, run_shell
 
+pytestmark = pytest.mark.thorough
+
 FAST = ("--jobs", "1", "--quiet")
 
 

@@ -27,6 +27,8 @@ from kvoffload.watch.scraped import Engine, Shadow, advise, read_engines, view  
 from tests.blocks import block_hash  # noqa: E402
 from tests.watch.watched import SECRET, serve  # noqa: E402
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def exported() -> bytes:

@@ -75,6 +75,7 @@ def test_lists_of_capacities_are_no_numbers_in_groups(text):
     assert [capacity.text for capacity in found] == [part.strip() for part in text.split(",")]
 
 
+@pytest.mark.thorough
 def test_standard_input_that_is_not_read_is_named(tmp_path):
     (tmp_path / "trace").write_bytes(GOOD)
     replay = "kvoffload replay --limit 20 --policy lru --capacity 5"

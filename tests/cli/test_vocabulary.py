@@ -16,6 +16,8 @@ from kvoffload.traces import Workload, write_trace
 
 from .conftest import BARE
 
+pytestmark = pytest.mark.thorough
+
 WORKLOAD = Workload(250, seed=1)
 QUIET = ("--jobs", "1", "--quiet")
 

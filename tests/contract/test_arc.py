@@ -12,6 +12,8 @@ from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, store
 from tests.contract.conftest import Build
 from tests.policies.steps import evict, idle
 
+pytestmark = pytest.mark.fast
+
 
 def arc(twin: ModuleType, capacity: int, blocks: Iterable[bytes] = ()) -> Any:
     """Return a policy with `blocks` idle in T1, the first the least recent."""

@@ -8,6 +8,8 @@ from tests.blocks import A, B, C, D, names, once, slots, store
 from tests.contract.conftest import Build
 from tests.observation import observe
 
+pytestmark = pytest.mark.fast
+
 
 def test_success_makes_pending_blocks_idle(build: Build) -> None:
     manager = build(4)

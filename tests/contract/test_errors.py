@@ -20,6 +20,8 @@ from kvoffload import (
 from tests.blocks import A, B, block_hash, store
 from tests.contract.conftest import Build
 
+pytestmark = pytest.mark.fast
+
 KINDS = {
     BlockNotFoundError: KeyError,
     BlockNotReadyError: RuntimeError,

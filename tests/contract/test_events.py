@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.blocks import A, B, C, D, E, names, store
 from tests.contract.conftest import Build
+
+pytestmark = pytest.mark.fast
 
 
 def taken(manager: Any) -> list[tuple[str, str]]:

@@ -15,6 +15,8 @@ from tests.blocks import A, B, C, D, E, names, once, slots, store
 from tests.contract.conftest import Build
 from tests.observation import observe
 
+pytestmark = pytest.mark.fast
+
 
 def test_ids_come_in_the_order_given(build: Build) -> None:
     manager = build(4)

@@ -13,6 +13,8 @@ from tests.blocks import A, B, C, D, E, block_hashes, names, once, store
 from tests.contract.conftest import Build
 from tests.observation import observe
 
+pytestmark = pytest.mark.fast
+
 
 class OwnList(list[Any]):
     """A list that could iterate in its own way."""

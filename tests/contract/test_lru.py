@@ -11,6 +11,8 @@ from tests.blocks import A, B, C, D, E, F, names, store
 from tests.contract.conftest import Build
 from tests.policies.steps import evict, idle
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture
 def policy(twin: ModuleType) -> Any:

@@ -33,6 +33,8 @@ AS_THE_MODEL: dict[str, Callable[[Any], Any]] = {
 }
 """What the model gives of the value that a manager gives."""
 
+pytestmark = pytest.mark.fast
+
 
 class Modelled:
     """A manager, or a request, and its model, driven by the same calls."""

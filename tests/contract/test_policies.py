@@ -18,6 +18,8 @@ from tests.blocks import A, B, C, D, E, F, block_hashes, once, store
 from tests.observation import observe
 from tests.policies.steps import idle
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture(params=registry.names())
 def policy_name(request: pytest.FixtureRequest) -> str:

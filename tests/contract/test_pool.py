@@ -12,6 +12,8 @@ from kvoffload import Backend, BlockStatus, CPULoadStoreSpec
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
 from tests.contract.conftest import Build
 
+pytestmark = pytest.mark.fast
+
 
 def taken(statuses: list[BlockStatus]) -> list[int]:
     return [status.block_id for status in statuses]

@@ -12,6 +12,8 @@ from tests.contract.conftest import Build
 from tests.observation import observe
 from tests.parts import ListBackend, ListPolicy
 
+pytestmark = pytest.mark.fast
+
 PRESENT = ("resident", "pending", "pinned", "free", "ghosts")
 
 

@@ -11,6 +11,8 @@ from kvoffload import OffloadError
 from tests.blocks import A, B, C, D, E, store
 from tests.contract.conftest import Build
 
+pytestmark = pytest.mark.fast
+
 COUNTERS = (
     "lookups",
     "lookup_blocks",

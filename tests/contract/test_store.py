@@ -14,6 +14,8 @@ from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slot
 from tests.contract.conftest import Build
 from tests.observation import observe
 
+pytestmark = pytest.mark.fast
+
 
 def test_each_new_hash_gets_a_slot_in_batch_order(build: Build) -> None:
     manager = build(4)

@@ -12,6 +12,8 @@ from tests.contract.conftest import Build
 from tests.observation import observe
 from tests.parts import ListPolicy
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     ("stored", "touched", "evicted"),

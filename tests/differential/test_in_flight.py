@@ -79,6 +79,7 @@ class Traffic:
             self.stores.append(output[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", registry.names())
 def test_the_twins_agree_whatever_is_in_flight(twins: Twins, name: str) -> None:
     for seed in range(SEEDS):

@@ -12,6 +12,8 @@ from tests.differential.pairs import Pair, Twins, require_equal, same_values
 from tests.differential.workloads import key
 from tests.policies.steps import idle
 
+pytestmark = pytest.mark.thorough
+
 
 def length(number: int) -> int:
     """Return a key length: most inline, every seventh out of line."""

@@ -14,6 +14,8 @@ from tests.blocks import A, B, block_hash, store
 from tests.differential.pairs import Twins
 from tests.parts import ListBackend, ListPolicy
 
+pytestmark = pytest.mark.fast
+
 Mistake = Callable[[ModuleType], Any]
 NUMBERS = (-1, 0, True, 1.5, "4", None, 2**31, -(2**70), 10**500, b"4", [4])
 NAMES = ("", "LRU", "nonesuch", "lru?", "lru?x", "lru?x=1", "arc?=", "lru?a=1&a=2", "x" * 999)

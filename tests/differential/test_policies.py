@@ -26,6 +26,8 @@ from tests.differential.pairs import Pair, Twins, require_equal, same_values
 from tests.observation import as_value
 from tests.strategies import KEYS
 
+pytestmark = pytest.mark.fast
+
 
 class StatusPair(BlockStatus):
     """The status of a block in each twin, written to as one."""

@@ -12,6 +12,8 @@ from tests.blocks import A
 from tests.differential.pairs import Twins
 from tests.observation import attributes
 
+pytestmark = pytest.mark.fast
+
 CLASSES = (
     "LRUCachePolicy",
     "ARCCachePolicy",

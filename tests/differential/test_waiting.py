@@ -80,6 +80,7 @@ class Ends:
             self.loads.append(end)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", registry.names())
 def test_the_twins_agree_while_ends_of_chains_are_in_use(twins: Twins, name: str) -> None:
     for seed in range(SEEDS):

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
 BUILD = "from setuptools import build_meta; print(build_meta.build_{}('dist'))"

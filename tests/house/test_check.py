@@ -1,4 +1,4 @@
-"""The steps of ``.ci/run`` and ``.ci/release``, and the lists of tests that they run."""
+"""The steps of ``.ci/run`` and ``.ci/release``."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import selection
+pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[2]
 STEPS = {
@@ -48,13 +48,3 @@ def test_the_steps_that_the_workflow_names_are_those_of_the_release() -> None:
     (named,) = re.findall(r"^ +steps: \[(.*)\]$", workflow, re.MULTILINE)
     numbers = {path.name.partition("-")[0] for path in STEPS["release"]}
     assert set(re.findall(r"\d\d", named)) | {"00"} == numbers
-
-
-def test_the_lists_name_what_exists_and_nothing_twice() -> None:
-    listed = [name for names in selection.MARKED.values() for name in names]
-    assert len(set(listed)) == len(listed)
-    for name in listed:
-        file, _, function = name.partition("::")
-        path = ROOT / "tests" / file
-        assert path.is_file(), f"tests/selection.py: {name}"
-        assert f"def {function}" in path.read_text(encoding="utf-8"), f"tests/selection.py: {name}"

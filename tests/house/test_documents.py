@@ -22,6 +22,8 @@ from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParse
 import kvoffload
 from kvoffload import IMPLEMENTATION
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     path

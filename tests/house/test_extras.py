@@ -16,6 +16,8 @@ import kvoffload
 from kvoffload._extras import MissingExtraError, require
 from kvoffload.traces.lines import zstd_module
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(kvoffload.__file__).parent
 PIP = shlex.join([sys.executable, "-m", "pip"])

@@ -9,6 +9,8 @@ import pytest
 
 from kvoffload.policies import registry
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "kvoffload"
 

@@ -182,6 +182,7 @@ def twin_modules() -> list[str]:
     return [name for name in extension_modules() if not name.startswith(followers)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", twin_modules() or ["none"])
 def test_all_twins_or_none(choose: Choose, name: str) -> None:
     assert choose(None, [name]) == "implementation python\n"

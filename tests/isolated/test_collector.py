@@ -13,6 +13,8 @@ import pytest
 from kvoffload.policies import registry
 from tests.isolated.scripts import run_script
 
+pytestmark = pytest.mark.thorough
+
 TRAPS = """
 import gc
 import importlib

@@ -11,8 +11,12 @@ import struct
 from collections import Counter
 from types import ModuleType
 
+import pytest
+
 from tests.blocks import store
 from tests.isolated.scripts import run_script
+
+pytestmark = pytest.mark.thorough
 
 WORD = 2**64 - 1
 NUM_KEYS = 3_000

@@ -14,9 +14,10 @@ import pytest
 
 from tests.isolated.scripts import run_script
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="reads /proc/self/statm"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm"),
+]
 
 PRELUDE = """
 import gc

@@ -9,6 +9,8 @@ import pytest
 from kvoffload.policies import registry
 from tests.isolated.scripts import run_script
 
+pytestmark = pytest.mark.thorough
+
 PRELUDE = """
 import gc
 import importlib

@@ -20,6 +20,8 @@ from tests.isolated.scripts import run_script
 from tests.observation import as_value, observe
 from tests.parts import ListBackend, ListPolicy
 
+pytestmark = pytest.mark.thorough
+
 
 def things(twin: ModuleType) -> list[Any]:
     managers = [

@@ -12,6 +12,8 @@ import pytest
 from tests.conftest import read_budget
 from tests.isolated.scripts import run_script
 
+pytestmark = pytest.mark.thorough
+
 UNTIL_THE_DEADLINE = """
 for thread in threads:
     thread.start()

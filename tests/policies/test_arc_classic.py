@@ -11,6 +11,8 @@ from kvoffload import BlockStatus
 from tests.blocks import A, B, C, D, E, F, G, H, names
 from tests.policies.steps import evict, idle, pinned, policy_of
 
+pytestmark = pytest.mark.fast
+
 
 def arc(twin: ModuleType, capacity: int, blocks: list[bytes] | None = None) -> Any:
     return policy_of(twin, "arc-classic", capacity, blocks or [])

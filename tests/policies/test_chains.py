@@ -13,6 +13,8 @@ from kvoffload.policies import registry
 from tests.blocks import block_hash, block_hashes
 from tests.policies.steps import request
 
+pytestmark = pytest.mark.fast
+
 # ARC decides between its lists by their sizes, so it can take a block of T2 before those behind it
 # in T1; so it was published. Inside a list it keeps the order too.
 STRICT = [name for name in registry.names() if registry.entry(name).tail_first == "always"]

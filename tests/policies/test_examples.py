@@ -28,6 +28,8 @@ from examples.policies import CLOCK, FIFO, GDSF, LRUK, Random, TwoQ, WTinyLFU  #
 from examples.policies._chained import Ghosts  # noqa: E402
 from examples.policies.w_tinylfu import Sketch  # noqa: E402
 
+pytestmark = pytest.mark.thorough
+
 MAKE = {
     "FIFO": FIFO,
     "Random": Random,

@@ -16,6 +16,8 @@ from kvoffload.replay import CEILINGS, DecodedTrace, device_hits, simulate
 from kvoffload.traces import Trace
 from tests.policies.steps import request
 
+pytestmark = pytest.mark.fast
+
 FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
 
 TOO_LONG_IN_PYTHON = 1_000_000

@@ -125,6 +125,7 @@ def test_counts(twin: ModuleType, case: tuple[str, int, int, int]) -> None:
     manager._check()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("in_flight", [0, 4])
 @pytest.mark.parametrize("capacity", [1, 7, 127, 300, 5000])
 @pytest.mark.parametrize("name", ["phases", "mixture"])
@@ -246,6 +247,7 @@ def test_the_twins_agree_on_what_arc_s_rule_has_in_t2(twins: Twins) -> None:
     assert most > 50
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("in_flight", [0, 2, 9])
 @pytest.mark.parametrize("repeats", [0.3, 1.0])
 def test_the_twins_agree_on_requests_that_come_twice(
@@ -260,6 +262,7 @@ def test_the_twins_agree_on_requests_that_come_twice(
         pair.agree()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pending", [1, 5, 300])
 def test_the_twins_measure_one_lag(twins: Twins, pending: int) -> None:
     requests = WORKLOADS["mixture"](3, 700 if pending == 300 else 300)

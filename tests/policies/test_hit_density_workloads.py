@@ -15,6 +15,8 @@ from kvoffload import IMPLEMENTATION, CPUOffloadingManager
 from tests.conftest import read_budget
 from tests.policies.stress import WORKLOADS, Request, hit_ratios, repeated, serve
 
+pytestmark = pytest.mark.thorough
+
 REQUESTS = 2000
 IN_FLIGHT = 6
 SEEDS = [1, 2][: 1 + (read_budget() >= 2)]

@@ -5,9 +5,13 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from kvoffload import BlockStatus
 from tests.blocks import A, B, C, D, block_hashes
 from tests.policies.steps import evict, idle, pinned, policy_of
+
+pytestmark = pytest.mark.fast
 
 
 def lfu(twin: ModuleType, blocks: list[bytes]) -> Any:

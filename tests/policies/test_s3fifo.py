@@ -12,6 +12,8 @@ from tests.allocations import fail_after
 from tests.blocks import A, B, C, D, E, block_hashes, names
 from tests.policies.steps import evict, idle, pinned, policy_of, request
 
+pytestmark = pytest.mark.fast
+
 
 def s3fifo(twin: ModuleType, blocks: list[bytes], capacity: int = 4, small: float = 0.5) -> Any:
     return policy_of(twin, "s3fifo", capacity, blocks, small=small)

@@ -12,6 +12,8 @@ from tests.allocations import fail_after
 from tests.blocks import A, B, C, D, E, F, block_hashes, names
 from tests.policies.steps import evict, idle, pinned, policy_of, request
 
+pytestmark = pytest.mark.fast
+
 
 def sieve(twin: ModuleType, blocks: list[bytes]) -> Any:
     return policy_of(twin, "sieve", 8, blocks)

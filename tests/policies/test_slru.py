@@ -11,6 +11,8 @@ from kvoffload import BlockStatus
 from tests.blocks import A, B, C, D, E, names
 from tests.policies.steps import evict, idle, pinned, policy_of
 
+pytestmark = pytest.mark.fast
+
 
 def slru(twin: ModuleType, capacity: int, blocks: list[bytes], protected: float = 0.5) -> Any:
     return policy_of(twin, "slru", capacity, blocks, protected=protected)

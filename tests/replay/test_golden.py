@@ -14,6 +14,8 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 from kvoffload.replay import replay
 from kvoffload.traces import Survey, Trace
 
+pytestmark = pytest.mark.fast
+
 FOLDER = Path(os.environ.get("KVOFFLOAD_TRACES") or os.devnull)
 
 # trace, policy, capacity: hits, stored, evicted, refused

@@ -24,6 +24,8 @@ from kvoffload.replay import (
 from kvoffload.replay.processes import mapped_arrays, shared_arrays
 from kvoffload.traces import Request, Survey, Workload
 
+pytestmark = pytest.mark.fast
+
 
 def trace_of(*rows: tuple[int, ...]) -> DecodedTrace:
     return DecodedTrace.of(Request(0, 0, 0, row) for row in rows)

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from kvoffload.replay import DurationHistogram
 
+pytestmark = pytest.mark.fast
+
 durations = st.lists(st.integers(0, 2**50) | st.integers(0, 300), min_size=1)
 
 

@@ -10,6 +10,8 @@ from kvoffload.replay import Selection, replay
 from kvoffload.replay.requests import BlockKeys
 from kvoffload.traces import Request, Workload
 
+pytestmark = pytest.mark.fast
+
 
 def key(hash_id: int) -> bytes:
     return sha256(str(hash_id).encode()).digest()

@@ -115,6 +115,7 @@ def test_a_closed_tier_has_its_last_values(tiers: tuple[Tier, ...]) -> None:
     assert scraped(registry)[f"{TIER_PREFIX}blocks_total"] == before
 
 
+@pytest.mark.thorough
 def test_scrapes_beside_a_tier_at_work(tiers: tuple[Tier, ...]) -> None:
     registry = CollectorRegistry()
     registry.register(TierCollector(tiers))

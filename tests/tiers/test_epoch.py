@@ -13,6 +13,8 @@ from kvoffload.tiers.epoch import (
     parse_epoch,
 )
 
+pytestmark = pytest.mark.fast
+
 
 def test_each_epoch_is_above_the_one_before() -> None:
     epoch = 0

@@ -8,6 +8,8 @@ from kvoffload.tiers import FileTier, Namespace
 from tests.conftest import AVAILABLE
 from tests.isolated.scripts import run_script
 
+pytestmark = pytest.mark.thorough
+
 BLOCK_BYTES, BLOCKS = 2**20, 32
 
 SCRIPT = f"""

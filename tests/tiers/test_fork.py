@@ -17,6 +17,8 @@ from tests.tiers.inside import is_busy
 
 from .attack import start
 
+pytestmark = pytest.mark.thorough
+
 BLOCK = 4096
 KEYS = [b"key-%d" % number for number in range(32)]
 FORKS = 6

@@ -42,6 +42,8 @@ from tests.tiers.inside import is_busy
 
 from .attack import report
 
+pytestmark = pytest.mark.thorough
+
 PACKAGE = str(Path(kvoffload.__file__).parent)
 # The Python twin of the index promises nothing where an exception from outside meets it.
 INDEX = tuple(f"{PACKAGE}/{folder}/" for folder in ("backends", "managers", "policies"))

@@ -42,6 +42,8 @@ pytest.importorskip("redis", reason="the tier needs the redis extra")
 
 from redis import Redis
 
+pytestmark = pytest.mark.servers
+
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 

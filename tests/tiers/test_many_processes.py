@@ -19,6 +19,8 @@ from tests.tiers.attack import kill, report, rounds, start
 from tests.tiers.inside import ask_anew
 from tests.tiers.servers import make_bucket, redis_server, s3_options, s3_server
 
+pytestmark = pytest.mark.servers
+
 BLOCK = 8192
 NAMESPACES = (Namespace("one model", BLOCK), Namespace("another model", BLOCK))
 KEYS = [b"key-%032d" % number for number in range(48)]

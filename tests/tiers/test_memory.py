@@ -7,6 +7,8 @@ from kvoffload.testing.tiers import FaultyTier, TierConformance, run
 from kvoffload.tiers import MemoryTier, Namespace, Region, Tier
 from kvoffload.tiers.engine.native import Twin
 
+pytestmark = pytest.mark.fast
+
 
 class TestMemoryTier(TierConformance):
     @pytest.fixture(autouse=True)

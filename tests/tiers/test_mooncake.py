@@ -16,6 +16,8 @@ from tests.tiers.attack import start
 from tests.tiers.inside import ask_anew, is_busy, medium_of, set_clock
 from tests.tiers.servers import MooncakeServers, free_port, patient
 
+pytestmark = pytest.mark.servers
+
 pytest.importorskip("mooncake.store", reason="Mooncake is not installed", exc_type=ImportError)
 
 NUMBERS = itertools.count()

@@ -16,6 +16,8 @@ pytest.importorskip("obstore", reason="the tier needs the objects extra")
 
 from kvoffload.tiers.remote.objects import ObjectTier
 
+pytestmark = pytest.mark.servers
+
 BLOCK = 4096
 NUMBERS = itertools.count()
 

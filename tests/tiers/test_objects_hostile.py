@@ -36,6 +36,8 @@ from tests.tiers.attack import report, rounds, start
 from tests.tiers.inside import medium_of
 from tests.tiers.servers import patient, stop
 
+pytestmark = pytest.mark.servers
+
 pytest.importorskip("obstore", reason="the tier needs the objects extra")
 
 ROOT = Path(__file__).parents[2]

@@ -36,6 +36,8 @@ from kvoffload.tiers.seal import SEAL_BYTES, Seal, seed_of, stored_keys
 from tests.conftest import AVAILABLE
 from tests.isolated.scripts import run_script
 
+pytestmark = pytest.mark.fast
+
 
 class TestRegion:
     def test_blocks_of_one_piece(self) -> None:

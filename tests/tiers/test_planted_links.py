@@ -30,6 +30,8 @@ from tests.tiers.attack import kill, report, rounds, start
 from tests.tiers.inside import ask_anew, doubt, epoch_of, is_busy, medium_of
 from tests.tiers.planted import EPOCH, KINDS, Victim, everything
 
+pytestmark = pytest.mark.thorough
+
 BLOCK = 4096
 NAMESPACE = Namespace("planted", BLOCK)
 KEYS = [b"key-%03d" % number for number in range(64)]

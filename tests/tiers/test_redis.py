@@ -15,6 +15,8 @@ from hypothesis import settings
 
 from kvoffload.tiers.remote.redis import RedisTier
 
+pytestmark = pytest.mark.servers
+
 BLOCK = 4096
 NUMBERS = itertools.count()
 

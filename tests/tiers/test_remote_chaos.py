@@ -48,6 +48,8 @@ from tests.tiers.servers import (
     stop,
 )
 
+pytestmark = pytest.mark.servers
+
 pytest.importorskip("redis", reason="the tiers need the redis extra")
 pytest.importorskip("obstore", reason="the tiers need the objects extra")
 

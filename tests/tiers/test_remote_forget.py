@@ -56,6 +56,8 @@ from redis import Redis
 
 from kvoffload.tiers.remote.redis import _BoundedSocket
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ from tests.tiers.inside import is_busy, limit_queue
 
 from .attack import rounds
 
+pytestmark = pytest.mark.fast
+
 BLOCK = 4096
 NAMESPACE = Namespace("store", BLOCK)
 KEYS = [b"key-%02d" % number for number in range(64)]

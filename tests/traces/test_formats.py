@@ -122,6 +122,7 @@ def test_bailian_remembers_a_bounded_number_of_chats(monkeypatch):
     assert set(parse._sessions.values()) == {"0"}
 
 
+@pytest.mark.thorough
 def test_bailian_takes_bounded_memory_however_long_the_names_of_chats_are(tmp_path):
     """30 chats with names of 5 MB, 150 MB in all, in a process that may hold a fraction of it."""
     pytest.importorskip("resource")
@@ -240,6 +241,7 @@ def test_refuses_bad_hexadecimal_text(tmp_path):
     assert rule(tmp_path, HEX, "aa bé").startswith("must be hexadecimal hashes, got")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("format", FORMATS)
 @given(data=st.binary() | st.text().map(str.encode), row=st.dictionaries(
     st.sampled_from(sorted({*MOONCAKE, *BAILIAN, *LMCACHE})),

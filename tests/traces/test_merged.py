@@ -17,6 +17,8 @@ from kvoffload.traces import (
     write_trace,
 )
 
+pytestmark = pytest.mark.fast
+
 
 def lookup(seconds, hashes=("0a",), model="m", **more):
     row = {"timestamp": seconds, "chunk_size": 4, "seq_len": 4 * len(hashes), "model_name": model}

@@ -13,6 +13,8 @@ import pytest
 from kvoffload.traces import Request, write_trace
 from kvoffload.traces.outputs import check_output, open_output, own_descriptor
 
+pytestmark = pytest.mark.thorough
+
 REQUESTS = [Request(0, 1000, 7, (0, 1)), Request(1.5, 0, 0, ())]
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX")

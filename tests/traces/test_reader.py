@@ -58,6 +58,7 @@ def test_reads_concatenated_members(tmp_path, pack):
     assert list(Trace(path)) == [REQUEST, REQUEST]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
 def test_reads_standard_input(pack):
     code = "from kvoffload.traces import Trace; print(*Trace('-'), sep='\\n')"
@@ -310,6 +311,7 @@ def test_the_longest_line_is_accepted(tmp_path):
     assert fault(path, max_line_bytes=len(GOOD) - 1).startswith("1: a line must be at most")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
 def test_a_decompression_bomb_takes_bounded_memory(tmp_path, pack):
     """150 MB of one line, in a process that may hold a fraction of it."""
@@ -346,6 +348,7 @@ def test_nothing_stays_open(tmp_path):
     trace.close()  # a file left open is a ResourceWarning, and warnings are errors
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_slow_pipe_is_recognised_however_little_it_gives_at_first(pack, step):

@@ -27,6 +27,8 @@ from kvoffload import CPUOffloadingManager, OffloadingManager
 from kvoffload.replay import replay
 from kvoffload.traces import Trace, TraceError, TraceRecorder, Workload, request_log
 
+pytestmark = pytest.mark.thorough
+
 HASHES = [bytes([n]) * 32 for n in range(1, 9)]
 
 

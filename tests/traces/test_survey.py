@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from kvoffload.traces import Request, Survey, Workload
 from kvoffload.traces.survey import BlockLengths, IdealCounter
 
+pytestmark = pytest.mark.fast
+
 rows = st.lists(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 20), max_size=12), max_size=30)
 
 

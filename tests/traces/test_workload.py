@@ -8,6 +8,8 @@ import pytest
 from kvoffload.traces import Survey, Workload
 from kvoffload.traces.writer import trace_line
 
+pytestmark = pytest.mark.fast
+
 DIGESTS = {
     0: "2eed0ab69fbe4d0a1c9178b7fdb86e44281013aeb7e4e68f36293775756fb027",
     1: "2416da96970e2a8276e2f92131dc0205de39d1f86b5d6b834e4e69c6fdc03eb0",

@@ -9,6 +9,8 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 from kvoffload.traces import Request, Trace, write_trace
 from kvoffload.traces.lines import zstd_module
 
+pytestmark = pytest.mark.fast
+
 REQUESTS = [Request(0, 1000, 7, (0, 2**64 - 1), "chat-1"), Request(1.5, 0, 0, ())]
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[2]
 TESTED = "tests/vllm/test_spec.py"
 SUPPORTED = "0.33.*, 0.32.*, 0.31.*"

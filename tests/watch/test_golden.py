@@ -20,6 +20,8 @@ from tests.replay.test_golden import trace
 
 from .watched import SECRET, serve, whole
 
+pytestmark = pytest.mark.fast
+
 # trace, capacity, policy: sampled blocks by segment; causes that occur; evicted unused and used
 GOLDEN = {
     ("mooncake_conversation", 9_139, "lru"): (

@@ -28,6 +28,8 @@ from kvoffload.watch.metrics import age_histogram
 
 from .fleet import Fleet, served
 
+pytestmark = pytest.mark.servers
+
 ROOT = Path(__file__).parents[2]
 VARIABLES = {"${prefix}": "", "$model": ".*", "$engine": ".*", "$__rate_interval": "15m"}
 SCRAPES = 10

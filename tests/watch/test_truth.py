@@ -19,6 +19,8 @@ from kvoffload.replay import DecodedTrace
 from kvoffload.watch import Watch
 from tests.replay.test_golden import trace
 
+pytestmark = pytest.mark.thorough
+
 
 def served(
     manager: Any, asked: list[list[bytes]], *, under_way: int = 0, reset_every: int = 0

@@ -79,6 +79,7 @@ def test_decisions_are_the_same_on_and_off(twin, options, data):
     require_equal(plain, with_watch, what="what can be seen")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["lru", "arc", "hit-density", "s3fifo"])
 def test_the_twins_see_the_same_of_a_long_run(twins, policy, seed):
     rng = random.Random(seed)

@@ -257,6 +257,7 @@ def test_a_clock_that_goes_back_stops_the_time(twin):
     store(manager, [B])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("policy", "capacity", "sizes"),
     [
