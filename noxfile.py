@@ -1,81 +1,853 @@
-"""All tests on every Python, and on the oldest numpy: ``nox``, or ``nox -s tests-3.10``.
+"""Every check of the project: ``nox -l`` lists them, ``nox -s NAME`` and ``nox -t JOB`` run them.
 
-``KVOFFLOAD_PURE_PYTHON`` acts as everywhere: ``0`` requires the extensions, ``1`` leaves them out.
+Each change passes eight jobs, which are tags: ``readme``, ``lint``, ``tests``, ``sanitizers``,
+``packages``, ``tiers``, ``vllm`` and ``engine``. Sessions with the tag ``nightly`` take longer, or
+need several Pythons or releases of vLLM. Those with the tag ``beside`` wait, or keep one core busy:
+`.ci/run` runs them beside the others.
+
+Sessions use the environment of nox: ``pip install -e '.[dev]'``, built in place. What they build
+otherwise they build in clones of what is committed. ``KVO_WORK`` is the folder of clones and logs,
+``KVO_SEED`` the seed of random tests. A line ``result: …`` goes into the summary of `.ci/run`.
 """
 
+from __future__ import annotations
+
+import json
 import os
+import re
+import secrets
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import tarfile
 import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2024.4.15"
-nox.options.error_on_missing_interpreters = False
-
-PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
-GENERATED = [f"tests/{name}" for name in ("contract", "differential", "policies", "traces", "fuzz")]
-GENERATED += [
-    "tests/watch/test_twins.py",
-    "tests/tiers/test_machine.py",
-    "tests/tiers/test_tiered_store.py",
+nox.options.default_venv_backend = "none"
+nox.options.tags = [
+    *("readme", "lint", "tests", "sanitizers", "packages", "tiers", "vllm", "engine")
 ]
+
+ROOT = Path(__file__).resolve().parent
+WORK = Path(os.environ.get("KVO_WORK") or ROOT / ".nox" / "work").resolve()
+LOGS = WORK / "logs"
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+VLLM = ("0.33.0", "0.32.0", "0.31.0")
+"""The supported releases of vLLM, the newest first."""
+
+SEED = os.environ.get("KVO_SEED") or "139461737"
+"""The seed of a change: no change fails for a number that it drew."""
+NEW_SEED = os.environ.get("KVO_SEED") or str(secrets.randbelow(2**32))
+"""The seed of nightly sessions, which a test that fails prints."""
+
+TOOLS = Path(sys.executable).parent
+if sys.prefix != sys.base_prefix:  # `.venv/bin/nox` finds the tools beside it, too
+    os.environ["PATH"] = os.pathsep.join([str(TOOLS), os.environ["PATH"]])
+os.environ.setdefault("KVOFFLOAD_VLLM_SEED", SEED)
+
+BASH = ("bash", "-euo", "pipefail", "-c")
+PYTEST = ("python", "-m", "pytest", "-q", "-n", "auto")
+COMPILED = {"KVOFFLOAD_PURE_PYTHON": "0"}
+NO_TRACES = {"KVOFFLOAD_TRACES": str(WORK / "no-traces")}  # other sessions replay whole traces
+TWINS = [f"tests/{name}" for name in ("contract", "differential", "policies", "traces", "fuzz")]
+PER_CHANGE = "not thorough and not servers and not attack"
+LONG_TEST = ("-o", "faulthandler_timeout=3600")
+
+
+def check(*tags: str) -> Callable[[Callable[[nox.Session], None]], Any]:
+    """Return the decorator of a session that belongs to these jobs."""
+    return nox.session(tags=list(tags), venv_backend="none")
+
+
+# What sessions share.
+
+
+def output(session: nox.Session, *command: str | Path, **options: Any) -> str:
+    """Run a command, print its output, and return it."""
+    text = str(session.run(*map(str, command), silent=True, **options))
+    print(text, end="", flush=True)
+    return text
+
+
+def report(*parts: object) -> None:
+    """Print a line for the summary."""
+    print("result:", *parts, flush=True)
+
+
+def budget(factor: float) -> dict[str, str]:
+    """Return the variable that scales generated tests, unless the caller has set it."""
+    return {"KVOFFLOAD_TEST_BUDGET": os.environ.get("KVOFFLOAD_TEST_BUDGET") or str(factor)}
+
+
+def bare(**variables: str) -> dict[str, Any]:
+    """Return how to run a command with HOME, PATH and these variables only.
+
+    pip keeps what it needs to reach an index: its own variables, proxies and certificates.
+    """
+    pip = "PIP_.*|(HTTPS?|NO|ALL)_PROXY|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE"
+    kept = {name: value for name, value in os.environ.items() if re.fullmatch(pip, name.upper())}
+    own = str(TOOLS) if sys.prefix != sys.base_prefix else None
+    path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != own)
+    env = {**kept, "HOME": os.environ.get("HOME", "/"), "PATH": path, **variables}
+    return {"env": env, "include_outer_env": False}
+
+
+def python_alone() -> str:
+    """Return a folder for PATH that has `python3` and no other program, above all no compiler."""
+    folder = WORK / "python-alone"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "python3").unlink(missing_ok=True)
+    (folder / "python3").symlink_to(Path(sys.executable).resolve())
+    return str(folder)
+
+
+def fresh_folder(name: str) -> Path:
+    """Return an empty folder."""
+    path = WORK / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def fresh_clone(name: str) -> Path:
+    """Return a clean clone of what is committed."""
+    path = fresh_folder(name)
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(path)], check=True)
+    return path
+
+
+def fresh_venv(name: str) -> Path:
+    """Return an empty virtual environment."""
+    path = fresh_folder(name)
+    subprocess.run([sys.executable, "-m", "venv", str(path)], check=True)
+    return path
+
+
+def implementation(session: nox.Session, venv: Path) -> str:
+    """Return which implementation an environment has."""
+    program = "import kvoffload; print(kvoffload.IMPLEMENTATION)"
+    return output(session, venv / "bin" / "python", "-I", "-c", program, **bare()).strip()
+
+
+def variant(
+    session: nox.Session, name: str, python: str = "python", **switches: str
+) -> dict[str, str]:
+    """Build a clone in place with switches that let tests refuse allocations; change to it.
+
+    Return the variables that put it before the package of the environment.
+    """
+    session.chdir(fresh_clone(name))
+    build = [python, "setup.py", "--quiet", "build_ext", "--inplace"]
+    session.run(*build, env={**COMPILED, **switches})
+    return {**COMPILED, "PYTHONPATH": str(WORK / name)}
+
+
+def quick_start(number: int) -> str:
+    """Return a line of README's quick start."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^## Quick start$.*?^```sh$\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    line = block.splitlines()[number - 1]
+    print(line, flush=True)
+    return str(line)
+
+
+def debian(session: nox.Session, command: str, *packages: str) -> bool:
+    """Return whether a command is there, if need be after Debian's packages were installed."""
+    install = (
+        "test $(id -u) = 0 && exec 9>$0 && flock 9 && apt-get update -q &&"
+        ' DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"'
+    )
+    if not shutil.which(command):
+        WORK.mkdir(parents=True, exist_ok=True)
+        lock = str(WORK / "apt.lock")
+        session.run("bash", "-c", install, lock, *packages, success_codes=range(256))
+    return shutil.which(command) is not None
+
+
+def cases(path: Path, *kinds: str) -> list[tuple[str, str]]:
+    """Return the name and the message of each test of a report that ended in one of these ways."""
+    return [
+        (f"{case.get('classname')}::{case.get('name')}", f"{end.get('message')} {end.text or ''}")
+        for case in ET.parse(path).iter("testcase")
+        for kind in kinds
+        for end in case.findall(kind)
+        if end.get("type") != "pytest.xfail"
+    ]
+
+
+def run_tests(
+    session: nox.Session,
+    *command: str,
+    name: str = "",
+    seed: str = SEED,
+    env: dict[str, str] | None = None,
+    include_outer_env: bool = True,
+) -> list[str]:
+    """Run pytest; run by themselves the tests that failed, once more, with the same seed.
+
+    A fault fails again. What only a busy machine has failed passes; the result says so. Return the
+    reasons why tests were skipped.
+    """
+    name = name or session.name
+    LOGS.mkdir(parents=True, exist_ok=True)
+    paths = [LOGS / f"{name}.xml", LOGS / f"{name}-again.xml"]
+    for path in paths:
+        path.unlink(missing_ok=True)
+    cache = fresh_folder(f"pytest-cache/{name}")
+    again = ["--last-failed", "--last-failed-no-failures=none"]
+    start, failed = time.monotonic(), []
+    for path, more in zip(paths, ([], again), strict=True):
+        options = ["-o", f"cache_dir={cache}", f"--hypothesis-seed={seed}", f"--junitxml={path}"]
+        try:
+            session.run(
+                *command,
+                *options,
+                *more,
+                env=env,
+                include_outer_env=include_outer_env,
+            )
+            break
+        except CommandFailed:
+            if more or not path.exists():
+                raise
+            failed = cases(path, "failure", "error")
+            print("what failed, once more:", flush=True)
+    for test, _ in failed:
+        print("failed, then passed:", test, flush=True)
+    total = sum(int(suite.get("tests", 0)) for suite in ET.parse(paths[0]).iter("testsuite"))
+    skipped = [message for _, message in cases(paths[0], "skipped")]
+    counts = [f"{total - len(skipped)} passed", f"{len(skipped)} skipped"]
+    if failed:
+        counts.append(f"{len(failed)} failed once")
+    report(f"{name}: {', '.join(counts)} in {time.monotonic() - start:.0f} s")
+    return skipped
+
+
+# README, as a reader types it.
+
+
+@check("readme")
+def readme(session: nox.Session) -> None:
+    """README's two lines on a fresh clone, in an empty environment without traces."""
+    session.chdir(fresh_clone("readme"))
+    assert "lru" in output(session, *BASH, quick_start(1), **bare())
+    assert implementation(session, Path(".venv")) == "compiled"
+    line = quick_start(2)
+    run_tests(session, *BASH, f'{line} "$@"', "bash", **bare())
+    assert implementation(session, Path(".venv")) == "compiled"
+
+
+@check("readme")
+def readme_no_compiler(session: nox.Session) -> None:
+    """README's first line without a compiler, then what it says to run with one."""
+    session.chdir(fresh_clone("readme-no-compiler"))
+    bash = (str(shutil.which("bash")), *BASH[1:])
+    printed = output(session, *bash, quick_start(1), **bare(PATH=python_alone()))
+    assert "lru" in printed
+    assert printed.count("running in Python") == 1
+    assert implementation(session, Path(".venv")) == "python"
+    (line,) = re.findall(r"then run: (.*); KVOFFLOAD_PURE_PYTHON=1 ", printed)
+    session.run(*BASH, line, **bare())
+    assert implementation(session, Path(".venv")) == "compiled"
+
+
+@check("readme")
+def readme_variables(session: nox.Session) -> None:
+    """README's lines under variables that change what programs print, and with traces at hand.
+
+    Of the tests those of what is printed, and those that read traces; in the clone that
+    ``readme_no_compiler`` has left, or a fresh one.
+    """
+    tree = WORK / "readme-no-compiler"
+    session.chdir(tree if (tree / ".venv").exists() else fresh_clone("readme-variables"))
+    hostile = {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "20", "LC_ALL": "C"}
+    traces = os.environ.get("KVOFFLOAD_TRACES", "")
+    options = bare(**hostile, TERM="dumb", KVOFFLOAD_TRACES=traces, **budget(0.25))
+    assert "lru" in output(session, *BASH, quick_start(1), **options)
+    install, _, tests = quick_start(2).rpartition(" && ")
+    session.run(*BASH, install, **options)
+    files = ["replay/test_golden.py", "policies/test_golden.py", "watch/test_golden.py"]
+    files += ["differential/test_replays.py", "traces/test_merged.py", "traces/test_writer.py"]
+    files += ["cli", "advise", "house", "replay"]
+    chosen = ["-m", PER_CHANGE, *(f"tests/{name}" for name in files)]
+    run_tests(session, *tests.split(), *chosen, **options)
+
+
+# What is written: style, types, documents.
+
+
+@check("lint")
+def style(session: nox.Session) -> None:
+    """Lint and format, of Python and of C."""
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    files = subprocess.check_output(["git", "ls-files", "*.h", "*.c"], text=True).split()
+    session.run("clang-format", "--dry-run", "-Werror", *files)
+
+
+@check("lint")
+def types(session: nox.Session) -> None:
+    """Types, strictly: of the library, the examples, and each code block of README and docs."""
+    checked = output(session, "mypy")
+    blocks = output(session, "python", ".ci/typed_blocks.py")
+    report(f"{checked.splitlines()[-1]}; {blocks.splitlines()[-1]} of the documents")
+
+
+@check("lint")
+def docs(session: nox.Session) -> None:
+    """The documentation as Read the Docs builds it, without extensions; warnings are errors."""
+    session.chdir(fresh_clone("docs"))
+    venv = fresh_venv("docs-venv")
+    text = Path(".readthedocs.yaml").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^    install:.*\n +- (.*)$", text, re.MULTILINE)
+    path = bare()["env"]["PATH"]
+    session.run(*BASH, line, **bare(PATH=f"{venv}/bin:{path}"))
+    session.chdir("docs")  # what is documented is the package that is installed
+    for form in ("html", "singlehtml"):  # the second one is what `formats: [htmlzip]` packs
+        sphinx = [str(venv / "bin" / "python"), "-m", "sphinx", "-W", "--keep-going", "-n", "-q"]
+        session.run(*sphinx, "-b", form, ".", str(WORK / form), **bare())
+    report(len(list((WORK / "html").rglob("*.html"))), "pages")
+
+
+@check("lint")
+def doctests(session: nox.Session) -> None:
+    """The examples in the docstrings of the library."""
+    ignored = "--ignore=kvoffload/integrations"
+    run_tests(session, "python", "-m", "pytest", "-q", "--doctest-modules", ignored, "kvoffload")
+
+
+@check("lint")
+def stubs(session: nox.Session) -> None:
+    """The stubs of the compiled modules say what the modules hold."""
+    listed = ["git", "ls-files", "kvoffload/*.pyi", ":!kvoffload/integrations"]
+    files = subprocess.check_output(listed, text=True).split()
+    modules = [name.removesuffix(".pyi").replace("/", ".") for name in files]
+    options = ["--mypy-config-file", "pyproject.toml", "--ignore-disjoint-bases"]
+    options += ["--allowlist", ".ci/stubtest-allowlist.txt"]
+    report(output(session, "stubtest", *options, *modules).splitlines()[-1])
+
+
+@check("lint")
+def typed_users(session: nox.Session) -> None:
+    """mypy and pyright check README's program as in a user's editor, and see its types."""
+    tree = fresh_clone("typed-users")
+    install = quick_start(1).rpartition(" && ")[0]
+    session.chdir(tree)
+    session.run(*BASH, install, **bare(KVOFFLOAD_PURE_PYTHON="1"))
+    program = "from pathlib import Path; from typed_blocks import module; "
+    program += "print(module(Path('README.md')))"
+    text = output(session, "python", "-c", program, env={"PYTHONPATH": ".ci"})
+    assert "\nfrom kvoffload import" in f"\n{text}"
+    session.chdir(fresh_folder("typed-user"))
+    Path("right.py").write_text(text, encoding="utf-8")
+    Path("wrong.py").write_text(f"{text}manager.lookup(16)\n", encoding="utf-8")
+    python = f"{tree}/.venv/bin/python"
+    checkers = [["mypy", "--strict", "--python-executable", python]]
+    left_out = "; pyright left out, which cannot run here"
+    # its package fetches it from npm's registry, and needs node
+    if (
+        shutil.which("node")
+        and not subprocess.run(["pyright", "--version"], check=False).returncode
+    ):
+        checkers.append(["pyright", "--pythonpath", python])
+        left_out = ""
+    for checker in checkers:
+        session.run(*checker, "right.py")
+        session.run(*checker, "wrong.py", success_codes=[1])  # it sees the types
+    report(", ".join(command[0] for command in checkers) + left_out)
+
+
+# Tests of both twins, and of each.
+
+
+@check("tests")
+def thorough(session: nox.Session) -> None:
+    """The tests that README's line leaves out for their length."""
+    run_tests(
+        session, *PYTEST, "-m", "thorough and not attack and not nightly", "tests", env=COMPILED
+    )
+
+
+@check("tests")
+def pure(session: nox.Session) -> None:
+    """The tests on the Python twins alone, in a tree where no extension is built."""
+    session.chdir(fresh_clone("pure"))
+    env = {"PYTHONPATH": str(WORK / "pure"), "KVOFFLOAD_PURE_PYTHON": "1"}
+    run_tests(session, *PYTEST, env={**env, **NO_TRACES, **budget(0.25)})
+
+
+def sanitized(session: nox.Session, *options: str, factor: float) -> None:
+    """Run the tests of the compiled twins under AddressSanitizer and UBSan."""
+    env = variant(session, session.name, KVOFFLOAD_SANITIZE="address,undefined")
+    libraries = [
+        str(session.run("gcc", f"-print-file-name={name}", silent=True)).strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    # The sanitizers write to file descriptor 2, which --capture=sys leaves alone, and end the
+    # process. Python's own allocator would hide overruns. Leaks have tests of their own, as the
+    # interpreter leaks at exit.
+    env |= {
+        "PYTHONMALLOC": "malloc",
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "LD_PRELOAD": " ".join(libraries),
+        **NO_TRACES,
+        **budget(factor),
+    }
+    refuses_allocations(session, "python", env)
+    run_tests(session, *PYTEST, "--capture=sys", "-k", "not python", *options, *TWINS, env=env)
+
+
+def refuses_allocations(session: nox.Session, python: str, env: dict[str, str]) -> None:
+    """Fail unless the build at hand can refuse allocations; its tests would be skipped."""
+    program = "from tests.allocations import fail_after; fail_after(None)"
+    session.run(python, "-c", program, env=env)
+
+
+@check("sanitizers")
+def sanitizers(session: nox.Session) -> None:
+    """The compiled twins under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    sanitized(session, "-m", "not thorough and not nightly", factor=0.25)
+
+
+@check("sanitizers")
+def instructions(session: nox.Session) -> None:
+    """No hot path takes 3 % more instructions than at the parent commit, or ``KVO_BASE``.
+
+    ``KVO_TOLERANCE=0.10`` allows more: the commit message says why.
+    """
+    if not debian(session, "valgrind", "valgrind", "libc6-dbg"):
+        return report("left out, for want of valgrind and a way to install it")
+    asked = os.environ.get("KVO_BASE", "HEAD~1")
+    verify = ["git", "rev-parse", "--quiet", "--verify", f"{asked}^{{commit}}"]
+    base = subprocess.run(verify, capture_output=True, text=True, check=False).stdout.strip()
+    if not base:
+        return session.error(f"there is no commit {asked}")
+    sources = ["setup.py", "kvoffload/*.pyx", "kvoffload/*.pxd", "kvoffload/*.h"]
+    if not subprocess.check_output(["git", "diff", "--name-only", base, "HEAD", "--", *sources]):
+        return report("compiled sources as in", base[:7])
+    tree = fresh_clone("base")
+    session.chdir(tree)
+    session.run("git", "checkout", "--quiet", base)
+    session.run("python", "setup.py", "--quiet", "build_ext", "--inplace", env=COMPILED)
+    return session.run("python", str(ROOT / ".ci" / "instructions.py"), str(ROOT), ".")
+
+
+# Packages.
+
+
+def try_wheel(session: nox.Session, wheel: Path, expected: str) -> None:
+    """Do what a user of a wheel would do first, in an empty environment."""
+    session.run("python", str(ROOT / ".ci" / "check_wheel.py"), str(wheel), expected)
+    venv = fresh_venv(f"packages-{wheel.parent.name}")
+    session.run(str(venv / "bin" / "python"), "-m", "pip", "install", str(wheel))
+    assert implementation(session, venv) == expected
+    with session.chdir(venv):
+        # without the extra: one line says what installs it
+        line = output(session, "bin/kvoffload", "--version", success_codes=[2], **bare())
+        (hint,) = re.findall(r"^.* needs [a-z]*: (.*)\n\Z", line)
+        session.run(*BASH, hint, **bare())
+        session.run("bin/kvoffload", "--version", **bare())
+        replay = "bin/kvoffload replay --limit 200 --policy lru,arc --json 2>errors"
+        json.loads(output(session, *BASH, replay, **bare()))
+        lines = Path("errors").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == (expected == "python"), lines  # it says so where it runs in Python
+
+
+@check("packages")
+def packages(session: nox.Session) -> None:
+    """An sdist, and wheels from it with a compiler, without one, and with one that fails."""
+    tree, dist = fresh_clone("packages"), fresh_folder("dist")
+    session.run("python", "-m", "build", "--sdist", "--outdir", str(dist), str(tree), silent=True)
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    listed = ["git", "ls-files", "kvoffload/*", ":(glob)[!.]*"]  # and the files beside the package
+    missing = set(subprocess.check_output(listed, text=True).split()) - held
+    built = [name for name in held if fnmatch(name, "kvoffload/*") and name.endswith((".c", ".so"))]
+    assert not missing, f"not in the sdist: {missing}"
+    assert not built, f"built files in the sdist: {built}"
+
+    def make(name: str, **options: Any) -> Path:
+        wheel = [str(TOOLS / "python"), "-m", "pip", "wheel", "--no-cache-dir", "--no-deps"]
+        print(output(session, *wheel, "--wheel-dir", dist / name, sdist, **options)[-2000:])
+        return next((dist / name).glob("*.whl"), Path())
+
+    wheel = make("compiler")
+    try_wheel(session, wheel, "compiled")
+    if shutil.which("auditwheel"):
+        session.run("auditwheel", "show", str(wheel))  # which systems it would run on
+    pure_wheel = make("no-compiler", env={"PATH": python_alone()})
+    assert pure_wheel.name.endswith("-py3-none-any.whl")
+    try_wheel(session, pure_wheel, "python")
+    failing = [str(TOOLS / "python"), "-m", "pip", "wheel", "--no-cache-dir", "--no-deps"]
+    failing += ["--wheel-dir", str(dist / "failing"), str(sdist)]
+    printed = output(session, *failing, env={"CC": "false"}, success_codes=[1])
+    assert printed.count("KVOFFLOAD_PURE_PYTHON=1 installs") == 1
+    report(f"{wheel.name}, {wheel.stat().st_size // 1024} KiB")
+
+
+# Tiers, the watch and the report, on real servers and in a browser.
+
+
+def attack(session: nox.Session, factor: float, seed: str) -> None:
+    """Attack tiers; 20 makes all rounds that the documentation states."""
+    # where it cannot be had, the tests that need it are skipped and say so
+    debian(session, "fuse2fs", "fuse2fs")
+    long = ["-o", "faulthandler_timeout=900", "-rPs"]
+    run_tests(
+        *(session, *PYTEST, *long, "-m", "attack and not servers", "tests/tiers"),
+        seed=seed,
+        env=COMPILED | budget(factor),
+    )
+
+
+def attack_servers(session: nox.Session, factor: float, seed: str) -> None:
+    """Attack tiers on servers that are killed, stopped, slow, full and hostile.
+
+    Debian's redis-server; moto's server, which stands in for S3; a Mooncake master and store over
+    TCP; a shared directory. Nothing may be skipped for want of a server.
+    """
+    debian(session, "redis-server", "redis-server")
+    debian(session, "openssl", "openssl")
+    debian(session, "fuse2fs", "fuse2fs")
+    session.run("python", "-m", "pip", "install", "mooncake-transfer-engine-non-cuda")
+    works = [sys.executable, "-c", "import mooncake.store"]
+    if subprocess.run(works, capture_output=True, check=False).returncode:
+        debian(session, "", "libibverbs1", "libcurl4")  # libraries, no command
+    names = ("directory", "redis", "mooncake", "remote_parts", "objects", "objects_hostile")
+    names += ("remote_chaos", "remote_forget", "many_processes")
+    files = [f"tests/tiers/test_{name}.py" for name in names]
+    long = ["-o", "faulthandler_timeout=900", "-rPs"]
+    env = COMPILED | budget(factor)
+    skipped = run_tests(session, *PYTEST, *long, *files, seed=seed, env=env)
+    if wrongly := [reason for reason in skipped if "fuse2fs" not in reason]:
+        session.error(f"a test of a remote tier was skipped: {wrongly}")
+
+
+@check("tiers")
+def tiers(session: nox.Session) -> None:
+    """Tiers under attack, a quarter of the stated rounds; the native threads under sanitizers."""
+    native = ["-m", "attack", "tests/tiers/test_native.py"]
+    all_rounds = COMPILED | {"KVOFFLOAD_TEST_BUDGET": "20"}
+    run_tests(session, *PYTEST, *native, name="native", env=all_rounds)
+    attack(session, 5, SEED)
+
+
+@check("tiers")
+def remote_tiers(session: nox.Session) -> None:
+    """Tiers on real servers under attack, a quarter of the stated rounds."""
+    attack_servers(session, 5, SEED)
+
+
+@check("tiers", "beside")
+def watch(session: nox.Session) -> None:
+    """A real Prometheus scrapes a replay: each expression of dashboard and rules returns data."""
+    if not all(debian(session, name, "prometheus") for name in ("prometheus", "promtool")):
+        return report("left out, for want of prometheus and a way to install it")
+    return nothing_skipped(session, *PYTEST[:4], "tests/watch/test_prometheus.py")
+
+
+@check("tiers", "beside")
+def browser(session: nox.Session) -> None:
+    """The report of ``kvoffload advise`` in a real browser, Debian's chromium."""
+    packages = ("chromium", "chromium-driver")
+    if not all(debian(session, name, *packages) for name in ("chromium", "chromedriver")):
+        return report("left out, for want of chromium and a way to install it")
+    return nothing_skipped(session, *PYTEST[:4], "tests/advise/test_browser.py")
+
+
+def nothing_skipped(session: nox.Session, *command: str, env: dict[str, str] | None = None) -> None:
+    """Run tests of which none may be skipped."""
+    if skipped := run_tests(session, *command, env=env):
+        session.error(f"tests were skipped: {skipped}")
+
+
+# Engines: vLLM and SGLang, in environments that are kept outside the checkout.
+
+
+def engine_python(session: nox.Session, *command: str) -> str:
+    """Return the Python of an engine's environment, with which the tree is now built in place."""
+    python = str(session.run(*command, silent=True)).strip()
+    session.run(python, "setup.py", "--quiet", "build_ext", "--inplace", env=COMPILED)
+    return python
+
+
+def vllm_release(
+    session: nox.Session, version: str, *options: str, sequences: int, seed: str = SEED
+) -> None:
+    """Test the integration against one release of vLLM, with vLLM's own tests on our managers.
+
+    The same transfers under three hash seeds; allocations that are refused, in a build that can.
+    """
+    python = engine_python(session, ".ci/vllm-env", version)
+    tests = [python, "-m", "pytest", "-q"]
+    for hash_seed in ("1", "2"):
+        env = COMPILED | {"PYTHONHASHSEED": hash_seed}
+        name = f"vllm-{version}-hash-{hash_seed}"
+        run_tests(session, *tests, "tests/vllm/test_scheduler.py", name=name, seed=seed, env=env)
+    env = COMPILED | {"PYTHONHASHSEED": "3", "KVOFFLOAD_VLLM_SEQUENCES": str(sequences)}
+    env["KVOFFLOAD_VLLM_TESTS"] = str(session.run(".ci/vllm-tests", version, silent=True)).strip()
+    env["KVOFFLOAD_VLLM_SEED"] = seed
+    run_tests(session, *tests, *options, name=f"vllm-{version}", seed=seed, env=env)
+
+
+def vllm_memory(session: nox.Session, *versions: str, sequences: int, seed: str = SEED) -> None:
+    """Test the integration with allocations that are refused."""
+    pythons = [engine_python(session, ".ci/vllm-env", version) for version in versions]
+    env = variant(session, "vllm-debug", pythons[0], KVOFFLOAD_DEBUG="1")
+    env |= {"KVOFFLOAD_VLLM_SEQUENCES": str(sequences), "KVOFFLOAD_VLLM_SEED": seed}
+    for version, python in zip(versions, pythons, strict=True):
+        refuses_allocations(session, python, env)
+        tests = [python, "-m", "pytest", "-q", "-m", "refused_allocations", "tests/vllm"]
+        run_tests(session, *tests, name=f"vllm-{version}-memory", seed=seed, env=env)
+
+
+NO_RENAMES = ("-k", "not each_name and not no_name")
+"""What a renamed name does is looked at with the newest release only."""
+
+
+@check("vllm", "beside")
+def vllm(session: nox.Session) -> None:
+    """The newest vLLM: the integration, and vLLM's own tests on our managers."""
+    vllm_release(session, VLLM[0], "-m", "not nightly", "tests/vllm", sequences=250)
+    vllm_memory(session, VLLM[0], sequences=250)
+
+
+@check("vllm", "beside")
+def vllm_releases(session: nox.Session) -> None:
+    """The two releases of vLLM before: decisions, transfers, interface, groups."""
+    names = ("differential", "interface", "groups", "construction", "memory")
+    files = [f"tests/vllm/test_{name}.py" for name in names]
+    for version in VLLM[1:]:
+        vllm_release(session, version, *NO_RENAMES, "-m", "not nightly", *files, sequences=150)
+
+
+@check("vllm", "beside")
+def sglang(session: nox.Session) -> None:
+    """SGLang's storage side, on a CPU."""
+    python = engine_python(session, ".ci/sglang-env")
+    nothing_skipped(session, python, "-m", "pytest", "-q", "tests/sglang", env=COMPILED)
+
+
+@contextmanager
+def no_server_left(folder: Path) -> Iterator[None]:
+    """End the servers of tests that were killed: while one runs, its process group is in a file."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        for path in folder.rglob("server.pid"):
+            with suppress(OSError, ValueError):
+                os.killpg(int(path.read_text()), signal.SIGKILL)
+
+
+def engine_tests(
+    session: nox.Session, *options: str, version: str = VLLM[0], seed: str = SEED
+) -> None:
+    """Test a real engine: vLLM's server on a CPU, its model made here, asked over HTTP."""
+    python = engine_python(session, ".ci/vllm-env", "--engine", version)
+    # Two engines over one Redis server: its client is no part of the engine's environment.
+    debian(session, "redis-server", "redis-server")
+    import redis
+
+    extra = fresh_folder("engine-packages")
+    (extra / "redis").symlink_to(Path(redis.__file__).parent)
+    folder = WORK / f"engine-{version}"
+    command = [python, "-m", "pytest", "-q", "--basetemp", str(folder), *options, "tests/engine"]
+    name = f"{session.name}-{version}"
+    with no_server_left(folder):
+        env = COMPILED | {"PYTHONPATH": str(extra)}
+        run_tests(session, *command, name=name, seed=seed, env=env)
+
+
+@check("engine", "beside")
+def engine(session: nox.Session) -> None:
+    """A real engine of the newest vLLM computes the same tokens, fewer of them."""
+    engine_tests(session, "-m", "not nightly")
+
+
+# Nightly, and before a release.
+
+
+@check("nightly")
+def everything(session: nox.Session) -> None:
+    """Every test without servers, both twins, at five times the budget; then Python's alone."""
+    env = COMPILED | budget(5)
+    long = ["-o", "faulthandler_timeout=900", "-m", "not servers", "tests"]
+    run_tests(session, *PYTEST, *long, seed=NEW_SEED, env=env)
+    session.chdir(fresh_clone("pure"))
+    env = {"PYTHONPATH": str(WORK / "pure"), "KVOFFLOAD_PURE_PYTHON": "1"} | budget(1)
+    chosen = ["-m", "not servers and not attack", "tests"]
+    run_tests(session, *PYTEST, *chosen, name="everything-pure", seed=NEW_SEED, env=env)
+
+
+@check("nightly")
+def debug(session: nox.Session) -> None:
+    """The compiled twins with assertions, bounds checks and allocations that are refused."""
+    env = variant(session, "debug", KVOFFLOAD_DEBUG="1") | NO_TRACES | budget(0.25)
+    refuses_allocations(session, "python", env)
+    options = ["--capture=sys", "-k", "not python", *TWINS, "tests/isolated/test_memory.py"]
+    run_tests(session, *PYTEST, *options, seed=NEW_SEED, env=env)
+
+
+@check("nightly")
+def sanitizers_everything(session: nox.Session) -> None:
+    """The compiled twins under sanitizers, the long tests included."""
+    sanitized(session, factor=1)
 
 
 def install_and_test(session: nox.Session, *packages: str) -> None:
-    """Build in place, as a contributor does; extensions of several Pythons stand side by side."""
-    session.install("-e", ".[test,plot,servers]", *packages)
-    session.run("python", "-m", "pytest", "-q", *(session.posargs or ["tests"]))
+    """Run the tests on another Python, in a clone that is built in place."""
+    session.chdir(fresh_clone(session.name))
+    session.install("-e", ".[test,plot]", *packages, env=COMPILED)
+    chosen = ["-m", "not servers and not attack", "tests"]
+    run_tests(session, *PYTEST, *chosen, seed=NEW_SEED, env=COMPILED | NO_TRACES)
 
 
-@nox.session(python=PYTHONS)
-def tests(session: nox.Session) -> None:
-    """Run the tests on one Python."""
+@nox.session(python=PYTHONS, tags=["nightly"], venv_backend="virtualenv")
+def pythons(session: nox.Session) -> None:
+    """The tests on one of the supported Pythons."""
     install_and_test(session)
 
 
-@nox.session(python="3.10")
+@nox.session(python=PYTHONS[0], tags=["nightly"], venv_backend="virtualenv")
 def oldest_numpy(session: nox.Session) -> None:
-    """Run the tests on the oldest numpy that the metadata allows."""
+    """The tests on the oldest numpy that the metadata allows."""
     install_and_test(session, "numpy==1.24.*")
 
 
-@nox.session(python="3.11")
+@check("nightly")
+def coverage(session: nox.Session) -> None:
+    """The lines of both twins that the tests run; ``.pxd`` and ``.h`` through gcov."""
+    env = variant(session, "coverage", KVOFFLOAD_LINETRACE="1")
+    settings = "--rcfile=.ci/coverage.toml"
+    # whole traces take too long line by line
+    env |= NO_TRACES | budget(0.25)
+    tests = [*TWINS[:3], "tests/fuzz", "tests/watch/test_twins.py", "tests/watch/test_watch.py"]
+    tests += ["tests/traces/test_recorder.py", "tests/traces/test_request_lines.py"]
+    # an exception that a signal's handler raises inside the tracer leaves its lock taken for ever
+    tests += ["--ignore=tests/contract/test_signals.py"]
+    # line events crash where many threads begin at once, and keep the recorder's from writing in
+    # time; a limit on files ends gcov's counters, too
+    recorder = ("threads_may_record_at_once", "killed_process", "limit_on_the_size_of_files")
+    tests += ["-k", f"not ({' or '.join(recorder)})"]
+    run = ["python", "-m", "coverage", "run", settings, *PYTEST[1:], *LONG_TEST]
+    run_tests(session, *run, *tests, seed=NEW_SEED, env=env)
+    session.run("python", "-m", "coverage", "combine", settings)
+    lines = output(session, "python", "-m", "coverage", "report", settings)
+    session.run("python", ".ci/gcov_lines.py", "build")
+    report(*re.findall("^TOTAL.*", lines, re.MULTILINE))
+
+
+@check("nightly")
+def dockerfile(session: nox.Session) -> None:
+    """The lines of examples/Dockerfile, without Docker: each stage in an environment of its own."""
+    image, wheels = fresh_folder("image"), WORK / "image-wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    session.chdir(image)
+    bash = (str(shutil.which("bash")), *BASH[1:])
+    options: dict[str, Any] = {}
+    for line in (ROOT / "examples" / "Dockerfile").read_text(encoding="utf-8").splitlines():
+        instruction, _, rest = line.partition(" ")
+        if instruction == "FROM" and rest.endswith(" AS build"):
+            venv = fresh_venv("build-stage")
+            options = bare(PATH=f"{venv}/bin:{bare()['env']['PATH']}")
+        elif instruction == "FROM":  # nothing but the wheels: no compiler, index, settings of pip
+            venv = fresh_venv("last-stage")
+            env = {"HOME": str(image), "PIP_CONFIG_FILE": os.devnull}
+            env["PATH"] = f"{venv}/bin:{python_alone()}"
+            options = {"env": env, "include_outer_env": False}
+            session.chdir(wheels)  # not in the sources
+        elif instruction == "COPY" and not rest.startswith("--from="):
+            # of the tree as it is after a build in place; the wheels are there for both stages
+            *names, _ = shlex.split(rest)
+            session.run("cp", "-a", *(str(ROOT / name) for name in names), str(image))
+        elif instruction == "RUN":
+            session.run(*bash, rest.replace("/wheels", str(wheels)), **options)
+    session.chdir("/")
+    options["env"] |= COMPILED
+    version = output(session, venv / "bin" / "python3", "-m", "kvoffload", "--version", **options)
+    assert implementation(session, venv) == "compiled"
+    made = len(list(wheels.glob("*.whl")))
+    report(f"{version.strip()}, installed with {made} wheels and no compiler")
+
+
+@nox.session(python=PYTHONS, tags=["nightly"], venv_backend="virtualenv")
+def wheels(session: nox.Session) -> None:
+    """A wheel for one of the supported Pythons: what it holds, a replay without a compiler."""
+    tree, dist = fresh_clone(f"{session.name}-source"), fresh_folder(session.name)
+    wheel = ["wheel", "--no-cache-dir", "--no-deps", "--wheel-dir", str(dist), str(tree)]
+    session.run("python", "-m", "pip", *wheel, env=COMPILED)
+    (path,) = dist.glob("*.whl")
+    session.run("python", str(ROOT / ".ci" / "check_wheel.py"), str(path), "compiled")
+    session.install(f"kvoffload[cli] @ file://{path}")
+    session.chdir(dist)  # the tree has a package of that name
+    command = f"{session.bin}/kvoffload"
+    env = {"PATH": python_alone()}
+    assert "(compiled)" in output(session, command, "--version", env=env)
+    replay = ["replay", "--limit", "200", "--policy", "lru,arc", "--json"]
+    json.loads(output(session, command, *replay, env=env))
+    report(path.name)
+
+
+@check("nightly")
+def attacks(session: nox.Session) -> None:
+    """Tiers under attack, as often as the documentation states."""
+    attack(session, 20, NEW_SEED)
+
+
+@check("nightly")
+def remote_attacks(session: nox.Session) -> None:
+    """Tiers on real servers under attack, as often as the documentation states."""
+    attack_servers(session, 20, NEW_SEED)
+
+
+@check("nightly", "beside")
 def soak(session: nox.Session) -> None:
-    """Repeat the generated tests, each round under a new seed: ``nox -s soak -- MINUTES`` (60).
+    """Generated tests, each round under a new seed: ``nox -s soak -- MINUTES`` (30).
 
     ``KVOFFLOAD_TEST_BUDGET`` is the budget of a round, by default 2.5 times that of a plain run.
     """
-    tree = copy_of_head(session)
-    session.install("-e", f"{tree}[test]")
-    minutes = float(session.posargs[0]) if session.posargs else 60.0
-    effort = Path(session.create_tmp(), f"effort-{time.time_ns()}.jsonl").resolve()
-    options = {
-        "KVOFFLOAD_TEST_BUDGET": os.environ.get("KVOFFLOAD_TEST_BUDGET", "2.5"),
-        "KVOFFLOAD_TEST_EFFORT": str(effort),
-    }
-    session.chdir(tree)
+    minutes = float(session.posargs[0]) if session.posargs else 30.0
+    effort = fresh_folder("soak") / "effort.jsonl"
+    env = COMPILED | budget(2.5) | {"KVOFFLOAD_TEST_EFFORT": str(effort)}
+    files = ["watch/test_twins.py", "tiers/test_machine.py", "tiers/test_tiered_store.py"]
+    command = ["python", "-m", "pytest", "-q", "-p", "tests.effort", *LONG_TEST, *TWINS]
+    command += [f"tests/{name}" for name in files]
     deadline = time.monotonic() + 60 * minutes
     while time.monotonic() < deadline:
-        often = ["-o", "faulthandler_timeout=3600"]  # a test may take long
-        command = ["python", "-m", "pytest", "-q", "-p", "tests.effort", *often, *GENERATED]
-        session.run(*command, env=options)
-    session.run("python", "-m", "tests.effort", str(effort))
+        session.run(*command, env=env)
+    report(output(session, "python", "-m", "tests.effort", effort).splitlines()[-1])
 
 
-@nox.session(python="3.11")
+@nox.session(tags=["nightly", "beside"], venv_backend="venv")
 def fuzz(session: nox.Session) -> None:
     """Fuzz the manager and all that reads foreign bytes: ``nox -s fuzz -- MINUTES`` (10) each.
 
-    Needs clang. What is found lies in the session's temporary folder, as does the grown corpus.
+    Needs clang. What is found is in the folder ``fuzz`` of KVO_WORK, with the grown corpus.
     """
+    if not shutil.which("clang"):
+        return report("left out, for want of clang")
     minutes = float(session.posargs[0]) if session.posargs else 10.0
-    tree, found = copy_of_head(session), Path(session.create_tmp(), "found").resolve()
+    tree, found = fresh_clone("fuzz-tree"), WORK / "fuzz"
     clang = {"CC": "clang", "LDSHARED": "clang -shared"}
     session.install("-e", f"{tree}[test,build]", "atheris")
     session.chdir(tree)
-    sanitize = {"KVOFFLOAD_SANITIZE": "address,fuzzer-no-link", "KVOFFLOAD_PURE_PYTHON": "0"}
-    session.run("python", "setup.py", "build_ext", "--inplace", "--force", env=clang | sanitize)
+    switches = COMPILED | {"KVOFFLOAD_SANITIZE": "address,fuzzer-no-link"}
+    build = ["python", "setup.py", "build_ext", "--inplace", "--force"]
+    session.run(*build, env=clang | switches)
     atheris = session.run("python", "-c", "import atheris; print(atheris.path())", silent=True)
     options = {
         "LD_PRELOAD": f"{str(atheris).strip()}/asan_with_fuzzer.so",
@@ -86,40 +858,44 @@ def fuzz(session: nox.Session) -> None:
         corpus.mkdir(parents=True, exist_ok=True)
         command = ["python", "-m", "tests.fuzz", target, f"-max_total_time={60 * minutes:.0f}"]
         session.run(*command, f"-artifact_prefix={found}/", str(corpus), env=options)
+    return None
 
 
-@nox.session(python="3.11")
-def coverage(session: nox.Session) -> None:
-    """Measure the lines of both twins that the tests run; ``.pxd`` and ``.h`` through gcov."""
-    tree = copy_of_head(session)
-    switches = {"KVOFFLOAD_LINETRACE": "1", "KVOFFLOAD_PURE_PYTHON": "0"}
-    session.install("-e", f"{tree}[test,build]")
-    session.chdir(tree)
-    session.run("python", "setup.py", "build_ext", "--inplace", "--force", env=switches)
-    settings = "--rcfile=.ci/coverage.toml"
-    # whole traces take too long line by line
-    options = {"KVOFFLOAD_TRACES": ""}
-    options["KVOFFLOAD_TEST_BUDGET"] = os.environ.get("KVOFFLOAD_TEST_BUDGET", "0.25")
-    tests = ["tests/contract", "tests/differential", "tests/policies", "tests/fuzz"]
-    tests += ["tests/watch/test_twins.py", "tests/watch/test_watch.py"]
-    tests += ["tests/traces/test_recorder.py", "tests/traces/test_request_lines.py"]
-    # an exception that a signal's handler raises inside the tracer leaves its lock taken for ever
-    tests += ["--ignore=tests/contract/test_signals.py"]
-    # line events crash where many threads begin at once, and keep the recorder's from writing in
-    # time; a limit on files ends gcov's counters, too
-    recorder = ("threads_may_record_at_once", "killed_process", "limit_on_the_size_of_files")
-    tests += ["-k", f"not ({' or '.join(recorder)})"]
-    run = ["coverage", "run", settings, "-m", "pytest", "-q", "-n", "auto"]
-    run += ["-o", "faulthandler_timeout=3600"]
-    session.run(*run, *tests, env=options)
-    session.run("coverage", "combine", settings)
-    session.run("coverage", "report", settings)
-    session.run("python", ".ci/gcov_lines.py", "build")
+@check("nightly", "beside")
+def benchmarks(session: nox.Session) -> None:
+    """Every benchmark runs once; no figure is kept."""
+    session.chdir("asv_benchmarks")
+    # HOME is where asv notes the machine; a smoke run need not fill more
+    env = {"HOME": str(fresh_folder("asv")), "KVOFFLOAD_BENCH_LARGEST": "1024"}
+    session.run("asv", "machine", "--yes", env=env, silent=True)
+    session.run("asv", "check", "--python=same", env=env)
+    run = ["asv", "run", "--quick", "--dry-run", "--show-stderr", "--python=same"]
+    printed = output(session, *run, env=env)
+    report(
+        len(re.findall(r"^\[.*\.(?:time|track|peakmem|mem)_", printed, re.MULTILINE)), "benchmarks"
+    )
 
 
-def copy_of_head(session: nox.Session) -> Path:
-    """Return a clean clone, for a build that would disturb the one at hand."""
-    tree = Path(session.create_tmp(), "tree").resolve()
-    shutil.rmtree(tree, ignore_errors=True)
-    session.run("git", "clone", "--quiet", ".", str(tree), external=True)
-    return tree
+@check("nightly", "beside")
+def vllm_everything(session: nox.Session) -> None:
+    """All tests against each supported release of vLLM, in longer random sequences."""
+    for version in VLLM:
+        options = () if version == VLLM[0] else NO_RENAMES
+        vllm_release(session, version, *options, "tests/vllm", sequences=750, seed=NEW_SEED)
+    vllm_memory(session, *VLLM, sequences=750, seed=NEW_SEED)
+
+
+@check("nightly", "beside")
+def engine_everything(session: nox.Session) -> None:
+    """A real engine with every policy; the older engines with the tests for every release."""
+    engine_tests(session, seed=NEW_SEED)
+    for version in VLLM[1:]:
+        engine_tests(session, "-m", "every_release", version=version, seed=NEW_SEED)
+
+
+@check("nightly", "beside")
+def engine_benchmark(session: nox.Session) -> None:
+    """The benchmark of a real engine runs, with offloading and without."""
+    python = engine_python(session, ".ci/vllm-env", "--engine")
+    command = [python, "asv_benchmarks/vllm_engine.py", "--turns", "10"]
+    session.run(*command, "--engine", "no offloading", "--engine", "kvoffload, lru", env=COMPILED)

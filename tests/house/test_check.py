@@ -1,6 +1,6 @@
-"""The steps of ``.ci/run`` and ``.ci/release``."""
+"""The sessions of ``noxfile.py``, and the documents and workflows that name them."""
 
-import os
+import ast
 import re
 from pathlib import Path
 
@@ -9,42 +9,55 @@ import pytest
 pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[2]
-STEPS = {
-    "run": sorted((ROOT / ".ci" / "steps").glob("*")),
-    "release": sorted((ROOT / ".ci" / "release-steps").glob("*")),
-}
+COMMAND = re.compile(r"(?:\.ci/run|nox -[st])((?: [a-z_]+)+)(?=`| *#| *$)", re.MULTILINE)
+JOBS = ("readme", "lint", "tests", "sanitizers", "packages", "tiers", "vllm", "engine")
 
-if not STEPS["run"]:
+if not (ROOT / ".github").exists():
     pytest.skip("the source tree is not beside the tests", allow_module_level=True)
 
 
-@pytest.mark.parametrize("command", STEPS)
-def test_each_number_is_one_step(command: str) -> None:
-    numbers = [path.name.partition("-")[0] for path in STEPS[command]]
-    assert all(re.fullmatch(r"\d\d", number) for number in numbers), numbers
-    assert len(set(numbers)) == len(numbers), numbers
+def tags_of(function: ast.FunctionDef) -> list[str]:
+    """Return the tags of a session: the arguments of ``@check(…)``, or ``tags=[…]`` of nox's."""
+    return [
+        node.value
+        for call in function.decorator_list
+        if isinstance(call, ast.Call)
+        for part in (*call.args, *(word.value for word in call.keywords if word.arg == "tags"))
+        for node in ast.walk(part)
+        if isinstance(node, ast.Constant)
+    ]
 
 
-def test_a_step_can_be_run_and_says_in_one_line_what_it_checks() -> None:
-    for path in [*STEPS["run"], *STEPS["release"]]:
-        assert os.access(path, os.X_OK), path
-        shebang, comment, *rest = path.read_text(encoding="utf-8").splitlines()
-        assert shebang == "#!/usr/bin/env bash", path
-        assert comment.startswith("# "), path
-        assert ". .ci/lib.sh" in rest, path
+SESSIONS = {
+    node.name: tags
+    for node in ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8")).body
+    if isinstance(node, ast.FunctionDef) and (tags := tags_of(node))
+}
 
 
-@pytest.mark.parametrize("command", STEPS)
-def test_the_steps_that_documents_name_exist(command: str) -> None:
-    numbers = {path.name.partition("-")[0] for path in STEPS[command]}
+def matrix(workflow: str, name: str) -> set[str]:
+    """Return a list of a workflow's matrix."""
+    text = (ROOT / ".github" / "workflows" / workflow).read_text(encoding="utf-8")
+    (listed,) = re.findall(rf"^ +{name}: \[(.*?)\]$", text, re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"[\w.-]+", listed))
+
+
+def test_each_session_belongs_to_one_job_or_is_nightly() -> None:
+    for name, tags in SESSIONS.items():
+        assert set(tags) - {"beside"} <= {*JOBS, "nightly"}, name
+        assert len(set(tags) - {"beside"}) == 1, name
+
+
+def test_the_workflows_run_every_job_and_every_nightly_session() -> None:
+    assert matrix("tests.yml", "job") == set(JOBS)
+    nightly = {name for name, tags in SESSIONS.items() if "nightly" in tags}
+    assert matrix("nightly.yml", "session") == nightly
+
+
+def test_the_sessions_that_documents_name_exist() -> None:
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
-        for named in re.findall(rf"\.ci/{command}((?: \d\d)+)", text):
-            assert numbers.issuperset(named.split()), f"{path.name}: .ci/{command}{named}"
-
-
-def test_the_steps_that_the_workflow_names_are_those_of_the_release() -> None:
-    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
-    (named,) = re.findall(r"^ +steps: \[(.*)\]$", workflow, re.MULTILINE)
-    numbers = {path.name.partition("-")[0] for path in STEPS["release"]}
-    assert set(re.findall(r"\d\d", named)) | {"00"} == numbers
+        for named in COMMAND.findall(text):
+            for word in named.split():
+                known = word in {*JOBS, "nightly"} or word in SESSIONS
+                assert known, f"{path.name}: {word} of {named}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +16,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
-STEP = """#!/usr/bin/env bash
-sleep 1000 &
-touch "$KVO_WORK/began-$(basename "$0")"
+PYTHON = """#!/usr/bin/env bash
+# in the place of an interpreter: its environments hold it, and its nox runs scripts
+case "$2 $3" in
+"venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"pip install") name=environment ;;
+"nox --list") cat sessions.json ;;
+"nox --session") name=$4 ;;
+*) [ "$1" != -c ] || exec {python} "$@" ;;
+esac
+[ -z "${{name:-}}" ] || . "steps/$name"
+"""
+STEP = """sleep 1000 &
+touch "$KVO_WORK/began-$name"
 {}
 """
 
@@ -34,22 +46,29 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 class Runs:
-    """A repository with steps that sleep, and runs of ``.ci/run`` in it."""
+    """A repository with sessions that sleep, and runs of ``.ci/run`` in it."""
 
     def __init__(self, folder: Path) -> None:
         self.tree = folder / "tree"
         self.work = folder / "work"
-        (self.tree / ".ci" / "steps").mkdir(parents=True)
+        self.python = folder / "python"
+        for part in (".ci", "steps"):
+            (self.tree / part).mkdir(parents=True)
         shutil.copy(ROOT / ".ci" / "run", self.tree / ".ci")
+        self.python.write_text(PYTHON.format(python=sys.executable))
+        self.python.chmod(0o755)
         self.mark = f"KVO_WORK={self.work}".encode()
+        self.sessions: list[dict[str, object]] = []
+        self.add("environment", "")
 
-    def add(self, name: str, last: str) -> None:
-        """Add a step that leaves a process behind."""
-        path = self.tree / ".ci" / "steps" / name
-        path.write_text(STEP.format(last))
-        path.chmod(0o755)
+    def add(self, name: str, last: str, *tags: str) -> None:
+        """Add a session that leaves a process behind; one without tags is the environment."""
+        (self.tree / "steps" / name).write_text(STEP.format(last))
+        if tags:
+            self.sessions.append({"session": name, "tags": tags})
+        (self.tree / "sessions.json").write_text(json.dumps(self.sessions))
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         git = ["git", "-C", str(self.tree), "-c", "user.name=n", "-c", "user.email=e@x"]
         subprocess.run([*git, "init", "-q"], check=True)
         subprocess.run([*git, "add", "."], check=True)
@@ -58,9 +77,9 @@ class Runs:
         kept = {name: value for name, value in os.environ.items() if name not in outer}
         return subprocess.Popen(
             # the tests may run where SIGINT is ignored, and a shell cannot change that
-            ["env", "--default-signal=INT", "bash", ".ci/run"],
+            ["env", "--default-signal=INT", "bash", ".ci/run", *arguments],
             cwd=self.tree,
-            env={**kept, "KVO_WORK": str(self.work)},
+            env={**kept, "KVO_WORK": str(self.work), "KVO_PYTHON": str(self.python)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -88,13 +107,13 @@ def runs(tmp_path: Path) -> Runs:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("first", ["00-environment", "10-lane"])
+@pytest.mark.parametrize("first", ["environment", "lane"])
 def test_what_ends_it_ends_its_steps(runs: Runs, number: int, first: str) -> None:
     """In the step before the lanes, and in both lanes."""
-    runs.add("00-environment", "sleep 1000" if first.startswith("00") else "")
-    runs.add("10-lane", "sleep 1000")
-    runs.add("50-lane", "sleep 1000")
-    names = [first] if first.startswith("00") else [first, "50-lane"]
+    runs.add("environment", "sleep 1000" if first == "environment" else "")
+    runs.add("lane", "sleep 1000", "job")
+    runs.add("other", "sleep 1000", "job", "beside")
+    names = [first] if first == "environment" else [first, "other"]
     with runs.start() as run:
         wait_until(lambda: runs.has_begun(*names))
         assert len(runs.running()) > len(names)
@@ -104,21 +123,64 @@ def test_what_ends_it_ends_its_steps(runs: Runs, number: int, first: str) -> Non
     wait_until(lambda: not runs.running())  # the kernel takes a moment to end what was killed
 
 
-def test_steps_run_in_lanes_get_interrupts_and_leave_nothing_behind(runs: Runs) -> None:
-    runs.add("00-environment", "echo result: ready")
-    runs.add("10-first", 'until [ -e "$KVO_WORK/began-50-beside" ]; do sleep 0.02; done')
-    runs.add("20-fails", "exit 3")
-    runs.add("50-beside", "echo; kill -INT $$")
+def test_sessions_run_in_lanes_get_interrupts_and_leave_nothing_behind(runs: Runs) -> None:
+    runs.add("first", 'until [ -e "$KVO_WORK/began-other" ]; do sleep 0.02; done', "job")
+    runs.add("fails", "exit 3", "job")
+    runs.add("says", "echo result: 1; echo result: 2", "job")
+    runs.add("other", "echo; kill -INT $$", "job", "beside")
+    runs.add("long", "", "nightly")
     with runs.start() as run:
         out, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 1
-    assert "2 passed, 2 failed" in out
-    assert "00-environment           passed      0 s  ready" in out
+    assert "3 passed, 2 failed" in out
+    assert "says                     passed      0 s  1; 2" in out
     assert {line.split()[0] for line in out.splitlines() if " FAILED " in line} == {
-        "20-fails",
-        "50-beside",
+        "fails",
+        "other",
     }
+    assert not runs.has_begun("long")
     wait_until(lambda: not runs.running())  # the kernel takes a moment to end what was killed
+
+
+def test_a_failed_environment_ends_the_run(runs: Runs) -> None:
+    runs.add("environment", "exit 3")
+    runs.add("first", "", "job")
+    with runs.start() as run:
+        out, _ = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 1
+    assert "environment              FAILED" in out
+    assert not runs.has_begun("first")
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "left_out"),
+    [
+        (["lint"], {"style", "types"}, {"linted", "engine", "night"}),
+        (["typ", "engine"], {"types", "engine"}, {"style", "night"}),
+        (["nightly"], {"night"}, {"style", "engine"}),
+    ],
+)
+def test_words_name_jobs_or_the_beginnings_of_sessions(
+    runs: Runs, words: list[str], begun: set[str], left_out: set[str]
+) -> None:
+    for name, *tags in (
+        *(("style", "lint"), ("types", "lint"), ("linted", "job")),
+        *(("engine", "engine", "beside"), ("night", "nightly")),
+    ):
+        runs.add(name, "", *tags)
+    with runs.start(*words) as run:
+        run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 0
+    assert runs.has_begun(*begun)
+    assert not any(runs.has_begun(name) for name in left_out)
+
+
+def test_a_word_that_names_nothing_is_an_error(runs: Runs) -> None:
+    runs.add("first", "", "job")
+    with runs.start("second") as run:
+        out, _ = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 1
+    assert "second: no job and no session" in out
 
 
 def test_processes_are_never_ended_by_name() -> None:
