@@ -38,8 +38,16 @@ def test_a_server_that_was_stopped_by_default_left_every_request(runs):
     assert recorded_blocks(run.trace) == full_blocks(run.answers)
 
 
-@pytest.mark.engine_runs("lru alone", "hit-density alone")
-@pytest.mark.parametrize("policy", ["lru", "hit-density"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param("lru", marks=pytest.mark.engine_runs("lru alone")),
+        pytest.param(
+            "hit-density",
+            marks=[pytest.mark.engine_runs("hit-density alone"), pytest.mark.nightly],
+        ),
+    ],
+)
 def test_the_recording_replays_to_the_engine_s_own_hits(runs, policy):
     """Block by block, where the device keeps nothing; stopped in good order, at once.
 

@@ -11,6 +11,8 @@ from tests.engine.server import BLOCK_TOKENS
 
 ALIKE = [("vllm lru", "lru"), ("vllm arc", "arc")]
 EVERY_RELEASE = {"none", "vllm lru", "lru"}  # the runs that are made with each
+AT_ONCE = ("lru", "sieve", "hit-density")  # the policies that each change is tried with
+NIGHTLY = {"vllm arc", *(f"{name} at once" for name in POLICIES if name not in AT_ONCE)}
 ONE_BY_ONE = ("vllm lru", "vllm arc", "lru", "arc")
 
 
@@ -22,6 +24,8 @@ def parameter(*names: str):
     marks = [runs_of(*names)]
     if set(names) <= EVERY_RELEASE:
         marks.append(pytest.mark.every_release)
+    if not NIGHTLY.isdisjoint(names):
+        marks.append(pytest.mark.nightly)
     return pytest.param(*names, marks=marks)
 
 
@@ -84,10 +88,17 @@ def test_every_policy_answers_every_request_of_many_at_once(runs, name):
     assert ended < len(run.answers) + len(run.crowded) + run.abandoned
 
 
-@runs_of(*(f"{name} at once" for name in POLICIES))
-def test_requests_of_many_at_once_are_preempted(runs):
+@pytest.mark.parametrize(
+    "policies",
+    [
+        pytest.param(policies, marks=parameter(*(f"{name} at once" for name in policies)).marks)
+        for policies in (AT_ONCE, POLICIES)
+    ],
+    ids=["some", "all"],
+)
+def test_requests_of_many_at_once_are_preempted(runs, policies):
     """In most of the runs: in one of them it depends on when requests arrive."""
-    metrics = [runs[f"{name} at once"].metrics for name in POLICIES]
+    metrics = [runs[f"{name} at once"].metrics for name in policies]
     with_some = [one for one in metrics if one.value("vllm:num_preemptions_total") > 0]
     assert len(with_some) > len(metrics) / 2
 

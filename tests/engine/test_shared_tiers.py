@@ -131,7 +131,11 @@ def tier_value(metrics: Metrics, name: str, **labels: str) -> float:
     return metrics.tier(name, NAME, **labels)
 
 
-@pytest.mark.parametrize("tier", [directory, redis], ids=["directory", "redis"])
+@pytest.mark.parametrize(
+    "tier",
+    [pytest.param(directory, marks=pytest.mark.nightly), redis],
+    ids=["directory", "redis"],
+)
 def test_what_one_engine_stores_another_loads_with_the_same_tokens(tier, model, tmp_path):
     with tier(tmp_path) as shared, ExitStack() as stack:
         servers = [shared.server(model, tmp_path / name) for name in ("first", "second")]
