@@ -61,7 +61,6 @@ PYTEST = ("python", "-m", "pytest", "-q", "-n", "auto")
 COMPILED = {"KVOFFLOAD_PURE_PYTHON": "0"}
 NO_TRACES = {"KVOFFLOAD_TRACES": str(WORK / "no-traces")}  # other sessions replay whole traces
 TWINS = [f"tests/{name}" for name in ("contract", "differential", "policies", "traces", "fuzz")]
-PER_CHANGE = "not thorough and not servers and not attack"
 LONG_TEST = ("-o", "faulthandler_timeout=3600")
 
 
@@ -262,26 +261,30 @@ def readme_no_compiler(session: nox.Session) -> None:
     assert implementation(session, Path(".venv")) == "compiled"
 
 
-@check("readme")
-def readme_variables(session: nox.Session) -> None:
-    """README's lines under variables that change what programs print, and with traces at hand.
-
-    Of the tests those of what is printed, and those that read traces; in the clone that
-    ``readme_no_compiler`` has left, or a fresh one.
-    """
-    tree = WORK / "readme-no-compiler"
-    session.chdir(tree if (tree / ".venv").exists() else fresh_clone("readme-variables"))
+def under_variables(session: nox.Session, *files: str) -> None:
+    """Run README's lines, the second one with these tests, under variables that change output."""
     hostile = {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "20", "LC_ALL": "C"}
     traces = os.environ.get("KVOFFLOAD_TRACES", "")
     options = bare(**hostile, TERM="dumb", KVOFFLOAD_TRACES=traces, **budget(0.25))
     assert "lru" in output(session, *BASH, quick_start(1), **options)
     install, _, tests = quick_start(2).rpartition(" && ")
     session.run(*BASH, install, **options)
-    files = ["replay/test_golden.py", "policies/test_golden.py", "watch/test_golden.py"]
-    files += ["differential/test_replays.py", "traces/test_merged.py", "traces/test_writer.py"]
-    files += ["cli", "advise", "house", "replay"]
-    chosen = ["-m", PER_CHANGE, *(f"tests/{name}" for name in files)]
+    files = (*files, "policies/test_golden.py", "watch/test_golden.py", "traces/test_merged.py")
+    files += ("differential/test_replays.py", "traces/test_writer.py")
+    chosen = ["-m", "not nightly", *(f"tests/{name}" for name in files)]
     run_tests(session, *tests.split(), *chosen, **options)
+
+
+@check("readme")
+def readme_variables(session: nox.Session) -> None:
+    """README's lines under variables that change what programs print, and with traces at hand.
+
+    Of the tests those of the command, and those that read traces; in the clone that
+    ``readme_no_compiler`` has left, or a fresh one.
+    """
+    tree = WORK / "readme-no-compiler"
+    session.chdir(tree if (tree / ".venv").exists() else fresh_clone("readme-variables"))
+    under_variables(session, "cli", "replay/test_golden.py")
 
 
 # What is written: style, types, documents.
@@ -691,6 +694,13 @@ def everything(session: nox.Session) -> None:
     env = {"PYTHONPATH": str(WORK / "pure"), "KVOFFLOAD_PURE_PYTHON": "1"} | budget(1)
     chosen = ["-m", "not servers and not attack", "tests"]
     run_tests(session, *PYTEST, *chosen, name="everything-pure", seed=NEW_SEED, env=env)
+
+
+@check("nightly")
+def variables(session: nox.Session) -> None:
+    """README's lines on a fresh clone under variables, with the tests of advice and of the docs."""
+    session.chdir(fresh_clone("variables"))
+    under_variables(session, "cli", "advise", "house", "replay")
 
 
 @check("nightly")

@@ -5,7 +5,8 @@ They run with the Python that `.ci/vllm-env --engine` prints, where kvoffload is
     KVOFFLOAD_PURE_PYTHON=0 $(.ci/vllm-env --engine) setup.py --quiet build_ext --inplace
     $(.ci/vllm-env --engine) -m pytest tests/engine
 
-Each change has those that are not marked `nightly`. A release before the newest has the tests that are marked `every_release`:
+Each change has those that are not marked `nightly`. A release before the newest has the tests that
+are marked `every_release`:
 
     $(.ci/vllm-env --engine 0.31.0) -m pytest -m every_release tests/engine
 """
