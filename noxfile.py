@@ -126,6 +126,11 @@ def fresh_clone(name: str) -> Path:
     return path
 
 
+def head(tree: Path) -> bytes:
+    """Return the commit that is checked out."""
+    return subprocess.check_output(["git", "-C", str(tree), "rev-parse", "HEAD"])
+
+
 def fresh_venv(name: str) -> Path:
     """Return an empty virtual environment."""
     path = fresh_folder(name)
@@ -283,7 +288,8 @@ def readme_variables(session: nox.Session) -> None:
     ``readme_no_compiler`` has left, or a fresh one.
     """
     tree = WORK / "readme-no-compiler"
-    session.chdir(tree if (tree / ".venv").exists() else fresh_clone("readme-variables"))
+    is_current = (tree / ".venv").exists() and head(tree) == head(ROOT)
+    session.chdir(tree if is_current else fresh_clone("readme-variables"))
     under_variables(session, "cli", "replay/test_golden.py")
 
 
