@@ -374,6 +374,7 @@ def test_no_block_put_before_a_confirmed_forget_is_served_after_it(
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 @KINDS
 def test_none_is_served_in_100_000_sequences(
     monkeypatch: pytest.MonkeyPatch, errors: Sequence[int], snapshots: bool

@@ -262,9 +262,9 @@ def test_a_clock_that_goes_back_stops_the_time(twin):
     ("policy", "capacity", "sizes"),
     [
         ("lru", 520, (2.0, 4.0)),
-        ("slru", 520, (1.0,)),
         ("arc", 520, (1.0,)),
-        ("slru", 1_200, (2.0,)),
+        pytest.param("slru", 520, (1.0,), marks=pytest.mark.nightly),
+        pytest.param("slru", 1_200, (2.0,), marks=pytest.mark.nightly),
     ],
 )
 def test_where_stores_overlap_the_points_are_right_and_without_marks(twin, policy, capacity, sizes):
