@@ -7,14 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvoffload.replay import (
-    Cell,
-    DecodedTrace,
-    GridWork,
-    GroupChunks,
-    ReplayResult,
-    run_grid,
-)
+from kvoffload.replay import Cell, DecodedTrace, GroupChunks, ReplayResult, run_grid
+from kvoffload.replay.grid import GridWork
 from kvoffload.replay.offline import BELADY
 
 __all__ = ["PARTS", "Grid", "Outcome", "part_seconds", "replay_grid"]

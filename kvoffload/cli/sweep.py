@@ -11,15 +11,8 @@ from kvoffload import __version__
 from kvoffload._extras import require
 from kvoffload.advise import ModelShape
 from kvoffload.policies import registry
-from kvoffload.replay import (
-    CEILINGS,
-    Cell,
-    DecodedTrace,
-    GridWork,
-    ReplayResult,
-    ResultsFile,
-    run_grid,
-)
+from kvoffload.replay import CEILINGS, Cell, DecodedTrace, ReplayResult, ResultsFile, run_grid
+from kvoffload.replay.grid import GridWork
 from kvoffload.replay.policies import is_own
 from kvoffload.traces import Survey
 from kvoffload.traces.outputs import open_output

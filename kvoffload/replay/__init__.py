@@ -1,20 +1,22 @@
 """Replay of request traces through a manager, with its results."""
 
-import warnings
 from typing import Any
 
+from kvoffload._former import former_names
+
 from .device import DeviceCache, device_hits, device_hits_and_junctions
-from .grid import Cell, GridWork, run_grid
+from .grid import Cell, run_grid
+from .grid import GridWork as _GridWork
 from .groups import (
     STEP_TOKENS,
     Group,
     GroupChunks,
     GroupKind,
     GroupLayout,
-    Place,
     Retention,
-    Runs,
 )
+from .groups import Place as _Place
+from .groups import Runs as _Runs
 from .offline import CEILINGS, belady, infinite_hits, stack_distances
 from .requests import DecodedTrace, Selection
 from .results import DurationHistogram, ReplayResult
@@ -30,18 +32,15 @@ __all__ = [
     "DecodedTrace",
     "DeviceCache",
     "DurationHistogram",
-    "GridWork",
     "Group",
     "GroupChunks",
     "GroupKind",
     "GroupLayout",
     "GroupServed",
     "GroupServer",
-    "Place",
     "ReplayResult",
     "ResultsFile",
     "Retention",
-    "Runs",
     "Selection",
     "Served",
     "TierCounts",
@@ -61,16 +60,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Return what an earlier name stands for."""
-    earlier = {"Counts": ReplayResult, "replay_groups": _replay_groups}
-    if name not in earlier:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    now = "ReplayResult" if name == "Counts" else "replay, which takes groups"
-    text = f"kvoffload.replay.{name} is called {now}; the name goes in 0.5"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    return earlier[name]
-
-
 def _replay_groups(requests: Any, manager: Any, chunks: GroupChunks, **options: Any) -> Any:
     return replay(requests, manager, groups=chunks, **options)
+
+
+_INSIDE = "it is a part of the inside"
+__getattr__ = former_names(
+    __name__,
+    {
+        "Counts": (ReplayResult, "it is ReplayResult"),
+        "GridWork": (_GridWork, f"{_INSIDE}, kvoffload.replay.grid"),
+        "Place": (_Place, f"{_INSIDE}, kvoffload.replay.groups"),
+        "Runs": (_Runs, f"{_INSIDE}, kvoffload.replay.groups"),
+        "replay_groups": (_replay_groups, "replay takes groups"),
+    },
+)

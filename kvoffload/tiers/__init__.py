@@ -1,5 +1,7 @@
 """Keep and move the bytes of blocks that left host memory: on disks, in memory, on servers."""
 
+from kvoffload._former import former_names
+
 from .address import open_tier
 from .base import (
     Done,
@@ -14,8 +16,9 @@ from .base import (
     TierSpaceError,
 )
 from .engine.contract import Block
-from .engine.native import Twin
-from .epoch import epoch_text, parse_epoch
+from .engine.native import Twin as _Twin
+from .epoch import epoch_text as _epoch_text
+from .epoch import parse_epoch as _parse_epoch
 from .local.memory import MemoryTier
 from .local.slab import FileTier
 from .namespace import Namespace, weights_identity
@@ -57,11 +60,17 @@ __all__ = [
     "TierSpaceError",
     "TieredRequest",
     "TieredStore",
-    "Twin",
-    "epoch_text",
     "open_tier",
-    "parse_epoch",
     "read_options",
     "stored_key",
     "weights_identity",
 ]
+
+__getattr__ = former_names(
+    __name__,
+    {
+        "Twin": (_Twin, "it is a part of the inside, kvoffload.tiers.engine.native"),
+        "epoch_text": (_epoch_text, "it is RemoteStore.epoch_text"),
+        "parse_epoch": (_parse_epoch, "it is RemoteStore.parse_epoch"),
+    },
+)

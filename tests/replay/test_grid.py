@@ -12,13 +12,13 @@ from kvoffload.policies import registry
 from kvoffload.replay import (
     Cell,
     DecodedTrace,
-    GridWork,
     GroupChunks,
     ResultsFile,
     device_hits,
     run_grid,
     simulate,
 )
+from kvoffload.replay.grid import GridWork
 from kvoffload.traces import Workload
 
 BLOCKS = GroupChunks.of_blocks(512)

@@ -10,7 +10,6 @@ from kvoffload.replay import (
     Cell,
     DecodedTrace,
     DeviceCache,
-    GridWork,
     Group,
     GroupChunks,
     GroupLayout,
@@ -23,6 +22,7 @@ from kvoffload.replay import (
     simulate,
     simulate_requests,
 )
+from kvoffload.replay.grid import GridWork
 from kvoffload.traces import Request
 
 FULL = Group("full", 12, 16)
@@ -464,9 +464,9 @@ def test_without_a_full_group_belady_bounds_nothing() -> None:
 def test_earlier_names_work_and_warn() -> None:
     import kvoffload.replay
 
-    with pytest.warns(DeprecationWarning, match="Counts is called ReplayResult"):
+    with pytest.warns(DeprecationWarning, match="Counts goes in 0.5: it is ReplayResult"):
         assert kvoffload.replay.Counts is kvoffload.replay.ReplayResult
-    with pytest.warns(DeprecationWarning, match="replay_groups is called replay"):
+    with pytest.warns(DeprecationWarning, match="replay_groups goes in 0.5: replay takes groups"):
         replay_groups = kvoffload.replay.replay_groups
     chunks = bound(FULL, WINDOW)
     found = replay_groups(system_prompt(3), CPUOffloadingManager(16, 350), chunks)

@@ -8,7 +8,6 @@ from kvoffload import CPUBackend, CPUOffloadingManager, LRUOffloadingManager
 from kvoffload.replay import (
     Cell,
     DecodedTrace,
-    GridWork,
     Group,
     GroupChunks,
     GroupLayout,
@@ -21,6 +20,7 @@ from kvoffload.replay import (
     simulate,
     simulate_requests,
 )
+from kvoffload.replay.grid import GridWork
 from kvoffload.replay.groups import step_ends
 from kvoffload.traces import Request, Workload
 

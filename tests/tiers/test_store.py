@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import kvoffload.tiers
 from kvoffload.testing.tiers import PATIENCE_S, TierConformance, block_bytes_of, run
 from kvoffload.tiers import (
     Block,
@@ -18,10 +19,9 @@ from kvoffload.tiers import (
     RemoteTier,
     Status,
     TierOptions,
-    epoch_text,
-    parse_epoch,
     read_options,
 )
+from kvoffload.tiers.epoch import epoch_text, parse_epoch
 from tests.tiers.inside import ask_anew, is_busy
 
 BLOCK = 4096
@@ -297,3 +297,10 @@ def test_a_buffer_may_be_filled_in_place(world: World) -> None:
     world.store.fetch = fetch
     assert get(world) == [Status.OK] * 8
     assert np.count_nonzero(world.region.array) > 0
+
+
+@pytest.mark.parametrize("name", ["Twin", "epoch_text", "parse_epoch"])
+def test_former_names_warn(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"kvoffload\.tiers\.{name} goes in 0\.5: it is"):
+        assert getattr(kvoffload.tiers, name).__name__ == name
+    assert name not in kvoffload.tiers.__all__

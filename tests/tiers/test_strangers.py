@@ -24,15 +24,17 @@ from hypothesis import strategies as st
 
 import kvoffload.tiers.epoch
 from kvoffload.testing.tiers import PATIENCE_S, block_bytes_of, run
-from kvoffload.tiers import DirectoryTier, Namespace, Region, Status, epoch_text, parse_epoch
+from kvoffload.tiers import DirectoryTier, Namespace, Region, Status
 from kvoffload.tiers.epoch import (
     AHEAD_MS,
     EARLIEST_MS,
     RANDOM_BITS,
+    epoch_text,
     is_epoch,
     is_far_ahead,
     last_epoch,
     new_epoch,
+    parse_epoch,
 )
 from kvoffload.tiers.seal import Seal, xxh3_64
 from tests.fuzz.scratch import scratch

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
+from kvoffload.tiers.epoch import epoch_text, parse_epoch
 from kvoffload.tiers.logs import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.region import Region
@@ -182,6 +183,9 @@ class RemoteStore(ABC):
         return type(error).__name__
 
     # -- what the methods use ----------------------------------------------------------------
+
+    epoch_text = staticmethod(epoch_text)
+    parse_epoch = staticmethod(parse_epoch)
 
     @property
     def deadline(self) -> float:
