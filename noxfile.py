@@ -72,9 +72,11 @@ def check(*tags: str) -> Callable[[Callable[[nox.Session], None]], Any]:
 # What sessions share.
 
 
-def output(session: nox.Session, *command: str | Path, **options: Any) -> str:
-    """Run a command, print its output, and return it."""
-    text = str(session.run(*map(str, command), silent=True, **options))
+def output(
+    session: nox.Session, *command: str | Path, stderr: int | None = None, **options: Any
+) -> str:
+    """Run a command, print its standard output, and return it."""
+    text = str(session.run(*map(str, command), silent=True, stderr=stderr, **options))
     print(text, end="", flush=True)
     return text
 
@@ -257,7 +259,8 @@ def readme_no_compiler(session: nox.Session) -> None:
     """README's first line without a compiler, then what it says to run with one."""
     session.chdir(fresh_clone("readme-no-compiler"))
     bash = (str(shutil.which("bash")), *BASH[1:])
-    printed = output(session, *bash, quick_start(1), **bare(PATH=python_alone()))
+    only_python = bare(PATH=python_alone())
+    printed = output(session, *bash, quick_start(1), stderr=subprocess.STDOUT, **only_python)
     assert "lru" in printed
     assert printed.count("running in Python") == 1
     assert implementation(session, Path(".venv")) == "python"
@@ -400,7 +403,7 @@ def sanitized(session: nox.Session, *options: str, factor: float) -> None:
     """Run the tests of the compiled twins under AddressSanitizer and UBSan."""
     env = variant(session, session.name, KVOFFLOAD_SANITIZE="address,undefined")
     libraries = [
-        str(session.run("gcc", f"-print-file-name={name}", silent=True)).strip()
+        output(session, "gcc", f"-print-file-name={name}").strip()
         for name in ("libasan.so", "libubsan.so")
     ]
     # The sanitizers write to file descriptor 2, which --capture=sys leaves alone, and end the
@@ -464,10 +467,12 @@ def try_wheel(session: nox.Session, wheel: Path, expected: str) -> None:
     assert implementation(session, venv) == expected
     with session.chdir(venv):
         # without the extra: one line says what installs it
-        line = output(session, "bin/kvoffload", "--version", success_codes=[2], **bare())
+        command = ["bin/kvoffload", "--version"]
+        options = {"stderr": subprocess.STDOUT, "success_codes": [2]}
+        line = output(session, *command, **options, **bare())
         (hint,) = re.findall(r"^.* needs [a-z]*: (.*)\n\Z", line)
         session.run(*BASH, hint, **bare())
-        session.run("bin/kvoffload", "--version", **bare())
+        session.run(*command, **bare())
         replay = "bin/kvoffload replay --limit 200 --policy lru,arc --json 2>errors"
         json.loads(output(session, *BASH, replay, **bare()))
         lines = Path("errors").read_text(encoding="utf-8").splitlines()
@@ -490,7 +495,7 @@ def packages(session: nox.Session) -> None:
 
     def make(name: str, **options: Any) -> Path:
         wheel = [str(TOOLS / "python"), "-m", "pip", "wheel", "--no-cache-dir", "--no-deps"]
-        print(output(session, *wheel, "--wheel-dir", dist / name, sdist, **options)[-2000:])
+        session.run(*wheel, "--wheel-dir", str(dist / name), str(sdist), **options)
         return next((dist / name).glob("*.whl"), Path())
 
     wheel = make("compiler")
@@ -502,7 +507,8 @@ def packages(session: nox.Session) -> None:
     try_wheel(session, pure_wheel, "python")
     failing = [str(TOOLS / "python"), "-m", "pip", "wheel", "--no-cache-dir", "--no-deps"]
     failing += ["--wheel-dir", str(dist / "failing"), str(sdist)]
-    printed = output(session, *failing, env={"CC": "false"}, success_codes=[1])
+    options: dict[str, Any] = {"stderr": subprocess.STDOUT, "success_codes": [1]}
+    printed = output(session, *failing, env={"CC": "false"}, **options)
     assert printed.count("KVOFFLOAD_PURE_PYTHON=1 installs") == 1
     report(f"{wheel.name}, {wheel.stat().st_size // 1024} KiB")
 
@@ -588,7 +594,7 @@ def nothing_skipped(session: nox.Session, *command: str, env: dict[str, str] | N
 
 def engine_python(session: nox.Session, *command: str) -> str:
     """Return the Python of an engine's environment, with which the tree is now built in place."""
-    python = str(session.run(*command, silent=True)).strip()
+    python = output(session, *command).strip()
     session.run(python, "setup.py", "--quiet", "build_ext", "--inplace", env=COMPILED)
     return python
 
@@ -607,7 +613,7 @@ def vllm_release(
         name = f"vllm-{version}-hash-{hash_seed}"
         run_tests(session, *tests, "tests/vllm/test_scheduler.py", name=name, seed=seed, env=env)
     env = COMPILED | {"PYTHONHASHSEED": "3", "KVOFFLOAD_VLLM_SEQUENCES": str(sequences)}
-    env["KVOFFLOAD_VLLM_TESTS"] = str(session.run(".ci/vllm-tests", version, silent=True)).strip()
+    env["KVOFFLOAD_VLLM_TESTS"] = output(session, ".ci/vllm-tests", version).strip()
     env["KVOFFLOAD_VLLM_SEED"] = seed
     run_tests(session, *tests, *options, name=f"vllm-{version}", seed=seed, env=env)
 
@@ -864,9 +870,9 @@ def fuzz(session: nox.Session) -> None:
     switches = COMPILED | {"KVOFFLOAD_SANITIZE": "address,fuzzer-no-link"}
     build = ["python", "setup.py", "build_ext", "--inplace", "--force"]
     session.run(*build, env=clang | switches)
-    atheris = session.run("python", "-c", "import atheris; print(atheris.path())", silent=True)
+    atheris = output(session, "python", "-c", "import atheris; print(atheris.path())")
     options = {
-        "LD_PRELOAD": f"{str(atheris).strip()}/asan_with_fuzzer.so",
+        "LD_PRELOAD": f"{atheris.strip()}/asan_with_fuzzer.so",
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
     }
     for target in ("calls", "traces", "merge", "slab", "config"):
