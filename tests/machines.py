@@ -62,10 +62,16 @@ class ManagerRules(RuleBasedStateMachine):
         }
 
     def batch(self, data: st.DataObject) -> list[BlockHash]:
-        """Return a batch of any blocks, or of resident ones."""
+        """Return a batch of any blocks, about half of them resident."""
         resident = list(self.blocks_with(-1, MOST))
-        chosen = st.lists(st.sampled_from(resident), max_size=4) if resident else BATCHES
-        return data.draw(chosen if data.draw(st.booleans()) else BATCHES)
+        blocks = st.one_of(st.sampled_from(resident), BLOCKS) if resident else BLOCKS
+        return data.draw(st.lists(blocks, max_size=6))
+
+    def fill(self, batch: list[BlockHash]) -> None:
+        """Begin with blocks that are stored, every other one pinned."""
+        self.driven.do("prepare_store", batch)
+        self.driven.do("complete_store", batch)
+        self.driven.do("prepare_load", list(self.blocks_with(0, MOST))[::2])
 
     # -- batches -----------------------------------------------------------------------------
 

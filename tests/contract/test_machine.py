@@ -24,7 +24,7 @@ from tests.contract.model import (
 from tests.contract.test_stats import COUNTERS
 from tests.machines import ManagerRules
 from tests.observation import attempt
-from tests.strategies import KEYS
+from tests.strategies import BATCHES, KEYS
 
 AS_THE_MODEL: dict[str, Callable[[Any], Any]] = {
     "prepare_load": lambda spec: spec[-1],
@@ -78,14 +78,15 @@ class ManagerMachine(ManagerRules):
     twin: ModuleType
     driven: Modelled
 
-    @initialize(num_blocks=st.integers(0, 7), events_on=st.booleans())
-    def build(self, num_blocks: int, events_on: bool) -> None:
+    @initialize(num_blocks=st.integers(0, 7), events_on=st.booleans(), batch=BATCHES)
+    def build(self, num_blocks: int, events_on: bool, batch: list[BlockHash]) -> None:
         self.manager = build_manager(self.twin, self.kind, num_blocks, 16, events_on)
         own_pool = self.kind.endswith("user-backend")
         pool = LowestFirstPool(num_blocks) if own_pool else CountingPool(num_blocks)
         policy = AdaptiveModel if self.kind in ARC_KINDS else RecencyModel
         self.model = ManagerModel(policy, pool, events_on)
         self.driven = Modelled(self.manager, self.model)
+        self.fill(batch[:num_blocks])
 
     @rule()
     def take_events_and_leave_them(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
+from kvoffload import BlockHash
 from kvoffload.policies import registry
 from tests.contract.conftest import KINDS, build_manager
 from tests.differential.pairs import Pair, Twins, same_values
@@ -22,8 +23,8 @@ class ManagerPairMachine(ManagerRules):
     policy_name: str | None = None
     driven: Pair
 
-    @initialize(num_blocks=st.integers(0, 9), events_on=st.booleans())
-    def build(self, num_blocks: int, events_on: bool) -> None:
+    @initialize(num_blocks=st.integers(0, 9), events_on=st.booleans(), batch=BATCHES)
+    def build(self, num_blocks: int, events_on: bool, batch: list[BlockHash]) -> None:
         def construct(twin: Any) -> Any:
             if self.policy_name is None:
                 return build_manager(twin, self.kind, num_blocks, 16, events_on)
@@ -31,6 +32,7 @@ class ManagerPairMachine(ManagerRules):
 
         self.driven = Pair(self.twins, construct)
         self.held: list[tuple[Any, Any]] = []
+        self.fill(batch[:num_blocks])
 
     @rule(key=BLOCKS)
     def hold_a_status(self, key: bytes) -> None:
