@@ -83,7 +83,7 @@ def output(
 
 def report(*parts: object) -> None:
     """Print a line for the summary."""
-    print("result:", *parts, flush=True)
+    print("\nresult:", *parts, flush=True)  # what was printed last may lack the end of its line
 
 
 def budget(factor: float) -> dict[str, str]:
