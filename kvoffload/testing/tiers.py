@@ -874,7 +874,7 @@ def tier_machine(open_tier: Callable[[], Tier], block_bytes: int, num_keys: int 
         def nothing_comes_from_nowhere(self) -> None:
             if self.jobs or not hasattr(self, "tier"):
                 return
-            settled = not getattr(self.tier, "_records", None)
+            settled = not self.tier.stats().get("unsettled_jobs", 0)
             is_exact = self.exact and settled
             self.crowded = self.crowded and not settled
             for key, state in zip(names, self.tier.lookup(names).tolist(), strict=True):

@@ -98,20 +98,15 @@ def open_output(path: str | os.PathLike[str], *, append: bool = False) -> Iterat
         with _stream(descriptor, name) as stream:
             yield stream
         return
-    with _naming(name):
-        target = _target(name)
-        temporary, descriptor = _create_beside(target)
-    try:
+    with contextlib.ExitStack() as created:
         with _naming(name):
+            target = _target(name)
+            temporary, descriptor = created.enter_context(_created_beside(target))
             is_replaced = _take_after(target, descriptor)
         with _stream(descriptor, name, durable=is_replaced) as stream:
             yield stream
         with _naming(name):
             temporary.replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def check_output(path: str | os.PathLike[str], *, append: bool = False) -> None:
@@ -134,9 +129,9 @@ def check_output(path: str | os.PathLike[str], *, append: bool = False) -> None:
         if mode is not None and (append or not stat.S_ISREG(mode)):
             _check_writable(name)  # not opened: the reader of a pipe would see it begin and end
             return
-        temporary, descriptor = _create_beside(_target(name))
-        os.close(descriptor)
-        temporary.unlink()
+        with _created_beside(_target(name)) as (temporary, descriptor):
+            os.close(descriptor)
+            temporary.unlink()
 
 
 def own_descriptor(name: str) -> int | None:
@@ -200,14 +195,21 @@ def _check_writable(name: str) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def _create_beside(target: Path) -> tuple[Path, int]:
-    """Create a file in the folder of another; return its path and descriptor."""
+@contextlib.contextmanager
+def _created_beside(target: Path) -> Iterator[tuple[Path, int]]:
+    """Create a file in the folder of another; remove it if anything raises from then on."""
     temporary = target.with_name(f".kvoffload-{secrets.token_hex(8)}")
     try:
-        return temporary, os.open(temporary, _NEW, 0o666)
-    except PermissionError as error:
-        reason = f"its folder must be writable: {error.strerror}"
-        raise PermissionError(error.errno, reason) from None
+        try:
+            descriptor = os.open(temporary, _NEW, 0o666)
+        except PermissionError as error:
+            reason = f"its folder must be writable: {error.strerror}"
+            raise PermissionError(error.errno, reason) from None
+        yield temporary, descriptor
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _take_after(target: Path, descriptor: int) -> bool:
