@@ -92,7 +92,7 @@ def budget(factor: float) -> dict[str, str]:
 
 
 def bare(**variables: str) -> dict[str, Any]:
-    """Return how to run a command with HOME, PATH and these variables only.
+    """Return how to run a command as under `env -i`: with HOME, PATH and these variables only.
 
     pip keeps what it needs to reach an index: its own variables, proxies and certificates.
     """
@@ -634,7 +634,7 @@ def vllm_memory(session: nox.Session, *versions: str, sequences: int, seed: str 
 
 
 NO_RENAMES = ("-k", "not each_name and not no_name")
-"""What a renamed name does is looked at with the newest release only."""
+"""Renamed names are tested with the newest release only."""
 
 
 @check("vllm", "beside")

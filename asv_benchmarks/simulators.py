@@ -1,4 +1,4 @@
-"""Print how many blocks a second a replay takes, beside libCacheSim on the same blocks.
+"""Print how many blocks per second a replay takes, beside libCacheSim on the same blocks.
 
 Both go through one trace in one process, taking turns: kvoffload by requests, with its manager's
 lookups, loads and stores; libCacheSim as a run of single objects, all of size 1, from a file in its
@@ -70,7 +70,7 @@ def main() -> None:
         f"{options.trace.name}: {trace.num_requests:,} requests, {trace.num_blocks:,} blocks, "
         f"{trace.unique_blocks:,} distinct; {capacity:,} slots; medians of {options.rounds} rounds"
     )
-    print("million blocks a second:")
+    print("million blocks per second:")
     print(f"{'policy':8} {'kvoffload':>14} {'libCacheSim':>14} {'times':>6}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "blocks.oracleGeneral.bin"

@@ -1,4 +1,4 @@
-"""What came to a tier and what left it: counted, and kept for whoever asks for events."""
+"""Events of a tier: blocks that were stored or removed, counted and kept for `take_events`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -298,17 +298,27 @@ def test_an_exception_at_any_line_leaves_no_wrong_byte(
         go_on(caller, opener)
     events = watch.worth_trying()
     step = max(1, round(25 / read_budget()))
-    interrupted = 0
     for number in events[seed % min(step, len(events)) :: step]:
         caller = prepared(opener, region)
-        try:
-            with LineInterrupts(number, KeyboardInterrupt).armed():
-                make_call(caller)
-        except KeyboardInterrupt:
-            interrupted += caller.tier.health().interrupted
+        with suppress(KeyboardInterrupt), LineInterrupts(number, KeyboardInterrupt).armed():
+            make_call(caller)
         go_on(caller, opener)
-    if step < len(events) // 4:
-        assert interrupted > 0
+
+
+def test_an_interrupted_tier_refuses_all_calls_until_it_is_opened_again(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = prepared(opener, Region.allocate(48, BLOCK))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(caller.tier._jobs, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            caller.submit("put", KEYS[22:26])
+    assert caller.tier.health().interrupted
+    go_on(caller, opener)
 
 
 class AlarmError(Exception):

@@ -171,10 +171,7 @@ class Pool(Protocol):
         """
 
     def poll(self) -> deque[Entry]:
-        """Return what happened, oldest first: always the same queue.
-
-        The caller removes what it has taken in, so that an exception on the way loses nothing.
-        """
+        """Return what happened, oldest first: always the same queue, which the caller empties."""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `poll` has something to return, or `notify` is called."""

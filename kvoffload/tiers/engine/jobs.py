@@ -83,11 +83,6 @@ class Record:
     has_ended: bool = False
     has_failed: bool = False
 
-    @property
-    def num_queued_keys(self) -> int:
-        """The keys that a query counts as; 0 for others."""
-        return max(LEAST_QUEUED_KEYS, len(self.keys)) if self.op == "query" else 0
-
 
 class Jobs:
     """The jobs of one tier.
@@ -194,7 +189,7 @@ class Jobs:
     def _queue(self, record: Record, sign: int) -> None:
         """Count what a job takes of the queue."""
         if record.op == "query":
-            self._queued_keys += sign * record.num_queued_keys
+            self._queued_keys += sign * max(LEAST_QUEUED_KEYS, len(record.keys))
         else:
             self._queued_bytes += sign * len(record.keys) * self.block_bytes
 

@@ -30,7 +30,7 @@ Wait: TypeAlias = Callable[[Callable[[], bool], float], None]
 
 
 class Catalog(ABC):
-    """What a tier knows about keys, which are stored keys here.
+    """A catalog: the knowledge of a tier about keys, which are stored keys here.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class Catalog(ABC):
 
 
 class Medium(ABC):
-    """Where the blocks of a tier are.
+    """A medium: the place of a tier's blocks, and the threads that move them.
 
     Attributes
     ----------
@@ -184,7 +184,7 @@ class Medium(ABC):
         return has_ended
 
     def leave(self) -> None:  # noqa: B027
-        """Release everything in a forked child, without a word to threads or other processes."""
+        """Release everything in a forked child; tell no thread and no other process."""
 
     def sizes(self) -> dict[str, int]:
         """Return present sizes."""

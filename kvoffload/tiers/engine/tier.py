@@ -118,8 +118,7 @@ class ComposedTier(Tier):
 
     def _enter(self) -> Pool:
         """Begin a call of a tier that must have a region."""
-        if not self._is_ready:
-            self._refuse()
+        self._require_ready()
         pool = self._jobs.pool
         if pool is None:
             raise RuntimeError(f"tier {self.name!r} has no region: call attach() first")
@@ -481,7 +480,7 @@ class ComposedTier(Tier):
             _KEPT.append(self)
 
     def _leave(self) -> None:
-        """Release everything in a forked child, without a word to threads or other processes."""
+        """Release everything in a forked child; tell no thread and no other process."""
         self._is_closed = True
         self._is_ready = False
         if self._jobs.pool is not None:

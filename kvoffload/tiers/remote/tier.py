@@ -117,17 +117,17 @@ class _SharedMedium(Medium):
         job.
         """
         self._order(MEET)
-        wait(self._is_told, EPOCH_S)
+        wait(self._has_no_order, EPOCH_S)
 
     def _order(self, kind: int) -> None:
         """Queue the chore that reads or writes the epoch."""
         self._orders += 1
-        self._jobs.chore(self._ordered, kind, b"")
+        self._jobs.chore(self._order_ended, kind, b"")
 
-    def _ordered(self, status: int) -> None:  # noqa: ARG002
+    def _order_ended(self, status: int) -> None:  # noqa: ARG002
         self._orders -= 1
 
-    def _is_told(self) -> bool:
+    def _has_no_order(self) -> bool:
         return not self._orders
 
     def forget(self) -> None:
@@ -139,7 +139,7 @@ class _SharedMedium(Medium):
         """Wait a moment until the medium has been told."""
         if self._jobs.pool is None:
             return False
-        wait(self._is_told, FORGET_S)
+        wait(self._has_no_order, FORGET_S)
         if self._shared.owed:
             write_line(
                 logging.ERROR,

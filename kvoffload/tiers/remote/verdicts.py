@@ -114,7 +114,7 @@ class Verdicts:
 
 
 class Beliefs(Catalog):
-    """What is believed of a medium that others share.
+    """A catalog of beliefs about a medium that others share.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class Beliefs(Catalog):
         self._undropped: dict[bytes, None] = {}  # keys that no chore removes yet
         self._drops_failed_at = 0.0
         self._is_touching = False  # a chore that touches has not been done
-        self._is_telling = False  # a chore that forgets, because of too many removals, likewise
+        self._is_forgetting = False  # a chore that forgets, because of too many removals, likewise
         self._epoch = 0  # that jobs are submitted under
         self._adopted = 0  # epochs that the store had used when that one was learned
         self._corrupt_logged = -CORRUPT_LOG_S
@@ -303,12 +303,12 @@ class Beliefs(Catalog):
             return
         self._medium.say(f"has more than {MAX_VERDICTS} blocks to remove: everything is forgotten")
         self.forget()
-        if self._jobs.pool is not None and not self._is_telling:
-            self._is_telling = True
-            self._jobs.chore(self._told, FORGET, b"")
+        if self._jobs.pool is not None and not self._is_forgetting:
+            self._is_forgetting = True
+            self._jobs.chore(self._forget_ended, FORGET, b"")
 
-    def _told(self, status: int) -> None:  # noqa: ARG002
-        self._is_telling = False
+    def _forget_ended(self, status: int) -> None:  # noqa: ARG002
+        self._is_forgetting = False
 
     def touch(self, keys: list[bytes]) -> None:
         """Mark blocks as recently used, last key first."""
