@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, Tier
+from kvoffload.tiers import FileTier, MemoryTier, Namespace, Region, State, Tier
 
 # vLLM's C extension for files names CUDA's libraries and uses none of them.
 UNUSED_LIBRARIES = ("libnvrtc.so.13", "libc10_cuda.so", "libtorch_cuda.so")
@@ -398,7 +398,7 @@ class Bench:
             },
             self.rounds,
         )
-        while not staged.tier.lookup(keys_of[-1]).all():  # a staged put ends before that
+        while (staged.tier.lookup(keys_of[-1]) != State.HIT).any():  # a staged put ends before that
             staged.tier.wait([], 0)
         gets = interleave(
             {
@@ -440,7 +440,7 @@ class Bench:
         def ours(_: int) -> None:
             side = open_slab()
             opened.append(side)
-            if not side.tier.lookup(keys).all():
+            if (side.tier.lookup(keys) != State.HIT).any():
                 raise RuntimeError("the slab is cold")
             side.get((keys, ids))
 

@@ -437,7 +437,7 @@ class TierConformance(ABC):
                 self.store(tier, region, keys[start : start + 8])
             run(tier, tier.query(keys))
             found = tier.lookup(keys)
-            kept = [key for key, state in zip(keys, found.tolist(), strict=True) if state]
+            kept = [keys[index] for index in np.flatnonzero(found == State.HIT)]
             capacity = tier.capacity_bytes // self.block_bytes
             _require(0 < len(kept) <= capacity, f"at most {capacity} blocks fit, got {len(kept)}")
             _equal(self.load(tier, region, kept), [Status.OK] * len(kept), "statuses")

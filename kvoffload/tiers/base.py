@@ -87,14 +87,17 @@ class Status(IntEnum):
 
 
 class State(IntEnum):
-    """The state of a key, known without any I/O."""
+    """The state of a key, known without any I/O.
 
-    MISS = 0
+    The numbers are those that a `Status` has for the same: compare by name, not by truth.
+    """
+
+    HIT = 0
+    """There, and readable: `Status.OK`."""
+    MISS = 1
     """Not there, or not readable now."""
-    HIT = 1
-    """There, and readable."""
-    UNKNOWN = 2
-    """Not known: `Tier.query` finds out."""
+    UNKNOWN = 6
+    """Not known: `Tier.query` finds out. As after `Status.UNAVAILABLE`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

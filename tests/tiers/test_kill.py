@@ -36,7 +36,7 @@ def churn(  # noqa: C901
     chance = random.Random(seed)
     tier, region = open_slab(path, NUM_SLOTS, enable_events=True, **options)
     numbers = {key: number for number, key in enumerate(universe.keys)}
-    known[:NUM_KEYS] = tier.lookup(universe.keys)
+    known[:NUM_KEYS] = np.where(tier.lookup(universe.keys) == State.HIT, STORED, ABSENT)
     free = list(range(region.num_blocks))
     jobs: dict[int, list[int]] = {}
 

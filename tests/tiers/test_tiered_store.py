@@ -128,7 +128,7 @@ class TestThrough:
         assert engine.store.lookup(KEYS) == (8, 16)
         assert engine.store.stats()["fetched_blocks"] == 8
         assert engine.store.stats()["written_blocks"] == 32
-        assert all(tier.lookup(KEYS[:16]).all() for tier in tiers)
+        assert all((tier.lookup(KEYS[:16]) == State.HIT).all() for tier in tiers)
         engine.quiet()
         engine.store.close()
 
@@ -155,7 +155,7 @@ class TestThrough:
         engine.compute(KEYS[:4], success=False)
         assert engine.store.lookup(KEYS[:4]) == (0, 0)
         engine.quiet()
-        assert not tier.lookup(KEYS[:4]).any()
+        assert (tier.lookup(KEYS[:4]) == State.MISS).all()
         engine.store.close()
 
     def test_a_slab_makes_the_next_start_warm(self, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ class TestDeclining:
         engine = self.engine([tier])
         engine.compute(KEYS[:8])
         engine.quiet()
-        assert tier.lookup(KEYS[:8]).all()
+        assert (tier.lookup(KEYS[:8]) == State.HIT).all()
         engine.compute(KEYS[8:16])
         engine.quiet()
         assert engine.fetch(KEYS[:8]) == 8, "a read takes slots of host memory"
@@ -244,10 +244,10 @@ class TestDemote:
         tier = memory()
         engine = make([tier], "demote", spare=4)
         engine.compute(KEYS[:8])
-        assert not tier.lookup(KEYS[:8]).any(), "nothing is written before it has to be"
+        assert (tier.lookup(KEYS[:8]) == State.MISS).all(), "nothing is written before it has to be"
         assert engine.compute(KEYS[8:12]) == KEYS[:4]
         engine.quiet()
-        assert tier.lookup(KEYS[:12]).tolist() == [1] * 4 + [0] * 8
+        assert tier.lookup(KEYS[:12]).tolist() == [State.HIT] * 4 + [State.MISS] * 8
         assert engine.store.stats()["demoted_blocks"] == 4
         assert engine.store.stats()["free_buffers"] == 4
         assert engine.store.lookup(KEYS[:12]) == (0, 12)
@@ -278,8 +278,8 @@ class TestDemote:
         bad.fail("put", 2)
         engine.compute(KEYS[8:12])
         engine.quiet()
-        assert bad.lookup(KEYS[:4]).sum() == 2
-        assert good.lookup(KEYS[:4]).sum() == 2
+        assert (bad.lookup(KEYS[:4]) == State.HIT).sum() == 2
+        assert (good.lookup(KEYS[:4]) == State.HIT).sum() == 2
         bad.fail("put", 100)
         limit_queue(good, 0)
         engine.compute(KEYS[12:16])
@@ -338,7 +338,9 @@ class TestFetch:
         engine.quiet()
         assert first.stats()["get_corrupt"] == 2
         assert second.stats()["get_ok"] == 2
-        assert first.lookup(KEYS[:8]).all(), "promoted: the first tier has them again"
+        assert (first.lookup(KEYS[:8]) == State.HIT).all(), (
+            "promoted: the first tier has them again"
+        )
         assert engine.store.stats()["promoted_blocks"] == 2
         engine.store.close()
 
@@ -859,7 +861,7 @@ def make_trouble(
     elif trouble < 0.13:
         server.fail(chance.choice(["put", "get"]), chance.randrange(4))
     elif trouble < 0.16:
-        kept = [key for key in KEYS if server.state(key)]
+        kept = [key for key in KEYS if server.state(key) == State.HIT]
         if kept:
             server.flip(chance.choice(kept), chance.randrange(BLOCK * 8))
     elif trouble < 0.18:

@@ -407,7 +407,7 @@ class TestRemoval:
         assert tier.wait([job, again], PATIENCE_S)
         tier.poll()
         settle(tier)
-        assert tier.lookup(KEYS[:4]).tolist() == [1, 1, 0, 1]
+        assert tier.lookup(KEYS[:4]).tolist() == [State.HIT, State.HIT, State.MISS, State.HIT]
         store(tier, KEYS[:4])
         assert tier.stats()["blocks"] == 4
 
@@ -422,7 +422,7 @@ class TestRemoval:
             (True, "discarded"),
             (False, ""),
         ]
-        assert tier.lookup(KEYS[:40]).tolist() == [0] * 8 + [1] * 32
+        assert tier.lookup(KEYS[:40]).tolist() == [State.MISS] * 8 + [State.HIT] * 32
 
     def test_slots_of_before_a_forget_are_not_written_while_a_thread_uses_them(
         self, faulty
@@ -439,9 +439,9 @@ class TestRemoval:
         settle(tier)
         tier.poll()
         assert not tier._catalog._busy
-        assert tier.lookup(KEYS[:24]).sum() == 0
-        store(tier, [key for key in KEYS[24:56] if not tier.state(key)])
-        assert tier.lookup(KEYS[24:56]).sum() == 32
+        assert (tier.lookup(KEYS[:24]) == State.MISS).all()
+        store(tier, [key for key in KEYS[24:56] if tier.state(key) != State.HIT])
+        assert (tier.lookup(KEYS[24:56]) == State.HIT).all()
         region.array[:] = 0
         run(tier, tier.get(KEYS[24:56], range(24, 56)))
         assert all(

@@ -485,7 +485,9 @@ def test_the_end_of_a_request_is_one_access_of_its_chunks(tmp_path, engines):
     engine.request(chain(10))
     engine.request(chain(0))  # hits in the primary: only the end of the request tells the tier
     engine.request(chain(20))  # evicts two: the tail of the oldest
-    there = [engine.tier.tier.state(one) for one in [*chain(0), *chain(10), *chain(20)]]
+    there = [
+        engine.tier.tier.state(one) == State.HIT for one in [*chain(0), *chain(10), *chain(20)]
+    ]
     assert there == [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
 
 
@@ -695,7 +697,7 @@ def test_events_say_what_was_stored_and_what_left(tmp_path, engines):
     there = set()
     for one in events:
         there = there.difference(one.keys) if one.removed else there.union(one.keys)
-    assert there == {one for one in chain(0, 14) if engine.tier.tier.state(one)}
+    assert there == {one for one in chain(0, 14) if engine.tier.tier.state(one) == State.HIT}
     assert any(one.removed for one in events)
     engine.reset()  # which vLLM announces itself
     assert not [one for one in engine.manager.take_events() if one.ownership is not None]

@@ -385,7 +385,7 @@ class ComposedTier(Tier):
             metrics.misses += len(stored)
             return np.full(len(stored), ABSENT, np.int8)
         states = self._catalog.states(stored)
-        counts = np.bincount(states, minlength=len(State)).tolist()
+        counts = np.bincount(states, minlength=max(State) + 1).tolist()
         metrics.hits += counts[HIT]
         metrics.misses += counts[ABSENT]
         metrics.unknown += counts[UNKNOWN]

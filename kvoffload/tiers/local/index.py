@@ -152,7 +152,7 @@ class Index(Catalog):
 
     def states(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
         """Return what is known about keys, a `State` each."""
-        return np.array(self.readable(keys), np.int8)  # True is HIT
+        return np.where(self.readable(keys), np.int8(HIT), np.int8(ABSENT))
 
     # -- put ---------------------------------------------------------------------------------
 

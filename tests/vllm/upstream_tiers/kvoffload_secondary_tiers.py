@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.tiering.example import manager as example
 from vllm.v1.kv_offload.tiering.fs import manager as fs
 
 from kvoffload.integrations.vllm import KVOffloadFileTier, KVOffloadTier
+from kvoffload.tiers import State
 
 # By its path: in these runs `tests` is vLLM's package.
 configuration = run_path(str(Path(__file__).parents[1] / "configuration.py"))["configuration"]
@@ -58,7 +59,7 @@ class Chunks(MutableMapping):
         assert len(self.tier.poll()) == 1
 
     def __getitem__(self, key):
-        if not self.tier.state(key):
+        if self.tier.state(key) != State.HIT:
             raise KeyError(key)
         return True
 
