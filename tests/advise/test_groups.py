@@ -191,6 +191,7 @@ def test_without_a_full_group_the_ceiling_is_not_known():
     assert "is unknown, because no group is full" in texts["Ceiling"]
 
 
+@pytest.mark.thorough
 def test_the_accelerator_answers_first_by_the_same_rule(recorded):
     setup = Setup(25 * MIB, 512, 0, device_memory=12 * MIB, groups=CHUNKS)
     behind = advise(recorded, setup)
@@ -242,6 +243,7 @@ def test_prompts_that_share_a_beginning_hit_nothing_but_with_an_interval():
     assert advise(recorded, with_interval).cell("lru").hit_ratio == cells[1].hit_ratio
 
 
+@pytest.mark.thorough
 def test_the_interval_given_is_compared_too(recorded):
     setup = Setup(25 * MIB, 512, 0, groups=GroupChunks.of(LAYOUT, 512, 2048))
     found = advise(recorded, setup)
@@ -253,6 +255,7 @@ def test_the_interval_given_is_compared_too(recorded):
     )
 
 
+@pytest.mark.thorough
 def test_intervals_are_compared_in_any_number_of_processes(recorded):
     """Those of the advice itself are not replayed again."""
     groups = [GroupChunks.of(LAYOUT, 512, interval) for interval in (0, 512)]

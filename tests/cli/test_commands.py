@@ -41,6 +41,7 @@ def test_help(kvoffload, command):
         assert ("Examples:" in done.out) == bool(command)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("columns", [60, 120])
 def test_no_summary_of_a_command_is_cut(kvoffload, columns):
     for group in ([], ["tier"], ["dashboard"]):

@@ -95,6 +95,7 @@ def test_an_unknown_format_is_wrong_usage(kvoffload, lmcache):
         assert "'--format': 'csv' is not one of 'mooncake', 'lmcache', 'bailian'" in done.error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stdin", [False, True])
 def test_other_forms_replay_with_the_block_size_that_they_name(kvoffload, lmcache, stdin):
     source, data = ("-", lmcache.read_bytes()) if stdin else (lmcache, b"")
@@ -118,6 +119,7 @@ def test_where_lengths_are_not_known_there_is_no_token_ratio(kvoffload, tmp_path
     assert second == Request(0, 0, 0, first.hash_ids[:1])
 
 
+@pytest.mark.thorough
 def test_timestamps_that_run_backwards_are_named_and_sorted(kvoffload, tmp_path):
     log, out = tmp_path / "log", tmp_path / "out"
     times = [0, 9000, 10, 20, 9000, 30]

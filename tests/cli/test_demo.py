@@ -73,6 +73,7 @@ def metrics(target: str) -> dict[str, float]:
 LABELS = "[('engine', '0'), ('model_name', 'demo')]"
 
 
+@pytest.mark.thorough
 def test_it_serves_what_an_engine_would_until_control_c(tmp_path):
     with running("--rate", 5000) as (process, _, target):
         asked = f"vllm:kvoffload_asked_blocks_total{LABELS}"
@@ -90,6 +91,7 @@ def test_it_serves_what_an_engine_would_until_control_c(tmp_path):
         assert process.returncode == 130
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Debian's prometheus")
 def test_prometheus_takes_the_configuration_and_the_rules_that_it_prints(tmp_path):
     with running("--prefix", "ray_vllm_") as (_, text, target):

@@ -68,6 +68,7 @@ def test_python_that_nobody_asked_for_is_said_once_on_standard_error() -> None:
         assert f"{VARIABLE}=0 {sys.executable} -m pip install " in line
 
 
+@pytest.mark.thorough
 def test_a_sweep_over_several_processes_says_it_once(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     assert run("generate", "--requests", 60, "-o", trace).returncode == 0

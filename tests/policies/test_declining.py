@@ -104,6 +104,7 @@ def test_the_twins_agree(twins: Twins, seed: int, workload: str, capacity: int) 
     pair.agree()
 
 
+@pytest.mark.thorough
 def test_the_trial_of_hit_density_declines_as_little(twins: Twins) -> None:
     """The guard compares rules as they are followed, and in both twins alike."""
     hits = []

@@ -107,6 +107,7 @@ def test_the_option_is_checked(twin: ModuleType, guard: Any) -> None:
         policy_of(twin, "hit-density", 4, guard=guard)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", COUNTS, ids=lambda case: f"{case[0]}-{case[2]}")
 def test_counts(twin: ModuleType, case: tuple[str, int, int, int]) -> None:
     name, length, capacity, in_flight = case

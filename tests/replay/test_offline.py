@@ -107,6 +107,7 @@ def test_belady_is_the_best_choice_behind_an_accelerator(chained: bool) -> None:
         assert found == best_hits(trace, capacity, front.tolist()), list(trace.rows())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chained", [False, True])
 def test_no_manager_exceeds_belady_behind_an_accelerator(chained: bool) -> None:
     names = [name for name in registry.names() if name != "hit-density"]  # needs longer traces

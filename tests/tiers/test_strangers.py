@@ -310,6 +310,7 @@ PLAIN = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @given(left=PLAIN, right=PLAIN, field=st.sampled_from(["weights", "layout", "groups", "parallel"]))
 def test_a_namespace_is_refused_or_equal_where_its_fingerprint_is(
     left: object, right: object, field: str

@@ -40,6 +40,7 @@ def test_every_length_at_every_alignment(seed: int) -> None:
             assert found == xxhash.xxh3_64_intdigest(memory[start : start + length], start)
 
 
+@pytest.mark.thorough
 def test_random_lengths_to_64_mib(seed: int) -> None:
     rng = np.random.default_rng(seed)
     largest = 2**26 if read_budget() >= 1 else 2**22

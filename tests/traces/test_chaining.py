@@ -98,6 +98,7 @@ def test_a_sample_of_many_ids_estimates_their_number():
     assert (found.requests, found.is_broken) == (requests, True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [1, 2**32, 2**48 + 1, 0x9E3779B97F4A7C15], ids=hex)
 def test_memory_is_bounded_however_many_ids_there_are(step):
     tracemalloc.start()

@@ -120,6 +120,7 @@ def test_the_library_itself_imports_neither_vllm_nor_torch() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.nightly
 def test_the_pure_library_says_which_variable_is_in_the_way() -> None:
     pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
     done = run("import kvoffload.integrations.vllm", KVOFFLOAD_PURE_PYTHON="1")

@@ -121,12 +121,14 @@ def test_each_name_that_the_plain_spec_uses_is_missed_by_name(tmp_path: Path) ->
     assert silent(tmp_path, cases, 1) == []
 
 
+@pytest.mark.nightly
 def test_each_name_that_only_tiers_use_is_missed_by_name(tmp_path: Path) -> None:
     cases = cases_of(*TIERING)
     assert len(cases) > 15
     assert silent(tmp_path, cases, 2) == []
 
 
+@pytest.mark.nightly
 def test_no_name_that_only_tiers_use_keeps_the_plain_spec_from_working(tmp_path: Path) -> None:
     found = outcomes(tmp_path, cases_of(*TIERING))
     assert [(names, plain) for names, plain, _ in found if plain] == []

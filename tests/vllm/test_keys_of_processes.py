@@ -45,6 +45,7 @@ def keys_of_processes(*seeds: str | None) -> list[dict[str, str]]:
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
+@pytest.mark.nightly
 def test_keys_of_sha256_are_equal_without_a_seed_and_differ_where_one_process_has_it():
     first, second, seeded = keys_of_processes(None, None, "0")
     assert first["sha256"] == second["sha256"]

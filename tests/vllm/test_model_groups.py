@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,26 +36,27 @@ NOT_IN_VLLM = {"bamba"}  # it had the model before 0.33
 
 
 PROGRAM = "from tests.vllm.modelled import main; main()"
-BATCHES = 6  # a process each, which ends well before a test counts as hanging
+BATCH = 13  # configurations for a process, which ends well before a test counts as hanging
+KINDS = {
+    "model": (MODELS, WORKERS),
+    "family": ({name: FAMILIES[name] for name in FAMILIES.keys() - NOT_IN_VLLM}, WORKERS[:2]),
+}
 
 
 @functools.cache
-def asked() -> Mapping[str, tuple[object, tuple[int, ...]]]:
-    """Return what is asked of vLLM, by the text of each configuration: several models share one."""
-    found = {json.dumps(config): (config, WORKERS) for config in MODELS.values()}
-    for name, config in FAMILIES.items():
-        if name not in NOT_IN_VLLM:
-            found.setdefault(json.dumps(config), (config, WORKERS[:2]))
-    return found
+def texts(kind: str) -> list[str]:
+    """Return the configurations of a kind, as texts: several models share one."""
+    return sorted({json.dumps(config) for config in KINDS[kind][0].values()})
 
 
 @functools.cache
-def batch(number: int) -> subprocess.CompletedProcess[str]:
+def batch(kind: str, start: int) -> subprocess.CompletedProcess[str]:
     """Ask vLLM for the configurations of a batch."""
-    texts = list(asked())[number::BATCHES]
+    workers = KINDS[kind][1]
+    asked = {text: (json.loads(text), workers) for text in texts(kind)[start : start + BATCH]}
     return subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        input=json.dumps({text: asked()[text] for text in texts}),
+        input=json.dumps(asked),
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -65,10 +65,10 @@ def batch(number: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-def vllm_results(config: object) -> dict[str, Any]:
+def vllm_results(kind: str, name: str) -> dict[str, Any]:
     """Return what vLLM says of a configuration."""
-    text = json.dumps(config)
-    done = batch(list(asked()).index(text) % BATCHES)
+    text = json.dumps(KINDS[kind][0][name])
+    done = batch(kind, texts(kind).index(text) // BATCH * BATCH)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)[text]
 
@@ -88,17 +88,17 @@ def compare(shape, results):
             assert MEMORY // layout.slot_bytes(int(blocks)) == number, key
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_the_table_have_the_groups_and_chunks_of_vllm(name):
-    results = vllm_results(MODELS[name])
+    results = vllm_results("model", name)
     assert {key.split()[0] for key in results} >= {"bfloat16", "fp8"}
     compare(model_shape(name), results)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - NOT_IN_VLLM))
 def test_families_have_the_groups_and_chunks_of_vllm(name):
-    config = FAMILIES[name]
-    compare(shape_of_fields(name, config), vllm_results(config))
+    compare(shape_of_fields(name, FAMILIES[name]), vllm_results("family", name))
 
 
 def test_each_model_class_is_asked_for():

@@ -37,6 +37,7 @@ KNOWN = {
 LEAST = {"0.31": 81, "0.32": 87, "0.33": 97}
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not SOURCES, reason="no tests of vLLM: KVOFFLOAD_VLLM_TESTS is unset")
 def test_vllm_s_tests_of_tiers_pass_on_ours(tmp_path):
     report = tmp_path / "report.xml"

@@ -442,6 +442,7 @@ for payload in msgspec.msgpack.decode(open(payloads, "rb").read()):
 """
 
 
+@pytest.mark.nightly
 def test_two_frontends(tmp_path):
     """Each step's statistics go to one of them; what is scraped is of both."""
     manager, clock = exported(400, interval=2)

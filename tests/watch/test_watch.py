@@ -549,6 +549,7 @@ def test_a_reset_closes_what_is_open(twin):
     assert manager.watch._core.open_transfers() == []
 
 
+@pytest.mark.thorough
 def test_the_ledger_is_bounded(twin):
     manager = whole(twin, 8)
     store(manager, [A])
