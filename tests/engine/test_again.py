@@ -11,6 +11,7 @@ from tests.engine.offline import run_offline
 from tests.engine.runs import CHUNK_BYTES, NUM_CHUNKS_ABOVE_DISK, NUM_SLOTS, PACKAGE
 
 
+@pytest.mark.nightly
 def test_a_second_engine_starts_and_finds_the_first_one_s_disk(model, tmp_path):
     """With every metric that the configuration can turn on: vLLM declares them a second time."""
     extra = {

@@ -86,6 +86,7 @@ def test_advise_reads_it_and_foretells_what_was_saved(runs):
     assert advice["recommendation"] in memory["policies"]
 
 
+@pytest.mark.nightly
 def test_an_offline_engine_leaves_its_last_batch_too(model, tmp_path):
     """`vllm.LLM` makes no step after it, so that nothing ever says that it has finished."""
     trace = tmp_path / "requests.jsonl.gz"

@@ -41,6 +41,7 @@ def test_after_kill_9_the_same_prompts_hit_the_disk(runs):
     assert second.disk("evicted_total", reason="corrupt") == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.engine_runs("disk that is damaged")
 def test_chunks_that_are_damaged_are_computed(runs):
     metrics = runs["disk that is damaged"].metrics
