@@ -148,12 +148,12 @@ static inline uint64_t kvo_seed(const kvo_store *store, const uint8_t *key, size
 /* Write a seal; its layout is in kvoffload/tiers/seal.py. */
 static inline void kvo_seal_pack(uint8_t *seal, const uint8_t *key, size_t length, int64_t nbytes,
                                  uint64_t sum, uint64_t epoch) {
-    int place;
+    int index;
     memset(seal, 0, KVO_SEAL_BYTES);
     memcpy(seal, "KV\1", 3);
     seal[3] = (uint8_t)length;
-    for (place = 0; place < 4; place++)
-        seal[4 + place] = (uint8_t)(nbytes >> (8 * place));
+    for (index = 0; index < 4; index++)
+        seal[4 + index] = (uint8_t)(nbytes >> (8 * index));
     memcpy(seal + 8, key, length < KVO_KEY_BYTES ? length : KVO_KEY_BYTES);
     kvo_put_little64(seal + 48, sum);
     kvo_put_little64(seal + 56, kvo_xxh3_64(seal, 56, epoch));
@@ -171,7 +171,7 @@ static inline int kvo_seal_valid(const uint8_t *seal, int64_t nbytes, uint64_t e
 typedef struct {
     int64_t slot, id; /* where it is in the store and in the region */
     uint64_t seed;    /* of its sum */
-    int32_t place;    /* in the job */
+    int32_t index;    /* in the job */
     int32_t buffer;   /* the staging buffer, -1 for none */
     int8_t status;
     uint8_t key_length;
@@ -182,7 +182,7 @@ typedef struct {
 typedef struct kvo_entry {
     struct kvo_entry *next;
     struct kvo_job *job; /* NULL for a chore */
-    int64_t number;
+    int64_t job_id;
     int64_t count; /* of statuses */
     int8_t *statuses;
     int flags;
@@ -191,7 +191,7 @@ typedef struct kvo_entry {
 typedef struct kvo_job {
     struct kvo_job *previous, *following; /* in the list of jobs that have not settled */
     struct kvo_job *behind[2];            /* in its queue, and in that of jobs to copy */
-    int64_t number;
+    int64_t job_id;
     int64_t deadline; /* ns */
     uint64_t epoch;
     int64_t size;      /* blocks */
@@ -428,16 +428,16 @@ static inline int64_t kvo_block_views(const kvo_pool *pool, const kvo_block *blo
 
 static inline uint64_t kvo_block_sum(const kvo_pool *pool, const kvo_block *block,
                                      struct iovec *views) {
-    int64_t number = kvo_block_views(pool, block, 0, views);
-    return kvo_xxh3_pieces(views, (size_t)number, block->seed);
+    int64_t num_views = kvo_block_views(pool, block, 0, views);
+    return kvo_xxh3_pieces(views, (size_t)num_views, block->seed);
 }
 
 static inline int64_t kvo_run_views(const kvo_pool *pool, const kvo_block *run, int64_t count,
                                     struct iovec *views) {
-    int64_t number = 0, place;
-    for (place = 0; place < count; place++)
-        number += kvo_block_views(pool, run + place, 1, views + number);
-    return number;
+    int64_t num_views = 0, index;
+    for (index = 0; index < count; index++)
+        num_views += kvo_block_views(pool, run + index, 1, views + num_views);
+    return num_views;
 }
 
 /* Two reads of one damaged block may do this at once, with the same value. */
@@ -459,10 +459,10 @@ static inline uint64_t kvo_get_sum(const kvo_store *store, int64_t slot) {
 /* Clear the seals of a run, where there may be some; 0, or an error number. */
 static inline int kvo_clear_seals(const kvo_store *store, const kvo_block *run, int64_t count,
                                   uint8_t *seals) {
-    int64_t first = run->slot, place;
+    int64_t first = run->slot, index;
     int error, any = 0;
-    for (place = first; place < first + count; place++)
-        any |= __atomic_load_n(store->written + place, __ATOMIC_RELAXED);
+    for (index = first; index < first + count; index++)
+        any |= __atomic_load_n(store->written + index, __ATOMIC_RELAXED);
     if (!any)
         return 0;
     memset(seals, 0, (size_t)count * KVO_SEAL_BYTES);
@@ -477,14 +477,14 @@ static inline int kvo_clear_seals(const kvo_store *store, const kvo_block *run, 
 static inline int kvo_file_read(kvo_worker *worker, kvo_block *run, int64_t count) {
     const kvo_pool *pool = worker->pool;
     const kvo_store *store = &pool->store;
-    int64_t number = kvo_run_views(pool, run, count, worker->views), place;
-    int64_t got = kvo_transfer(store->data_fd, KVO_READ, worker->views, number,
+    int64_t num_views = kvo_run_views(pool, run, count, worker->views), index;
+    int64_t got = kvo_transfer(store->data_fd, KVO_READ, worker->views, num_views,
                                run->slot * store->slot_bytes);
     if (got < 0)
         return errno;
-    for (place = 0; place < count; place++) {
-        kvo_block *block = run + place;
-        int whole = got >= (place + 1) * store->slot_bytes;
+    for (index = 0; index < count; index++) {
+        kvo_block *block = run + index;
+        int whole = got >= (index + 1) * store->slot_bytes;
         if (whole && kvo_block_sum(pool, block, worker->views) == kvo_get_sum(store, block->slot)) {
             block->status = KVO_STATUS_OK;
         } else {
@@ -509,32 +509,32 @@ static inline int kvo_file_write(kvo_worker *worker, const kvo_job *job, kvo_blo
                                  int64_t count) {
     const kvo_pool *pool = worker->pool;
     const kvo_store *store = &pool->store;
-    int64_t number, place, moved;
+    int64_t num_views, index, moved;
     int error = kvo_clear_seals(store, run, count, worker->seals);
     if (error)
         return error;
-    for (place = 0; place < count; place++) {
-        kvo_block *block = run + place;
+    for (index = 0; index < count; index++) {
+        kvo_block *block = run + index;
         uint64_t sum = kvo_block_sum(pool, block, worker->views);
-        kvo_seal_pack(worker->seals + place * KVO_SEAL_BYTES, block->key, block->key_length,
+        kvo_seal_pack(worker->seals + index * KVO_SEAL_BYTES, block->key, block->key_length,
                       store->block_bytes, sum, job->epoch);
         kvo_set_sum(store, block->slot, sum);
     }
-    number = kvo_run_views(pool, run, count, worker->views);
-    moved = kvo_transfer(store->data_fd, KVO_WRITE, worker->views, number,
+    num_views = kvo_run_views(pool, run, count, worker->views);
+    moved = kvo_transfer(store->data_fd, KVO_WRITE, worker->views, num_views,
                          run->slot * store->slot_bytes);
     if (moved < count * store->slot_bytes)
         return moved < 0 ? errno : EIO;
     if (kvo_is_taken_back(worker->pool, job)) {
-        for (place = 0; place < count; place++)
-            run[place].status = KVO_STATUS_UNAVAILABLE;
+        for (index = 0; index < count; index++)
+            run[index].status = KVO_STATUS_UNAVAILABLE;
         return 0; /* what was summed and what was written need not be one */
     }
     kvo_set_written(store, run->slot, count, 1);
     error = kvo_write_all(store->table_fd, worker->seals, (size_t)count * KVO_SEAL_BYTES,
                           store->records_offset + run->slot * KVO_SEAL_BYTES);
-    for (place = 0; place < count && !error; place++)
-        run[place].status = KVO_STATUS_OK;
+    for (index = 0; index < count && !error; index++)
+        run[index].status = KVO_STATUS_OK;
     return error;
 }
 
@@ -546,9 +546,9 @@ static inline void kvo_memory_read(kvo_worker *worker, kvo_block *run, int64_t c
     const kvo_region *memory = &store->memory;
     struct iovec *target = worker->views + memory->num_parts;
     const struct timespec pause = {0, KVO_REWRITE_NS};
-    int64_t place;
-    for (place = 0; place < count; place++) {
-        kvo_block *block = run + place;
+    int64_t index;
+    for (index = 0; index < count; index++) {
+        kvo_block *block = run + index;
         uint8_t *writing = store->written + block->slot;
         block->status = KVO_MOVING;
         while (block->status == KVO_MOVING) {
@@ -574,15 +574,15 @@ static inline void kvo_memory_write(kvo_worker *worker, kvo_block *run, int64_t 
     const kvo_store *store = &pool->store;
     const kvo_region *memory = &store->memory;
     struct iovec *source = worker->views + memory->num_parts;
-    int64_t place;
-    for (place = 0; place < count; place++) {
-        kvo_block *block = run + place;
-        int64_t number = kvo_block_views(pool, block, 0, source);
+    int64_t index;
+    for (index = 0; index < count; index++) {
+        kvo_block *block = run + index;
+        int64_t num_views = kvo_block_views(pool, block, 0, source);
         uint64_t sum;
         __atomic_store_n(store->written + block->slot, 1, __ATOMIC_SEQ_CST);
-        sum = kvo_xxh3_pieces(source, (size_t)number, block->seed);
+        sum = kvo_xxh3_pieces(source, (size_t)num_views, block->seed);
         kvo_region_views(memory, block->slot, worker->views);
-        kvo_copy(source, number, worker->views, NULL, NULL);
+        kvo_copy(source, num_views, worker->views, NULL, NULL);
         __atomic_store_n(store->sums + block->slot, sum, __ATOMIC_RELEASE);
         __atomic_store_n(store->written + block->slot, 0, __ATOMIC_RELEASE);
         block->status = KVO_STATUS_OK;
@@ -632,10 +632,10 @@ static inline void kvo_tell(kvo_pool *pool, kvo_entry *entry) {
 
 /* Return whether every thread that could serve a job works on a late one. */
 static inline int kvo_stuck(const kvo_pool *pool, int op) {
-    int number, threads = op == KVO_READ ? pool->num_workers : pool->num_writers;
+    int index, threads = op == KVO_READ ? pool->num_workers : pool->num_writers;
     int64_t now = kvo_now();
-    for (number = 0; number < threads; number++) {
-        const kvo_job *job = pool->workers[number].running;
+    for (index = 0; index < threads; index++) {
+        const kvo_job *job = pool->workers[index].running;
         if (!job || job->deadline >= now)
             return 0;
     }
@@ -643,10 +643,10 @@ static inline int kvo_stuck(const kvo_pool *pool, int op) {
 }
 
 static inline void kvo_give_back(kvo_pool *pool, kvo_block *blocks, int64_t count, int put) {
-    int64_t place;
-    for (place = 0; place < count; place++) {
-        pool->free_buffers[pool->num_free++] = blocks[place].buffer;
-        blocks[place].buffer = -1;
+    int64_t index;
+    for (index = 0; index < count; index++) {
+        pool->free_buffers[pool->num_free++] = blocks[index].buffer;
+        blocks[index].buffer = -1;
     }
     if (put)
         pool->held_by_puts -= count;
@@ -683,23 +683,23 @@ static inline void kvo_settle_if_idle(kvo_pool *pool, kvo_job *job) {
 
 /* Give the region's blocks back to the caller. */
 static inline void kvo_end(kvo_pool *pool, kvo_job *job, int unfinished) {
-    int64_t place;
+    int64_t index;
     job->ended = 1;
-    for (place = 0; place < job->size; place++)
-        job->end.statuses[place] =
-            (int8_t)(job->found[place] == KVO_MOVING ? unfinished : job->found[place]);
+    for (index = 0; index < job->size; index++)
+        job->end.statuses[index] =
+            (int8_t)(job->found[index] == KVO_MOVING ? unfinished : job->found[index]);
     kvo_tell(pool, &job->end);
 }
 
 /* Work on the first `count` blocks only; returns whether the job has not settled. */
 static inline int kvo_drop(kvo_pool *pool, kvo_job *job, int64_t count, int status) {
-    int64_t place;
+    int64_t index;
     if (kvo_is_staged_put(pool, job) && job->copied > count) {
         kvo_give_back(pool, job->blocks + count, job->copied - count, 1);
         job->copied = count;
     }
-    for (place = count; place < job->count; place++)
-        job->found[job->blocks[place].place] = (int8_t)status;
+    for (index = count; index < job->count; index++)
+        job->found[job->blocks[index].index] = (int8_t)status;
     job->count = count;
     if (pool->staging && job->copied >= job->count)
         kvo_queue_remove(&pool->to_copy, job);
@@ -750,7 +750,7 @@ static inline int kvo_has_run(const kvo_pool *pool, int op) {
 /* Take a run from the front of a queue; the number of its blocks, from `*run` on. */
 static inline int64_t kvo_take(kvo_pool *pool, int op, kvo_job **taken, kvo_block **run) {
     kvo_job *job = pool->queues[op].first;
-    int64_t stop, count = 1, place, most;
+    int64_t stop, count = 1, index, most;
     if (!kvo_has_run(pool, op))
         return 0;
     most = kvo_run_blocks(pool, job);
@@ -763,8 +763,8 @@ static inline int64_t kvo_take(kvo_pool *pool, int op, kvo_job **taken, kvo_bloc
            (count + 1) * pool->region.num_parts <= KVO_MAX_VIEWS)
         count++;
     if (pool->staging && op == KVO_READ)
-        for (place = 0; place < count; place++)
-            (*run)[place].buffer = pool->free_buffers[--pool->num_free];
+        for (index = 0; index < count; index++)
+            (*run)[index].buffer = pool->free_buffers[--pool->num_free];
     job->next += count;
     job->in_flight += count;
     if (job->next == job->count)
@@ -808,7 +808,7 @@ static int kvo_delivery_must_stop(void *asked) {
 static inline int kvo_deliver(kvo_worker *worker, kvo_job *job, kvo_block *run, int64_t count) {
     kvo_pool *pool = worker->pool;
     struct iovec source;
-    int64_t place;
+    int64_t index;
     pthread_mutex_lock(&pool->lock);
     if (job->ended || kvo_is_over(pool, job)) {
         pthread_mutex_unlock(&pool->lock);
@@ -816,16 +816,16 @@ static inline int kvo_deliver(kvo_worker *worker, kvo_job *job, kvo_block *run, 
     }
     job->copying++;
     pthread_mutex_unlock(&pool->lock);
-    for (place = 0; place < count; place++) {
-        if (run[place].status == KVO_STATUS_OK) {
+    for (index = 0; index < count; index++) {
+        if (run[index].status == KVO_STATUS_OK) {
             if (kvo_now() >= job->deadline) {
-                run[place].status = KVO_STATUS_TIMEOUT;
+                run[index].status = KVO_STATUS_TIMEOUT;
                 continue;
             }
-            kvo_block_views(pool, run + place, 0, &source);
-            kvo_region_views(&pool->region, run[place].id, worker->views);
+            kvo_block_views(pool, run + index, 0, &source);
+            kvo_region_views(&pool->region, run[index].id, worker->views);
             if (!kvo_copy(&source, 1, worker->views, kvo_delivery_must_stop, worker))
-                run[place].status = KVO_STATUS_TIMEOUT;
+                run[index].status = KVO_STATUS_TIMEOUT;
         }
     }
     pthread_mutex_lock(&pool->lock);
@@ -840,22 +840,22 @@ static inline int kvo_deliver(kvo_worker *worker, kvo_job *job, kvo_block *run, 
 /* Move a run and account for it. */
 static inline void kvo_move(kvo_worker *worker, kvo_job *job, kvo_block *run, int64_t count) {
     kvo_pool *pool = worker->pool;
-    int64_t place;
+    int64_t index;
     int delivered = 1, error = kvo_move_blocks(worker, job, run, count);
-    for (place = 0; error && place < count; place++) { /* a bad block spoils no other */
-        int alone = count == 1 ? error : kvo_move_blocks(worker, job, run + place, 1);
+    for (index = 0; error && index < count; index++) { /* a bad block spoils no other */
+        int alone = count == 1 ? error : kvo_move_blocks(worker, job, run + index, 1);
         if (alone)
-            run[place].status = (int8_t)kvo_status_of(alone);
+            run[index].status = (int8_t)kvo_status_of(alone);
     }
     if (pool->staging && job->op == KVO_READ)
         delivered = kvo_deliver(worker, job, run, count);
     pthread_mutex_lock(&pool->lock);
-    for (place = 0; place < count; place++) {
-        int lost = run[place].status == KVO_STATUS_OK && !delivered;
+    for (index = 0; index < count; index++) {
+        int lost = run[index].status == KVO_STATUS_OK && !delivered;
         int void_put = job->taken_back && job->op == KVO_WRITE && !pool->store.is_file;
-        job->found[run[place].place] = (int8_t)(lost       ? KVO_STATUS_TIMEOUT
+        job->found[run[index].index] = (int8_t)(lost       ? KVO_STATUS_TIMEOUT
                                                 : void_put ? KVO_STATUS_UNAVAILABLE
-                                                           : run[place].status);
+                                                           : run[index].status);
     }
     job->in_flight -= count;
     if (pool->staging) {
@@ -983,7 +983,7 @@ static int kvo_copier_must_stop(void *asked) {
 static inline int kvo_copy_some(kvo_pool *pool, struct iovec *views) {
     kvo_job *job = pool->to_copy.first;
     kvo_copier copier = {pool, job};
-    int64_t most = KVO_SLICE_BYTES / pool->store.slot_bytes, available, place, copied = 0;
+    int64_t most = KVO_SLICE_BYTES / pool->store.slot_bytes, available, index, copied = 0;
     struct iovec target;
     kvo_block *blocks;
     if (!job)
@@ -995,8 +995,8 @@ static inline int kvo_copy_some(kvo_pool *pool, struct iovec *views) {
     if (most <= 0)
         return 0;
     blocks = job->blocks + job->copied;
-    for (place = 0; place < most; place++)
-        blocks[place].buffer = pool->free_buffers[--pool->num_free];
+    for (index = 0; index < most; index++)
+        blocks[index].buffer = pool->free_buffers[--pool->num_free];
     pool->held_by_puts += most;
     job->copying++;
     pthread_mutex_unlock(&pool->lock);
@@ -1063,7 +1063,7 @@ static inline void kvo_entry_free(kvo_entry *entry) {
 }
 
 /* Make a job of `size` >= 1 blocks; the caller fills them in. NULL if there is no memory. */
-static inline kvo_job *kvo_job_new(int64_t number, int op, int64_t size, int64_t timeout_ns,
+static inline kvo_job *kvo_job_new(int64_t job_id, int op, int64_t size, int64_t timeout_ns,
                                    uint64_t epoch) {
     kvo_job *job = calloc(1, sizeof(kvo_job));
     kvo_entry *entries[3];
@@ -1077,7 +1077,7 @@ static inline kvo_job *kvo_job_new(int64_t number, int op, int64_t size, int64_t
         return NULL;
     }
     memset(job->found, KVO_MOVING, (size_t)size);
-    job->number = number;
+    job->job_id = job_id;
     job->op = op;
     job->size = job->count = size;
     job->deadline = kvo_now() + timeout_ns;
@@ -1087,7 +1087,7 @@ static inline kvo_job *kvo_job_new(int64_t number, int op, int64_t size, int64_t
     entries[2] = &job->settling;
     for (entry = 0; entry < 3; entry++) {
         entries[entry]->job = job;
-        entries[entry]->number = number;
+        entries[entry]->job_id = job_id;
         entries[entry]->count = entry ? size : 0;
     }
     job->is_late.flags = KVO_LATE;
@@ -1104,9 +1104,9 @@ static inline int kvo_by_slot(const void *left, const void *right) {
 
 /* Take a job whose blocks are filled in. */
 static inline void kvo_submit(kvo_pool *pool, kvo_job *job) {
-    int64_t place;
-    for (place = 1; place < job->size; place++) {
-        if (job->blocks[place - 1].slot > job->blocks[place].slot) {
+    int64_t index;
+    for (index = 1; index < job->size; index++) {
+        if (job->blocks[index - 1].slot > job->blocks[index].slot) {
             qsort(job->blocks, (size_t)job->size, sizeof(kvo_block), kvo_by_slot);
             break;
         }
@@ -1139,12 +1139,12 @@ static inline void kvo_submit(kvo_pool *pool, kvo_job *job) {
 /* Take a job back; what is not done is UNAVAILABLE.
  *
  * 0 if the pool does not have it; 2 if a direct read goes on at `until`, before its deadline. */
-static inline int kvo_cancel(kvo_pool *pool, int64_t number, int64_t until) {
+static inline int kvo_cancel(kvo_pool *pool, int64_t job_id, int64_t until) {
     kvo_job *job;
     int found = 0;
     pthread_mutex_lock(&pool->lock);
     job = pool->jobs;
-    while (job && job->number != number)
+    while (job && job->job_id != job_id)
         job = job->following;
     if (job) {
         found = 1;
@@ -1169,12 +1169,12 @@ static inline int kvo_cancel(kvo_pool *pool, int64_t number, int64_t until) {
 }
 
 /* Write bytes to the table, in a thread; -1 if there is no memory. */
-static inline int kvo_submit_chore(kvo_pool *pool, int64_t number, int64_t offset,
+static inline int kvo_submit_chore(kvo_pool *pool, int64_t job_id, int64_t offset,
                                    const uint8_t *data, size_t nbytes, int sync) {
     kvo_chore *chore = calloc(1, sizeof(kvo_chore) + nbytes);
     if (!chore)
         return -1;
-    chore->entry.number = number;
+    chore->entry.job_id = job_id;
     chore->entry.flags = KVO_CHORE;
     chore->entry.count = 1;
     chore->entry.statuses = &chore->status;
@@ -1230,15 +1230,15 @@ static inline int64_t kvo_staging_nbytes(const kvo_pool *pool) {
 
 /* Free what a pool holds besides its threads. */
 static inline void kvo_pool_free(kvo_pool *pool) {
-    int number;
+    int index;
     kvo_entry *entry, *next;
     for (entry = pool->first_entry; entry; entry = next) {
         next = entry->next;
         kvo_entry_free(entry);
     }
-    for (number = 0; pool->workers && number <= pool->num_workers; number++) {
-        free(pool->workers[number].views);
-        free(pool->workers[number].seals);
+    for (index = 0; pool->workers && index <= pool->num_workers; index++) {
+        free(pool->workers[index].views);
+        free(pool->workers[index].seals);
     }
     free(pool->workers);
     free(pool->free_buffers);
@@ -1271,7 +1271,7 @@ static inline int64_t kvo_pool_stop(kvo_pool *pool, int64_t until) {
     int64_t now = kvo_now(), grace = now + KVO_GRACE_NS;
     kvo_job *job, *following;
     kvo_chore *chore;
-    int number;
+    int index;
     pthread_mutex_lock(&pool->lock);
     pool->closing = 1;
     while ((chore = pool->first_chore) != NULL) {
@@ -1291,8 +1291,8 @@ static inline int64_t kvo_pool_stop(kvo_pool *pool, int64_t until) {
     pthread_cond_broadcast(&pool->work_read);
     pthread_cond_broadcast(&pool->work_write);
     pthread_cond_broadcast(&pool->keep);
-    for (number = 0; number < pool->num_workers; number++)
-        if (pool->workers[number].running && pool->workers[number].running->deadline <= now)
+    for (index = 0; index < pool->num_workers; index++)
+        if (pool->workers[index].running && pool->workers[index].running->deadline <= now)
             grace = now + KVO_LATE_GRACE_NS;
     pthread_mutex_unlock(&pool->lock);
     return until > grace ? until : grace;
@@ -1311,9 +1311,9 @@ static inline int kvo_pool_ended(kvo_pool *pool, int64_t until) {
 
 /* Be done with the threads, which have ended. */
 static inline void kvo_pool_join(kvo_pool *pool) {
-    int number;
-    for (number = 0; number < pool->num_workers; number++)
-        pthread_join(pool->workers[number].thread, NULL);
+    int index;
+    for (index = 0; index < pool->num_workers; index++)
+        pthread_join(pool->workers[index].thread, NULL);
     pthread_join(pool->keeper, NULL);
 }
 
@@ -1334,7 +1334,7 @@ static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *
     kvo_pool *pool = calloc(1, sizeof(kvo_pool));
     int64_t parts = region->num_parts + (store->is_file ? 0 : store->memory.num_parts);
     int64_t run_blocks = KVO_RUN_BYTES / store->slot_bytes, views, buffer;
-    int number, started = 0, all;
+    int index, started = 0, all;
     pthread_attr_t attributes;
     sigset_t every, before;
     if (!pool)
@@ -1383,10 +1383,10 @@ static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *
     views = run_blocks * views < KVO_MAX_VIEWS ? run_blocks * views : KVO_MAX_VIEWS;
     views = views > parts + 1 ? views : parts + 1; /* one block's, and a copy's other side */
     pool->num_workers = threads;
-    for (number = 0; number <= threads; number++) {
-        kvo_worker *worker = pool->workers + number;
+    for (index = 0; index <= threads; index++) {
+        kvo_worker *worker = pool->workers + index;
         worker->pool = pool;
-        worker->writes = number < pool->num_writers;
+        worker->writes = index < pool->num_writers;
         worker->views = malloc((size_t)views * sizeof(struct iovec));
         worker->seals = store->is_file ? malloc((size_t)run_blocks * KVO_SEAL_BYTES) : NULL;
         if (!worker->views || (store->is_file && !worker->seals))
@@ -1410,8 +1410,8 @@ static inline kvo_pool *kvo_pool_new(const kvo_region *region, const kvo_store *
     pthread_attr_destroy(&attributes);
     if (all)
         return pool;
-    for (number = 0; number < started; number++)
-        pthread_join(pool->workers[number].thread, NULL);
+    for (index = 0; index < started; index++)
+        pthread_join(pool->workers[index].thread, NULL);
 failed:
     kvo_pool_free(pool);
     return NULL;

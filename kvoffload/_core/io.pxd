@@ -33,7 +33,7 @@ cdef extern from "io.h" nogil:
     ctypedef struct kvo_block:
         int64_t slot, id
         uint64_t seed
-        int32_t place
+        int32_t index
         int32_t buffer
         int8_t status
         uint8_t key_length
@@ -44,7 +44,7 @@ cdef extern from "io.h" nogil:
 
     ctypedef struct kvo_entry:
         kvo_entry* next
-        int64_t number
+        int64_t job_id
         int64_t count
         int8_t* statuses
         int flags
@@ -69,12 +69,12 @@ cdef extern from "io.h" nogil:
     void kvo_pool_free(kvo_pool* pool)
     void kvo_pool_stats(kvo_pool* pool, int64_t* late_jobs, int64_t* staging_bytes)
     kvo_job* kvo_job_new(
-        int64_t number, int op, int64_t size, int64_t timeout_ns, uint64_t epoch
+        int64_t job_id, int op, int64_t size, int64_t timeout_ns, uint64_t epoch
     )
     void kvo_submit(kvo_pool* pool, kvo_job* job)
-    int kvo_cancel(kvo_pool* pool, int64_t number, int64_t until)
+    int kvo_cancel(kvo_pool* pool, int64_t job_id, int64_t until)
     int kvo_submit_chore(
-        kvo_pool* pool, int64_t number, int64_t offset, const uint8_t* data, size_t nbytes,
+        kvo_pool* pool, int64_t job_id, int64_t offset, const uint8_t* data, size_t nbytes,
         int sync
     )
     kvo_entry* kvo_poll(kvo_pool* pool)

@@ -48,16 +48,16 @@ def xxh3_64(data, seed=0):
 cdef int fill_region(kvo_region* target, object region) except -1:
     """Describe a ``kvoffload.tiers.Region``; ``parts`` is to be freed."""
     cdef object parts = region.parts
-    cdef Py_ssize_t place
+    cdef Py_ssize_t index
     target.base = <uint8_t*><size_t>region.address
     target.num_parts = len(parts)
     target.block_bytes = region.block_bytes
     target.parts = <kvo_part*>malloc(len(parts) * sizeof(kvo_part))
     if target.parts == NULL:
         raise MemoryError
-    for place in range(len(parts)):
-        target.parts[place].offset, target.parts[place].stride, target.parts[place].nbytes = (
-            parts[place]
+    for index in range(len(parts)):
+        target.parts[index].offset, target.parts[index].stride, target.parts[index].nbytes = (
+            parts[index]
         )
     return 0
 
@@ -181,7 +181,7 @@ cdef class Pool:
 
     def __cinit__(self, region, store, threads, staging_bytes=0, ack_copied=True):
         cdef kvo_region described
-        cdef int number = threads
+        cdef int num_threads = threads
         cdef int64_t staging = staging_bytes
         cdef bint copied = ack_copied
         if isinstance(store, FileStore):
@@ -195,7 +195,7 @@ cdef class Pool:
         self.pid = getpid()
         fill_region(&described, region)
         with nogil:
-            self.pool = kvo_pool_new(&described, &self.store, number, staging, copied)
+            self.pool = kvo_pool_new(&described, &self.store, num_threads, staging, copied)
         free(described.parts)
         if self.pool == NULL:
             raise MemoryError("no memory, or no thread, for a pool")
@@ -217,7 +217,7 @@ cdef class Pool:
         cdef int64_t[::1] store_slots = slots
         cdef int64_t[::1] region_ids = ids
         cdef Py_ssize_t size = len(keys)
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef bytes key
         cdef kvo_block* block
         cdef kvo_job* made
@@ -226,12 +226,12 @@ cdef class Pool:
         made = kvo_job_new(job, op, size, <int64_t>(timeout_s * 1e9), epoch)
         if made == NULL:
             raise MemoryError
-        for place in range(size):
-            key = <bytes>keys[place]
-            block = made.blocks + place
-            block.slot = store_slots[place]
-            block.id = region_ids[place]
-            block.place = <int32_t>place
+        for index in range(size):
+            key = <bytes>keys[index]
+            block = made.blocks + index
+            block.slot = store_slots[index]
+            block.id = region_ids[index]
+            block.index = <int32_t>index
             block.buffer = -1
             block.status = -1
             block.key_length = <uint8_t>PyBytes_GET_SIZE(key)
@@ -241,11 +241,11 @@ cdef class Pool:
 
     def cancel(self, job):
         """Take a job back: what is not done is UNAVAILABLE."""
-        cdef int64_t number = job
+        cdef int64_t job_id = job
         cdef int found = 2
         while found == 2:
             with nogil:
-                found = kvo_cancel(self.pool, number, kvo_now() + SIGNALS_NS)
+                found = kvo_cancel(self.pool, job_id, kvo_now() + SIGNALS_NS)
             if found == 2:
                 PyErr_CheckSignals()
         return found != 0
@@ -268,7 +268,7 @@ cdef class Pool:
             if entry.count:
                 target = statuses
                 memcpy(&target[0], entry.statuses, entry.count)
-            self.news.append((entry.number, entry.flags, statuses))
+            self.news.append((entry.job_id, entry.flags, statuses))
             kvo_entry_free(entry)
             entry = following
         return self.news
@@ -384,8 +384,8 @@ def valid_records(table, block_bytes, epoch):
 
 
 cdef bint is_blank(const uint8_t* seal) noexcept:
-    cdef Py_ssize_t place
-    for place in range(KVO_SEAL_BYTES):
-        if seal[place]:
+    cdef Py_ssize_t index
+    for index in range(KVO_SEAL_BYTES):
+        if seal[index]:
             return False
     return True

@@ -82,9 +82,9 @@ static inline uint64_t kvo_little64(const uint8_t *p) {
 }
 
 static inline void kvo_put_little64(uint8_t *p, uint64_t word) {
-    int place;
-    for (place = 0; place < 8; place++)
-        p[place] = (uint8_t)(word >> (8 * place));
+    int index;
+    for (index = 0; index < 8; index++)
+        p[index] = (uint8_t)(word >> (8 * index));
 }
 
 static inline uint64_t kvo_rotate64(uint64_t word, int bits) {
@@ -158,8 +158,8 @@ static inline uint64_t kvo_xxh3_small(const uint8_t *input, size_t length, uint6
 
 /* -- inputs of 17 to 240 bytes ----------------------------------------------------------------- */
 
-static inline uint64_t kvo_xxh3_mix(const uint8_t *data, size_t place, uint64_t seed) {
-    const uint8_t *secret = kvo_xxh3_secret + place;
+static inline uint64_t kvo_xxh3_mix(const uint8_t *data, size_t offset, uint64_t seed) {
+    const uint8_t *secret = kvo_xxh3_secret + offset;
     return kvo_xxh3_fold(kvo_little64(data) ^ (kvo_little64(secret) + seed),
                          kvo_little64(data + 8) ^ (kvo_little64(secret + 8) - seed));
 }
@@ -322,12 +322,12 @@ typedef struct {
 static inline void kvo_xxh3_start(kvo_xxh3_state *state, uint64_t seed) {
     static const uint64_t sums[8] = {KVO_PRIME32_3, KVO_PRIME64_1, KVO_PRIME64_2, KVO_PRIME64_3,
                                      KVO_PRIME64_4, KVO_PRIME32_2, KVO_PRIME64_5, KVO_PRIME32_1};
-    int place;
+    int offset;
     memcpy(state->sums, sums, sizeof sums);
-    for (place = 0; place < KVO_XXH3_SECRET; place += 16) {
-        kvo_put_little64(state->secret + place, kvo_little64(kvo_xxh3_secret + place) + seed);
-        kvo_put_little64(state->secret + place + 8,
-                         kvo_little64(kvo_xxh3_secret + place + 8) - seed);
+    for (offset = 0; offset < KVO_XXH3_SECRET; offset += 16) {
+        kvo_put_little64(state->secret + offset, kvo_little64(kvo_xxh3_secret + offset) + seed);
+        kvo_put_little64(state->secret + offset + 8,
+                         kvo_little64(kvo_xxh3_secret + offset + 8) - seed);
     }
 }
 
@@ -390,15 +390,16 @@ static inline void kvo_gather(uint8_t *target, const struct iovec *pieces, size_
     }
 }
 
-/* The XXH3-64 of a buffer in `number` pieces, none of them empty: that of the pieces joined. */
-static inline uint64_t kvo_xxh3_pieces(const struct iovec *pieces, size_t number, uint64_t seed) {
+/* The XXH3-64 of a buffer in `num_pieces` pieces, none of them empty: that of the pieces joined. */
+static inline uint64_t kvo_xxh3_pieces(const struct iovec *pieces, size_t num_pieces,
+                                       uint64_t seed) {
     kvo_rounds_function rounds = kvo_rounds_choice();
     kvo_xxh3_state state;
     uint8_t stripe[240];
     size_t length = 0, piece, offset = 0, done, stripes, count;
-    for (piece = 0; piece < number; piece++)
+    for (piece = 0; piece < num_pieces; piece++)
         length += pieces[piece].iov_len;
-    if (number == 1)
+    if (num_pieces == 1)
         return kvo_xxh3_64(pieces->iov_base, length, seed);
     if (length <= sizeof stripe) {
         kvo_gather(stripe, pieces, 0, length);

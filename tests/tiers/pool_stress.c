@@ -66,7 +66,7 @@ static ssize_t slow_pwritev(int fd, const struct iovec *views, int count, off_t 
     } while (0)
 
 typedef struct {
-    int64_t number;
+    int64_t job_id;
     int active, ended, op, count;
     int64_t slots[LARGEST], ids[LARGEST];
 } job_note;
@@ -84,15 +84,15 @@ static void fill(int64_t id, int64_t slot) {
 }
 
 static void is_whole(int64_t id, int64_t slot) {
-    int64_t place;
-    for (place = 0; place < BLOCK; place++)
-        CHECK(region_memory[id * BLOCK + place] == (uint8_t)(slot * 3 + 1));
+    int64_t index;
+    for (index = 0; index < BLOCK; index++)
+        CHECK(region_memory[id * BLOCK + index] == (uint8_t)(slot * 3 + 1));
 }
 
 static void give_back(job_note *note) {
-    int place;
-    for (place = 0; place < note->count; place++) {
-        int64_t id = note->ids[place];
+    int index;
+    for (index = 0; index < note->count; index++) {
+        int64_t id = note->ids[index];
         canary[id] = (uint8_t)chance();
         memset(region_memory + id * BLOCK, canary[id], BLOCK);
         block_busy[id] = 0;
@@ -100,29 +100,29 @@ static void give_back(job_note *note) {
 }
 
 static void check_canaries(void) {
-    int64_t id, place;
+    int64_t id, index;
     for (id = 0; id < SLOTS; id++)
-        for (place = 0; !block_busy[id] && place < BLOCK; place++)
-            CHECK(region_memory[id * BLOCK + place] == canary[id]);
+        for (index = 0; !block_busy[id] && index < BLOCK; index++)
+            CHECK(region_memory[id * BLOCK + index] == canary[id]);
 }
 
 static void take_news(kvo_pool *pool) {
     kvo_entry *entry = kvo_poll(pool), *next;
     for (; entry; entry = next) {
-        job_note *note = &notes[entry->number % JOBS];
-        int place;
+        job_note *note = &notes[entry->job_id % JOBS];
+        int index;
         next = entry->next;
         if (entry->flags & KVO_CHORE) {
             kvo_entry_free(entry);
             continue;
         }
-        CHECK(note->active && note->number == entry->number);
+        CHECK(note->active && note->job_id == entry->job_id);
         if (entry->flags & KVO_ENDED) {
             CHECK(!note->ended && entry->count == note->count);
-            for (place = 0; place < note->count; place++) {
-                CHECK(entry->statuses[place] != KVO_MOVING);
-                if (note->op == KVO_READ && entry->statuses[place] == KVO_STATUS_OK) {
-                    is_whole(note->ids[place], note->slots[place]);
+            for (index = 0; index < note->count; index++) {
+                CHECK(entry->statuses[index] != KVO_MOVING);
+                if (note->op == KVO_READ && entry->statuses[index] == KVO_STATUS_OK) {
+                    is_whole(note->ids[index], note->slots[index]);
                     oks++;
                 }
             }
@@ -132,13 +132,13 @@ static void take_news(kvo_pool *pool) {
         }
         if (entry->flags & KVO_SETTLED) {
             CHECK(note->ended);
-            for (place = 0; place < note->count; place++) {
-                int64_t slot = note->slots[place];
+            for (index = 0; index < note->count; index++) {
+                int64_t slot = note->slots[index];
                 slot_users[slot]--;
                 if (note->op == KVO_WRITE)
-                    slot_state[slot] = entry->statuses[place] == KVO_STATUS_OK;
+                    slot_state[slot] = entry->statuses[index] == KVO_STATUS_OK;
                 else
-                    CHECK(entry->statuses[place] != KVO_STATUS_CORRUPT);
+                    CHECK(entry->statuses[index] != KVO_STATUS_CORRUPT);
             }
             note->active = 0;
             settles++;
@@ -147,8 +147,8 @@ static void take_news(kvo_pool *pool) {
     }
 }
 
-static void submit(kvo_pool *pool, int64_t number, int op, int64_t timeout_ns) {
-    job_note *note = &notes[number % JOBS];
+static void submit(kvo_pool *pool, int64_t job_id, int op, int64_t timeout_ns) {
+    job_note *note = &notes[job_id % JOBS];
     kvo_job *job;
     int64_t wanted = 1 + (int64_t)(chance() % LARGEST), slot, id = 0;
     int64_t start = (int64_t)(chance() % SLOTS);
@@ -174,21 +174,21 @@ static void submit(kvo_pool *pool, int64_t number, int op, int64_t timeout_ns) {
     }
     if (!note->count)
         return;
-    job = kvo_job_new(number, op, note->count, timeout_ns, 7);
+    job = kvo_job_new(job_id, op, note->count, timeout_ns, 7);
     CHECK(job);
     for (slot = 0; slot < note->count; slot++) {
         kvo_block *block = job->blocks + slot;
         memset(block, 0, sizeof *block);
         block->slot = note->slots[slot];
         block->id = note->ids[slot];
-        block->place = (int32_t)slot;
+        block->index = (int32_t)slot;
         block->buffer = -1;
         block->status = KVO_MOVING;
         block->key_length = 8;
         memcpy(block->key, &block->slot, 8);
         block->seed = kvo_seed(&pool->store, block->key, 8);
     }
-    note->number = number;
+    note->job_id = job_id;
     note->active = 1;
     note->ended = 0;
     note->op = op;
@@ -198,7 +198,7 @@ static void submit(kvo_pool *pool, int64_t number, int op, int64_t timeout_ns) {
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "direct";
     double seconds = argc > 2 ? atof(argv[2]) : 1;
-    int64_t number = 0, until, round = 0;
+    int64_t job_id = 0, until, round = 0;
     kvo_part part = {0, BLOCK, BLOCK};
     kvo_region region;
     kvo_store store;
@@ -246,7 +246,7 @@ int main(int argc, char **argv) {
             uint64_t drawn = chance() % 100;
             int64_t timeout_ns = drawn < 30 ? (int64_t)(chance() % 2000000) : 60000000000;
             if (drawn % 3)
-                submit(pool, number++, chance() % 2 ? KVO_READ : KVO_WRITE, timeout_ns);
+                submit(pool, job_id++, chance() % 2 ? KVO_READ : KVO_WRITE, timeout_ns);
             else if (store.is_file && drawn < 10)
                 CHECK(!kvo_submit_chore(pool, 0, 4096 * (int64_t)(chance() % 4 + 2), (uint8_t *)"x",
                                         1, drawn < 2));
@@ -255,7 +255,7 @@ int main(int argc, char **argv) {
             if (chance() % 16 == 0) {
                 const job_note *note = &notes[chance() % JOBS];
                 if (note->active)
-                    (void)kvo_cancel(pool, note->number, kvo_now() + 1000000);
+                    (void)kvo_cancel(pool, note->job_id, kvo_now() + 1000000);
             }
             if (chance() % 4 == 0) {
                 int64_t late, held;
