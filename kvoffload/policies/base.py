@@ -158,11 +158,11 @@ class CachePolicy(ABC):
             The number ``k`` of leading hashes to store, and exactly ``max(0, k - num_free)``
             victims in eviction order. None, with nothing changed, to refuse the store.
         """
-        number = len(hashes)
-        if number <= num_free:
-            return number, []
-        victims = self.evict(number - num_free, protected)
-        return None if victims is None else (number, victims)
+        count = len(hashes)
+        if count <= num_free:
+            return count, []
+        victims = self.evict(count - num_free, protected)
+        return None if victims is None else (count, victims)
 
     def _set_declining(self, allowed: bool) -> None:
         """Allow the policy to decline blocks although others could leave for them, or forbid it.

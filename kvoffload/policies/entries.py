@@ -48,14 +48,14 @@ class Option:
         if kind is int and isinstance(value, float):
             raise TypeError(f"{self.name} must be {noun}, got {describe(value)}")
         try:
-            number = kind(value)
+            parsed = kind(value)
         except (ValueError, OverflowError):
             raise ValueError(f"{self.name} must be {noun}, got {describe(value)}") from None
-        if math.isnan(number) or not self.minimum <= number <= self.maximum:
+        if math.isnan(parsed) or not self.minimum <= parsed <= self.maximum:
             raise ValueError(
                 f"{self.name} must be in {self.minimum} ... {self.maximum}, got {describe(value)}"
             )
-        return number
+        return parsed
 
 
 @dataclass(frozen=True, slots=True)

@@ -366,10 +366,10 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             with buffer.lock:
                 part = slice(len(found), len(found) + len(buffer.ids))
                 are_there = self._get(stored[part], buffer.ids[: len(stored[part])])
-                for place, is_there in enumerate(are_there):
+                for index, is_there in enumerate(are_there):
                     target = targets[len(found)]
                     if is_there:
-                        _bytes_of(target)[:] = buffer.page(place)
+                        _bytes_of(target)[:] = buffer.page(index)
                     found.append(target if is_there else None)
         return found
 
@@ -407,8 +407,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
             buffer = self._buffers[1]
             with buffer.lock:
                 part = stored[done : done + len(buffer.ids)]
-                for place, page in enumerate(pages[done : done + len(part)]):
-                    buffer.page(place)[:] = _bytes_of(page)
+                for index, page in enumerate(pages[done : done + len(part)]):
+                    buffer.page(index)[:] = _bytes_of(page)
                 is_right = all(self._put(part, buffer.ids[: len(part)]))
             done += len(part)
         return is_right
@@ -424,14 +424,14 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         if len(pages) != len(keys):
             raise ValueError(f"{name} must be as many as keys, {len(keys)}, got {len(pages)}")
         nbytes = self._buffers[0].region.block_bytes if self._buffers else 0
-        for place, tensor in enumerate(pages):
+        for index, tensor in enumerate(pages):
             if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"{name}[{place}] must be a tensor, got {describe(tensor)}")
+                raise TypeError(f"{name}[{index}] must be a tensor, got {describe(tensor)}")
             if not tensor.is_contiguous():
-                raise ValueError(f"{name}[{place}] must be contiguous")
+                raise ValueError(f"{name}[{index}] must be contiguous")
             found = tensor.numel() * tensor.element_size()
             if found != nbytes:
-                raise ValueError(f"{name}[{place}] must have {nbytes} bytes, got {found}")
+                raise ValueError(f"{name}[{index}] must have {nbytes} bytes, got {found}")
         return pages
 
     # -- transfers ---------------------------------------------------------------------------
@@ -479,9 +479,9 @@ class _Buffer:
         self.ids = np.array(ids, np.int64)
         self.lock = threading.Lock()
 
-    def page(self, place: int) -> npt.NDArray[np.uint8]:
+    def page(self, index: int) -> npt.NDArray[np.uint8]:
         """Return the bytes of a page."""
-        (view,) = self.region.views(int(self.ids[place]))
+        (view,) = self.region.views(int(self.ids[index]))
         return np.frombuffer(view, np.uint8)
 
 
@@ -523,10 +523,10 @@ def _own_url(url: str, config: HiCacheStorageConfig) -> str:
             f"url must name a tier that the {config.tp_size} ranks of an MLA model share, as "
             f"dir:/mnt/kv?capacity=2TB, got {kind}:"
         )
-    place, question, options = rest.partition("?")
-    if kind == "slab" and place and config.dp_rank:
-        place = f"{place.rstrip('/')}/replica{config.dp_rank}"
-    return f"{kind}{colon}{place}{question}{options}"
+    location, question, options = rest.partition("?")
+    if kind == "slab" and location and config.dp_rank:
+        location = f"{location.rstrip('/')}/replica{config.dp_rank}"
+    return f"{kind}{colon}{location}{question}{options}"
 
 
 def pages_of(mem_pool_host: Any) -> Region:

@@ -239,13 +239,13 @@ def _read(name: str) -> dict[str, Interface]:
 USED = _read("used")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_parts(version: str) -> tuple[int, ...]:
     found = re.match(r"(\d+)\.(\d+)", version)
     return tuple(map(int, found.groups())) if found else ()
 
 
 #: The releases whose offloading interface this package speaks, oldest first.
-RELEASES = tuple(sorted((path.stem for path in _FOLDER.glob("[0-9]*.json")), key=_numbers))
+RELEASES = tuple(sorted((path.stem for path in _FOLDER.glob("[0-9]*.json")), key=_version_parts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,7 +348,7 @@ def _release_of(version: str) -> str | None:
     for name in RELEASES:
         if version.startswith(f"{name}."):
             return name
-    return RELEASES[-1] if _numbers(version) > _numbers(RELEASES[-1]) else None
+    return RELEASES[-1] if _version_parts(version) > _version_parts(RELEASES[-1]) else None
 
 
 def _check(release: Release, kind: str) -> None:
@@ -383,7 +383,7 @@ def installed_release() -> Release:
         )
     name = _release_of(version)
     if name is None:
-        former = FORMER.get(".".join(map(str, _numbers(version))))
+        former = FORMER.get(".".join(map(str, _version_parts(version))))
         advice = f"install kvoffload {former}" if former else "no version of kvoffload supports it"
         raise ImportError(
             f"kvoffload.integrations.vllm found vLLM {version}; supported versions: "

@@ -11,7 +11,7 @@ __all__ = ["KVGroups"]
 
 @dataclass(frozen=True)
 class KVGroups:
-    """The KV groups of a model: number -> tokens of a chunk, in the order of the numbers.
+    """The KV groups of a model: id -> tokens of a chunk, in the order of the ids.
 
     Attributes
     ----------

@@ -131,7 +131,7 @@ class RequestRecorder:
         full = [one for one in config.groups if one.group_id not in others]
         group = min(full or config.groups, key=lambda one: one.tokens_per_block)
         self._suffix = group.group_id.to_bytes(_GROUP_BYTES, "big")
-        self._others = {number.to_bytes(_GROUP_BYTES, "big") for number in others}
+        self._others = {group_id.to_bytes(_GROUP_BYTES, "big") for group_id in others}
         self._align = 0 if groups is None else groups.align
         self._has_answers = not config.extra_config.get("offload_prompt_only", True)
         self._one_group = len(config.groups) == 1

@@ -683,13 +683,13 @@ class KVOffloadTier(SecondaryTier):
         if self.kinds and kind not in self.kinds:
             known = ", ".join(f"{one}:" for one in self.kinds)
             raise ValueError(f"url of {tier_type} must start with one of {known}")
-        place, _, text = rest.partition("?")
+        location, _, text = rest.partition("?")
         if kind == "slab":
-            place = _replica_folder(place, offloading_spec)
+            location = _replica_folder(location, offloading_spec)
 
         def opener(namespace: Namespace, enable_events: bool) -> Tier:
             given = "&".join([*filter(None, [text]), *["events=true"] * enable_events])
-            return open_tier(f"{kind}{colon}{place}{'?' * bool(given)}{given}", namespace)
+            return open_tier(f"{kind}{colon}{location}{'?' * bool(given)}{given}", namespace)
 
         super().__init__(offloading_spec, primary_kv_view, tier_type, opener, **options)
 

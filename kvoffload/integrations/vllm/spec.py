@@ -68,14 +68,14 @@ def _check_whole(key: str, value: Any, least: int | None) -> None:
         If it is none, or less than `least`.
     """
     try:
-        number = None if isinstance(value, bool) else int(value)
+        parsed = None if isinstance(value, bool) else int(value)
     except TypeError:
-        number = None
+        parsed = None
     except (ValueError, OverflowError):
         raise ValueError(f"{key} must be a whole number, got {describe(value)}") from None
-    if number is None:
+    if parsed is None:
         raise TypeError(f"{key} must be a whole number, got {describe(value)}")
-    if least is not None and number < least:
+    if least is not None and parsed < least:
         raise ValueError(f"{key} must be >= {least}, got {describe(value)}")
 
 

@@ -196,7 +196,7 @@ class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[mi
         tiers = config.extra_config.get("secondary_tiers")
         named = {"kv_connector_extra_config": config.extra_config}
         if isinstance(tiers, list):  # else vLLM itself says that it must be one
-            named |= {f"secondary_tiers[{place}]": tier for place, tier in enumerate(tiers)}
+            named |= {f"secondary_tiers[{index}]": tier for index, tier in enumerate(tiers)}
         for name, options in named.items():
             if not isinstance(options, Mapping):
                 raise TypeError(f"{name} must be an object, got {describe(options)}")

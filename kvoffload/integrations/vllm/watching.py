@@ -270,9 +270,9 @@ class WatchExport:
         step = max(1.0, total / MOST_AGES)
         ages: list[float] = []
         passed = 0
-        for number, count in enumerate(fresh):
+        for bin_index, count in enumerate(fresh):
             passed += count
-            middle = (bin_start(number) + bin_start(number + 1) - 1) / 2000
+            middle = (bin_start(bin_index) + bin_start(bin_index + 1) - 1) / 2000
             while len(ages) * step + step / 2 < passed:
                 ages.append(middle)
         return ages
