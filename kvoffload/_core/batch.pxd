@@ -35,14 +35,14 @@ cdef extern from "Python.h":
 cdef struct Batch:
     PyObject** items        # (size,) borrowed bytes objects
     uint64_t* hashes        # (size,) hash of each key that went through the index
-    uint32_t* slots         # (size,) node of each key, NIL if unknown; before: the last call's
+    uint32_t* node_ids      # (size,) node of each key, NIL if unknown; before: the last call's
     uint32_t* chosen        # (size,) room for a selection of them
-    uint32_t* places        # (size,) and for their positions in the batch
+    uint32_t* indexes       # (size,) and for their indexes in the batch
     Py_ssize_t size
-    Py_ssize_t num_hints    # leading slots that the last call left
+    Py_ssize_t num_hints    # leading node ids that the last call left
     Py_ssize_t num_chosen   # leading entries of `chosen` that are in use
     Py_ssize_t room         # of the four arrays
-    uint64_t found_at       # the table's version for which `slots` are right; 0: for none
+    uint64_t found_at       # the table's version for which `node_ids` are right; 0: for none
 
 cdef enum:
     GROUP = 64              # keys that go through the index together
@@ -84,7 +84,7 @@ cdef inline Batch batch_part(const Batch* batch, Py_ssize_t start, Py_ssize_t st
     cdef Batch part = batch[0]
     part.items = batch.items + start
     part.hashes = batch.hashes + start
-    part.slots = batch.slots + start
+    part.node_ids = batch.node_ids + start
     part.size = part.num_hints = stop - start
     return part
 
@@ -92,7 +92,7 @@ cdef inline Batch batch_part(const Batch* batch, Py_ssize_t start, Py_ssize_t st
 cdef inline void hint_chosen(Batch* batch, const Batch* chooser) noexcept nogil:
     """Take the selection of an earlier call, of as many keys, for hints."""
     if batch.size and chooser.num_chosen == batch.size:  # arrays of no size are null
-        memcpy(batch.slots, chooser.chosen, <size_t>batch.size * sizeof(uint32_t))
+        memcpy(batch.node_ids, chooser.chosen, <size_t>batch.size * sizeof(uint32_t))
         batch.num_hints = batch.size
 
 
@@ -100,16 +100,16 @@ cdef inline void hint_found(Batch* batch, const Batch* finder) noexcept nogil:
     """Take what another batch has found for hints, where there is room for it."""
     cdef Py_ssize_t size = min(batch.room, finder.size)
     if size:
-        memcpy(batch.slots, finder.slots, <size_t>size * sizeof(uint32_t))
+        memcpy(batch.node_ids, finder.node_ids, <size_t>size * sizeof(uint32_t))
     batch.num_hints = size
 
 
-cdef inline const uint8_t* item_key(const Batch* batch, Py_ssize_t place) noexcept nogil:
-    return <const uint8_t*>PyBytes_AS_STRING(batch.items[place])
+cdef inline const uint8_t* item_key(const Batch* batch, Py_ssize_t index) noexcept nogil:
+    return <const uint8_t*>PyBytes_AS_STRING(batch.items[index])
 
 
-cdef inline uint64_t item_length(const Batch* batch, Py_ssize_t place) noexcept nogil:
-    return <uint64_t>PyBytes_GET_SIZE(batch.items[place])
+cdef inline uint64_t item_length(const Batch* batch, Py_ssize_t index) noexcept nogil:
+    return <uint64_t>PyBytes_GET_SIZE(batch.items[index])
 
 
 cdef inline void find_group(
@@ -119,80 +119,80 @@ cdef inline void find_group(
     cdef uint64_t* hashes = batch.hashes
     cdef KvoBucket* bucket
     cdef uint32_t bits
-    cdef Py_ssize_t place
-    for place in range(start, stop):
-        hashes[place] = hash_key(table, item_key(batch, place), item_length(batch, place))
-        kvo_prefetch(table.buckets + home_of(table, hashes[place]))
-    for place in range(start, stop):
-        bucket = table.buckets + home_of(table, hashes[place])
-        bits = kvo_match(bucket, tag_of(hashes[place]))
+    cdef Py_ssize_t index
+    for index in range(start, stop):
+        hashes[index] = hash_key(table, item_key(batch, index), item_length(batch, index))
+        kvo_prefetch(table.buckets + home_of(table, hashes[index]))
+    for index in range(start, stop):
+        bucket = table.buckets + home_of(table, hashes[index])
+        bits = kvo_match(bucket, tag_of(hashes[index]))
         if bits:
-            kvo_prefetch(node_at(table, bucket.slots[kvo_lowest(bits)]))
-    for place in range(start, stop):
-        batch.slots[place] = index_find(
-            table, item_key(batch, place), item_length(batch, place), hashes[place]
+            kvo_prefetch(node_at(table, bucket.values[kvo_lowest(bits)]))
+    for index in range(start, stop):
+        batch.node_ids[index] = index_find(
+            table, item_key(batch, index), item_length(batch, index), hashes[index]
         )
 
 
 cdef inline Py_ssize_t find_again(
     Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop
 ) noexcept nogil:
-    """Find keys in the nodes of the last call; return the first position that differs."""
-    cdef Py_ssize_t place = start
-    cdef uint32_t slot
+    """Find keys in the nodes of the last call; return the first index that differs."""
+    cdef Py_ssize_t index = start
+    cdef uint32_t node_id
     stop = min(stop, batch.num_hints)
-    while place < stop:
-        slot = batch.slots[place]
-        if slot >= table.num_used or not holds_key(
-            node_at(table, slot), item_key(batch, place), item_length(batch, place)
+    while index < stop:
+        node_id = batch.node_ids[index]
+        if node_id >= table.num_used or not holds_key(
+            node_at(table, node_id), item_key(batch, index), item_length(batch, index)
         ):
             break
-        place += 1
-    return place
+        index += 1
+    return index
 
 
 cdef inline Py_ssize_t find_run(
     Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop, uint32_t last, uint32_t stride
 ) noexcept nogil:
-    """Find keys in successive nodes; return the position of the first that is not there."""
-    cdef uint32_t slot = last + stride
-    cdef Py_ssize_t place = start
-    # Below 0 the slot wraps around, far above num_used.
+    """Find keys in successive nodes; return the index of the first that is not there."""
+    cdef uint32_t node_id = last + stride
+    cdef Py_ssize_t index = start
+    # Below 0 the id wraps around, far above num_used.
     while (
-        place < stop
-        and slot < table.num_used
-        and holds_key(node_at(table, slot), item_key(batch, place), item_length(batch, place))
+        index < stop
+        and node_id < table.num_used
+        and holds_key(node_at(table, node_id), item_key(batch, index), item_length(batch, index))
     ):
         # Beyond the last node the address is wrong, and a prefetch of it does nothing.
-        kvo_prefetch(table.nodes + <uint32_t>(slot + RUN_AHEAD * stride))
-        batch.slots[place] = slot
-        slot += stride
-        place += 1
-    return place
+        kvo_prefetch(table.nodes + <uint32_t>(node_id + RUN_AHEAD * stride))
+        batch.node_ids[index] = node_id
+        node_id += stride
+        index += 1
+    return index
 
 
 cdef inline void find_range(
     Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop
 ) noexcept nogil:
-    """Find the keys of positions `start` to `stop`; those before `start` are found."""
-    cdef Py_ssize_t place = start
+    """Find the keys from index `start` to `stop`; those before `start` are found."""
+    cdef Py_ssize_t index = start
     cdef Py_ssize_t end
     cdef uint32_t last, stride = 1
-    while place < stop:
-        place = find_again(table, batch, place, stop)
-        if place == stop:
+    while index < stop:
+        index = find_again(table, batch, index, stop)
+        if index == stop:
             return
-        last = batch.slots[place - 1] if place else NIL
+        last = batch.node_ids[index - 1] if index else NIL
         if last != NIL:
             # A chain whose nodes were freed head first lies in them backwards.
-            if place > 1:
-                stride = BACKWARDS if last - batch.slots[place - 2] == BACKWARDS else 1
-            place = find_run(table, batch, place, stop, last, stride)
-            if place == stop:
+            if index > 1:
+                stride = BACKWARDS if last - batch.node_ids[index - 2] == BACKWARDS else 1
+            index = find_run(table, batch, index, stop, last, stride)
+            if index == stop:
                 return
-        end = min(place + GROUP, stop)
-        find_group(table, batch, place, end)
-        place = end
+        end = min(index + GROUP, stop)
+        find_group(table, batch, index, end)
+        index = end
 
 
 cdef inline void find_all(Table* table, Batch* batch) noexcept nogil:

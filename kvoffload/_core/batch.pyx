@@ -11,7 +11,7 @@ from kvoffload._checks import as_batch, batch_error
 
 cdef enum:
     LEAST_ROOM = 128
-    ENTRY_BYTES = 20    # of `hashes`, `slots`, `chosen` and `places`
+    ENTRY_BYTES = 20    # of `hashes`, `node_ids`, `chosen` and `indexes`
 
 
 cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
@@ -29,38 +29,38 @@ cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
         return False
     batch.num_chosen = 0
     batch.size = 0
-    batch.slots = <uint32_t*>(batch.hashes + room)
-    batch.chosen = batch.slots + room
-    batch.places = batch.slots + 2 * room
+    batch.node_ids = <uint32_t*>(batch.hashes + room)
+    batch.chosen = batch.node_ids + room
+    batch.indexes = batch.node_ids + 2 * room
     batch.room = <Py_ssize_t>room
     return True
 
 
 cdef bint batch_fit(Batch* batch, Py_ssize_t size) noexcept:
     cdef uint64_t* arrays
-    cdef uint32_t* slots
+    cdef uint32_t* node_ids
     if batch.room >= size:
         return True
     arrays = <uint64_t*>resize(NULL, <size_t>size * ENTRY_BYTES)
     if arrays == NULL:
         return False
-    slots = <uint32_t*>(arrays + size)
+    node_ids = <uint32_t*>(arrays + size)
     if batch.size:
         memcpy(arrays, batch.hashes, <size_t>batch.size * sizeof(uint64_t))
-        memcpy(slots, batch.slots, <size_t>batch.size * sizeof(uint32_t))
-        memcpy(slots + size, batch.chosen, <size_t>batch.num_chosen * sizeof(uint32_t))
+        memcpy(node_ids, batch.node_ids, <size_t>batch.size * sizeof(uint32_t))
+        memcpy(node_ids + size, batch.chosen, <size_t>batch.num_chosen * sizeof(uint32_t))
     discard(batch.hashes)
     batch.hashes = arrays
-    batch.slots = slots
-    batch.chosen = slots + size
-    batch.places = slots + 2 * size
+    batch.node_ids = node_ids
+    batch.chosen = node_ids + size
+    batch.indexes = node_ids + 2 * size
     batch.room = size
     return True
 
 
 cdef void batch_extend(Batch* batch, PyObject** items, const Batch* more) noexcept:
     memcpy(
-        batch.slots + batch.size, more.slots, <size_t>more.size * sizeof(uint32_t)
+        batch.node_ids + batch.size, more.node_ids, <size_t>more.size * sizeof(uint32_t)
     )
     batch.items = items
     batch.size += more.size

@@ -1,4 +1,4 @@
-/* One bucket of the index: a cache line of 12 one-byte tags and 12 slots, after F14.
+/* One bucket of the index: a cache line of 12 one-byte tags and 12 values, after F14.
  *
  * A tag is 0 where the entry is empty, else 8 bits of the key's hash. `overflow` counts the keys
  * whose home is this bucket or an earlier one and that live in a later one: a search may stop at
@@ -22,7 +22,7 @@
 typedef struct {
     uint8_t tags[KVO_BUCKET_ENTRIES];
     uint32_t overflow;
-    uint32_t slots[KVO_BUCKET_ENTRIES];
+    uint32_t values[KVO_BUCKET_ENTRIES];
 } KvoBucket;
 
 /* Return a bit for each entry whose tag equals `tag`. */
@@ -40,17 +40,17 @@ static inline uint32_t kvo_match(const KvoBucket *bucket, uint8_t tag) {
 #endif
 }
 
-/* Return the lowest set bit's number; `bits` is not 0. */
+/* Return the index of the lowest set bit; `bits` is not 0. */
 static inline uint32_t kvo_lowest(uint32_t bits) {
 #if defined(__GNUC__) || defined(__clang__)
     return (uint32_t)__builtin_ctz(bits);
 #else
-    uint32_t number = 0;
+    uint32_t index = 0;
     while (!(bits & 1u)) {
         bits >>= 1;
-        number++;
+        index++;
     }
-    return number;
+    return index;
 #endif
 }
 

@@ -1,8 +1,9 @@
-"""The index: F14-style buckets from a part of a key's hash to slots, probed linearly.
+"""The index: F14-style buckets from a part of a key's hash to values, probed linearly.
 
 Structure
-    The caller has the keys, and says of each slot that `probe_next` gives whether it is the one. A
-    *tag* is 8 bits of the hash, not 0; the *home* is the bucket where a key's search begins.
+    A value is the id of a node or the position of a ghost. The caller has the keys, and says of
+    each value that `probe_next` gives whether it is the one. A *tag* is 8 bits of the hash, not 0;
+    the *home* is the bucket where a key's search begins.
 Invariants
     A bucket's ``overflow`` counts the keys that passed it on their way from their home.
 """
@@ -13,7 +14,7 @@ cdef extern from "bucket.h" nogil:
     ctypedef struct KvoBucket:
         uint8_t tags[12]
         uint32_t overflow
-        uint32_t slots[12]
+        uint32_t values[12]
     uint32_t kvo_match(const KvoBucket* bucket, uint8_t tag)
     uint32_t kvo_lowest(uint32_t bits)
     void kvo_prefetch(const void* address)
@@ -25,7 +26,7 @@ cdef extern from *:
     """
     #define KVO_NIL UINT32_MAX
     """
-    const uint32_t NIL "KVO_NIL"  # no slot
+    const uint32_t NIL "KVO_NIL"  # no node, no ghost
 
 cdef enum:
     BUCKET_ENTRIES = 12
@@ -35,13 +36,13 @@ cdef struct Probe:
     KvoBucket* buckets
     uint64_t num_buckets
     uint64_t home
-    uint64_t number         # of the bucket that it is at
+    uint64_t bucket_index   # of the bucket that it is at
     uint32_t bits           # entries of that bucket whose tag is the key's, not given yet
     uint8_t tag
 
 
-cdef inline uint64_t next_bucket(uint64_t number, uint64_t num_buckets) noexcept nogil:
-    return 0 if number + 1 == num_buckets else number + 1
+cdef inline uint64_t next_bucket(uint64_t bucket_index, uint64_t num_buckets) noexcept nogil:
+    return 0 if bucket_index + 1 == num_buckets else bucket_index + 1
 
 
 cdef inline Probe probe_from(
@@ -52,65 +53,65 @@ cdef inline Probe probe_from(
     probe.buckets = buckets
     probe.num_buckets = num_buckets
     probe.home = home
-    probe.number = home
+    probe.bucket_index = home
     probe.bits = kvo_match(buckets + home, tag)
     probe.tag = tag
     return probe
 
 
 cdef inline uint32_t probe_next(Probe* probe) noexcept nogil:
-    """Return the next slot that may hold the key, or NIL."""
-    cdef uint32_t slot
+    """Return the next value that may be the key's, or NIL."""
+    cdef uint32_t value
     while not probe.bits:
-        if probe.buckets[probe.number].overflow == 0:
+        if probe.buckets[probe.bucket_index].overflow == 0:
             return NIL
-        probe.number = next_bucket(probe.number, probe.num_buckets)
-        if probe.number == probe.home:
+        probe.bucket_index = next_bucket(probe.bucket_index, probe.num_buckets)
+        if probe.bucket_index == probe.home:
             return NIL  # every bucket overflowed at some time
-        probe.bits = kvo_match(probe.buckets + probe.number, probe.tag)
-    slot = probe.buckets[probe.number].slots[kvo_lowest(probe.bits)]
+        probe.bits = kvo_match(probe.buckets + probe.bucket_index, probe.tag)
+    value = probe.buckets[probe.bucket_index].values[kvo_lowest(probe.bits)]
     probe.bits &= probe.bits - 1
-    return slot
+    return value
 
 
 cdef inline void buckets_insert(
-    KvoBucket* buckets, uint64_t num_buckets, uint64_t home, uint8_t tag, uint32_t slot
+    KvoBucket* buckets, uint64_t num_buckets, uint64_t home, uint8_t tag, uint32_t value
 ) noexcept nogil:
-    """Add a slot whose key is absent; the caller has made sure of room."""
-    cdef uint64_t number = home
-    cdef uint32_t bits = kvo_match(buckets + number, 0)
+    """Add the value of an absent key; the caller has made sure of room."""
+    cdef uint64_t bucket_index = home
+    cdef uint32_t bits = kvo_match(buckets + bucket_index, 0)
     cdef uint32_t entry
     while not bits:
-        buckets[number].overflow += 1
-        number = next_bucket(number, num_buckets)
-        bits = kvo_match(buckets + number, 0)
+        buckets[bucket_index].overflow += 1
+        bucket_index = next_bucket(bucket_index, num_buckets)
+        bits = kvo_match(buckets + bucket_index, 0)
     entry = kvo_lowest(bits)
-    buckets[number].tags[entry] = tag
-    buckets[number].slots[entry] = slot
+    buckets[bucket_index].tags[entry] = tag
+    buckets[bucket_index].values[entry] = value
 
 
-cdef inline uint32_t entry_of(const KvoBucket* bucket, uint8_t tag, uint32_t slot) noexcept nogil:
-    """Return the number of a slot's entry in a bucket, BUCKET_ENTRIES if it is not there."""
+cdef inline uint32_t entry_of(const KvoBucket* bucket, uint8_t tag, uint32_t value) noexcept nogil:
+    """Return the index of a value's entry in a bucket, BUCKET_ENTRIES if it is not there."""
     cdef uint32_t bits = kvo_match(bucket, tag)
     while bits:
-        if bucket.slots[kvo_lowest(bits)] == slot:
+        if bucket.values[kvo_lowest(bits)] == value:
             return kvo_lowest(bits)
         bits &= bits - 1
     return BUCKET_ENTRIES
 
 
 cdef inline void buckets_remove(
-    KvoBucket* buckets, uint64_t num_buckets, uint64_t home, uint8_t tag, uint32_t slot
+    KvoBucket* buckets, uint64_t num_buckets, uint64_t home, uint8_t tag, uint32_t value
 ) noexcept nogil:
-    """Remove a slot that is in the index."""
-    cdef uint64_t number = home
-    cdef uint32_t entry = entry_of(buckets + number, tag, slot)
+    """Remove a value that is in the index."""
+    cdef uint64_t bucket_index = home
+    cdef uint32_t entry = entry_of(buckets + bucket_index, tag, value)
     while entry == <uint32_t>BUCKET_ENTRIES:
-        kvo_require(buckets[number].overflow > 0, "a removed key is in the index")
-        buckets[number].overflow -= 1
-        number = next_bucket(number, num_buckets)
-        entry = entry_of(buckets + number, tag, slot)
-    buckets[number].tags[entry] = 0
+        kvo_require(buckets[bucket_index].overflow > 0, "a removed key is in the index")
+        buckets[bucket_index].overflow -= 1
+        bucket_index = next_bucket(bucket_index, num_buckets)
+        entry = entry_of(buckets + bucket_index, tag, value)
+    buckets[bucket_index].tags[entry] = 0
 
 
 cdef inline void buckets_replace(
@@ -118,13 +119,13 @@ cdef inline void buckets_replace(
     uint64_t num_buckets,
     uint64_t home,
     uint8_t tag,
-    uint32_t slot,
+    uint32_t value,
     uint32_t successor,
 ) noexcept nogil:
-    """Let the entry of `slot` name `successor`, which holds the same key."""
-    cdef uint64_t number = home
-    cdef uint32_t entry = entry_of(buckets + number, tag, slot)
+    """Let the entry of `value` hold `successor`, which has the same key."""
+    cdef uint64_t bucket_index = home
+    cdef uint32_t entry = entry_of(buckets + bucket_index, tag, value)
     while entry == <uint32_t>BUCKET_ENTRIES:
-        number = next_bucket(number, num_buckets)
-        entry = entry_of(buckets + number, tag, slot)
-    buckets[number].slots[entry] = successor
+        bucket_index = next_bucket(bucket_index, num_buckets)
+        entry = entry_of(buckets + bucket_index, tag, value)
+    buckets[bucket_index].values[entry] = successor

@@ -3,12 +3,12 @@
 Structure
     A ghost is 12 bytes: 48 bits of the key's hash, and what the policy knows of the key. Ghosts
     stand in two clocks, one after the other in one array; beside it an index like the nodes', but
-    with places for slots. A clock's hand finds the next place to use: a free one, or that of a
-    ghost that is not to be passed over.
+    of positions in that array. A clock's hand finds the next position to use: a free one, or that
+    of a ghost that is not to be passed over.
 Invariants
     A ghost is in the index exactly if its ``kind`` is not 0.
 Cost
-    O(1), amortised where ghosts are passed over. 12 bytes and 6.4 of the index for each place,
+    O(1), amortised where ghosts are passed over. 12 bytes and 6.4 of the index for each position,
     touched as the hand first gets there. Two keys are taken for one with a probability of 2**-48
     for each ghost; the hash is keyed with the table's secret, so that none can be forced.
 """
@@ -29,7 +29,7 @@ cdef struct Ghost:
     uint32_t last           # request of the last use
     uint32_t low            # fingerprint
     uint16_t high           # fingerprint, upper 16 bits
-    uint8_t kind            # class of the block, from 1; 0: the place is free
+    uint8_t kind            # class of the block, from 1; 0: the position is free
     uint8_t flags           # PASSED_OVER, DECLINED
 
 cdef enum:
@@ -38,13 +38,13 @@ cdef enum:
     NUM_CLOCKS = 2
 
 cdef struct Clock:
-    uint32_t start          # first place
-    uint32_t size           # number of places
-    uint32_t hand           # the next place, from the start
-    uint32_t reached        # places that the hand got to so far
+    uint32_t start          # first position
+    uint32_t size           # number of positions
+    uint32_t hand           # the next position, from the start
+    uint32_t reached        # positions that the hand got to so far
 
 cdef struct Ghosts:
-    Ghost* places
+    Ghost* items
     Clock clocks[NUM_CLOCKS]
     uint64_t size           # number of ghosts
     KvoBucket* buckets
@@ -72,36 +72,36 @@ cdef inline uint64_t ghost_home(const Ghosts* ghosts, uint64_t hashed) noexcept 
 
 
 cdef inline uint32_t ghosts_find(Ghosts* ghosts, uint64_t hashed) noexcept nogil:
-    """Return the place of a key's ghost, or NIL."""
+    """Return the position of a key's ghost, or NIL."""
     cdef Probe probe = probe_from(
         ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed)
     )
-    cdef uint32_t place = probe_next(&probe)
-    while place != NIL and not (
-        ghosts.places[place].low == <uint32_t>hashed
-        and ghosts.places[place].high == <uint16_t>(hashed >> 32)
+    cdef uint32_t position = probe_next(&probe)
+    while position != NIL and not (
+        ghosts.items[position].low == <uint32_t>hashed
+        and ghosts.items[position].high == <uint16_t>(hashed >> 32)
     ):
-        place = probe_next(&probe)
-    return place
+        position = probe_next(&probe)
+    return position
 
 
-cdef inline void ghosts_remove(Ghosts* ghosts, uint32_t place) noexcept nogil:
-    """Free the place of a ghost."""
-    cdef Ghost* ghost = ghosts.places + place
+cdef inline void ghosts_remove(Ghosts* ghosts, uint32_t position) noexcept nogil:
+    """Free the position of a ghost."""
+    cdef Ghost* ghost = ghosts.items + position
     cdef uint64_t hashed = fingerprint(ghost)
     ghost.kind = 0
     ghost.flags = 0
     ghosts.size -= 1
     buckets_remove(
-        ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), place
+        ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), position
     )
 
 
 cdef inline void ghosts_set(
-    Ghosts* ghosts, uint32_t place, uint64_t hashed, uint8_t kind, uint32_t last
+    Ghosts* ghosts, uint32_t position, uint64_t hashed, uint8_t kind, uint32_t last
 ) noexcept nogil:
-    """Put the ghost of an absent key into a free place."""
-    cdef Ghost* ghost = ghosts.places + place
+    """Put the ghost of an absent key into a free position."""
+    cdef Ghost* ghost = ghosts.items + position
     ghost.last = last
     ghost.low = <uint32_t>hashed
     ghost.high = <uint16_t>(hashed >> 32)
@@ -109,12 +109,12 @@ cdef inline void ghosts_set(
     ghost.flags = 0
     ghosts.size += 1
     buckets_insert(
-        ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), place
+        ghosts.buckets, ghosts.num_buckets, ghost_home(ghosts, hashed), ghost_tag(hashed), position
     )
 
 
 cdef inline uint32_t clock_next(Ghosts* ghosts, Clock* clock) noexcept nogil:
-    """Return the next place to use, free or not, and move the hand behind it; `size` is not 0."""
+    """Return the next position to use, free or not; move the hand behind it. `size` is not 0."""
     cdef Ghost* ghost
     cdef uint32_t hand
     while True:
@@ -123,7 +123,7 @@ cdef inline uint32_t clock_next(Ghosts* ghosts, Clock* clock) noexcept nogil:
         if hand == clock.reached:
             clock.reached += 1
             return clock.start + hand
-        ghost = ghosts.places + clock.start + hand
+        ghost = ghosts.items + clock.start + hand
         if ghost.kind == 0 or not ghost.flags & PASSED_OVER:
             return clock.start + hand
         ghost.flags &= <uint8_t>(~PASSED_OVER & 0xFF)

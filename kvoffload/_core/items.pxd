@@ -27,13 +27,13 @@ cdef inline PyObject** tuple_items(tuple batch) noexcept:
 
 
 cdef inline Py_ssize_t first_bad(PyObject** items, Py_ssize_t start, Py_ssize_t stop) noexcept:
-    """Return the first position whose element is not ``bytes`` or is empty, `stop` for none."""
-    cdef Py_ssize_t place
-    for place in range(start, stop):
-        if Py_TYPE(items[place]) != &PyBytes_Type or PyBytes_GET_SIZE(items[place]) == 0:
-            return place
+    """Return the first index whose element is not ``bytes`` or is empty, `stop` for none."""
+    cdef Py_ssize_t index
+    for index in range(start, stop):
+        if Py_TYPE(items[index]) != &PyBytes_Type or PyBytes_GET_SIZE(items[index]) == 0:
+            return index
         # The key of a digest reaches into the object's second cache line.
-        kvo_prefetch(<const char*>items[place] + 64)
+        kvo_prefetch(<const char*>items[index] + 64)
     return stop
 
 
@@ -47,12 +47,12 @@ cdef inline list checked_copy(list batch):
 
     The caller has the collector off, so that no other code changes the list meanwhile.
     """
-    cdef Py_ssize_t size = len(batch), place
+    cdef Py_ssize_t size = len(batch), index
     cdef PyObject** items = list_items(batch)
     cdef list copy = PyList_New(size)
-    for place in range(size):
-        if first_bad(items, place, place + 1) == place:
+    for index in range(size):
+        if first_bad(items, index, index + 1) == index:
             return None
-        Py_INCREF(<object>items[place])
-        PyList_SET_ITEM(copy, place, <object>items[place])
+        Py_INCREF(<object>items[index])
+        PyList_SET_ITEM(copy, index, <object>items[index])
     return copy

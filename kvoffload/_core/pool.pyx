@@ -31,8 +31,8 @@ cdef void pool_close(Pool* pool) noexcept:
 
 
 cdef void pool_reset(Pool* pool) noexcept:
-    cdef int64_t place
-    for place in range(pool.num_freed):
-        pool.bits[pool.freed[place] >> 3] = 0
+    cdef int64_t index
+    for index in range(pool.num_freed):
+        pool.bits[pool.freed[index] >> 3] = 0
     pool.num_fresh = 0
     pool.num_freed = 0

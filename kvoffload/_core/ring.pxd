@@ -4,14 +4,14 @@ Structure
     A doubly-linked list through ``prev`` (towards the oldest) and ``next`` (towards the newest),
     and beside it the *parked* nodes: those that a victim scan passed over, because they were
     pinned, pending or protected, or because the eviction that chose them failed. A parked node is
-    off the list; its links hold a 64-bit parking number. Parked nodes that are idle again are
-    *listed* in a heap on that number.
+    off the list; its links hold a 64-bit position. Parked nodes that are idle again are
+    *listed* in a heap on that position.
 Invariants
-    Parking numbers rise in recency order, and every parked node is older than every node of the
-    list. So the listed nodes by number, then the list, is exactly the order in which a scan that
-    started over would find them. (A policy whose scans leave idle nodes behind numbers its nodes
+    Positions rise in recency order, and every parked node is older than every node of the list. So
+    the listed nodes by position, then the list, is exactly the order in which a scan that started
+    over would find them. (A policy whose scans leave idle nodes behind gives its nodes positions
     itself as they come, and puts those that are listed back between their neighbours.)
-    A heap entry is alive if its node is LISTED on this ring under the entry's number; others are
+    A heap entry is alive if its node is LISTED on this ring under the entry's position; others are
     dropped when they surface. The heap has room for two entries for each parked node.
 Cost
     O(1) for everything, amortised O(log parked) for a block that returns from parking.
@@ -36,23 +36,23 @@ cdef enum:
     AHEAD = 16              # nodes of a list that a scan fetches before it comes to them
 
 cdef struct Listed:
-    uint64_t number         # parking number of the node when it was listed
-    uint32_t slot
+    uint64_t position       # of the parked node when it was listed
+    uint32_t node_id
 
 cdef struct Ring:
     uint32_t oldest         # least recent node of the list, NIL if empty
     uint32_t newest         # most recent node of the list, NIL if empty
-    uint8_t number          # what the ring's nodes have in `ring`, from 1
+    uint8_t id              # what the ring's nodes have in `ring`, from 1
     uint64_t size           # nodes on the list and parked
     uint64_t num_parked
     uint64_t num_listed     # parked nodes that are in the heap
-    uint64_t next_number    # of the next node to be parked
-    uint64_t start          # the number that the heap's order begins at, and goes round to
-    Listed* heap            # min-heap on number, dead entries included
+    uint64_t next_position  # of the next node to be parked
+    uint64_t start          # the position that the heap's order begins at, and goes round to
+    Listed* heap            # min-heap on position, dead entries included
     uint64_t heap_size
     uint64_t heap_room
 
-cdef void ring_open(Ring* ring, uint8_t number) noexcept
+cdef void ring_open(Ring* ring, uint8_t ring_id) noexcept
 cdef void ring_close(Ring* ring) noexcept
 # Forget all nodes; the caller clears the table.
 cdef void ring_clear(Ring* ring) noexcept
@@ -63,72 +63,74 @@ cdef bint ring_reserve_parking(Ring* ring, uint64_t num_nodes) noexcept
 # Park the nodes before the first idle one of the list, `most` at most; fewer without memory.
 cdef void ring_park_in_use(Table* table, Ring* ring, uint64_t most) noexcept
 # List a parked node that has become idle. Never allocates.
-cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept
-# Remove and return the listed node with the least number, NIL if there is none; it stays parked.
+cdef void ring_list(Table* table, Ring* ring, uint32_t node_id, Node* node) noexcept
+# Remove and return the first of the listed nodes, NIL if there is none; it stays parked.
 cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept
-# The same, where it comes before `number`; dead entries before it are dropped.
-cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t number) noexcept
-# Let the heap's order begin at another number.
-cdef void ring_start_at(Table* table, Ring* ring, uint64_t number) noexcept
-# Slots least recent first: the parked by number, then the list.
-cdef list ring_slots(Table* table, Ring* ring)
-# Put all nodes on the list, in the order of `slots`, which are those of the ring; park none.
-cdef int ring_unpark(Table* table, Ring* ring, list slots) except -1
+# The same, where it comes before `position`; dead entries before it are dropped.
+cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t position) noexcept
+# Let the heap's order begin at another position.
+cdef void ring_start_at(Table* table, Ring* ring, uint64_t position) noexcept
+# Node ids least recent first: the parked by position, then the list.
+cdef list ring_node_ids(Table* table, Ring* ring)
+# Put all nodes on the list, in the order of `node_ids`, which are those of the ring; park none.
+cdef int ring_unpark(Table* table, Ring* ring, list node_ids) except -1
 # Verify the invariants; return the broken one, or NULL.
 cdef const char* ring_check(Table* table, Ring* ring) noexcept
 
 
-cdef inline uint64_t parking_number(const Node* node) noexcept nogil:
+cdef inline uint64_t parking_position(const Node* node) noexcept nogil:
     return <uint64_t>node.next << 32 | node.prev
 
 
-cdef inline void ring_fetch_ahead(Table* table, uint32_t slot, uint32_t following) noexcept nogil:
+cdef inline void ring_fetch_ahead(
+    Table* table, uint32_t node_id, uint32_t following
+) noexcept nogil:
     """Fetch the node that follows one of the list, and one that a scan comes to later.
 
-    What was stored together mostly lies at a constant distance; a guess that is wrong costs a fetch.
+    What was stored together mostly lies at a constant distance; a wrong guess costs a fetch.
     """
     cdef uint32_t guess
     if following == NIL:
         return
-    guess = slot + AHEAD * (following - slot)
+    guess = node_id + AHEAD * (following - node_id)
     if guess < table.num_used:
         kvo_prefetch(node_at(table, guess))
     kvo_prefetch(node_at(table, following))
 
 
-cdef inline void ring_append(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept nogil:
+cdef inline void ring_append(Table* table, Ring* ring, uint32_t node_id, Node* node) noexcept nogil:
     """Put a node that is on no ring at the most recent end."""
     kvo_require(node.ring == 0 and not node.flags & PARKED, "the node is on no ring")
-    node.ring = ring.number
+    node.ring = ring.id
     node.next = NIL
     node.prev = ring.newest
     if ring.newest == NIL:
-        ring.oldest = slot
+        ring.oldest = node_id
     else:
-        node_at(table, ring.newest).next = slot
-    ring.newest = slot
+        node_at(table, ring.newest).next = node_id
+    ring.newest = node_id
     ring.size += 1
 
 
 cdef inline void ring_put_before(
-    Table* table, Ring* ring, uint32_t slot, Node* node, uint32_t following
+    Table* table, Ring* ring, uint32_t node_id, Node* node, uint32_t following
 ) noexcept nogil:
     """Put a node that is on no ring before one of the list, at the end where that is NIL."""
     cdef Node* after
     if following == NIL:
-        ring_append(table, ring, slot, node)
+        ring_append(table, ring, node_id, node)
         return
     kvo_require(node.ring == 0 and not node.flags & PARKED, "the node is on no ring")
     after = node_at(table, following)
-    kvo_require(after.ring == ring.number and not after.flags & PARKED, "a node of the list")
-    node.ring = ring.number
+    kvo_require(after.ring == ring.id and not after.flags & PARKED, "a node of the list")
+    node.ring = ring.id
     node.next = following
     node.prev = after.prev
     if after.prev == NIL:
-        ring.oldest = slot
+        ring.oldest = node_id
     else:
-        node_at(table, after.prev).next = slot
-    after.prev = slot
+        node_at(table, after.prev).next = node_id
+    after.prev = node_id
     ring.size += 1
 
 
@@ -146,7 +148,7 @@ cdef inline void ring_detach(Table* table, Ring* ring, Node* node) noexcept nogi
 
 cdef inline void ring_remove(Table* table, Ring* ring, Node* node) noexcept nogil:
     """Take a node off the ring, parked or not."""
-    kvo_require(node.ring == ring.number, "the node is on this ring")
+    kvo_require(node.ring == ring.id, "the node is on this ring")
     if node.flags & PARKED:
         ring.num_parked -= 1
         if node.flags & LISTED:
@@ -158,12 +160,12 @@ cdef inline void ring_remove(Table* table, Ring* ring, Node* node) noexcept nogi
     ring.size -= 1
 
 
-cdef inline void ring_renew(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept nogil:
+cdef inline void ring_renew(Table* table, Ring* ring, uint32_t node_id, Node* node) noexcept nogil:
     """Move a node of the ring to its most recent end."""
-    if ring.newest == slot and not node.flags & PARKED:
+    if ring.newest == node_id and not node.flags & PARKED:
         return
     ring_remove(table, ring, node)
-    ring_append(table, ring, slot, node)
+    ring_append(table, ring, node_id, node)
 
 
 cdef inline bint ring_ensure_parking(Ring* ring) noexcept:
@@ -172,19 +174,19 @@ cdef inline bint ring_ensure_parking(Ring* ring) noexcept:
 
 
 cdef inline void ring_park_as(
-    Table* table, Ring* ring, Node* node, uint64_t number
+    Table* table, Ring* ring, Node* node, uint64_t position
 ) noexcept nogil:
-    """Park a node of the list under a number of its own; `ring_ensure_parking` was called."""
+    """Park a node of the list at a position of its own; `ring_ensure_parking` was called."""
     kvo_require(not node.flags & PARKED, "a node is parked once")
     kvo_require(ring.heap_room >= 2 * (ring.num_parked + 1), "the heap has room for it")
     ring_detach(table, ring, node)
-    node.prev = <uint32_t>number
-    node.next = <uint32_t>(number >> 32)
+    node.prev = <uint32_t>position
+    node.next = <uint32_t>(position >> 32)
     node.flags |= PARKED
     ring.num_parked += 1
 
 
 cdef inline void ring_park(Table* table, Ring* ring, Node* node) noexcept nogil:
     """Park a node of the list that a scan passes over; `ring_ensure_parking` was called."""
-    ring_park_as(table, ring, node, ring.next_number)
-    ring.next_number += 1
+    ring_park_as(table, ring, node, ring.next_position)
+    ring.next_position += 1

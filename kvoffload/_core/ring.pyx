@@ -8,11 +8,11 @@ cdef enum:
     SMALLEST_HEAP = 64
 
 
-cdef void ring_open(Ring* ring, uint8_t number) noexcept:
+cdef void ring_open(Ring* ring, uint8_t ring_id) noexcept:
     memset(ring, 0, sizeof(Ring))
     ring.oldest = NIL
     ring.newest = NIL
-    ring.number = number
+    ring.id = ring_id
 
 
 cdef void ring_close(Ring* ring) noexcept:
@@ -22,7 +22,7 @@ cdef void ring_close(Ring* ring) noexcept:
 
 cdef void ring_clear(Ring* ring) noexcept:
     ring_close(ring)
-    ring_open(ring, ring.number)
+    ring_open(ring, ring.id)
 
 
 cdef bint grow_heap(Ring* ring, uint64_t num_parked) noexcept:
@@ -69,70 +69,70 @@ cdef inline uint64_t most_entries(const Ring* ring) noexcept:
 
 
 cdef inline bint alive(Table* table, Ring* ring, const Listed* entry) noexcept:
-    cdef Node* node = node_at(table, entry.slot)
+    cdef Node* node = node_at(table, entry.node_id)
     return (
         (node.flags & LISTED) != 0
-        and node.ring == ring.number
-        and parking_number(node) == entry.number
+        and node.ring == ring.id
+        and parking_position(node) == entry.position
     )
 
 
-cdef inline bint comes_before(const Ring* ring, uint64_t number, uint64_t other) noexcept:
-    """Compare two numbers in the heap's order, which begins at `start` and goes round."""
-    return number - ring.start < other - ring.start
+cdef inline bint comes_before(const Ring* ring, uint64_t position, uint64_t other) noexcept:
+    """Compare two positions in the heap's order, which begins at `start` and goes round."""
+    return position - ring.start < other - ring.start
 
 
-cdef void sift_down(Ring* ring, uint64_t size, uint64_t place) noexcept:
+cdef void sift_down(Ring* ring, uint64_t size, uint64_t index) noexcept:
     cdef Listed* heap = ring.heap
-    cdef Listed moving = heap[place]
+    cdef Listed moving = heap[index]
     cdef uint64_t child
     while True:
-        child = 2 * place + 1
+        child = 2 * index + 1
         if child >= size:
             break
-        if child + 1 < size and comes_before(ring, heap[child + 1].number, heap[child].number):
+        if child + 1 < size and comes_before(ring, heap[child + 1].position, heap[child].position):
             child += 1
-        if not comes_before(ring, heap[child].number, moving.number):
+        if not comes_before(ring, heap[child].position, moving.position):
             break
-        heap[place] = heap[child]
-        place = child
-    heap[place] = moving
+        heap[index] = heap[child]
+        index = child
+    heap[index] = moving
 
 
 cdef void drop_dead(Table* table, Ring* ring) noexcept:
     """Rebuild the heap of the entries that are alive: at most one for each parked node."""
-    cdef uint64_t kept = 0, place
-    for place in range(ring.heap_size):
-        if alive(table, ring, &ring.heap[place]):
-            ring.heap[kept] = ring.heap[place]
+    cdef uint64_t kept = 0, index
+    for index in range(ring.heap_size):
+        if alive(table, ring, &ring.heap[index]):
+            ring.heap[kept] = ring.heap[index]
             kept += 1
     ring.heap_size = kept
-    place = kept // 2
-    while place:
-        place -= 1
-        sift_down(ring, kept, place)
+    index = kept // 2
+    while index:
+        index -= 1
+        sift_down(ring, kept, index)
 
 
-cdef void ring_list(Table* table, Ring* ring, uint32_t slot, Node* node) noexcept:
-    cdef uint64_t place, parent
+cdef void ring_list(Table* table, Ring* ring, uint32_t node_id, Node* node) noexcept:
+    cdef uint64_t index, parent
     cdef Listed entry
     if node.flags & LISTED:
         return
     if ring.heap_size >= most_entries(ring):
         drop_dead(table, ring)
-    entry.number = parking_number(node)
-    entry.slot = slot
+    entry.position = parking_position(node)
+    entry.node_id = node_id
     node.flags |= LISTED
     ring.num_listed += 1
-    place = ring.heap_size
+    index = ring.heap_size
     ring.heap_size += 1
-    while place:
-        parent = (place - 1) // 2
-        if not comes_before(ring, entry.number, ring.heap[parent].number):
+    while index:
+        parent = (index - 1) // 2
+        if not comes_before(ring, entry.position, ring.heap[parent].position):
             break
-        ring.heap[place] = ring.heap[parent]
-        place = parent
-    ring.heap[place] = entry
+        ring.heap[index] = ring.heap[parent]
+        index = parent
+    ring.heap[index] = entry
 
 
 cdef uint32_t pop(Table* table, Ring* ring) noexcept:
@@ -144,100 +144,100 @@ cdef uint32_t pop(Table* table, Ring* ring) noexcept:
         sift_down(ring, ring.heap_size, 0)
     if not alive(table, ring, &top):
         return NIL
-    node_at(table, top.slot).flags &= <uint8_t>(~LISTED & 0xFF)
+    node_at(table, top.node_id).flags &= <uint8_t>(~LISTED & 0xFF)
     ring.num_listed -= 1
-    return top.slot
+    return top.node_id
 
 
 cdef uint32_t ring_unlist(Table* table, Ring* ring) noexcept:
-    cdef uint32_t slot
+    cdef uint32_t node_id
     while ring.num_listed:
-        slot = pop(table, ring)
-        if slot != NIL:
-            return slot
+        node_id = pop(table, ring)
+        if node_id != NIL:
+            return node_id
     ring.heap_size = 0
     return NIL
 
 
-cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t number) noexcept:
-    cdef uint32_t slot
+cdef uint32_t ring_unlist_before(Table* table, Ring* ring, uint64_t position) noexcept:
+    cdef uint32_t node_id
     if ring.num_listed == 0:
         ring.heap_size = 0
-    while ring.heap_size and comes_before(ring, ring.heap[0].number, number):
-        slot = pop(table, ring)
-        if slot != NIL:
-            return slot
+    while ring.heap_size and comes_before(ring, ring.heap[0].position, position):
+        node_id = pop(table, ring)
+        if node_id != NIL:
+            return node_id
     return NIL
 
 
-cdef void ring_start_at(Table* table, Ring* ring, uint64_t number) noexcept:
-    if ring.start != number:
-        ring.start = number
+cdef void ring_start_at(Table* table, Ring* ring, uint64_t position) noexcept:
+    if ring.start != position:
+        ring.start = position
         drop_dead(table, ring)
 
 
-cdef list ring_slots(Table* table, Ring* ring):
-    cdef uint32_t slot
+cdef list ring_node_ids(Table* table, Ring* ring):
+    cdef uint32_t node_id
     cdef Node* node
     cdef list parked = []
-    cdef list slots
+    cdef list node_ids
     if ring.num_parked:
-        for slot in range(table.num_used):
-            node = node_at(table, slot)
-            if node.flags & PARKED and node.ring == ring.number:
-                parked.append((parking_number(node), slot))
+        for node_id in range(table.num_used):
+            node = node_at(table, node_id)
+            if node.flags & PARKED and node.ring == ring.id:
+                parked.append((parking_position(node), node_id))
         parked.sort()
-    slots = [pair[1] for pair in parked]
-    slot = ring.oldest
-    while slot != NIL:
-        slots.append(slot)
-        slot = node_at(table, slot).next
-    return slots
+    node_ids = [pair[1] for pair in parked]
+    node_id = ring.oldest
+    while node_id != NIL:
+        node_ids.append(node_id)
+        node_id = node_at(table, node_id).next
+    return node_ids
 
 
-cdef int ring_unpark(Table* table, Ring* ring, list slots) except -1:
-    cdef uint32_t slot, last = NIL
+cdef int ring_unpark(Table* table, Ring* ring, list node_ids) except -1:
+    cdef uint32_t node_id, last = NIL
     cdef Node* node
-    ring.oldest = slots[0] if slots else NIL
-    for slot in slots:
-        node = node_at(table, slot)
+    ring.oldest = node_ids[0] if node_ids else NIL
+    for node_id in node_ids:
+        node = node_at(table, node_id)
         node.flags &= <uint8_t>(~(PARKED | LISTED) & 0xFF)
         node.prev = last
         node.next = NIL
         if last != NIL:
-            node_at(table, last).next = slot
-        last = slot
+            node_at(table, last).next = node_id
+        last = node_id
     ring.newest = last
     ring.num_parked = ring.num_listed = ring.heap_size = 0
     return 0
 
 
 cdef const char* ring_check(Table* table, Ring* ring) noexcept:
-    cdef uint32_t slot = ring.oldest, before = NIL
-    cdef uint64_t listed = 0, parked = 0, linked = 0, entries = 0, place
+    cdef uint32_t node_id = ring.oldest, before = NIL
+    cdef uint64_t listed = 0, parked = 0, linked = 0, entries = 0, index
     cdef Node* node
-    while slot != NIL and linked <= ring.size:
-        node = node_at(table, slot)
+    while node_id != NIL and linked <= ring.size:
+        node = node_at(table, node_id)
         if node.prev != before:
             return b"the links of a ring agree in both directions"
-        if node.ring != ring.number or node.flags & (PARKED | LISTED):
+        if node.ring != ring.id or node.flags & (PARKED | LISTED):
             return b"the nodes of a ring's list know it and are not parked"
         linked += 1
-        before = slot
-        slot = node.next
-    if slot != NIL or before != ring.newest:
+        before = node_id
+        node_id = node.next
+    if node_id != NIL or before != ring.newest:
         return b"a ring's list ends at its newest node"
-    for slot in range(table.num_used):
-        node = node_at(table, slot)
-        if node.ring == ring.number and node.flags & PARKED:
+    for node_id in range(table.num_used):
+        node = node_at(table, node_id)
+        if node.ring == ring.id and node.flags & PARKED:
             parked += 1
             listed += (node.flags & LISTED) != 0
-            if parking_number(node) >= ring.next_number:
-                return b"parking numbers were given out"
-    for place in range(ring.heap_size):
-        entries += alive(table, ring, &ring.heap[place])
-        if place and comes_before(
-            ring, ring.heap[place].number, ring.heap[(place - 1) // 2].number
+            if parking_position(node) >= ring.next_position:
+                return b"positions of parked nodes were given out"
+    for index in range(ring.heap_size):
+        entries += alive(table, ring, &ring.heap[index])
+        if index and comes_before(
+            ring, ring.heap[index].position, ring.heap[(index - 1) // 2].position
         ):
             return b"the heap of a ring is ordered"
     if linked + parked != ring.size or parked != ring.num_parked:

@@ -99,9 +99,9 @@ cdef inline void shadow_reach(Shadow* shadow, const Entry* entry, int quarter) n
 
 cdef inline Entry* shadow_find(Shadow* shadow, uint64_t fingerprint) noexcept nogil:
     """Return the entry of a fingerprint, or NULL."""
-    cdef uint32_t place = shadow_first(shadow, fingerprint)
-    while place != NIL:
-        if shadow.entries[place].fingerprint == fingerprint:
-            return shadow.entries + place
-        place = shadow.entries[place].chain
+    cdef uint32_t entry_id = shadow_first(shadow, fingerprint)
+    while entry_id != NIL:
+        if shadow.entries[entry_id].fingerprint == fingerprint:
+            return shadow.entries + entry_id
+        entry_id = shadow.entries[entry_id].chain
     return NULL

@@ -10,8 +10,8 @@ cdef bint shadow_open(
 ) noexcept:
     cdef uint64_t chains = 1
     cdef uint64_t entries = (<uint64_t>limits[num_sizes - 1] + 1) * <uint64_t>num_quarters
-    cdef uint64_t place
-    cdef int number, size
+    cdef uint64_t index
+    cdef int quarter, size
     memset(shadow, 0, sizeof(Shadow))
     while chains < entries:
         chains *= 2
@@ -24,17 +24,17 @@ cdef bint shadow_open(
     if shadow.entries == NULL or shadow.chains == NULL:
         shadow_close(shadow)
         return False
-    for place in range(chains):
-        shadow.chains[place] = NIL
+    for index in range(chains):
+        shadow.chains[index] = NIL
     shadow.free_head = NIL
     shadow.num_sizes = num_sizes
     shadow.num_quarters = num_quarters
-    for number in range(num_quarters):
-        shadow.lists[number].head = NIL
-        shadow.lists[number].markers[num_sizes] = NIL
+    for quarter in range(num_quarters):
+        shadow.lists[quarter].head = NIL
+        shadow.lists[quarter].markers[num_sizes] = NIL
         for size in range(num_sizes):
-            shadow.lists[number].markers[size] = NIL
-            shadow.lists[number].rooms[size] = limits[size] - (limits[size - 1] if size else 0)
+            shadow.lists[quarter].markers[size] = NIL
+            shadow.lists[quarter].rooms[size] = limits[size] - (limits[size - 1] if size else 0)
     return True
 
 
@@ -44,10 +44,10 @@ cdef void shadow_close(Shadow* shadow) noexcept:
     memset(shadow, 0, sizeof(Shadow))
 
 
-cdef inline void unlink(Shadow* shadow, ShadowList* line, uint32_t place, Entry* entry) noexcept:
+cdef inline void unlink(Shadow* shadow, ShadowList* line, uint32_t entry_id, Entry* entry) noexcept:
     """Take an entry off its list, and its segment's marker back where it was the last."""
     line.counts[entry.segment] -= 1
-    if line.markers[entry.segment] == place:
+    if line.markers[entry.segment] == entry_id:
         line.markers[entry.segment] = entry.prev if line.counts[entry.segment] else NIL
     if entry.prev == NIL:
         line.head = entry.next
@@ -57,16 +57,16 @@ cdef inline void unlink(Shadow* shadow, ShadowList* line, uint32_t place, Entry*
         shadow.entries[entry.next].prev = entry.prev
 
 
-cdef void forget(Shadow* shadow, ShadowList* line, uint32_t place) noexcept:
+cdef void forget(Shadow* shadow, ShadowList* line, uint32_t entry_id) noexcept:
     """Drop the last entry of a list."""
-    cdef Entry* entry = shadow.entries + place
+    cdef Entry* entry = shadow.entries + entry_id
     cdef uint32_t* link = shadow.chains + (entry.fingerprint & (shadow.num_chains - 1))
-    while link[0] != place:
+    while link[0] != entry_id:
         link = &shadow.entries[link[0]].chain
     link[0] = entry.chain
-    unlink(shadow, line, place, entry)
+    unlink(shadow, line, entry_id, entry)
     entry.next = shadow.free_head
-    shadow.free_head = place
+    shadow.free_head = entry_id
 
 
 cdef void forget_before_reset(Shadow* shadow, ShadowList* line) noexcept:
@@ -82,49 +82,49 @@ cdef void forget_before_reset(Shadow* shadow, ShadowList* line) noexcept:
 
 cdef uint32_t new_entry(Shadow* shadow, uint64_t fingerprint, int quarter) noexcept:
     """Take an entry; there is one more than the lists have room for."""
-    cdef uint32_t place = shadow.free_head
+    cdef uint32_t entry_id = shadow.free_head
     cdef Entry* entry
     cdef uint32_t* chain = shadow.chains + (fingerprint & (shadow.num_chains - 1))
-    if place != NIL:
-        shadow.free_head = shadow.entries[place].next
+    if entry_id != NIL:
+        shadow.free_head = shadow.entries[entry_id].next
     else:
-        place = shadow.num_used
+        entry_id = shadow.num_used
         shadow.num_used += 1
-    entry = shadow.entries + place
+    entry = shadow.entries + entry_id
     memset(entry, 0, sizeof(Entry))
     entry.fingerprint = fingerprint
     entry.quarter = <uint8_t>quarter
     entry.chain = chain[0]
-    chain[0] = place
-    return place
+    chain[0] = entry_id
+    return entry_id
 
 
 cdef void shadow_use(Shadow* shadow, uint64_t fingerprint, int quarter, uint32_t now) noexcept:
     cdef ShadowList* line = &shadow.lists[quarter]
     cdef Entry* entry = shadow_find(shadow, fingerprint)
-    cdef uint32_t place, moved
+    cdef uint32_t entry_id, moved
     cdef int size
     if entry != NULL:
-        place = <uint32_t>(entry - shadow.entries)
+        entry_id = <uint32_t>(entry - shadow.entries)
         entry.last_use = now
-        if line.head == place and entry.segment == 0:
+        if line.head == entry_id and entry.segment == 0:
             return
-        unlink(shadow, line, place, entry)
+        unlink(shadow, line, entry_id, entry)
     else:
         if line.counts[shadow.num_sizes]:
             forget_before_reset(shadow, line)
-        place = new_entry(shadow, fingerprint, quarter)
-        entry = shadow.entries + place
+        entry_id = new_entry(shadow, fingerprint, quarter)
+        entry = shadow.entries + entry_id
         entry.last_use = now
     entry.prev = NIL
     entry.next = line.head
     if line.head != NIL:
-        shadow.entries[line.head].prev = place
-    line.head = place
+        shadow.entries[line.head].prev = entry_id
+    line.head = entry_id
     entry.segment = 0
     line.counts[0] += 1
     if line.counts[0] == 1:
-        line.markers[0] = place
+        line.markers[0] = entry_id
     for size in range(shadow.num_sizes):
         if line.counts[size] <= line.rooms[size]:
             return
@@ -142,15 +142,15 @@ cdef void shadow_use(Shadow* shadow, uint64_t fingerprint, int quarter, uint32_t
 
 cdef void shadow_reset(Shadow* shadow) noexcept:
     cdef ShadowList* line
-    cdef uint32_t place
+    cdef uint32_t entry_id
     cdef int quarter, size, end = shadow.num_sizes
     for quarter in range(shadow.num_quarters):
         line = &shadow.lists[quarter]
-        place = line.head
-        while place != NIL:
-            shadow.entries[place].segment = <uint8_t>end
-            line.markers[end] = place
-            place = shadow.entries[place].next
+        entry_id = line.head
+        while entry_id != NIL:
+            shadow.entries[entry_id].segment = <uint8_t>end
+            line.markers[end] = entry_id
+            entry_id = shadow.entries[entry_id].next
         for size in range(end):
             line.counts[end] += line.counts[size]
             line.counts[size] = 0
@@ -159,13 +159,13 @@ cdef void shadow_reset(Shadow* shadow) noexcept:
 
 cdef const char* shadow_check(Shadow* shadow) noexcept:
     """Verify the invariants; return the broken one, or NULL."""
-    cdef uint64_t listed = 0, chained = 0, number, held, room
-    cdef uint32_t place, last, count
+    cdef uint64_t listed = 0, chained = 0, chain_index, held, room
+    cdef uint32_t entry_id, last, count
     cdef int quarter, size
     cdef ShadowList* line
     for quarter in range(shadow.num_quarters):
         line = &shadow.lists[quarter]
-        place = line.head
+        entry_id = line.head
         last = NIL
         held = room = 0
         for size in range(shadow.num_sizes + 1):
@@ -174,11 +174,14 @@ cdef const char* shadow_check(Shadow* shadow) noexcept:
                 room += line.rooms[size]
                 if line.counts[size] > line.rooms[size]:
                     return b"no segment holds more than its room"
-            while place != NIL and shadow.entries[place].segment == size:
-                if shadow.entries[place].prev != last or shadow.entries[place].quarter != quarter:
+            while entry_id != NIL and shadow.entries[entry_id].segment == size:
+                if (
+                    shadow.entries[entry_id].prev != last
+                    or shadow.entries[entry_id].quarter != quarter
+                ):
                     return b"a list runs both ways, in its quarter"
-                last = place
-                place = shadow.entries[place].next
+                last = entry_id
+                entry_id = shadow.entries[entry_id].next
                 count += 1
             if count != line.counts[size]:
                 return b"the entries of each segment are counted"
@@ -188,15 +191,15 @@ cdef const char* shadow_check(Shadow* shadow) noexcept:
         listed += held
         if held > room:
             return b"no list holds more than its room"
-        if place != NIL:
+        if entry_id != NIL:
             return b"segments follow each other"
-    for number in range(shadow.num_chains):
-        place = shadow.chains[number]
-        while place != NIL:
-            if (shadow.entries[place].fingerprint & (shadow.num_chains - 1)) != number:
+    for chain_index in range(shadow.num_chains):
+        entry_id = shadow.chains[chain_index]
+        while entry_id != NIL:
+            if (shadow.entries[entry_id].fingerprint & (shadow.num_chains - 1)) != chain_index:
                 return b"an entry is in its own chain"
             chained += 1
-            place = shadow.entries[place].chain
+            entry_id = shadow.entries[entry_id].chain
     if listed != chained:
         return b"every entry is on a list and in a chain"
     return NULL

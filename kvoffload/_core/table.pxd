@@ -1,9 +1,12 @@
 """Nodes and the index: every key that a policy knows, resident or ghost, has one node.
 
 Structure
-    A node is 64 bytes, one cache line, addressed by a uint32 slot; it never moves. The first
-    ``num_reserved`` lie in one stretch of address space; nodes beyond lie in segments. The index is
-    ``buckets``, of which a key's hash gives the first.
+    A node is 64 bytes, one cache line; it never moves. The first ``num_reserved`` lie in one
+    stretch of address space; nodes beyond lie in segments. The index is ``buckets``, of which a
+    key's hash gives the first.
+Names
+    A *node* is an entry of the table, and ``node`` the pointer to one; the uint32 that addresses it
+    is its ``node_id``. A *slot* is a place in the medium, which a ``block_id`` addresses.
 Invariants
     A node is in the index exactly if its ``key_length`` is not 0. Nodes that are not in use are on
     the free stack (linked by ``next``), or above ``num_used``, or retired: their block left while a
@@ -39,7 +42,7 @@ cdef struct Block:
 
 cdef struct Node:
     Block block
-    uint32_t prev       # ring: towards least recent; parked: low half of the parking number
+    uint32_t prev       # ring: towards least recent; parked: low half of its position
     uint32_t next       # ring: towards most recent; parked: high half; free: the next free node
     uint8_t ring        # the policy's ring that the node is on, 0 for none
     uint8_t key_length  # 1 ... 36 inline, LONG_KEY out of line, 0 not in use
@@ -80,7 +83,7 @@ cdef struct Table:
     int64_t* kept_ids       # by node, where SHOWN: the block_id before anyone could write to it
     uint64_t num_kept_ids   # length of the array, in nodes
     uint64_t secret[8]      # words that key the hash
-    uint64_t version        # changes whenever a key gets, leaves or changes its node; of one table alone
+    uint64_t version        # changes when a key gets, leaves or changes its node; this table's
     uint32_t sample_below   # keys are SAMPLED whose hash has less than this in bits 32 to 55
 
 # Reserve room for about `num_nodes` nodes; False, with nothing reserved, if there is none.
@@ -92,24 +95,24 @@ cdef bint table_extend(Table* table, uint64_t more) noexcept
 cdef void table_clear(Table* table) noexcept
 cdef void table_new_epoch(Table* table) noexcept
 # Keep the block_id of a node whose status is about to be handed out; False if there is no memory.
-cdef bint keep_id(Table* table, uint32_t slot) noexcept
+cdef bint keep_id(Table* table, uint32_t node_id) noexcept
 cdef bint store_long_key(Node* node, const uint8_t* key, uint64_t length) noexcept
 cdef void free_long_key(Node* node) noexcept
 # Verify the invariants; return the broken one, or NULL.
 cdef const char* table_check(Table* table) noexcept
 
 
-cdef inline Node* node_at(Table* table, uint32_t slot) noexcept nogil:
-    kvo_require(slot < table.num_ready, "a slot is a node that is ready")
-    if slot < table.num_reserved:
-        return table.nodes + slot
-    slot -= table.num_reserved
-    return table.segments[slot >> SEGMENT_BITS] + (slot & ((1 << SEGMENT_BITS) - 1))
+cdef inline Node* node_at(Table* table, uint32_t node_id) noexcept nogil:
+    kvo_require(node_id < table.num_ready, "a node_id is that of a node that is ready")
+    if node_id < table.num_reserved:
+        return table.nodes + node_id
+    node_id -= table.num_reserved
+    return table.segments[node_id >> SEGMENT_BITS] + (node_id & ((1 << SEGMENT_BITS) - 1))
 
 
-cdef inline int64_t own_id(const Table* table, uint32_t slot, const Node* node) noexcept nogil:
+cdef inline int64_t own_id(const Table* table, uint32_t node_id, const Node* node) noexcept nogil:
     """Return the block_id that a manager gave, whatever was written to it through a status."""
-    return table.kept_ids[slot] if node.flags & SHOWN else node.block.block_id
+    return table.kept_ids[node_id] if node.flags & SHOWN else node.block.block_id
 
 
 cdef inline const uint8_t* key_bytes(const Node* node, uint64_t* length) noexcept nogil:
@@ -160,43 +163,45 @@ cdef inline uint32_t sample_of(uint64_t hashed) noexcept nogil:
 cdef inline uint32_t index_find(
     Table* table, const uint8_t* key, uint64_t length, uint64_t hashed
 ) noexcept nogil:
-    """Return the slot of a key, or NIL."""
+    """Return the node of a key, or NIL."""
     cdef Probe probe = probe_from(
         table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed)
     )
-    cdef uint32_t slot = probe_next(&probe)
-    while slot != NIL and not holds_key(node_at(table, slot), key, length):
-        slot = probe_next(&probe)
-    return slot
+    cdef uint32_t node_id = probe_next(&probe)
+    while node_id != NIL and not holds_key(node_at(table, node_id), key, length):
+        node_id = probe_next(&probe)
+    return node_id
 
 
 cdef inline void index_insert_at(
-    Table* table, uint32_t slot, uint8_t tag, uint64_t home
+    Table* table, uint32_t node_id, uint8_t tag, uint64_t home
 ) noexcept nogil:
-    """Add a slot whose key is absent; the caller has made sure of room."""
+    """Add a node whose key is absent; the caller has made sure of room."""
     kvo_require(table.num_keys < table.max_keys, "the caller has made sure of room in the index")
-    buckets_insert(table.buckets, table.num_buckets, home, tag, slot)
+    buckets_insert(table.buckets, table.num_buckets, home, tag, node_id)
     table.num_keys += 1
     table.version += 1
 
 
-cdef inline void index_insert(Table* table, uint32_t slot, uint64_t hashed) noexcept nogil:
-    index_insert_at(table, slot, tag_of(hashed), home_of(table, hashed))
+cdef inline void index_insert(Table* table, uint32_t node_id, uint64_t hashed) noexcept nogil:
+    index_insert_at(table, node_id, tag_of(hashed), home_of(table, hashed))
 
 
-cdef inline void index_remove(Table* table, uint32_t slot, uint64_t hashed) noexcept nogil:
-    """Remove a slot that is in the index."""
-    buckets_remove(table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed), slot)
+cdef inline void index_remove(Table* table, uint32_t node_id, uint64_t hashed) noexcept nogil:
+    """Remove a node that is in the index."""
+    buckets_remove(
+        table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed), node_id
+    )
     table.num_keys -= 1
     table.version += 1
 
 
 cdef inline void index_replace(
-    Table* table, uint32_t slot, uint32_t successor, uint64_t hashed
+    Table* table, uint32_t node_id, uint32_t successor, uint64_t hashed
 ) noexcept nogil:
-    """Let the entry of `slot` name `successor`, which holds the same key."""
+    """Let the entry of `node_id` name `successor`, which holds the same key."""
     buckets_replace(
-        table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed), slot, successor
+        table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed), node_id, successor
     )
     table.version += 1
 
@@ -211,20 +216,20 @@ cdef inline bint table_ensure(Table* table, uint64_t more) noexcept:
 
 cdef inline uint32_t take_node(Table* table) noexcept nogil:
     """Take a node that is not in use; the caller has made sure that there is one."""
-    cdef uint32_t slot = table.free_head
+    cdef uint32_t node_id = table.free_head
     kvo_require(
-        slot != NIL or table.num_used < table.num_ready, "the caller has made sure of a node"
+        node_id != NIL or table.num_used < table.num_ready, "the caller has made sure of a node"
     )
-    if slot != NIL:
-        table.free_head = node_at(table, slot).next
+    if node_id != NIL:
+        table.free_head = node_at(table, node_id).next
         table.num_freed -= 1
-        return slot
-    slot = table.num_used
+        return node_id
+    node_id = table.num_used
     table.num_used += 1
-    return slot
+    return node_id
 
 
-cdef inline void give_node(Table* table, uint32_t slot, Node* node) noexcept nogil:
+cdef inline void give_node(Table* table, uint32_t node_id, Node* node) noexcept nogil:
     """Put a node on the free stack."""
     kvo_require((node.flags & (RETIRED | EXPORTED)) != EXPORTED, "no status lies on a free node")
     node.block.ref_cnt = 0
@@ -235,11 +240,11 @@ cdef inline void give_node(Table* table, uint32_t slot, Node* node) noexcept nog
     node.flags = 0
     node.note = 0
     node.next = table.free_head
-    table.free_head = slot
+    table.free_head = node_id
     table.num_freed += 1
 
 
-cdef inline void retire_or_give(Table* table, uint32_t slot, Node* node) noexcept nogil:
+cdef inline void retire_or_give(Table* table, uint32_t node_id, Node* node) noexcept nogil:
     """Let go of a node whose key has left the index."""
     if node.flags & EXPORTED:
         node.key_length = 0
@@ -247,7 +252,7 @@ cdef inline void retire_or_give(Table* table, uint32_t slot, Node* node) noexcep
         node.flags = EXPORTED | RETIRED
         table.num_retired += 1
     else:
-        give_node(table, slot, node)
+        give_node(table, node_id, node)
 
 
 cdef inline uint32_t add_key(
@@ -259,8 +264,8 @@ cdef inline uint32_t add_key(
     """
     cdef uint8_t tag = tag_of(hashed)
     cdef uint64_t home = home_of(table, hashed)
-    cdef uint32_t slot = take_node(table)
-    cdef Node* node = node_at(table, slot)
+    cdef uint32_t node_id = take_node(table)
+    cdef Node* node = node_at(table, node_id)
     if length == INLINE_KEY_BYTES or length == INLINE_KEY_BYTES - 4:
         # A digest, alone or with a group suffix: copies of a size known here need no call.
         node.key_length = <uint8_t>length
@@ -271,27 +276,27 @@ cdef inline uint32_t add_key(
         node.key_length = <uint8_t>length
         memcpy(node.key, key, length)
     elif not store_long_key(node, key, length):
-        give_node(table, slot, node)
+        give_node(table, node_id, node)
         return NIL
     if sample_of(hashed) < table.sample_below:
         node.flags = SAMPLED
-    index_insert_at(table, slot, tag, home)
-    return slot
+    index_insert_at(table, node_id, tag, home)
+    return node_id
 
 
 cdef inline void drop_hashed_key(
-    Table* table, uint32_t slot, Node* node, uint64_t hashed
+    Table* table, uint32_t node_id, Node* node, uint64_t hashed
 ) noexcept:
     """Forget a key whose hash is known."""
-    index_remove(table, slot, hashed)
+    index_remove(table, node_id, hashed)
     if node.key_length == LONG_KEY:
         free_long_key(node)
-    retire_or_give(table, slot, node)
+    retire_or_give(table, node_id, node)
 
 
-cdef inline void drop_key(Table* table, uint32_t slot, Node* node) noexcept:
+cdef inline void drop_key(Table* table, uint32_t node_id, Node* node) noexcept:
     """Forget a key: it leaves the index, its node is free or retired. It is on no ring."""
-    drop_hashed_key(table, slot, node, hash_node(table, node))
+    drop_hashed_key(table, node_id, node, hash_node(table, node))
 
 
 cdef inline uint64_t hash_ahead(Table* table, const Node* node) noexcept nogil:
@@ -301,7 +306,7 @@ cdef inline uint64_t hash_ahead(Table* table, const Node* node) noexcept nogil:
     return hashed
 
 
-cdef inline uint32_t drop_block(Table* table, uint32_t slot, Node* node) noexcept:
+cdef inline uint32_t drop_block(Table* table, uint32_t node_id, Node* node) noexcept:
     """Take the block from a key that stays known; return the key's node, off every ring.
 
     Where a status of the block is still held, the key moves to another node: the caller has made
@@ -313,28 +318,28 @@ cdef inline uint32_t drop_block(Table* table, uint32_t slot, Node* node) noexcep
         successor = take_node(table)
         heir = node_at(table, successor)
         heir[0] = node[0]
-        index_replace(table, slot, successor, hash_node(table, node))
-        retire_or_give(table, slot, node)
-        slot = successor
+        index_replace(table, node_id, successor, hash_node(table, node))
+        retire_or_give(table, node_id, node)
+        node_id = successor
         node = heir
     node.block.ref_cnt = 0
     node.block.block_id = -1
     node.ring = 0
     node.flags &= SAMPLED
-    return slot
+    return node_id
 
 
 cdef class Storage:
     cdef Table table
-    cdef dict exports           # slot -> number of StatusBuffers on it
-    cdef dict statuses          # slot -> weak reference to the BlockStatus on the last of them
+    cdef dict exports           # node_id -> number of StatusBuffers on it
+    cdef dict statuses          # node_id -> weak reference to the BlockStatus on the last
 
     cdef int open(self, uint64_t num_nodes) except -1
-    cdef object export(self, uint32_t slot)
+    cdef object export(self, uint32_t node_id)
 
 
 cdef class StatusBuffer:
     cdef Storage storage
-    cdef uint32_t slot
+    cdef uint32_t node_id
     cdef Py_ssize_t shape[1]
     cdef Py_ssize_t strides[1]

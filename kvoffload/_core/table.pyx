@@ -77,16 +77,16 @@ cdef bint table_open(Table* table, uint64_t num_nodes) noexcept:
 
 
 cdef void table_close(Table* table) noexcept:
-    cdef uint32_t slot
+    cdef uint32_t node_id, segment
     cdef Node* node
     if table.nodes == NULL:
         return
-    for slot in range(table.num_used):
-        node = node_at(table, slot)
+    for node_id in range(table.num_used):
+        node = node_at(table, node_id)
         if node.key_length == LONG_KEY:
             free_long_key(node)
-    for slot in range(table.num_segments):
-        release(table.segments[slot], sizeof(Node) << SEGMENT_BITS)
+    for segment in range(table.num_segments):
+        release(table.segments[segment], sizeof(Node) << SEGMENT_BITS)
     discard(table.segments)
     release(table.nodes, table.num_reserved * sizeof(Node))
     release(table.buckets, table.num_buckets * sizeof(KvoBucket))
@@ -96,11 +96,11 @@ cdef void table_close(Table* table) noexcept:
 
 cdef void make_ready(Table* table, uint64_t num_ready) noexcept:
     """Write "no block" into the nodes up to `num_ready`."""
-    cdef uint32_t slot
+    cdef uint32_t node_id
     cdef uint32_t first = table.num_ready
     table.num_ready = <uint32_t>num_ready
-    for slot in range(first, table.num_ready):
-        node_at(table, slot).block.block_id = -1
+    for node_id in range(first, table.num_ready):
+        node_at(table, node_id).block.block_id = -1
 
 
 cdef bint add_segment(Table* table) noexcept:
@@ -120,22 +120,22 @@ cdef bint add_segment(Table* table) noexcept:
 cdef bint grow_index(Table* table, uint64_t num_keys) noexcept:
     """Rebuild the index for at least `num_keys` keys, twice as large at least."""
     cdef KvoBucket* old = table.buckets
-    cdef uint64_t old_number = table.num_buckets
-    cdef uint64_t number = max(buckets_for(num_keys), 2 * old_number)
-    cdef KvoBucket* buckets = <KvoBucket*>reserve(number * sizeof(KvoBucket))
-    cdef uint32_t slot
+    cdef uint64_t old_num_buckets = table.num_buckets
+    cdef uint64_t num_buckets = max(buckets_for(num_keys), 2 * old_num_buckets)
+    cdef KvoBucket* buckets = <KvoBucket*>reserve(num_buckets * sizeof(KvoBucket))
+    cdef uint32_t node_id
     cdef Node* node
     if buckets == NULL:
         return False
     table.buckets = buckets
-    table.num_buckets = number
-    table.max_keys = number * MOST_KEYS_PER_BUCKET
+    table.num_buckets = num_buckets
+    table.max_keys = num_buckets * MOST_KEYS_PER_BUCKET
     table.num_keys = 0
-    for slot in range(table.num_used):
-        node = node_at(table, slot)
+    for node_id in range(table.num_used):
+        node = node_at(table, node_id)
         if node.key_length:
-            index_insert(table, slot, hash_node(table, node))
-    release(old, old_number * sizeof(KvoBucket))
+            index_insert(table, node_id, hash_node(table, node))
+    release(old, old_num_buckets * sizeof(KvoBucket))
     return True
 
 
@@ -156,7 +156,7 @@ cdef bint table_extend(Table* table, uint64_t more) noexcept:
 
 
 cdef void table_clear(Table* table) noexcept:
-    cdef uint32_t slot
+    cdef uint32_t node_id
     cdef Node* node
     # Emptying the index whole touches all of it; key by key touches what is in use.
     cdef bint whole = table.num_keys * 4 > table.num_buckets
@@ -165,15 +165,15 @@ cdef void table_clear(Table* table) noexcept:
         memset(table.buckets, 0, table.num_buckets * sizeof(KvoBucket))
         table.num_keys = 0
         table.version += 1
-    for slot in range(table.num_used):
-        node = node_at(table, slot)
+    for node_id in range(table.num_used):
+        node = node_at(table, node_id)
         if node.key_length:
             if not whole:
-                index_remove(table, slot, hash_node(table, node))
+                index_remove(table, node_id, hash_node(table, node))
             if node.key_length == LONG_KEY:
                 free_long_key(node)
             exported = exported or (node.flags & EXPORTED) != 0
-            retire_or_give(table, slot, node)
+            retire_or_give(table, node_id, node)
     if not exported:
         # Nodes are handed out in order again, so that chains lie in successive ones.
         table.num_used = 0
@@ -182,17 +182,17 @@ cdef void table_clear(Table* table) noexcept:
 
 
 cdef void table_new_epoch(Table* table) noexcept:
-    cdef uint32_t slot
+    cdef uint32_t node_id
     if table.epoch == <uint32_t>0xFFFFFFFF:
-        for slot in range(table.num_used):
-            node_at(table, slot).block.mark = 0
+        for node_id in range(table.num_used):
+            node_at(table, node_id).block.mark = 0
         table.epoch = 0
     table.epoch += 1
 
 
-cdef bint keep_id(Table* table, uint32_t slot) noexcept:
+cdef bint keep_id(Table* table, uint32_t node_id) noexcept:
     cdef uint64_t wanted = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
-    cdef Node* node = node_at(table, slot)
+    cdef Node* node = node_at(table, node_id)
     if node.flags & SHOWN:
         return True
     # Reserved: no memory is touched but for nodes that are shown.
@@ -204,7 +204,7 @@ cdef bint keep_id(Table* table, uint32_t slot) noexcept:
         min(table.num_kept_ids, <uint64_t>table.num_used),
     ):
         return False
-    table.kept_ids[slot] = node.block.block_id
+    table.kept_ids[node_id] = node.block.block_id
     node.flags |= SHOWN
     return True
 
@@ -228,17 +228,17 @@ cdef void free_long_key(Node* node) noexcept:
 
 
 cdef const char* table_check(Table* table) noexcept:
-    cdef uint64_t keys = 0, retired = 0, freed = 0, entries = 0, number
-    cdef uint32_t slot, entry
+    cdef uint64_t keys = 0, retired = 0, freed = 0, entries = 0, bucket_index
+    cdef uint32_t node_id, entry
     cdef uint64_t length
     cdef const uint8_t* key
     cdef Node* node
-    for slot in range(table.num_used):
-        node = node_at(table, slot)
+    for node_id in range(table.num_used):
+        node = node_at(table, node_id)
         if node.key_length:
             keys += 1
             key = key_bytes(node, &length)
-            if index_find(table, key, length, hash_key(table, key, length)) != slot:
+            if index_find(table, key, length, hash_key(table, key, length)) != node_id:
                 return b"the index finds every key at its node"
             if (node.flags & RESIDENT) == 0 and node.block.block_id != -1:
                 return b"a node without a block has block_id -1"
@@ -246,13 +246,13 @@ cdef const char* table_check(Table* table) noexcept:
                 return b"ref_cnt is -1 or more"
         elif node.flags & RETIRED:
             retired += 1
-    for number in range(table.num_buckets):
+    for bucket_index in range(table.num_buckets):
         for entry in range(<uint32_t>BUCKET_ENTRIES):
-            entries += table.buckets[number].tags[entry] != 0
-    slot = table.free_head
-    while slot != NIL and freed <= table.num_used:
+            entries += table.buckets[bucket_index].tags[entry] != 0
+    node_id = table.free_head
+    while node_id != NIL and freed <= table.num_used:
         freed += 1
-        slot = node_at(table, slot).next
+        node_id = node_at(table, node_id).next
     if keys != table.num_keys or entries != keys:
         return b"the index holds every key once"
     if retired != table.num_retired:
@@ -280,15 +280,15 @@ cdef class Storage:
         memcpy(self.table.secret, words, sizeof(self.table.secret))
         return 0
 
-    cdef object export(self, uint32_t slot):
+    cdef object export(self, uint32_t node_id):
         """Return the BlockStatus that lies on the node's block and keeps the storage alive."""
-        known = self.statuses.get(slot)
+        known = self.statuses.get(node_id)
         status = None if known is None else known()
         if status is None:
-            if not keep_id(&self.table, slot):
+            if not keep_id(&self.table, node_id):
                 raise MemoryError()
-            status = BlockStatus.from_buffer(StatusBuffer(self, slot))
-            self.statuses[slot] = weakref.ref(status)
+            status = BlockStatus.from_buffer(StatusBuffer(self, node_id))
+            self.statuses[node_id] = weakref.ref(status)
         return status
 
 
@@ -297,37 +297,37 @@ cdef class Storage:
 cdef class StatusBuffer:
     """The 16 bytes of one block, lent to a BlockStatus; holds the node until that is gone."""
 
-    def __cinit__(self, Storage storage not None, uint32_t slot):
-        if slot >= storage.table.num_used:
-            raise ValueError(f"slot must be that of a node in use, got {slot}")
+    def __cinit__(self, Storage storage not None, uint32_t node_id):
+        if node_id >= storage.table.num_used:
+            raise ValueError(f"node_id must be that of a node in use, got {node_id}")
         # The count stands first: if it finds no memory, the node is not marked.
-        storage.exports[slot] = storage.exports.get(slot, 0) + 1
+        storage.exports[node_id] = storage.exports.get(node_id, 0) + 1
         self.storage = storage
-        self.slot = slot
-        node_at(&storage.table, slot).flags |= EXPORTED
+        self.node_id = node_id
+        node_at(&storage.table, node_id).flags |= EXPORTED
 
     def __dealloc__(self):
         cdef Node* node
         cdef Table* table
         if self.storage is None:
             return
-        count = self.storage.exports.pop(self.slot) - 1
+        count = self.storage.exports.pop(self.node_id) - 1
         if count:
-            self.storage.exports[self.slot] = count
+            self.storage.exports[self.node_id] = count
             return
-        self.storage.statuses.pop(self.slot, None)
+        self.storage.statuses.pop(self.node_id, None)
         table = &self.storage.table
-        node = node_at(table, self.slot)
+        node = node_at(table, self.node_id)
         if node.flags & RETIRED:
             table.num_retired -= 1
-            give_node(table, self.slot, node)
+            give_node(table, self.node_id, node)
         else:
             node.flags &= <uint8_t>(~EXPORTED & 0xFF)
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         self.shape[0] = sizeof(Block)
         self.strides[0] = 1
-        buffer.buf = <void*>&node_at(&self.storage.table, self.slot).block
+        buffer.buf = <void*>&node_at(&self.storage.table, self.node_id).block
         buffer.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
         buffer.internal = NULL
         buffer.itemsize = 1

@@ -16,14 +16,14 @@ from kvoffload._core.ring cimport Ring
 from kvoffload._core.table cimport Table
 
 cdef struct Victim:
-    uint32_t slot
+    uint32_t node_id
     Ring* ring
     uint64_t hashed         # of the victim's key, where the policy has put it
 
 # Where a search stands on one ring, in a policy used alone.
 cdef struct Cursor:
     bint started
-    uint32_t slot           # the next node to look at
+    uint32_t node_id        # the next node to look at
 
 cdef struct Victims:
     Victim* items           # in eviction order
@@ -44,7 +44,7 @@ cdef bint victims_ensure(Victims* victims, uint64_t n, uint64_t num_aside) noexc
 cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept
 # Note a parked block that is to be listed later, when the search ends at the latest; False if
 # there is no memory.
-cdef bint victims_set_aside(Victims* victims, Ring* ring, uint32_t slot) noexcept
+cdef bint victims_set_aside(Victims* victims, Ring* ring, uint32_t node_id) noexcept
 # List what was noted of a ring.
 cdef void victims_list_aside(Victims* victims, Table* table, Ring* ring) noexcept
 # End the search; the victims stay in `items`, on their rings (parked, where managed).

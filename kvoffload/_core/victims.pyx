@@ -54,49 +54,49 @@ cdef inline bint ensure_aside(Victims* victims) noexcept:
     return False
 
 
-cdef inline void put(Victim* place, Ring* ring, uint32_t slot) noexcept:
-    place.slot = slot
-    place.ring = ring
+cdef inline void put(Victim* item, Ring* ring, uint32_t node_id) noexcept:
+    item.node_id = node_id
+    item.ring = ring
 
 
-cdef bint victims_set_aside(Victims* victims, Ring* ring, uint32_t slot) noexcept:
+cdef bint victims_set_aside(Victims* victims, Ring* ring, uint32_t node_id) noexcept:
     if not ensure_aside(victims):
         return False
-    put(&victims.aside[victims.num_aside], ring, slot)
+    put(&victims.aside[victims.num_aside], ring, node_id)
     victims.num_aside += 1
     return True
 
 
 cdef void victims_list_aside(Victims* victims, Table* table, Ring* ring) noexcept:
-    cdef uint64_t place, kept = 0
-    for place in range(victims.num_aside):
-        if victims.aside[place].ring == ring:
-            list_again(&victims.aside[place], 1, table)
+    cdef uint64_t index, kept = 0
+    for index in range(victims.num_aside):
+        if victims.aside[index].ring == ring:
+            list_again(&victims.aside[index], 1, table)
         else:
-            victims.aside[kept] = victims.aside[place]
+            victims.aside[kept] = victims.aside[index]
             kept += 1
     victims.num_aside = kept
 
 
 cdef bint next_alone(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:
     cdef Node* node
-    cdef uint32_t slot = cursor.slot if cursor.started else ring.oldest
+    cdef uint32_t node_id = cursor.node_id if cursor.started else ring.oldest
     cursor.started = True
-    while slot != NIL:
-        node = node_at(table, slot)
-        cursor.slot = node.next
+    while node_id != NIL:
+        node = node_at(table, node_id)
+        cursor.node_id = node.next
         if node.block.ref_cnt == 0 and node.block.mark != table.epoch:
-            put(&victims.items[victims.size], ring, slot)
+            put(&victims.items[victims.size], ring, node_id)
             victims.size += 1
             return True
-        slot = node.next
-    cursor.slot = NIL
+        node_id = node.next
+    cursor.node_id = NIL
     return False
 
 
 cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* cursor) noexcept:
     cdef Node* node
-    cdef uint32_t slot
+    cdef uint32_t node_id
     if not ensure_items(victims):
         return False
     if not victims.managed:
@@ -105,35 +105,35 @@ cdef bint victims_next(Victims* victims, Table* table, Ring* ring, Cursor* curso
         if not ensure_aside(victims):
             return False
         if ring.num_listed:
-            slot = ring_unlist(table, ring)
-            node = node_at(table, slot)
+            node_id = ring_unlist(table, ring)
+            node = node_at(table, node_id)
         else:
             if not ring_ensure_parking(ring):
                 victims.no_memory = True
                 return False
-            slot = ring.oldest
-            node = node_at(table, slot)
-            ring_fetch_ahead(table, slot, node.next)
+            node_id = ring.oldest
+            node = node_at(table, node_id)
+            ring_fetch_ahead(table, node_id, node.next)
             ring_park(table, ring, node)
         if node.block.ref_cnt != 0:
             continue  # it is listed again when it becomes idle
         if node.block.mark == table.epoch:
-            put(&victims.aside[victims.num_aside], ring, slot)
+            put(&victims.aside[victims.num_aside], ring, node_id)
             victims.num_aside += 1
             continue
-        put(&victims.items[victims.size], ring, slot)
+        put(&victims.items[victims.size], ring, node_id)
         victims.size += 1
         return True
     return False
 
 
 cdef void list_again(Victim* items, uint64_t size, Table* table) noexcept:
-    cdef uint64_t place
+    cdef uint64_t index
     cdef Node* node
-    for place in range(size):
-        node = node_at(table, items[place].slot)
+    for index in range(size):
+        node = node_at(table, items[index].node_id)
         if node.flags & PARKED:
-            ring_list(table, items[place].ring, items[place].slot, node)
+            ring_list(table, items[index].ring, items[index].node_id, node)
 
 
 cdef void victims_settle(Victims* victims, Table* table) noexcept:

@@ -40,15 +40,15 @@ cdef class PoolCore:
 
     def _open(self, num_blocks):
         """Reserve the pool; a second call gives up the first."""
-        cdef int64_t number = check_num_blocks(num_blocks)
+        cdef int64_t count = check_num_blocks(num_blocks)
         self._require_unused()  # now: another thread may have run since the constructor asked
         self.close()
-        if not pool_open(&self.pool, number):
-            raise MemoryError(f"no room for a pool of {number} blocks")
-        self.lent = <uint8_t*>reserve(bit_bytes(number))
+        if not pool_open(&self.pool, count):
+            raise MemoryError(f"no room for a pool of {count} blocks")
+        self.lent = <uint8_t*>reserve(bit_bytes(count))
         if self.lent == NULL:
             pool_close(&self.pool)
-            raise MemoryError(f"no room for a pool of {number} blocks")
+            raise MemoryError(f"no room for a pool of {count} blocks")
         self.opened = True
 
     cdef void close(self) noexcept:
@@ -121,13 +121,13 @@ cdef class PoolCore:
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
-        cdef int64_t place, block_id
+        cdef int64_t index, block_id
         cdef Pool* pool = &self.pool
         self.require_open()
         if not 0 <= pool.num_fresh <= pool.num_blocks:
             raise AssertionError("0 <= fresh ids <= num_blocks")
-        for place in range(pool.num_freed):
-            block_id = pool.freed[place]
+        for index in range(pool.num_freed):
+            block_id = pool.freed[index]
             if block_id >= pool.num_fresh or pool_holds(pool, block_id):
                 raise AssertionError("freed ids were given out before")
             if self.is_lent(block_id):

@@ -33,13 +33,13 @@ cdef struct BlockStates:
     uint64_t num_pinned
 
 
-cdef inline Node* resident(Table* table, const Batch* batch, Py_ssize_t place) noexcept:
+cdef inline Node* resident(Table* table, const Batch* batch, Py_ssize_t index) noexcept:
     """Return the node of a key that was found if its block is resident, else NULL."""
-    cdef uint32_t slot = batch.slots[place]
+    cdef uint32_t node_id = batch.node_ids[index]
     cdef Node* node
-    if slot == NIL:
+    if node_id == NIL:
         return NULL
-    node = node_at(table, slot)
+    node = node_at(table, node_id)
     return node if node.flags & RESIDENT else NULL
 
 
@@ -73,16 +73,16 @@ cdef inline void park_pinned(
 
 
 cdef inline uint32_t add_once(
-    Table* table, Batch* batch, Py_ssize_t place, uint64_t hashed
+    Table* table, Batch* batch, Py_ssize_t index, uint64_t hashed
 ) noexcept:
     """Give a key that was not found a node; a repeat has got one by now. NIL without memory."""
-    cdef const uint8_t* key = item_key(batch, place)
-    cdef uint64_t length = item_length(batch, place)
-    cdef uint32_t slot = index_find(table, key, length, hashed)
-    if slot == NIL:
-        slot = add_key(table, key, length, hashed)
-    batch.slots[place] = slot
-    return slot
+    cdef const uint8_t* key = item_key(batch, index)
+    cdef uint64_t length = item_length(batch, index)
+    cdef uint32_t node_id = index_find(table, key, length, hashed)
+    if node_id == NIL:
+        node_id = add_key(table, key, length, hashed)
+    batch.node_ids[index] = node_id
+    return node_id
 
 
 cdef inline void forget(Table* table, Batch* batch, Py_ssize_t start, Py_ssize_t stop) noexcept:
@@ -108,31 +108,31 @@ cdef inline void begin_store(
 
 
 cdef inline void end_store(
-    BlockStates* states, CompiledPolicy policy, Pool* pool, uint32_t slot, bint stored
+    BlockStates* states, CompiledPolicy policy, Pool* pool, uint32_t node_id, bint stored
 ) noexcept:
     """Make a pending block idle, or drop it; the caller tells the policy that it is idle."""
-    cdef Node* node = node_at(policy.table, slot)
+    cdef Node* node = node_at(policy.table, node_id)
     states.num_pending -= 1
     if stored:
         node.block.ref_cnt = 0
         return
-    pool_give(pool, own_id(policy.table, slot, node))
-    policy.c_removed(slot, node)
+    pool_give(pool, own_id(policy.table, node_id, node))
+    policy.c_removed(node_id, node)
     policy.take_off(node)
-    drop_key(policy.table, slot, node)
+    drop_key(policy.table, node_id, node)
 
 
 cdef inline list pending_keys(Table* table, const Batch* batch, list keys):
     """Return the keys of the batch whose blocks are pending, once each."""
     cdef list pending = []
-    cdef Py_ssize_t place
+    cdef Py_ssize_t index
     cdef Node* node
     table_new_epoch(table)
-    for place in range(batch.size):
-        node = resident(table, batch, place)
+    for index in range(batch.size):
+        node = resident(table, batch, index)
         if node != NULL and node.block.ref_cnt < 0 and node.block.mark != table.epoch:
             node.block.mark = table.epoch
-            pending.append(keys[place])
+            pending.append(keys[index])
     return pending
 
 
@@ -146,20 +146,20 @@ cdef inline void touch_inserted(
 
     They are shown to the policy as pending. `inserted` and `ref_cnts`, scratch, are (batch.size,).
     """
-    cdef Py_ssize_t place
+    cdef Py_ssize_t index
     cdef Node* node
-    for place in range(batch.size):
-        node = resident(policy.table, batch, place)
-        if inserted[place] and node != NULL:
-            ref_cnts[place] = node.block.ref_cnt
+    for index in range(batch.size):
+        node = resident(policy.table, batch, index)
+        if inserted[index] and node != NULL:
+            ref_cnts[index] = node.block.ref_cnt
             node.block.ref_cnt = -1
     policy.c_touch(batch)
-    for place in range(batch.size - 1, -1, -1):  # of a repeat the first knows the count
-        node = resident(policy.table, batch, place)
-        if inserted[place] and node != NULL:
-            node.block.ref_cnt = ref_cnts[place]
+    for index in range(batch.size - 1, -1, -1):  # of a repeat the first knows the count
+        node = resident(policy.table, batch, index)
+        if inserted[index] and node != NULL:
+            node.block.ref_cnt = ref_cnts[index]
             if node.flags & PARKED and node.block.ref_cnt == 0:  # the touch has passed over it
-                policy.became_idle(batch.slots[place], node)
+                policy.became_idle(batch.node_ids[index], node)
 
 
 # -- what holds --------------------------------------------------------------------------------
@@ -168,10 +168,10 @@ cdef inline void touch_inserted(
 cdef inline BlockStates count_states(Table* table) noexcept:
     """Count the states anew, block by block."""
     cdef BlockStates states = BlockStates(0, 0)
-    cdef uint32_t slot
+    cdef uint32_t node_id
     cdef Node* node
-    for slot in range(table.num_used):
-        node = node_at(table, slot)
+    for node_id in range(table.num_used):
+        node = node_at(table, node_id)
         if node.flags & RESIDENT:
             states.num_pending += node.block.ref_cnt < 0
             states.num_pinned += node.block.ref_cnt > 0

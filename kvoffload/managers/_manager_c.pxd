@@ -49,14 +49,14 @@ cdef class CompiledSteps(Steps):
     cdef tuple join(self, CompiledPolicy policy, PoolCore pool, bint enable_events, WatchCore watch)
 
     # -- loads -----------------------------------------------------------------------------------
-    # Pin the batch, or nothing of it; return the first place that cannot be pinned, or -1. Ids are
+    # Pin the batch, or nothing of it; return the first index that cannot be pinned, or -1. Ids are
     # written unless `block_ids` is NULL.
     cdef Py_ssize_t pin_batch(self, Batch* batch, int64_t* block_ids) noexcept
     # Build the error of a block that cannot be pinned.
     cdef object load_error(self, bytes block_hash)
     # Take a pin from each block of the batch, whose keys are those of the list from `start` on.
     cdef int release(self, Batch* batch, list keys, Py_ssize_t start) except -1
-    cdef void unpin_slot(self, uint32_t slot) noexcept
+    cdef void unpin_node(self, uint32_t node_id) noexcept
 
     # -- stores ----------------------------------------------------------------------------------
     # Choose the keys that are not resident, once each, except those that are left out; NULL for

@@ -188,7 +188,7 @@ cdef class CompiledSteps(Steps):
         cdef object batch = hashes
         cdef PyObject** items
         cdef Table* table
-        cdef Py_ssize_t size, place = 0, end = 0
+        cdef Py_ssize_t size, index = 0, end = 0
         cdef Node* node
         if type(hashes) is tuple:
             items = tuple_items(<tuple>batch)
@@ -201,19 +201,19 @@ cdef class CompiledSteps(Steps):
         if not batch_ensure(&self.batch, size):
             raise MemoryError()
         batch_set(&self.batch, items, size)
-        while place < size:
-            if place == end:
-                end = min(place + (LOOKUP_STEP if place else FIRST_LOOKUP_STEP), size)
-                end = first_bad(items, place, end)
-                if place == end:
+        while index < size:
+            if index == end:
+                end = min(index + (LOOKUP_STEP if index else FIRST_LOOKUP_STEP), size)
+                end = first_bad(items, index, end)
+                if index == end:
                     raise batch_error(batch)
-                find_range(table, &self.batch, place, end)
-            node = resident(table, &self.batch, place)
+                find_range(table, &self.batch, index, end)
+            node = resident(table, &self.batch, index)
             if node == NULL or node.block.ref_cnt < 0:
                 break
-            place += 1
-        self.note_lookup(&self.batch, place)
-        return place
+            index += 1
+        self.note_lookup(&self.batch, index)
+        return index
 
     cdef object begin(self, object manager, object hashes, object hints):
         cdef CompiledRequest request = CompiledRequest.__new__(CompiledRequest)
@@ -262,16 +262,16 @@ cdef class CompiledSteps(Steps):
     cdef Py_ssize_t count_ready(self, Batch* batch) noexcept:
         """Count a lookup of the batch, and return how many leading blocks are ready."""
         cdef Table* table = self._policy.table
-        cdef Py_ssize_t place = 0
+        cdef Py_ssize_t index = 0
         cdef Node* node
         find_changed(table, batch)
-        while place < batch.size:
-            node = resident(table, batch, place)
+        while index < batch.size:
+            node = resident(table, batch, index)
             if node == NULL or node.block.ref_cnt < 0:
                 break
-            place += 1
-        self.note_lookup(batch, place)
-        return place
+            index += 1
+        self.note_lookup(batch, index)
+        return index
 
     cdef void note_lookup(self, Batch* batch, Py_ssize_t num_hits) noexcept:
         """Count a lookup, for the watch, too."""
@@ -300,18 +300,18 @@ cdef class CompiledSteps(Steps):
     cdef object load(self, Batch* batch, list keys, Py_ssize_t start):
         """Pin the batch, whose keys are those of the list from `start` on; return the slots."""
         cdef cnp.ndarray block_ids
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef object spec
         cdef int collecting = PyGC_Disable()
         try:
             block_ids = new_ids(batch.size)
             spec = new_spec(block_ids)
-            place = self.pin_batch(batch, <int64_t*>cnp.PyArray_DATA(block_ids))
+            index = self.pin_batch(batch, <int64_t*>cnp.PyArray_DATA(block_ids))
         finally:
             if collecting:
                 PyGC_Enable()
-        if place >= 0:
-            raise self.load_error(keys[start + place])
+        if index >= 0:
+            raise self.load_error(keys[start + index])
         self.counters.loaded_blocks += <uint64_t>batch.size
         if self._watch is not None:
             self._watch.c_opened(LOAD, <int64_t*>cnp.PyArray_DATA(block_ids), batch.size)
@@ -319,19 +319,19 @@ cdef class CompiledSteps(Steps):
 
     cdef Py_ssize_t pin_batch(self, Batch* batch, int64_t* block_ids) noexcept:
         cdef Table* table = self._policy.table
-        cdef Py_ssize_t place, undo
+        cdef Py_ssize_t index, undo
         cdef Node* node
         find_changed(table, batch)
-        for place in range(batch.size):
-            node = resident(table, batch, place)
+        for index in range(batch.size):
+            node = resident(table, batch, index)
             # As unsigned, the count of a pending block is above it, too.
             if node == NULL or <uint32_t>node.block.ref_cnt >= <uint32_t>MOST_PINS:
-                for undo in range(place):
-                    self.unpin_slot(batch.slots[undo])
-                return place
+                for undo in range(index):
+                    self.unpin_node(batch.node_ids[undo])
+                return index
             pin(&self.states, node)
             if block_ids != NULL:
-                block_ids[place] = own_id(table, batch.slots[place], node)
+                block_ids[index] = own_id(table, batch.node_ids[index], node)
         park_pinned(&self.states, self._policy, <uint64_t>batch.size)
         return -1
 
@@ -349,29 +349,29 @@ cdef class CompiledSteps(Steps):
 
     cdef int release(self, Batch* batch, list keys, Py_ssize_t start) except -1:
         cdef Table* table = self._policy.table
-        cdef Py_ssize_t place, undo
+        cdef Py_ssize_t index, undo
         cdef Node* node
         find_changed(table, batch)
-        for place in range(batch.size):
-            node = resident(table, batch, place)
+        for index in range(batch.size):
+            node = resident(table, batch, index)
             if node == NULL or node.block.ref_cnt <= 0:
                 # A ring that was told of an idle block passes over it while it is pinned.
-                for undo in range(place):
-                    pin(&self.states, node_at(table, batch.slots[undo]))
+                for undo in range(index):
+                    pin(&self.states, node_at(table, batch.node_ids[undo]))
                 if node == NULL:
-                    raise block_not_found("complete_load", keys[start + place])
-                raise block_not_pinned("complete_load", keys[start + place])
+                    raise block_not_found("complete_load", keys[start + index])
+                raise block_not_pinned("complete_load", keys[start + index])
             if unpin(&self.states, node) and node.flags & PARKED:
-                self._policy.became_idle(batch.slots[place], node)
+                self._policy.became_idle(batch.node_ids[index], node)
         if self._watch is not None:
             self._watch.c_loaded(batch)
         return 0
 
-    cdef void unpin_slot(self, uint32_t slot) noexcept:
+    cdef void unpin_node(self, uint32_t node_id) noexcept:
         """Take one pin from a pinned block."""
-        cdef Node* node = node_at(self._policy.table, slot)
+        cdef Node* node = node_at(self._policy.table, node_id)
         if unpin(&self.states, node) and node.flags & PARKED:
-            self._policy.became_idle(slot, node)
+            self._policy.became_idle(node_id, node)
 
     cdef object prepare_store(self, object hashes):
         cdef list batch = self.open_batch(hashes)
@@ -397,7 +397,7 @@ cdef class CompiledSteps(Steps):
         cdef list storing = None
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t num_missing = self.choose_missing(batch, NULL)
-        cdef Py_ssize_t num_admitted, place
+        cdef Py_ssize_t num_admitted, index
         cdef cnp.ndarray block_ids
         if num_missing < 0:
             raise MemoryError()
@@ -411,10 +411,10 @@ cdef class CompiledSteps(Steps):
         try:
             block_ids = new_ids(num_admitted)
             to_store = PyList_New(num_admitted)
-            for place in range(num_admitted):
-                block_hash = keys[start + batch.places[place]]
+            for index in range(num_admitted):
+                block_hash = keys[start + batch.indexes[index]]
                 Py_INCREF(block_hash)
-                PyList_SET_ITEM(to_store, place, block_hash)
+                PyList_SET_ITEM(to_store, index, block_hash)
             if request is not None:
                 storing = request.storing + <list>to_store
             evicted = self.packed_victims()
@@ -440,29 +440,29 @@ cdef class CompiledSteps(Steps):
     cdef Py_ssize_t choose_missing(self, Batch* batch, const uint8_t* left_out) noexcept:
         cdef CompiledPolicy policy = self._policy
         cdef Table* table = policy.table
-        cdef Py_ssize_t place, num_missing = 0, num_unknown = 0
-        cdef uint32_t slot
+        cdef Py_ssize_t index, num_missing = 0, num_unknown = 0
+        cdef uint32_t node_id
         cdef Node* node
         batch.num_chosen = 0
         find_changed(table, batch)
-        for place in range(batch.size):
-            num_unknown += batch.slots[place] == NIL
+        for index in range(batch.size):
+            num_unknown += batch.node_ids[index] == NIL
         if not policy.c_ensure(<uint64_t>num_unknown):
             return -1
         table_new_epoch(table)
-        for place in range(batch.size):
-            if left_out != NULL and left_out[place]:
+        for index in range(batch.size):
+            if left_out != NULL and left_out[index]:
                 continue
-            slot = batch.slots[place]
-            if slot == NIL:
-                slot = add_once(table, batch, place, batch.hashes[place])
-                if slot == NIL:
+            node_id = batch.node_ids[index]
+            if node_id == NIL:
+                node_id = add_once(table, batch, index, batch.hashes[index])
+                if node_id == NIL:
                     forget(table, batch, 0, num_missing)
                     return -1
-            node = node_at(table, slot)
+            node = node_at(table, node_id)
             if not node.flags & RESIDENT and node.block.mark != table.epoch:
-                batch.chosen[num_missing] = slot
-                batch.places[num_missing] = <uint32_t>place
+                batch.chosen[num_missing] = node_id
+                batch.indexes[num_missing] = <uint32_t>index
                 num_missing += 1
             node.block.mark = table.epoch
         return num_missing
@@ -483,28 +483,28 @@ cdef class CompiledSteps(Steps):
 
     cdef list victim_keys(self):
         cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef list keys = PyList_New(<Py_ssize_t>policy.victims.size)
-        for place in range(<Py_ssize_t>policy.victims.size):
-            key = key_of(node_at(policy.table, policy.victims.items[place].slot))
+        for index in range(<Py_ssize_t>policy.victims.size):
+            key = key_of(node_at(policy.table, policy.victims.items[index].node_id))
             Py_INCREF(key)
-            PyList_SET_ITEM(keys, place, key)
+            PyList_SET_ITEM(keys, index, key)
         return keys
 
     cdef object packed_victims(self):
         """Return the keys of the victims, in eviction order: packed where they can be."""
         cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t place, size = <Py_ssize_t>policy.victims.size
+        cdef Py_ssize_t index, size = <Py_ssize_t>policy.victims.size
         cdef _PackedKeys packed
         cdef Node* node
         if size:
             packed = new_keys(size)
-            for place in range(size):
-                node = node_at(policy.table, policy.victims.items[place].slot)
+            for index in range(size):
+                node = node_at(policy.table, policy.victims.items[index].node_id)
                 if node.key_length == LONG_KEY:
                     return self.victim_keys()
-                packed.keys[place].length = node.key_length
-                memcpy(packed.keys[place].key, node.key, INLINE_KEY_BYTES)
+                packed.keys[index].length = node.key_length
+                memcpy(packed.keys[index].key, node.key, INLINE_KEY_BYTES)
             return packed
         return []
 
@@ -513,24 +513,26 @@ cdef class CompiledSteps(Steps):
     ) noexcept:
         """Let the victims go, and give the admitted keys slots."""
         cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef Node* node
         self.evict_victims()
-        for place in range(num_admitted):
-            node = node_at(policy.table, batch.chosen[place])
+        for index in range(num_admitted):
+            node = node_at(policy.table, batch.chosen[index])
             begin_store(&self.states, policy, &self._pool.pool, node)
             if block_ids != NULL:
-                block_ids[place] = node.block.block_id
-            policy.c_insert(batch.chosen[place], node)
+                block_ids[index] = node.block.block_id
+            policy.c_insert(batch.chosen[index], node)
         self.note_stored(batch, num_admitted, num_missing)
 
     cdef void evict_victims(self) noexcept:
         cdef CompiledPolicy policy = self._policy
-        cdef uint64_t number
-        cdef uint32_t slot
-        for number in range(policy.victims.size):
-            slot = policy.victims.items[number].slot
-            pool_give(&self._pool.pool, own_id(policy.table, slot, node_at(policy.table, slot)))
+        cdef uint64_t index
+        cdef uint32_t node_id
+        for index in range(policy.victims.size):
+            node_id = policy.victims.items[index].node_id
+            pool_give(
+                &self._pool.pool, own_id(policy.table, node_id, node_at(policy.table, node_id))
+            )
         self.counters.evicted_blocks += policy.victims.size
         policy.commit()
 
@@ -576,19 +578,19 @@ cdef class CompiledSteps(Steps):
 
     cdef void end_pending(self, bint succeeded) noexcept:
         cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         cdef Node* node
-        for place in range(self.batch.size):
-            node = resident(policy.table, &self.batch, place)
+        for index in range(self.batch.size):
+            node = resident(policy.table, &self.batch, index)
             if node == NULL or node.block.ref_cnt >= 0:
                 continue
-            slot = self.batch.slots[place]
-            end_store(&self.states, policy, &self._pool.pool, slot, succeeded)
+            node_id = self.batch.node_ids[index]
+            end_store(&self.states, policy, &self._pool.pool, node_id, succeeded)
             if not succeeded:
                 self.counters.failed_blocks += 1
             elif node.flags & PARKED:
-                policy.became_idle(slot, node)
+                policy.became_idle(node_id, node)
 
     cdef Py_ssize_t serve(self, Py_ssize_t first, Py_ssize_t stop) except -1:
         """Do as the Python twin does for the request of the batch, with no object on the way.
@@ -596,9 +598,9 @@ cdef class CompiledSteps(Steps):
         It is asked for what lies between; return how many of these blocks are hits.
         """
         cdef CompiledPolicy policy = self._policy
-        cdef Py_ssize_t place, num_hits, num_missing, num_admitted = 0
+        cdef Py_ssize_t index, num_hits, num_missing, num_admitted = 0
         cdef Batch asked
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         if self._events is not None or self._watch is not None:
             raise ValueError("only without events and a watch are requests served at once")
@@ -619,12 +621,12 @@ cdef class CompiledSteps(Steps):
                 self.place_blocks(&self.batch, num_admitted, num_missing, NULL)
         find_changed(policy.table, &self.batch)
         policy.c_finished(&self.batch)
-        for place in range(num_admitted):
-            slot = self.batch.chosen[place]
-            node = node_at(policy.table, slot)
-            end_store(&self.states, policy, &self._pool.pool, slot, True)
+        for index in range(num_admitted):
+            node_id = self.batch.chosen[index]
+            node = node_at(policy.table, node_id)
+            end_store(&self.states, policy, &self._pool.pool, node_id, True)
             if node.flags & PARKED:
-                policy.became_idle(slot, node)
+                policy.became_idle(node_id, node)
         return num_hits
 
     def _serve_requests(self, requests):
@@ -639,44 +641,44 @@ cdef class CompiledSteps(Steps):
         cdef const int64_t* before = <const int64_t*>data_of("first", first, cnp.NPY_INT64)
         cdef const uint32_t* all_blocks = <const uint32_t*>data_of("blocks", blocks, cnp.NPY_UINT32)
         cdef const uint32_t* block
-        cdef uint32_t* node_of = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
-        cdef Py_ssize_t number, place, size, longest = 0, num_rows = len(first)
+        cdef uint32_t* node_ids = <uint32_t*>data_of("nodes", nodes, cnp.NPY_UINT32)
+        cdef Py_ssize_t row, index, size, longest = 0, num_rows = len(first)
         cdef PyObject** items
         if not check_items(keys):
             raise batch_error(keys, "keys")
         if len(starts) != num_rows + 1 or len(nodes) != len(keys):
             raise ValueError("starts must have one more than first, nodes as many as keys")
-        for number in range(num_rows):
-            if not 0 <= start[number] <= start[number + 1] <= len(blocks):
-                raise ValueError(f"row {number} must lie in blocks")
-            if not 0 <= before[number] <= start[number + 1] - start[number]:
-                raise ValueError(f"first must lie in row {number}, got {before[number]}")
-            for place in range(start[number], start[number + 1]):
-                if all_blocks[place] >= <uint64_t>len(keys):
-                    raise ValueError(f"row {number} must have keys, got {all_blocks[place]}")
-            longest = max(longest, <Py_ssize_t>(start[number + 1] - start[number]))
+        for row in range(num_rows):
+            if not 0 <= start[row] <= start[row + 1] <= len(blocks):
+                raise ValueError(f"row {row} must lie in blocks")
+            if not 0 <= before[row] <= start[row + 1] - start[row]:
+                raise ValueError(f"first must lie in row {row}, got {before[row]}")
+            for index in range(start[row], start[row + 1]):
+                if all_blocks[index] >= <uint64_t>len(keys):
+                    raise ValueError(f"row {row} must have keys, got {all_blocks[index]}")
+            longest = max(longest, <Py_ssize_t>(start[row + 1] - start[row]))
         hits = new_ids(num_rows)
         items = <PyObject**>resize(NULL, (longest + 1) * sizeof(PyObject*))
         try:
             if items == NULL or not batch_ensure(&self.batch, longest):
                 raise MemoryError()
-            for number in range(num_rows):
-                block = all_blocks + start[number]
-                size = <Py_ssize_t>(start[number + 1] - start[number])
+            for row in range(num_rows):
+                block = all_blocks + start[row]
+                size = <Py_ssize_t>(start[row + 1] - start[row])
                 batch_set(&self.batch, items, size)
                 self.batch.num_hints = size
-                for place in range(size):
-                    items[place] = <PyObject*>PyList_GET_ITEM(keys, block[place])
-                    self.batch.slots[place] = node_of[block[place]]
-                (<int64_t*>cnp.PyArray_DATA(hits))[number] = self.serve(
-                    <Py_ssize_t>before[number], size
+                for index in range(size):
+                    items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
+                    self.batch.node_ids[index] = node_ids[block[index]]
+                (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.serve(
+                    <Py_ssize_t>before[row], size
                 )
-                for place in range(size):
-                    node_of[block[place]] = self.batch.slots[place]
+                for index in range(size):
+                    node_ids[block[index]] = self.batch.node_ids[index]
         finally:
             discard(items)
-        for number in range(num_rows):
-            self.counters.loaded_blocks += <uint64_t>(<int64_t*>cnp.PyArray_DATA(hits))[number]
+        for row in range(num_rows):
+            self.counters.loaded_blocks += <uint64_t>(<int64_t*>cnp.PyArray_DATA(hits))[row]
         return hits
 
     def take_events(self):
@@ -707,18 +709,18 @@ cdef class CompiledSteps(Steps):
         cdef CompiledPolicy policy = self._policy
         cdef int64_t held = self._pool.pool.num_fresh - self._pool.pool.num_freed
         cdef list order = None
-        cdef uint32_t slot
-        cdef int number
+        cdef uint32_t node_id
+        cdef int ring_index
         cdef Node* node
         if held != <int64_t>policy.num_resident:
             # Somebody else holds slots of this pool: give back ours alone, oldest first.
             order = []
-            for number in range(policy.num_rings):
-                order += policy.c_slots(number)
-            for slot in order:
-                node = node_at(policy.table, slot)
+            for ring_index in range(policy.num_rings):
+                order += policy.c_node_ids(ring_index)
+            for node_id in order:
+                node = node_at(policy.table, node_id)
                 if node.flags & RESIDENT:
-                    pool_give(&self._pool.pool, own_id(policy.table, slot, node))
+                    pool_give(&self._pool.pool, own_id(policy.table, node_id, node))
         else:
             pool_reset(&self._pool.pool)
         policy.clear_now()
@@ -786,13 +788,13 @@ cdef class CompiledSteps(Steps):
 
     def _check(self):
         cdef BlockStates counted
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         self._policy._check()
         self._pool._check()
         block_ids = set()
-        for slot in range(self._policy.table.num_used):
-            node = node_at(self._policy.table, slot)
+        for node_id in range(self._policy.table.num_used):
+            node = node_at(self._policy.table, node_id)
             if node.flags & RESIDENT:
                 block_ids.add(node.block.block_id)
         if <uint64_t>len(block_ids) != self._policy.num_resident:
@@ -824,22 +826,22 @@ cdef class CompiledSteps(Steps):
         return 0
 
     cdef Node* resident_node(self, object block_hash) noexcept:
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         cdef Table* table = self._policy.table
         cdef bytes key
         if type(block_hash) is not bytes or not block_hash:
             return NULL
         key = block_hash
-        slot = index_find(
+        node_id = index_find(
             table,
             <const unsigned char*>key,
             <uint64_t>len(key),
             hash_key(table, <const unsigned char*>key, <uint64_t>len(key)),
         )
-        if slot == NIL:
+        if node_id == NIL:
             return NULL
-        node = node_at(table, slot)
+        node = node_at(table, node_id)
         return node if node.flags & RESIDENT else NULL
 
 
@@ -911,7 +913,7 @@ cdef class CompiledRequest:
         return 0
 
     cdef Py_ssize_t bounds(self, object start, object stop, Py_ssize_t* end) except -1:
-        """Return the first place of a part, and set `end`; this may run Python code."""
+        """Return the first index of a part, and set `end`; this may run Python code."""
         cdef Py_ssize_t size = self.batch.size, first = -1
         if type(start) is int and (stop is None or type(stop) is int):
             try:
@@ -1088,7 +1090,9 @@ cdef class ManagerCore:
         cdef object former_skeleton = self.skeleton, former_parts
         former = policy if former_steps is NOT_INITIALISED else former_skeleton.policy
         kind = type(self)
-        self.calls_own = any([getattr(kind, name) is not getattr(ManagerCore, name) for name in CALLS])
+        self.calls_own = any(
+            [getattr(kind, name) is not getattr(ManagerCore, name) for name in CALLS]
+        )
         if registry.is_builtin(type(policy), "c") and type(backend) is CPUBackend:
             # The same steps as before: a call at work, which has read its batch, goes on with them.
             compiled = former_steps if type(former_steps) is CompiledSteps else CompiledSteps()
@@ -1188,7 +1192,7 @@ cdef class ManagerCore:
         first : (rows,) int64
             The first block of each row that the manager is asked for.
         nodes : (len(keys),) uint32
-            Where the manager has found each key; any numbers at first.
+            Where the manager has found each key; any values at first.
 
         Returns
         -------

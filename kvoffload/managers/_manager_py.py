@@ -307,7 +307,7 @@ class Manager(OffloadingManager[Spec_co]):
     def _serve_requests(self, requests: Iterable[tuple[Sequence[BlockHash], int, int]]) -> None:
         """Serve requests like an engine whose transfers end at once; for miniature managers.
 
-        Each is its hashes, head to tail, and which of them it asked for: from one place to before
+        Each is its hashes, head to tail, and which of them it asked for: from one index to before
         another.
         """
         for hashes, first, end in requests:

@@ -22,14 +22,14 @@ cdef extern from "structmember.h":  # which Python.h includes from 3.12 on
 
 
 cdef Py_ssize_t offset_of(member) except -1:
-    """Return where in its object a slot is."""
+    """Return the offset of a member in its object."""
     if type(member) is not MemberDescriptorType:
         raise TypeError(f"a slot, got {member!r}")
     return (<PyMemberDescrObject*>member).d_member.offset
 
 
 cdef inline void fill(object result, Py_ssize_t offset, object value) noexcept:
-    """Set a slot of a new object: without the lookups of an attribute, which cold caches prolong."""
+    """Set a member of a new object without the lookups that cold caches prolong."""
     Py_INCREF(value)
     (<PyObject**>(<char*><PyObject*>result + offset))[0] = <PyObject*>value
 
@@ -57,13 +57,13 @@ cdef class _PackedKeys:
     cdef list unpack(self):
         """Return the keys as a list of bytes objects."""
         cdef list keys = PyList_New(self.size)
-        cdef Py_ssize_t place
-        for place in range(self.size):
+        cdef Py_ssize_t index
+        for index in range(self.size):
             key = PyBytes_FromStringAndSize(
-                <const char*>self.keys[place].key, self.keys[place].length
+                <const char*>self.keys[index].key, self.keys[index].length
             )
             Py_INCREF(key)
-            PyList_SET_ITEM(keys, place, key)
+            PyList_SET_ITEM(keys, index, key)
         return keys
 
 
@@ -77,53 +77,53 @@ cdef _PackedKeys new_keys(Py_ssize_t size):
 
 
 cdef class _UnpackedList:
-    """A slot whose keys, if they are packed, become a list when they are read first."""
+    """A member whose keys, if they are packed, become a list when they are read first."""
 
-    cdef object slot
+    cdef object member
     cdef Py_ssize_t offset
 
-    def __cinit__(self, slot):
-        self.slot = slot
-        self.offset = offset_of(slot)
+    def __cinit__(self, member):
+        self.member = member
+        self.offset = offset_of(member)
 
     def __get__(self, result, owner):
         if result is None:
             return self
-        value = self.slot.__get__(result, owner)
+        value = self.member.__get__(result, owner)
         if type(value) is not _PackedKeys:
             return value
         unpacked = (<_PackedKeys>value).unpack()
         # as the list was allocated another thread may have read
-        value = self.slot.__get__(result, owner)
+        value = self.member.__get__(result, owner)
         if type(value) is not _PackedKeys:
             return value
-        self.slot.__set__(result, unpacked)
+        self.member.__set__(result, unpacked)
         return unpacked
 
     def __set__(self, result, value):
-        self.slot.__set__(result, value)
+        self.member.__set__(result, value)
 
     def __delete__(self, result):
-        self.slot.__delete__(result)
+        self.member.__delete__(result)
 
 
-cdef _UnpackedList evicted_slot = _UnpackedList(PrepareStoreOutput.block_hashes_evicted)
-PrepareStoreOutput.block_hashes_evicted = evicted_slot
-cdef _UnpackedList hashes_slot = _UnpackedList(OffloadingEvent.block_hashes)
-OffloadingEvent.block_hashes = hashes_slot
+cdef _UnpackedList evicted_member = _UnpackedList(PrepareStoreOutput.block_hashes_evicted)
+PrepareStoreOutput.block_hashes_evicted = evicted_member
+cdef _UnpackedList hashes_member = _UnpackedList(OffloadingEvent.block_hashes)
+OffloadingEvent.block_hashes = hashes_member
 
 
 cdef object new_output(list to_store, object spec, object evicted):
     output = PyType_GenericAlloc(<PyTypeObject*>output_class, 0)
     fill(output, to_store_offset, to_store)
     fill(output, spec_offset, spec)
-    fill(output, evicted_slot.offset, evicted)
+    fill(output, evicted_member.offset, evicted)
     return output
 
 
 cdef object new_event(object block_hashes, object backend, bint removed):
     event = PyType_GenericAlloc(<PyTypeObject*>event_class, 0)
-    fill(event, hashes_slot.offset, block_hashes)
+    fill(event, hashes_member.offset, block_hashes)
     event.block_size = backend.block_size
     event.medium = backend.medium
     event.removed = removed

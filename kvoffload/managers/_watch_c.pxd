@@ -113,7 +113,7 @@ cdef class WatchCore:
     cdef uint32_t stretch
     cdef uint64_t num_collected             # keys and requests
     cdef uint64_t* uses                     # scratch: fingerprints of the call at work
-    cdef uint32_t* use_slots                # and their nodes, NIL for none
+    cdef uint32_t* use_scratch              # beside them: their nodes, NIL for none
     cdef Py_ssize_t use_room
     cdef Transfer* transfers                # (transfer_room,)
     cdef uint64_t transfer_room
@@ -133,7 +133,7 @@ cdef class WatchCore:
     cdef int tick(self) except -1
     cdef int begin_lookup(self) except -1
     cdef uint64_t c_now(self) noexcept
-    # After a lookup: `items` are those of the whole request, and the slots of the hits are found.
+    # After a lookup: `items` are those of the whole request, and the nodes of the hits are found.
     cdef void c_looked_up(self, Batch* batch, Py_ssize_t num_hits) noexcept
     # Before the victims leave and the admitted keys become blocks.
     cdef void c_stored(self, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing) noexcept
@@ -149,7 +149,7 @@ cdef class WatchCore:
     ) noexcept
     cdef void c_closed(self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last) noexcept
     cdef void note_lag(self, double requests) noexcept
-    cdef void close_at(self, uint32_t place) noexcept
+    cdef void close_at(self, uint32_t index) noexcept
     cdef void set_fate(self, Node* node, uint8_t fate) noexcept
     cdef void note_fate(self, uint64_t hashed, uint8_t fate, uint32_t now) noexcept
     cdef void use_unseen(self, Batch* batch, Py_ssize_t missing, uint32_t now) noexcept

@@ -78,8 +78,8 @@ cdef inline int age_bin(uint32_t age) noexcept nogil:
     return (exponent - 2) * 8 + <int>((age >> (exponent - 3)) & 7)
 
 
-cdef list numbers(const uint64_t* values, int size):
-    return [values[place] for place in range(size)]
+cdef list as_list(const uint64_t* values, int size):
+    return [values[index] for index in range(size)]
 
 
 # Without tp_clear: a manager that is cleared with it may still be called. The watch is cleared.
@@ -98,7 +98,7 @@ cdef class WatchCore:
     def __cinit__(self, plan, watch):
         cdef uint32_t limits[MOST_SIZES]
         cdef int size
-        cdef Py_ssize_t number
+        cdef Py_ssize_t index
         memset(&self.shadow, 0, sizeof(Shadow))
         memset(&self.tally, 0, sizeof(WatchCounts))
         self.watch = watch
@@ -121,16 +121,16 @@ cdef class WatchCore:
         self.free_transfer = NIL
         self.oldest = NIL
         self.newest = NIL
-        for number in range(NUM_CHAINS):
-            self.chains[number] = NIL
+        for index in range(NUM_CHAINS):
+            self.chains[index] = NIL
         if not shadow_open(&self.shadow, self.num_quarters, self.num_sizes, limits):
             raise MemoryError()
 
     def __dealloc__(self):
-        cdef uint32_t place
+        cdef uint32_t index
         shadow_close(&self.shadow)
-        for place in range(self.num_transfers):
-            discard(self.transfers[place].block_ids)
+        for index in range(self.num_transfers):
+            discard(self.transfers[index].block_ids)
         discard(self.transfers)
         discard(self.uses)
         discard(self.requests)
@@ -140,7 +140,7 @@ cdef class WatchCore:
 
     cdef int attach(self, CompiledPolicy policy) except -1:
         """Begin to observe the blocks of a manager's policy."""
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         cdef Table* table = policy.table
         if self.secret is not None and table.num_keys == 0:
@@ -148,8 +148,8 @@ cdef class WatchCore:
                 raise ValueError(f"secret must be 64 bytes, got {len(self.secret)}")
             memcpy(table.secret, PyBytes_AS_STRING(self.secret), sizeof(table.secret))
         table.sample_below = self.sample_below
-        for slot in range(table.num_used):
-            node = node_at(table, slot)
+        for node_id in range(table.num_used):
+            node = node_at(table, node_id)
             node.flags &= <uint8_t>(~SAMPLED & 0xFF)
             if node.key_length and sample_of(hash_node(table, node)) < self.sample_below:
                 node.flags |= SAMPLED
@@ -178,64 +178,64 @@ cdef class WatchCore:
     cdef void c_looked_up(self, Batch* batch, Py_ssize_t num_hits) noexcept:
         """Judge the sampled blocks of a request, then use them, last first."""
         cdef Table* table = self.table
-        cdef Py_ssize_t place, num_sampled, number, num_uses = 0
+        cdef Py_ssize_t index, num_sampled, use_index, num_uses = 0
         cdef uint64_t hashed
         cdef Node* node
-        cdef uint32_t slot, below = self.sample_below
+        cdef uint32_t node_id, below = self.sample_below
         cdef uint64_t now
         cdef int size
         self.tally.requests += 1
         self.tally.asked += <uint64_t>batch.size
         self.tally.missed += <uint64_t>(batch.size - num_hits)
-        # Of the first miss too the lookup has found the slot.
-        if num_hits < batch.size and batch.slots[num_hits] != NIL:
-            node = node_at(table, batch.slots[num_hits])
+        # Of the first miss too the lookup has found the node.
+        if num_hits < batch.size and batch.node_ids[num_hits] != NIL:
+            node = node_at(table, batch.node_ids[num_hits])
             self.tally.met_pending += node.flags & RESIDENT and node.block.ref_cnt < 0
         for size in range(self.num_sizes):
             self.tally.long_requests[size] += <uint64_t>batch.size > self.lengths[size]
         if not self.ensure_uses(batch.size):
             return
-        for place in range(num_hits):
-            slot = batch.slots[place]
-            node = node_at(table, slot)
+        for index in range(num_hits):
+            node_id = batch.node_ids[index]
+            node = node_at(table, node_id)
             if not node.flags & SAMPLED:
                 continue
             hashed = hash_node(table, node)
             self.uses[num_uses] = hashed
-            self.use_slots[num_uses] = slot
+            self.use_scratch[num_uses] = node_id
             num_uses += 1
             shadow_approach(&self.shadow, hashed)
             if sample_of(hashed) < self.keeps_below:
-                self.collect_key(sample_of(hashed), batch.items[place], ASKED)
+                self.collect_key(sample_of(hashed), batch.items[index], ASKED)
         num_sampled = num_uses
-        for place in range(num_hits, batch.size):
+        for index in range(num_hits, batch.size):
             # What the lookup had no need to check may be no key.
-            if first_bad(batch.items, place, place + 1) == place:
+            if first_bad(batch.items, index, index + 1) == index:
                 break
-            hashed = hash_key(table, item_key(batch, place), item_length(batch, place))
+            hashed = hash_key(table, item_key(batch, index), item_length(batch, index))
             if sample_of(hashed) < below:
                 self.uses[num_uses] = hashed
-                self.use_slots[num_uses] = index_find(
-                    table, item_key(batch, place), item_length(batch, place), hashed
+                self.use_scratch[num_uses] = index_find(
+                    table, item_key(batch, index), item_length(batch, index), hashed
                 )
                 num_uses += 1
                 shadow_approach(&self.shadow, hashed)
                 if sample_of(hashed) < self.keeps_below:
-                    self.collect_key(sample_of(hashed), batch.items[place], ASKED)
+                    self.collect_key(sample_of(hashed), batch.items[index], ASKED)
         if num_uses == 0:
             return
-        for number in range(num_uses):
-            shadow_near(&self.shadow, self.uses[number], self.quarter_of(self.uses[number]))
-        for number in range(num_uses):
-            slot = self.use_slots[number]
+        for use_index in range(num_uses):
+            shadow_near(&self.shadow, self.uses[use_index], self.quarter_of(self.uses[use_index]))
+        for use_index in range(num_uses):
+            node_id = self.use_scratch[use_index]
             self.judge(
-                self.uses[number],
-                NULL if slot == NIL else node_at(table, slot),
-                number < num_sampled,
+                self.uses[use_index],
+                NULL if node_id == NIL else node_at(table, node_id),
+                use_index < num_sampled,
             )
         now = self.c_now()
-        for number in range(num_uses - 1, -1, -1):
-            hashed = self.uses[number]
+        for use_index in range(num_uses - 1, -1, -1):
+            hashed = self.uses[use_index]
             shadow_use(&self.shadow, hashed, self.quarter_of(hashed), <uint32_t>now)
         self.collect_request()
         self.due = self.due or now >= self.next_due
@@ -251,7 +251,7 @@ cdef class WatchCore:
         if larger == NULL:
             return False
         self.uses = larger
-        self.use_slots = <uint32_t*>(larger + size * 2)
+        self.use_scratch = <uint32_t*>(larger + size * 2)
         self.use_room = size * 2
         return True
 
@@ -322,19 +322,19 @@ cdef class WatchCore:
 
     cdef void c_stored(self, Batch* batch, Py_ssize_t admitted, Py_ssize_t missing) noexcept:
         """Note the fates of a store that was granted."""
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef Node* node
         cdef uint32_t now = <uint32_t>self.c_now()
         self.tally.stored += <uint64_t>admitted
         self.tally.declined += <uint64_t>(missing - admitted)
         self.use_unseen(batch, missing, now)
         self.note_victims()
-        for place in range(missing):
-            node = node_at(self.table, batch.chosen[place])
+        for index in range(missing):
+            node = node_at(self.table, batch.chosen[index])
             if node.flags & SAMPLED:
                 self.note_fate(
                     hash_node(self.table, node),
-                    FATE_STORED if place < admitted else FATE_DECLINED,
+                    FATE_STORED if index < admitted else FATE_DECLINED,
                     now,
                 )
 
@@ -343,14 +343,14 @@ cdef class WatchCore:
 
         Generated tokens are stored and not asked for; they take room as others do.
         """
-        cdef Py_ssize_t place, number, num_unseen = 0
+        cdef Py_ssize_t index, use_index, num_unseen = 0
         cdef uint64_t hashed
         cdef Node* node
         cdef Entry* entry
         if not self.ensure_uses(missing):
             return
-        for place in range(missing):
-            node = node_at(self.table, batch.chosen[place])
+        for index in range(missing):
+            node = node_at(self.table, batch.chosen[index])
             if not node.flags & SAMPLED:
                 continue
             hashed = hash_node(self.table, node)
@@ -360,9 +360,9 @@ cdef class WatchCore:
             self.uses[num_unseen] = hashed
             num_unseen += 1
             if sample_of(hashed) < self.keeps_below:
-                self.collect_key(sample_of(hashed), batch.items[batch.places[place]], BEHIND)
-        for number in range(num_unseen - 1, -1, -1):
-            hashed = self.uses[number]
+                self.collect_key(sample_of(hashed), batch.items[batch.indexes[index]], BEHIND)
+        for use_index in range(num_unseen - 1, -1, -1):
+            hashed = self.uses[use_index]
             shadow_use(&self.shadow, hashed, self.quarter_of(hashed), now)
         self.collect_request()
 
@@ -370,14 +370,14 @@ cdef class WatchCore:
         """Count the victims, and note the fates of the sampled ones."""
         cdef Table* table = self.table
         cdef const Victim* victims = self.policy.victims.items
-        cdef uint64_t number, size = self.policy.victims.size
+        cdef uint64_t index, size = self.policy.victims.size
         cdef Py_ssize_t num_uses = 0
         cdef Node* node
         self.tally.evicted += size
         if not self.ensure_uses(<Py_ssize_t>size):
             return
-        for number in range(size):
-            node = node_at(table, victims[number].slot)
+        for index in range(size):
+            node = node_at(table, victims[index].node_id)
             if node.flags & SAMPLED:
                 self.uses[num_uses] = hash_node(table, node)
                 shadow_approach(&self.shadow, self.uses[num_uses])
@@ -386,12 +386,12 @@ cdef class WatchCore:
 
     cdef void note_sampled_victims(self, Py_ssize_t size) noexcept:
         """Note the fates of victims whose hashes are in `uses`."""
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef uint32_t now = <uint32_t>self.c_now()
-        for place in range(size):
-            kvo_prefetch(self.shadow.entries + shadow_first(&self.shadow, self.uses[place]))
-        for place in range(size):
-            self.note_evicted(shadow_find(&self.shadow, self.uses[place]), now)
+        for index in range(size):
+            kvo_prefetch(self.shadow.entries + shadow_first(&self.shadow, self.uses[index]))
+        for index in range(size):
+            self.note_evicted(shadow_find(&self.shadow, self.uses[index]), now)
 
     cdef void note_evicted(self, Entry* entry, uint32_t now) noexcept:
         """Count an evicted block by what is known of it."""
@@ -405,22 +405,22 @@ cdef class WatchCore:
 
     cdef void c_refused(self, Batch* batch, Py_ssize_t missing) noexcept:
         """Note the fates of a store that was refused."""
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         self.tally.refused += 1
         self.use_unseen(batch, missing, <uint32_t>self.c_now())
-        for place in range(missing):
-            self.set_fate(node_at(self.table, batch.chosen[place]), FATE_REFUSED)
+        for index in range(missing):
+            self.set_fate(node_at(self.table, batch.chosen[index]), FATE_REFUSED)
 
     cdef void c_ended(self, Batch* batch, bint succeeded) noexcept:
         """Close the transfer of a store, and note the fates of blocks whose store failed."""
         cdef Table* table = self.table
-        cdef Py_ssize_t place
-        cdef uint32_t slot, first, last
+        cdef Py_ssize_t index
+        cdef uint32_t node_id, first, last
         cdef Node* node
         if batch.size == 0:
             return
-        first = batch.slots[0]
-        last = batch.slots[batch.size - 1]
+        first = batch.node_ids[0]
+        last = batch.node_ids[batch.size - 1]
         if first != NIL and last != NIL:
             if (
                 node_at(table, first).flags & node_at(table, last).flags & RESIDENT
@@ -436,11 +436,11 @@ cdef class WatchCore:
         if succeeded:
             return
         table_new_epoch(table)
-        for place in range(batch.size):
-            slot = batch.slots[place]
-            if slot == NIL:
+        for index in range(batch.size):
+            node_id = batch.node_ids[index]
+            if node_id == NIL:
                 continue
-            node = node_at(table, slot)
+            node = node_at(table, node_id)
             if node.flags & RESIDENT and node.block.ref_cnt < 0 and node.block.mark != table.epoch:
                 node.block.mark = table.epoch
                 self.tally.failed += 1
@@ -452,8 +452,8 @@ cdef class WatchCore:
         cdef uint32_t first, last
         if batch.size == 0:
             return
-        first = batch.slots[0]
-        last = batch.slots[batch.size - 1]
+        first = batch.node_ids[0]
+        last = batch.node_ids[batch.size - 1]
         self.c_closed(
             LOAD,
             batch.size,
@@ -463,17 +463,17 @@ cdef class WatchCore:
 
     cdef void c_dropped(self) noexcept:
         """Reset the shadows with the cache, and note what became of its blocks."""
-        cdef uint32_t place
+        cdef uint32_t entry_id
         cdef int quarter, size
         self.tally.resets += 1
         for size in range(self.num_sizes):
             self.tally.fullest[size] = max(self.tally.fullest[size], self.held(size))
         for quarter in range(self.num_quarters):
-            place = self.shadow.lists[quarter].head
-            while place != NIL:
-                if self.shadow.entries[place].fate == FATE_STORED:
-                    self.shadow.entries[place].fate = FATE_RESET
-                place = self.shadow.entries[place].next
+            entry_id = self.shadow.lists[quarter].head
+            while entry_id != NIL:
+                if self.shadow.entries[entry_id].fate == FATE_STORED:
+                    self.shadow.entries[entry_id].fate = FATE_RESET
+                entry_id = self.shadow.entries[entry_id].next
         shadow_reset(&self.shadow)
         if self.stretch == 0 or (
             self.num_requests and self.requests[self.num_requests - 1].stretch == self.stretch
@@ -485,10 +485,10 @@ cdef class WatchCore:
     cdef uint64_t held(self, int size) noexcept:
         """Return the sampled blocks that a size holds, of all quarters."""
         cdef uint64_t found = 0
-        cdef int quarter, place
+        cdef int quarter, index
         for quarter in range(self.num_quarters):
-            for place in range(size + 1):
-                found += self.shadow.lists[quarter].counts[place]
+            for index in range(size + 1):
+                found += self.shadow.lists[quarter].counts[index]
         return found
 
     # -- the ledger ----------------------------------------------------------------------------
@@ -496,19 +496,19 @@ cdef class WatchCore:
     cdef void c_opened(self, uint32_t kind, const int64_t* block_ids, Py_ssize_t size) noexcept:
         """Open a transfer."""
         cdef int32_t* own
-        cdef Py_ssize_t number
+        cdef Py_ssize_t index
         if size == 0:
             return
         own = self.open_transfer(kind, size, block_ids[0], block_ids[size - 1])
         if own != NULL:
-            for number in range(size):
-                own[number] = <int32_t>block_ids[number]
+            for index in range(size):
+                own[index] = <int32_t>block_ids[index]
 
     cdef int32_t* open_transfer(
         self, uint32_t kind, Py_ssize_t size, int64_t first, int64_t last
     ) noexcept:
         """Enter a transfer into the ledger; return where its ids go, NULL if there is no room."""
-        cdef uint32_t place = self.free_transfer
+        cdef uint32_t index = self.free_transfer
         cdef uint32_t* link
         cdef Transfer* transfer
         cdef int32_t* own = NULL
@@ -518,7 +518,7 @@ cdef class WatchCore:
             and grow(
                 <void**>&self.transfers,
                 &self.transfer_room,
-                self.num_transfers + (place == NIL),
+                self.num_transfers + (index == NIL),
                 sizeof(Transfer),
                 64,
             )
@@ -527,13 +527,13 @@ cdef class WatchCore:
         if own == NULL:
             self.tally.untracked += 1
             return NULL
-        if place == NIL:
-            place = self.num_transfers
+        if index == NIL:
+            index = self.num_transfers
             self.num_transfers += 1
         else:
-            self.free_transfer = self.transfers[place].newer
+            self.free_transfer = self.transfers[index].newer
         self.serial += 1
-        transfer = self.transfers + place
+        transfer = self.transfers + index
         transfer.serial = self.serial
         transfer.time = self.c_now()
         transfer.kind = kind
@@ -545,14 +545,14 @@ cdef class WatchCore:
         transfer.older = self.newest
         transfer.newer = NIL
         if self.newest == NIL:
-            self.oldest = place
+            self.oldest = index
         else:
-            self.transfers[self.newest].newer = place
-        self.newest = place
+            self.transfers[self.newest].newer = index
+        self.newest = index
         # At the start of its chain, so that the newest that matches is found first.
         link = &self.chains[<uint32_t>first % NUM_CHAINS]
         transfer.chain = link[0]
-        link[0] = place
+        link[0] = index
         self.num_open += 1
         self.open_blocks += <uint64_t>size
         return own
@@ -562,10 +562,10 @@ cdef class WatchCore:
 
         One of the same blocks that leaked stays, and grows old.
         """
-        cdef uint32_t place = self.chains[<uint32_t>first % NUM_CHAINS]
+        cdef uint32_t index = self.chains[<uint32_t>first % NUM_CHAINS]
         cdef Transfer* transfer
-        while place != NIL:
-            transfer = self.transfers + place
+        while index != NIL:
+            transfer = self.transfers + index
             if (
                 transfer.kind == kind
                 and <Py_ssize_t>transfer.size == size
@@ -574,9 +574,9 @@ cdef class WatchCore:
             ):
                 if kind == STORE:
                     self.note_lag(<double>(self.tally.requests - transfer.request))
-                self.close_at(place)
+                self.close_at(index)
                 return
-            place = transfer.chain
+            index = transfer.chain
 
     cdef void note_lag(self, double requests) noexcept:
         """Note how many requests came while a store was under way."""
@@ -585,11 +585,11 @@ cdef class WatchCore:
         else:
             self.lag += (requests - self.lag) / LAG_STEPS
 
-    cdef void close_at(self, uint32_t place) noexcept:
+    cdef void close_at(self, uint32_t index) noexcept:
         """Take a transfer out."""
-        cdef Transfer* transfer = self.transfers + place
+        cdef Transfer* transfer = self.transfers + index
         cdef uint32_t* link = &self.chains[<uint32_t>transfer.first % NUM_CHAINS]
-        while link[0] != place:
+        while link[0] != index:
             link = &self.transfers[link[0]].chain
         link[0] = transfer.chain
         if transfer.older == NIL:
@@ -605,22 +605,22 @@ cdef class WatchCore:
         discard(transfer.block_ids)
         transfer.block_ids = NULL
         transfer.newer = self.free_transfer
-        self.free_transfer = place
+        self.free_transfer = index
 
     def open_transfers(self):
         """Return the open transfers, oldest first: number, kind, time in ms, block ids."""
         cdef list found = []
-        cdef uint32_t place
-        cdef uint32_t number
+        cdef uint32_t index
+        cdef uint32_t at
         cdef Transfer* transfer
         cdef int collecting = PyGC_Disable()
         try:
-            place = self.oldest
-            while place != NIL:
-                transfer = self.transfers + place
-                ids = [transfer.block_ids[number] for number in range(transfer.size)]
+            index = self.oldest
+            while index != NIL:
+                transfer = self.transfers + index
+                ids = [transfer.block_ids[at] for at in range(transfer.size)]
                 found.append((transfer.serial, transfer.kind, transfer.time, ids))
-                place = transfer.newer
+                index = transfer.newer
             return found
         finally:
             if collecting:
@@ -629,12 +629,12 @@ cdef class WatchCore:
     def close_transfer(self, serial):
         """Close a transfer by its number."""
         cdef uint64_t wanted = serial
-        cdef uint32_t place = self.oldest
-        while place != NIL:
-            if self.transfers[place].serial == wanted:
-                self.close_at(place)
+        cdef uint32_t index = self.oldest
+        while index != NIL:
+            if self.transfers[index].serial == wanted:
+                self.close_at(index)
                 return
-            place = self.transfers[place].newer
+            index = self.transfers[index].newer
 
     # -- what can be seen ----------------------------------------------------------------------
 
@@ -673,7 +673,7 @@ cdef class WatchCore:
 
     def counts(self):
         """Return every counter since the start."""
-        cdef int quarter, place, size = self.num_sizes + 1
+        cdef int quarter, index, size = self.num_sizes + 1
         return {
             "requests": self.tally.requests,
             "asked": self.tally.asked,
@@ -687,21 +687,21 @@ cdef class WatchCore:
             "resets": self.tally.resets,
             "untracked": self.tally.untracked,
             "tail_missed_tokens": self.tally.tail_missed_tokens,
-            "causes": numbers(self.tally.causes, MOST_CAUSES),
-            "evicted_used": numbers(self.tally.evicted_used, 2),
-            "long_requests": numbers(self.tally.long_requests, self.num_sizes),
+            "causes": as_list(self.tally.causes, MOST_CAUSES),
+            "evicted_used": as_list(self.tally.evicted_used, 2),
+            "long_requests": as_list(self.tally.long_requests, self.num_sizes),
             "judged": [
-                numbers(self.tally.judged[quarter], size) for quarter in range(self.num_quarters)
+                as_list(self.tally.judged[quarter], size) for quarter in range(self.num_quarters)
             ],
             "policy_judged": [
-                numbers(self.tally.policy_judged[quarter], size)
+                as_list(self.tally.policy_judged[quarter], size)
                 for quarter in range(self.num_quarters)
             ],
-            "unused_ages": numbers(self.tally.unused_ages, BINS),
-            "stored_ages": numbers(self.tally.stored_ages, BINS),
-            "held": [self.held(place) for place in range(self.num_sizes)],
+            "unused_ages": as_list(self.tally.unused_ages, BINS),
+            "stored_ages": as_list(self.tally.stored_ages, BINS),
+            "held": [self.held(index) for index in range(self.num_sizes)],
             "fullest": [
-                max(self.tally.fullest[place], self.held(place)) for place in range(self.num_sizes)
+                max(self.tally.fullest[index], self.held(index)) for index in range(self.num_sizes)
             ],
             "open": self.num_open,
         }
@@ -712,7 +712,7 @@ cdef class WatchCore:
         Those of each quarter, in one list per stretch between resets.
         """
         cdef list taken, keys, fresh
-        cdef uint64_t number
+        cdef uint64_t index
         cdef uint32_t quarter, end
         cdef uint32_t starts[4]
         cdef CollectedRequest* request
@@ -723,8 +723,8 @@ cdef class WatchCore:
             taken = [
                 [[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)
             ]
-            for number in range(self.num_requests):
-                request = self.requests + number
+            for index in range(self.num_requests):
+                request = self.requests + index
                 quarter = request.quarter
                 end = starts[quarter] + request.num_keys
                 keys = (<list>self.keys[quarter])[starts[quarter] : end]
@@ -748,11 +748,11 @@ cdef class WatchCore:
         """
         cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(key)
         cdef uint64_t hashed = hash_key(self.table, text, <uint64_t>len(key))
-        cdef uint32_t slot = index_find(self.table, text, <uint64_t>len(key), hashed)
+        cdef uint32_t node_id = index_find(self.table, text, <uint64_t>len(key), hashed)
         cdef Entry* entry
         cdef object ref_cnt = None
-        if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
-            ref_cnt = node_at(self.table, slot).block.ref_cnt
+        if node_id != NIL and node_at(self.table, node_id).flags & RESIDENT:
+            ref_cnt = node_at(self.table, node_id).block.ref_cnt
         if sample_of(hashed) >= self.sample_below:
             return ref_cnt, False, None
         entry = shadow_find(&self.shadow, hashed)
@@ -775,32 +775,32 @@ cdef class WatchCore:
         cdef list orders = []
         cdef list order
         cdef int quarter
-        cdef uint32_t place
+        cdef uint32_t entry_id
         for quarter in range(self.num_quarters):
             order = []
-            place = self.shadow.lists[quarter].head
-            while place != NIL:
-                order.append(self.shadow.entries[place].fingerprint)
-                place = self.shadow.entries[place].next
+            entry_id = self.shadow.lists[quarter].head
+            while entry_id != NIL:
+                order.append(self.shadow.entries[entry_id].fingerprint)
+                entry_id = self.shadow.entries[entry_id].next
             orders.append(order)
         return orders
 
     def _check(self):
         """Verify every invariant; raise AssertionError with the broken one."""
         cdef const char* broken = shadow_check(&self.shadow)
-        cdef uint32_t place = self.oldest
-        cdef uint64_t blocks = 0, number = 0
+        cdef uint32_t index = self.oldest, node_id
+        cdef uint64_t blocks = 0, num_open = 0
         if broken != NULL:
             raise AssertionError((<bytes>broken).decode())
-        while place != NIL:
-            blocks += self.transfers[place].size
-            number += 1
-            place = self.transfers[place].newer
-        if blocks != self.open_blocks or number != self.num_open:
+        while index != NIL:
+            blocks += self.transfers[index].size
+            num_open += 1
+            index = self.transfers[index].newer
+        if blocks != self.open_blocks or num_open != self.num_open:
             raise AssertionError("the blocks of open transfers are counted")
         if self.table != NULL:
-            for place in range(self.table.num_used):
-                node = node_at(self.table, place)
+            for node_id in range(self.table.num_used):
+                node = node_at(self.table, node_id)
                 if node.key_length and bool(node.flags & SAMPLED) != (
                     sample_of(hash_node(self.table, node)) < self.sample_below
                 ):

@@ -86,13 +86,13 @@ def hash_key(key: bytes, secret: Sequence[int]) -> int:
         tail = read(key[32:], "little")
         left, right = _fold(words[0], words[1]), _fold(words[2], words[3])
         return _fold(left ^ tail ^ secret[5], right ^ state ^ secret[6])
-    place = 0
-    while length - place > 16:
-        first = read(key[place : place + 8], "little")
-        second = read(key[place + 8 : place + 16], "little")
+    index = 0
+    while length - index > 16:
+        first = read(key[index : index + 8], "little")
+        second = read(key[index + 8 : index + 16], "little")
         state = _fold(first ^ secret[1] ^ state, second ^ secret[2])
-        place += 16
-    rest = key[place:]
+        index += 16
+    rest = key[index:]
     left_over = len(rest)
     if left_over >= 4:
         width = 8 if left_over >= 8 else 4
@@ -193,7 +193,7 @@ class WatchCore:
         self._count(batch, num_hits)
         uses = []
         now = -1
-        for place, key in enumerate(batch):
+        for index, key in enumerate(batch):
             if type(key) is not bytes or not key:
                 break  # beyond what the lookup had to check
             fingerprint = hash_key(key, self._secret)
@@ -208,7 +208,7 @@ class WatchCore:
             if sample < self._policy_below:
                 self._policy_judged[quarter][segment] += 1
             self._collect_key(sample, key)
-            if place >= num_hits:
+            if index >= num_hits:
                 self._causes[self._cause(find(key), record)] += 1
             elif record is not None:
                 record.used = True
@@ -313,7 +313,7 @@ class WatchCore:
             self._counts["untracked"] += 1
             return
         self._serial += 1
-        ids = [int(number) for number in block_ids]
+        ids = [int(block_id) for block_id in block_ids]
         self._open[self._serial] = (kind, self.now(), ids, self._counts["requests"])
 
     def _close(self, kind: int, size: int, first: int, last: int) -> None:
@@ -436,24 +436,24 @@ class WatchCore:
     def _at(self, fingerprint: int) -> tuple[Record | None, int]:
         """Return the record of a block and its segment, the one at the end if it is not listed."""
         segments = self._lists[_sample_of(fingerprint) % self._quarters]
-        for number, segment in enumerate(segments):
+        for segment_index, segment in enumerate(segments):
             record = segment.get(fingerprint)  # in one step, as another thread may ask
             if record is not None:
-                return record, number
+                return record, segment_index
         return None, len(self._rooms)
 
     def _use(self, fingerprint: int, now: int) -> None:
         """Move a block to the front, and the overflow of each segment on to the next."""
         segments = self._lists[_sample_of(fingerprint) % self._quarters]
-        found, number = self._at(fingerprint)
-        record = Record() if found is None else segments[number].pop(fingerprint)
+        found, segment_index = self._at(fingerprint)
+        record = Record() if found is None else segments[segment_index].pop(fingerprint)
         record.last_use = now % _TICKS
         segments[0][fingerprint] = record
-        for place, room in enumerate(self._rooms):
-            while len(segments[place]) > room:
-                moved, its_record = segments[place].popitem(last=False)
-                if place + 1 < len(self._rooms):
-                    segments[place + 1][moved] = its_record
+        for index, room in enumerate(self._rooms):
+            while len(segments[index]) > room:
+                moved, its_record = segments[index].popitem(last=False)
+                if index + 1 < len(self._rooms):
+                    segments[index + 1][moved] = its_record
         if segments[-1] and sum(map(len, segments)) > sum(self._rooms):
             segments[-1].popitem(last=False)
 

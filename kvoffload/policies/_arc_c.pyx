@@ -27,29 +27,29 @@ cdef class _ARC(ARCLists):
         self.newcomers = 0
         self.publish()
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         if node.ring:
             ring_remove(self.table, &self.rings[node.ring - 1], node)
-        ring_append(self.table, &self.rings[T1], slot, node)
+        ring_append(self.table, &self.rings[T1], node_id, node)
 
     cdef void c_touch(self, Batch* batch) noexcept:
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         cdef Node* node
-        for place in range(batch.size - 1, -1, -1):
-            slot = batch.slots[place]
-            if slot == NIL:
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id == NIL:
                 continue
-            node = node_at(self.table, slot)
+            node = node_at(self.table, node_id)
             if node.ring == T1 + 1 and node.block.ref_cnt >= 0:
                 ring_remove(self.table, &self.rings[T1], node)
-                ring_append(self.table, &self.rings[T2], slot, node)
+                ring_append(self.table, &self.rings[T2], node_id, node)
                 continue
             if node.ring == B1 + 1:
                 self.raise_target()
             elif node.ring == B2 + 1:
                 self.lower_target()
-            ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
+            ring_renew(self.table, &self.rings[node.ring - 1], node_id, node)
 
     cdef bint t1_gives(self, uint64_t t1_size) noexcept:
         return t1_size >= <uint64_t>self.target
@@ -61,23 +61,23 @@ cdef class _ARC(ARCLists):
     cdef void trim(self, Ring* ghosts) noexcept:
         """Forget the oldest ghosts beyond the capacity."""
         cdef uint64_t hashes[TRIM_GROUP]
-        cdef uint64_t place, count
-        cdef uint32_t slot
+        cdef uint64_t index, count
+        cdef uint32_t node_id
         cdef Node* node
         while ghosts.size > <uint64_t>self.capacity:
             count = min(ghosts.size - <uint64_t>self.capacity, <uint64_t>TRIM_GROUP)
-            slot = ghosts.oldest
-            for place in range(count):
-                node = node_at(self.table, slot)
-                hashes[place] = hash_ahead(self.table, node)
-                slot = node.next
-            for place in range(count):
-                slot = ghosts.oldest
-                node = node_at(self.table, slot)
+            node_id = ghosts.oldest
+            for index in range(count):
+                node = node_at(self.table, node_id)
+                hashes[index] = hash_ahead(self.table, node)
+                node_id = node.next
+            for index in range(count):
+                node_id = ghosts.oldest
+                node = node_at(self.table, node_id)
                 ring_remove(self.table, ghosts, node)
                 # A ghost of the batch at work is about to be inserted: its key stays.
                 if node.block.mark != self.table.epoch:
-                    drop_hashed_key(self.table, slot, node, hashes[place])
+                    drop_hashed_key(self.table, node_id, node, hashes[index])
 
     cdef const char* c_check(self) noexcept:
         if max(self.rings[B1].size, self.rings[B2].size) > <uint64_t>self.capacity:

@@ -25,29 +25,29 @@ cdef class _ARCClassic(ARCLists):
         self.newcomers = 1
         self.publish()
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         if node.ring:
             self.adapt(node)
             ring_remove(self.table, &self.rings[node.ring - 1], node)
-            ring_append(self.table, &self.rings[T2], slot, node)
+            ring_append(self.table, &self.rings[T2], node_id, node)
         else:
-            ring_append(self.table, &self.rings[T1], slot, node)
+            ring_append(self.table, &self.rings[T1], node_id, node)
         node.note = 0
         self.trim_ghosts()
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef bint later_is_in_t2 = False
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         cdef Node* node
-        for place in range(batch.size - 1, -1, -1):
-            slot = batch.slots[place]
-            if slot == NIL:
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id == NIL:
                 continue
-            node = node_at(self.table, slot)
+            node = node_at(self.table, node_id)
             if node.ring == T1 + 1 and (node.block.ref_cnt >= 0 or later_is_in_t2):
                 ring_remove(self.table, &self.rings[T1], node)
-                ring_append(self.table, &self.rings[T2], slot, node)
+                ring_append(self.table, &self.rings[T2], node_id, node)
                 later_is_in_t2 = True
                 continue
             if node.ring == T2 + 1:
@@ -55,7 +55,7 @@ cdef class _ARCClassic(ARCLists):
             elif node.ring != T1 + 1:
                 self.adapt(node)
                 node.note = 1
-            ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
+            ring_renew(self.table, &self.rings[node.ring - 1], node_id, node)
 
     cdef void adapt(self, Node* ghost) noexcept:
         """Adapt the target to the return of a ghost, once."""
@@ -82,13 +82,13 @@ cdef class _ARCClassic(ARCLists):
             self.drop_oldest(&self.rings[B2])
 
     cdef void drop_oldest(self, Ring* ghosts) noexcept:
-        cdef uint32_t slot = ghosts.oldest
-        cdef Node* node = node_at(self.table, slot)
+        cdef uint32_t node_id = ghosts.oldest
+        cdef Node* node = node_at(self.table, node_id)
         ring_remove(self.table, ghosts, node)
         node.note = 0
         # A ghost of the batch at work is about to be inserted: its key stays.
         if node.block.mark != self.table.epoch:
-            drop_key(self.table, slot, node)
+            drop_key(self.table, node_id, node)
 
     cdef void c_settled(self) noexcept:
         self.trim_ghosts()

@@ -90,12 +90,12 @@ cdef class ARCLists(CompiledPolicy):
         ring_park_in_use(self.table, &self.rings[T2], most)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.slot)
+        cdef Node* node = node_at(self.table, victim.node_id)
         cdef int ghosts = B1 if node.ring == T1 + 1 else B2
-        cdef uint32_t slot
+        cdef uint32_t node_id
         self.take_off(node)
-        slot = drop_block(self.table, victim.slot, node)
-        ring_append(self.table, &self.rings[ghosts], slot, node_at(self.table, slot))
+        node_id = drop_block(self.table, victim.node_id, node)
+        ring_append(self.table, &self.rings[ghosts], node_id, node_at(self.table, node_id))
 
     cdef uint64_t c_num_ghosts(self) noexcept:
         return self.rings[B1].size + self.rings[B2].size

@@ -87,8 +87,8 @@ class ARCLists(PythonPolicy):
         """Number of hashes remembered after eviction."""
         return len(self._b1) + len(self._b2)
 
-    def _ring(self, number: int) -> Collection[BlockHash]:
-        return (self._t1, self._t2, self._b1, self._b2)[number]
+    def _ring(self, ring_index: int) -> Collection[BlockHash]:
+        return (self._t1, self._t2, self._b1, self._b2)[ring_index]
 
     def _raise_target(self) -> None:
         """Adapt to a ghost of B1 (case II): T1 was too small by the share that B2 exceeds B1."""

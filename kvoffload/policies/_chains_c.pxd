@@ -1,9 +1,9 @@
 """Chains of resident blocks, compiled; see ``_chains_py`` for the rule.
 
 Structure
-    One link for each node of the table, by slot.
+    One link for each node of the table, by the node's id.
 Invariants
-    A link names the node before and that block's number. Numbers are given once, also over a
+    A link names the node before and that block's link id. Ids are given once, also over a
     clear, so a link to a block that has left, or whose node another block has got, names none.
 """
 
@@ -13,18 +13,18 @@ from kvoffload._core.batch cimport Batch
 from kvoffload._core.table cimport NIL, Node, Table
 
 cdef struct Link:
-    uint64_t number         # of the block on this node, from 1; 0: no block
-    uint64_t before_number  # of the block before, when it was linked
-    uint64_t place          # of the block in its queue: what came later has a greater one
+    uint64_t link_id        # of the block on this node, from 1; 0: no block
+    uint64_t before_id      # of the block before, when it was linked
+    uint64_t position       # of the block in its queue: what came later has a greater one
     uint32_t before         # its node, NIL for none
     uint32_t num_behind     # blocks linked to this one
     uint32_t depth          # blocks before this one when it was linked
     uint32_t waiting        # its place among the waiting blocks, from 1, 0 for none
 
 cdef struct Chains:
-    Link* links             # by slot
+    Link* links             # by node_id
     uint64_t room           # of `links`
-    uint64_t last_number    # given out
+    uint64_t last_id        # given out
 
 cdef void chains_open(Chains* chains) noexcept
 cdef void chains_close(Chains* chains) noexcept
@@ -36,12 +36,12 @@ cdef void chains_link(Chains* chains, const Batch* batch) noexcept
 cdef const char* chains_check(Chains* chains, Table* table) noexcept
 
 
-cdef inline void chains_insert(Chains* chains, uint32_t slot) noexcept nogil:
+cdef inline void chains_insert(Chains* chains, uint32_t node_id) noexcept nogil:
     """Add a block that is linked to none."""
-    cdef Link* link = chains.links + slot
-    chains.last_number += 1
-    link.number = chains.last_number
-    link.before_number = 0
+    cdef Link* link = chains.links + node_id
+    chains.last_id += 1
+    link.link_id = chains.last_id
+    link.before_id = 0
     link.before = NIL
     link.num_behind = 0
     link.depth = 0
@@ -54,18 +54,18 @@ cdef inline Link* chains_before(Chains* chains, const Link* link) noexcept nogil
     if link.before == NIL:
         return NULL
     before = chains.links + link.before
-    return before if before.number == link.before_number else NULL
+    return before if before.link_id == link.before_id else NULL
 
 
-cdef inline void chains_leave(Chains* chains, uint32_t slot) noexcept nogil:
+cdef inline void chains_leave(Chains* chains, uint32_t node_id) noexcept nogil:
     """Let a block leave the count of the one before it."""
-    cdef Link* before = chains_before(chains, chains.links + slot)
+    cdef Link* before = chains_before(chains, chains.links + node_id)
     if before != NULL:
         before.num_behind -= 1
 
 
-cdef inline void chains_return(Chains* chains, uint32_t slot) noexcept nogil:
+cdef inline void chains_return(Chains* chains, uint32_t node_id) noexcept nogil:
     """Undo `chains_leave`."""
-    cdef Link* before = chains_before(chains, chains.links + slot)
+    cdef Link* before = chains_before(chains, chains.links + node_id)
     if before != NULL:
         before.num_behind += 1

@@ -20,34 +20,34 @@ cdef bint chains_ensure(Chains* chains, uint64_t num_nodes) noexcept:
 
 
 cdef void chains_link(Chains* chains, const Batch* batch) noexcept:
-    cdef Py_ssize_t place
-    cdef uint32_t before, slot
+    cdef Py_ssize_t index
+    cdef uint32_t before, node_id
     cdef Link* link
-    for place in range(1, batch.size):
-        before = batch.slots[place - 1]
-        slot = batch.slots[place]
-        if before == NIL or slot == NIL or before == slot:
+    for index in range(1, batch.size):
+        before = batch.node_ids[index - 1]
+        node_id = batch.node_ids[index]
+        if before == NIL or node_id == NIL or before == node_id:
             continue
-        link = chains.links + slot
-        # A ghost has a node but no number.
-        if link.number == 0 or chains.links[before].number == 0:
+        link = chains.links + node_id
+        # A ghost has a node but no link id.
+        if link.link_id == 0 or chains.links[before].link_id == 0:
             continue
         if link.num_behind == 0 and chains_before(chains, link) == NULL:
             link.before = before
-            link.before_number = chains.links[before].number
+            link.before_id = chains.links[before].link_id
             link.depth = chains.links[before].depth + 1
             chains.links[before].num_behind += 1
 
 
 cdef const char* chains_check(Chains* chains, Table* table) noexcept:
-    cdef uint32_t slot
+    cdef uint32_t node_id
     cdef uint64_t linked = 0, behind = 0
     cdef Link* link
     cdef Link* before
-    for slot in range(table.num_used):
-        if not node_at(table, slot).flags & RESIDENT:
+    for node_id in range(table.num_used):
+        if not node_at(table, node_id).flags & RESIDENT:
             continue
-        link = chains.links + slot
+        link = chains.links + node_id
         behind += link.num_behind
         before = chains_before(chains, link)
         if before != NULL:
@@ -56,7 +56,7 @@ cdef const char* chains_check(Chains* chains, Table* table) noexcept:
                 return b"links join resident blocks"
             if before.num_behind == 0 or before.depth >= link.depth:
                 return b"depth rises behind"
-        if link.number == 0 or link.number > chains.last_number:
+        if link.link_id == 0 or link.link_id > chains.last_id:
             return b"every resident block is in the chains"
     if linked != behind:
         return b"the blocks behind are counted"

@@ -8,7 +8,7 @@ Rule
     linked once: while it has no block before it and none behind it. So the links never form a
     circle, whatever batches are touched.
 Invariants
-    A link has the blocks behind, and names the block before and that block's number; numbers are
+    A link has the blocks behind, and names the block before and that block's link id; ids are
     given once, so a link to a block that has left, or has come back, names none. A block that
     outlived the one before it, because it was in use, has none before it; its depth stays.
     ``waiting`` holds blocks that a scan need not look at: each has a block behind it.
@@ -29,12 +29,12 @@ from ._twin_py import require
 class _Link:
     """The place of a block in its chain."""
 
-    __slots__ = ("before", "before_number", "behind", "depth", "number")
+    __slots__ = ("before", "before_id", "behind", "depth", "link_id")
 
-    def __init__(self, number: int) -> None:
-        self.number = number  # of the block, from 1
+    def __init__(self, link_id: int) -> None:
+        self.link_id = link_id  # of the block, from 1
         self.before: BlockHash | None = None
-        self.before_number = 0  # of that block, when it was linked
+        self.before_id = 0  # of that block, when it was linked
         self.depth = 0  # blocks before this one when it was linked
         self.behind: set[BlockHash] = set()  # blocks linked to this one
 
@@ -42,11 +42,11 @@ class _Link:
 class Chains:
     """Links from resident blocks to the ones before them."""
 
-    __slots__ = ("_links", "_numbers", "waiting")
+    __slots__ = ("_link_ids", "_links", "waiting")
 
     def __init__(self) -> None:
         self._links: dict[BlockHash, _Link] = {}
-        self._numbers = count(1)
+        self._link_ids = count(1)
         # A scan adds what it meets; who has none behind it any more is taken out here, and what use
         # may move or unmark by the policy. A block that is missing is only looked at again.
         self.waiting: set[BlockHash] = set()
@@ -54,7 +54,7 @@ class Chains:
     def insert(self, hashes: Iterable[BlockHash]) -> None:
         """Add blocks that are linked to none."""
         for block_hash in hashes:
-            self._links[block_hash] = _Link(next(self._numbers))
+            self._links[block_hash] = _Link(next(self._link_ids))
 
     def before(self, block_hash: BlockHash) -> BlockHash | None:
         """Return the block before, None if there is none any more."""
@@ -62,7 +62,7 @@ class Chains:
         if link.before is None:
             return None
         before = self._links.get(link.before)
-        return link.before if before and before.number == link.before_number else None
+        return link.before if before and before.link_id == link.before_id else None
 
     def link(self, batch: list[BlockHash]) -> None:
         """Learn from a touched batch."""
@@ -71,7 +71,7 @@ class Chains:
             if before is None or link is None or before is link:
                 continue
             if not link.behind and self.before(block_hash) is None:
-                link.before, link.before_number = before_hash, before.number
+                link.before, link.before_id = before_hash, before.link_id
                 link.depth = before.depth + 1
                 before.behind.add(block_hash)
 

@@ -45,33 +45,33 @@ cdef inline int age_bin(uint32_t age) noexcept nogil:
     """Return the bin of an age in requests."""
     cdef uint64_t value = <uint64_t>age + 1
     cdef int exponent = 3
-    cdef int number
+    cdef int bin_index
     if value < 8:
         return <int>value
     while value >> (exponent + 1):
         exponent += 1
-    number = 8 + 4 * (exponent - 3) + <int>(value >> (exponent - 2) & 3)
-    return number if number < NUM_BINS else NUM_BINS - 1
+    bin_index = 8 + 4 * (exponent - 3) + <int>(value >> (exponent - 2) & 3)
+    return bin_index if bin_index < NUM_BINS else NUM_BINS - 1
 
 
 cdef inline int class_after(uint32_t gap, int reuse_class) noexcept nogil:
     """Return the class of a block of `reuse_class` that is used again after `gap` requests."""
-    cdef int number
+    cdef int gap_index
     if gap <= 2:
-        number = 1
+        gap_index = 1
     elif gap <= 6:
-        number = 2
+        gap_index = 2
     elif gap <= 14:
-        number = 3
+        gap_index = 3
     elif gap <= 30:
-        number = 4
+        gap_index = 4
     elif gap <= 126:
-        number = 5
+        gap_index = 5
     elif gap <= 510:
-        number = 6
+        gap_index = 6
     else:
-        number = 7
-    return number + NUM_GAPS if reuse_class else number
+        gap_index = 7
+    return gap_index + NUM_GAPS if reuse_class else gap_index
 
 
 cdef inline void start_age(

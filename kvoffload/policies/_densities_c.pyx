@@ -26,16 +26,16 @@ cdef enum:
 cdef double WIDTHS[NUM_BINS]
 
 
-cdef uint64_t bin_start(int number) noexcept:
-    if number < 8:
-        return <uint64_t>number
-    return <uint64_t>(4 + (number - 8) % 4) << ((number - 8) // 4 + 1)
+cdef uint64_t bin_start(int bin_index) noexcept:
+    if bin_index < 8:
+        return <uint64_t>bin_index
+    return <uint64_t>(4 + (bin_index - 8) % 4) << ((bin_index - 8) // 4 + 1)
 
 
 cdef void fill_widths() noexcept:
-    cdef int number
-    for number in range(NUM_BINS):
-        WIDTHS[number] = <double>(bin_start(number + 1) - bin_start(number))
+    cdef int bin_index
+    for bin_index in range(NUM_BINS):
+        WIDTHS[bin_index] = <double>(bin_start(bin_index + 1) - bin_start(bin_index))
 
 
 fill_widths()
@@ -50,14 +50,14 @@ cdef void densities_open(Densities* densities, uint64_t capacity) noexcept:
 cdef void densities_clear(Densities* densities) noexcept:
     cdef uint64_t capacity = densities.capacity
     cdef uint64_t start
-    cdef int reuse_class, number
+    cdef int reuse_class, bin_index
     memset(densities, 0, sizeof(Densities))
     densities.capacity = capacity
     densities.num_epochs = 1
     for reuse_class in range(NUM_CLASSES):
-        for number in range(NUM_BINS):
-            start = max(<uint64_t>1, bin_start(number))
-            densities.table[reuse_class][number] = (
+        for bin_index in range(NUM_BINS):
+            start = max(<uint64_t>1, bin_start(bin_index))
+            densities.table[reuse_class][bin_index] = (
                 (1.0 if reuse_class else NEVER_REUSED) / <double>start
             )
 
@@ -97,20 +97,20 @@ cdef void end_request(Densities* densities, uint64_t length, uint32_t now) noexc
 
 
 cdef void start_epoch(Densities* densities, uint32_t now) noexcept:
-    cdef uint32_t number
+    cdef uint32_t index
     cdef int reuse_class
     densities.epoch_touches = 0
     densities.known_counts = NULL
     if densities.num_epochs == NUM_EPOCHS:
-        number = densities.oldest
+        index = densities.oldest
         for reuse_class in range(NUM_CLASSES):
-            densities.ancient[reuse_class] += densities.living[number][reuse_class]
-        densities.oldest = (number + 1) % NUM_EPOCHS
+            densities.ancient[reuse_class] += densities.living[index][reuse_class]
+        densities.oldest = (index + 1) % NUM_EPOCHS
     else:
-        number = densities.num_epochs
+        index = densities.num_epochs
         densities.num_epochs += 1
-    densities.starts[number] = now
-    memset(densities.living[number], 0, sizeof(densities.living[number]))
+    densities.starts[index] = now
+    memset(densities.living[index], 0, sizeof(densities.living[index]))
 
 
 cdef void decay(Densities* densities) noexcept:
@@ -119,11 +119,11 @@ cdef void decay(Densities* densities) noexcept:
         HALF_LIFE_REQUESTS * densities.mean_length,
     )
     cdef double factor = pow(2.0, -<double>densities.epoch_touches / half_life)
-    cdef int reuse_class, number
+    cdef int reuse_class, bin_index
     for reuse_class in range(NUM_CLASSES):
-        for number in range(NUM_BINS):
-            densities.reused[reuse_class][number] *= factor
-            densities.dropped[reuse_class][number] *= factor
+        for bin_index in range(NUM_BINS):
+            densities.reused[reuse_class][bin_index] *= factor
+            densities.dropped[reuse_class][bin_index] *= factor
 
 
 cdef void compute(Densities* densities, uint32_t now) noexcept:
@@ -137,24 +137,24 @@ cdef void compute(Densities* densities, uint32_t now) noexcept:
         PRIOR_REQUESTS * densities.mean_length,
     )
     cdef double trust, expected
-    cdef int reuse_class, other, number, first
+    cdef int reuse_class, other, bin_index, first
     count_survivors(densities, now, survivors)
     common_hazards(densities, survivors, prior, common)
     for reuse_class in range(NUM_CLASSES):
-        for number in range(NUM_BINS):
-            reused[number] = densities.reused[reuse_class][number]
-            reached[number] = survivors[reuse_class][number]
+        for bin_index in range(NUM_BINS):
+            reused[bin_index] = densities.reused[reuse_class][bin_index]
+            reached[bin_index] = survivors[reuse_class][bin_index]
         first = 1 if reuse_class <= NUM_GAPS else 1 + NUM_GAPS
         for other in range(reuse_class - 1, reuse_class + 2, 2):
             if reuse_class == 0 or other < first or other >= first + NUM_GAPS:
                 continue
-            for number in range(NUM_BINS):
-                reused[number] += NEIGHBOUR_SHARE * densities.reused[other][number]
-                reached[number] += NEIGHBOUR_SHARE * survivors[other][number]
+            for bin_index in range(NUM_BINS):
+                reused[bin_index] += NEIGHBOUR_SHARE * densities.reused[other][bin_index]
+                reached[bin_index] += NEIGHBOUR_SHARE * survivors[other][bin_index]
         trust = 1.0 if reuse_class else NEVER_REUSED
-        for number in range(1, NUM_BINS):
-            expected = reused[number] + prior * common[number] * trust
-            hazards[number] = min(MOST_HAZARD, expected / (reached[number] + prior))
+        for bin_index in range(1, NUM_BINS):
+            expected = reused[bin_index] + prior * common[bin_index] * trust
+            hazards[bin_index] = min(MOST_HAZARD, expected / (reached[bin_index] + prior))
         density_of(hazards, densities.table[reuse_class])
     order(densities.table)
 
@@ -165,23 +165,25 @@ cdef void count_survivors(
     """Count, by class and bin, how many ages reached the bin and were decided there."""
     cdef double living[NUM_CLASSES][NUM_BINS]
     cdef double total
-    cdef uint32_t epoch, place
-    cdef int reuse_class, number
+    cdef uint32_t epoch, index
+    cdef int reuse_class, bin_index
     memset(living, 0, sizeof(living))
     for reuse_class in range(NUM_CLASSES):
         living[reuse_class][NUM_BINS - 1] += <double>densities.ancient[reuse_class]
     for epoch in range(densities.num_epochs):
-        place = (densities.oldest + epoch) % NUM_EPOCHS
-        number = age_bin(now - densities.starts[place])
+        index = (densities.oldest + epoch) % NUM_EPOCHS
+        bin_index = age_bin(now - densities.starts[index])
         for reuse_class in range(NUM_CLASSES):
-            living[reuse_class][number] += <double>densities.living[place][reuse_class]
+            living[reuse_class][bin_index] += <double>densities.living[index][reuse_class]
     for reuse_class in range(NUM_CLASSES):
         total = 0.0
         survivors[reuse_class][0] = 0.0
-        for number in range(NUM_BINS - 1, 0, -1):
-            total += densities.reused[reuse_class][number] + densities.dropped[reuse_class][number]
-            survivors[reuse_class][number] = total
-            total += living[reuse_class][number]
+        for bin_index in range(NUM_BINS - 1, 0, -1):
+            total += (
+                densities.reused[reuse_class][bin_index] + densities.dropped[reuse_class][bin_index]
+            )
+            survivors[reuse_class][bin_index] = total
+            total += living[reuse_class][bin_index]
 
 
 cdef void common_hazards(
@@ -192,23 +194,23 @@ cdef void common_hazards(
     cdef double uses = 0.0, held = 0.0
     cdef double room, scale, reused, reached
     cdef double hazard = FIRST_HAZARD
-    cdef int reuse_class, number
+    cdef int reuse_class, bin_index
     for reuse_class in range(NUM_CLASSES):
         room = 0.0
-        for number in range(1, NUM_BINS):
-            room += survivors[reuse_class][number] * WIDTHS[number]
+        for bin_index in range(1, NUM_BINS):
+            room += survivors[reuse_class][bin_index] * WIDTHS[bin_index]
         weights[reuse_class] = room / max(1.0, survivors[reuse_class][1])
         uses += survivors[reuse_class][1]
         held += weights[reuse_class] * survivors[reuse_class][1]
     scale = uses / held if held > 0.0 else 0.0
     hazards[0] = 0.0
-    for number in range(1, NUM_BINS):
+    for bin_index in range(1, NUM_BINS):
         reused = reached = 0.0
         for reuse_class in range(NUM_CLASSES):
-            reused += weights[reuse_class] * densities.reused[reuse_class][number]
-            reached += weights[reuse_class] * survivors[reuse_class][number]
+            reused += weights[reuse_class] * densities.reused[reuse_class][bin_index]
+            reached += weights[reuse_class] * survivors[reuse_class][bin_index]
         hazard = (scale * reused + prior * hazard) / (scale * reached + prior)
-        hazards[number] = hazard
+        hazards[bin_index] = hazard
 
 
 cdef void density_of(const double* hazards, double* table) noexcept:
@@ -217,12 +219,12 @@ cdef void density_of(const double* hazards, double* table) noexcept:
     cdef double all_time[NUM_BINS]
     cdef double all_lasting[NUM_BINS]
     cdef double hits, time, lasting
-    cdef int number, runs = 0
+    cdef int bin_index, runs = 0
     table[0] = 1.0
-    for number in range(NUM_BINS - 1, 0, -1):
-        hits = hazards[number]
-        time = WIDTHS[number] * (1.0 - hazards[number] / 2.0)
-        lasting = 1.0 - hazards[number]
+    for bin_index in range(NUM_BINS - 1, 0, -1):
+        hits = hazards[bin_index]
+        time = WIDTHS[bin_index] * (1.0 - hazards[bin_index] / 2.0)
+        lasting = 1.0 - hazards[bin_index]
         while runs and all_hits[runs - 1] * time > hits * all_time[runs - 1]:
             runs -= 1
             hits += lasting * all_hits[runs]
@@ -232,25 +234,25 @@ cdef void density_of(const double* hazards, double* table) noexcept:
         all_time[runs] = time
         all_lasting[runs] = lasting
         runs += 1
-        table[number] = hits / time
+        table[bin_index] = hits / time
 
 
 cdef void order(double[NUM_BINS]* table) noexcept:
     """Make densities fall with age, fall with the gap, and rise with use."""
-    cdef int reuse_class, number, gap
+    cdef int reuse_class, bin_index, gap
     for reuse_class in range(NUM_CLASSES):
-        for number in range(2, NUM_BINS):
-            table[reuse_class][number] = min(
-                table[reuse_class][number], table[reuse_class][number - 1]
+        for bin_index in range(2, NUM_BINS):
+            table[reuse_class][bin_index] = min(
+                table[reuse_class][bin_index], table[reuse_class][bin_index - 1]
             )
-    for number in range(1, NUM_BINS):
+    for bin_index in range(1, NUM_BINS):
         for gap in range(NUM_GAPS - 1, 0, -1):
-            table[gap][number] = max(table[gap][number], table[gap + 1][number])
-            table[gap + NUM_GAPS][number] = max(
-                table[gap + NUM_GAPS][number], table[gap + NUM_GAPS + 1][number]
+            table[gap][bin_index] = max(table[gap][bin_index], table[gap + 1][bin_index])
+            table[gap + NUM_GAPS][bin_index] = max(
+                table[gap + NUM_GAPS][bin_index], table[gap + NUM_GAPS + 1][bin_index]
             )
         for gap in range(1, NUM_GAPS + 1):
-            table[gap][number] = max(table[gap][number], table[0][number])
-            table[gap + NUM_GAPS][number] = max(
-                table[gap + NUM_GAPS][number], table[gap][number]
+            table[gap][bin_index] = max(table[gap][bin_index], table[0][bin_index])
+            table[gap + NUM_GAPS][bin_index] = max(
+                table[gap + NUM_GAPS][bin_index], table[gap][bin_index]
             )

@@ -154,8 +154,8 @@ class Densities:
 
     def _living_at(self, request: int) -> list[int]:
         """Return the counts of the epoch that `request` is in."""
-        number = bisect_left(self._epoch_starts, request)
-        return self._living[number - 1] if number else self._ancient
+        index = bisect_left(self._epoch_starts, request)
+        return self._living[index - 1] if index else self._ancient
 
     def _start_epoch(self, request: int) -> None:
         self._epoch_touches = 0
@@ -172,8 +172,8 @@ class Densities:
         )
         factor = 2.0 ** (-self._epoch_touches / half_life)
         for counts in (*self._reused, *self._dropped):
-            for number in range(NUM_BINS):
-                counts[number] *= factor
+            for bin_index in range(NUM_BINS):
+                counts[bin_index] *= factor
 
     def _compute(self, request: int) -> None:
         survivors = self._count_survivors(request)
@@ -183,14 +183,14 @@ class Densities:
             reused = list(self._reused[reuse_class])
             reached = list(survivors[reuse_class])
             for other in _neighbours(reuse_class):
-                for number in range(NUM_BINS):
-                    reused[number] += _NEIGHBOUR_SHARE * self._reused[other][number]
-                    reached[number] += _NEIGHBOUR_SHARE * survivors[other][number]
+                for bin_index in range(NUM_BINS):
+                    reused[bin_index] += _NEIGHBOUR_SHARE * self._reused[other][bin_index]
+                    reached[bin_index] += _NEIGHBOUR_SHARE * survivors[other][bin_index]
             trust = 1.0 if reuse_class else _NEVER_REUSED
             hazards = [0.0] * NUM_BINS
-            for number in range(1, NUM_BINS):
-                expected = reused[number] + prior * common[number] * trust
-                hazards[number] = min(_MOST_HAZARD, expected / (reached[number] + prior))
+            for bin_index in range(1, NUM_BINS):
+                expected = reused[bin_index] + prior * common[bin_index] * trust
+                hazards[bin_index] = min(_MOST_HAZARD, expected / (reached[bin_index] + prior))
             self.table[reuse_class] = _densities(hazards)
         _order(self.table)
 
@@ -200,17 +200,19 @@ class Densities:
         for reuse_class, count in enumerate(self._ancient):
             living[reuse_class][-1] += count
         for start, counts in zip(self._epoch_starts, self._living, strict=True):
-            number = age_bin(request - start)
+            bin_index = age_bin(request - start)
             for reuse_class, count in enumerate(counts):
-                living[reuse_class][number] += count
+                living[reuse_class][bin_index] += count
         survivors = _zeros()
         for reuse_class in range(NUM_CLASSES):
             total = 0.0
-            for number in range(NUM_BINS - 1, 0, -1):
-                total += self._reused[reuse_class][number] + self._dropped[reuse_class][number]
-                survivors[reuse_class][number] = total
+            for bin_index in range(NUM_BINS - 1, 0, -1):
+                total += (
+                    self._reused[reuse_class][bin_index] + self._dropped[reuse_class][bin_index]
+                )
+                survivors[reuse_class][bin_index] = total
                 # An age that goes on has been seen to survive the younger bins alone.
-                total += living[reuse_class][number]
+                total += living[reuse_class][bin_index]
         return survivors
 
     def _common_hazards(self, survivors: list[list[float]], prior: float) -> list[float]:
@@ -219,8 +221,8 @@ class Densities:
         uses = held = 0.0
         for counts in survivors:
             room = 0.0
-            for number in range(1, NUM_BINS):
-                room += counts[number] * BIN_WIDTH[number]
+            for bin_index in range(1, NUM_BINS):
+                room += counts[bin_index] * BIN_WIDTH[bin_index]
             weight = room / max(1.0, counts[1])
             weights.append(weight)
             uses += counts[1]
@@ -228,13 +230,13 @@ class Densities:
         scale = uses / held if held > 0.0 else 0.0
         hazards = [0.0] * NUM_BINS
         hazard = _FIRST_HAZARD
-        for number in range(1, NUM_BINS):
+        for bin_index in range(1, NUM_BINS):
             reused = reached = 0.0
             for reuse_class, weight in enumerate(weights):
-                reused += weight * self._reused[reuse_class][number]
-                reached += weight * survivors[reuse_class][number]
+                reused += weight * self._reused[reuse_class][bin_index]
+                reached += weight * survivors[reuse_class][bin_index]
             hazard = (scale * reused + prior * hazard) / (scale * reached + prior)
-            hazards[number] = hazard
+            hazards[bin_index] = hazard
         return hazards
 
     def _check(self, ages: dict[int, list[int]]) -> None:
@@ -250,10 +252,10 @@ class Densities:
         for before, after in pairwise(range(1, NUM_BINS)):
             for row in self.table:
                 require(row[before] >= row[after] > 0.0, "densities fall with age")
-        for number in range(1, NUM_BINS):
+        for bin_index in range(1, NUM_BINS):
             for gap in range(1, NUM_GAPS + 1):
-                once, again = self.table[gap][number], self.table[gap + NUM_GAPS][number]
-                require(again >= once >= self.table[0][number], "densities rise with use")
+                once, again = self.table[gap][bin_index], self.table[gap + NUM_GAPS][bin_index]
+                require(again >= once >= self.table[0][bin_index], "densities rise with use")
 
 
 class SharedDensities(Densities):
@@ -312,32 +314,32 @@ def _densities(hazards: list[float]) -> list[float]:
     """
     table = [1.0] * NUM_BINS
     runs: list[tuple[float, float, float]] = []
-    for number in range(NUM_BINS - 1, 0, -1):
-        hazard = hazards[number]
-        hits, time, lasting = hazard, BIN_WIDTH[number] * (1.0 - hazard / 2.0), 1.0 - hazard
+    for bin_index in range(NUM_BINS - 1, 0, -1):
+        hazard = hazards[bin_index]
+        hits, time, lasting = hazard, BIN_WIDTH[bin_index] * (1.0 - hazard / 2.0), 1.0 - hazard
         while runs and runs[-1][0] * time > hits * runs[-1][1]:
             more_hits, more_time, still_lasting = runs.pop()
             hits += lasting * more_hits
             time += lasting * more_time
             lasting *= still_lasting
         runs.append((hits, time, lasting))
-        table[number] = hits / time
+        table[bin_index] = hits / time
     return table
 
 
 def _order(table: list[list[float]]) -> None:
     """Make densities fall with age, fall with the gap, and rise with use."""
     for row in table:
-        for number in range(2, NUM_BINS):
-            row[number] = min(row[number], row[number - 1])
-    for number in range(1, NUM_BINS):
+        for bin_index in range(2, NUM_BINS):
+            row[bin_index] = min(row[bin_index], row[bin_index - 1])
+    for bin_index in range(1, NUM_BINS):
         for gap in range(NUM_GAPS - 1, 0, -1):
             for row, longer in (
                 (table[gap], table[gap + 1]),
                 (table[gap + NUM_GAPS], table[gap + NUM_GAPS + 1]),
             ):
-                row[number] = max(row[number], longer[number])
+                row[bin_index] = max(row[bin_index], longer[bin_index])
         for gap in range(1, NUM_GAPS + 1):
             once, again = table[gap], table[gap + NUM_GAPS]
-            once[number] = max(once[number], table[0][number])
-            again[number] = max(again[number], once[number])
+            once[bin_index] = max(once[bin_index], table[0][bin_index])
+            again[bin_index] = max(again[bin_index], once[bin_index])

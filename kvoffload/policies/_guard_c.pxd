@@ -24,7 +24,7 @@ cdef struct Guard:
     uint32_t request            # number of the request that is served
     uint32_t lag                # requests that a store of the cache takes
     bint store_begins           # the cache begins a store, and nothing was inserted since
-    uint32_t oldest             # place of the oldest store that is noted
+    uint32_t oldest             # index of the oldest store that is noted
     uint32_t num_noted
     Noted noted[MOST_NOTED]
     Trials trials

@@ -105,10 +105,10 @@ cdef bint is_pending(Table* table, uint64_t hashed) noexcept:
     cdef Probe probe = probe_from(
         table.buckets, table.num_buckets, home_of(table, hashed), tag_of(hashed)
     )
-    cdef uint32_t slot = probe_next(&probe)
-    while slot != NIL and hash_node(table, node_at(table, slot)) != hashed:
-        slot = probe_next(&probe)
-    return slot != NIL and node_at(table, slot).block.ref_cnt < 0
+    cdef uint32_t node_id = probe_next(&probe)
+    while node_id != NIL and hash_node(table, node_at(table, node_id)) != hashed:
+        node_id = probe_next(&probe)
+    return node_id != NIL and node_at(table, node_id).block.ref_cnt < 0
 
 
 cdef void measure_lag(Guard* guard, Table* table) noexcept:
@@ -136,16 +136,16 @@ cdef void guard_serve(
     cdef uint32_t most_hits = 0
     cdef const uint8_t* key
     cdef uint64_t length
-    cdef Py_ssize_t place
+    cdef Py_ssize_t index
     cdef int trial, best
     guard.request += 1
     measure_lag(guard, table)
-    for place in range(batch.size):
-        key = item_key(batch, place)
-        length = item_length(batch, place)
+    for index in range(batch.size):
+        key = item_key(batch, index)
+        length = item_length(batch, index)
         if mix(key, length) & mask == 0:
             trials_add(&guard.trials, hash_key(table, key, length))
-        if place < num_stored:
+        if index < num_stored:
             most_hits = guard.trials.batch_size
     memset(found, 0, sizeof(found))
     trials_complete(&guard.trials, guard.request, guard.lag)

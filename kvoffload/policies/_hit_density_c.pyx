@@ -72,12 +72,12 @@ cdef enum:
 cdef object MOST_GHOSTS = 2**32 - 2
 # Rings from the sparsest on, where densities tie: longer gaps first, then fewer uses.
 cdef int[NUM_RINGS] SPARSEST_FIRST = [0, AGAIN, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8]
-# Names of the trials, by their numbers.
+# Names of the trials, by their ids.
 cdef tuple RULES = ("lru", "hit-density", "arc-classic")
 
 
-cdef inline uint64_t hash_item(Table* table, const Batch* batch, Py_ssize_t place) noexcept:
-    return hash_key(table, item_key(batch, place), item_length(batch, place))
+cdef inline uint64_t hash_item(Table* table, const Batch* batch, Py_ssize_t index) noexcept:
+    return hash_key(table, item_key(batch, index), item_length(batch, index))
 
 
 # The oldest block of a ring that may leave.
@@ -151,7 +151,7 @@ cdef class _HitDensity(Records):
         self.require_ready()
         if not self.protector.on:
             return {}
-        return {RULES[number]: self.protector.hits[number] for number in range(NUM_TRIALS)}
+        return {RULES[trial]: self.protector.hits[trial] for trial in range(NUM_TRIALS)}
 
     @property
     def num_requests(self):
@@ -166,15 +166,15 @@ cdef class _HitDensity(Records):
         The last ring has those of class 0 that ARC's rule takes for used again.
         """
         self.require_ready()
-        return tuple([BlocksView(self, number) for number in range(NUM_RINGS)])
+        return tuple([BlocksView(self, ring_index) for ring_index in range(NUM_RINGS)])
 
     @property
     def densities(self):
         """Expected hits per block and request, by class and by bin of age."""
         self.require_ready()
         return tuple([
-            tuple([self.learned.table[number][place] for place in range(NUM_BINS)])
-            for number in range(NUM_CLASSES)
+            tuple([self.learned.table[reuse_class][bin_index] for bin_index in range(NUM_BINS)])
+            for reuse_class in range(NUM_CLASSES)
         ])
 
     def finished(self, hashes, hints=None):
@@ -215,25 +215,25 @@ cdef class _HitDensity(Records):
 
         Return how many leading blocks are not being stored.
         """
-        cdef uint32_t now = self.request, slot, last
-        cdef uint32_t place_of_ghost = NIL
+        cdef uint32_t now = self.request, node_id, last
+        cdef uint32_t ghost_position = NIL
         cdef uint64_t hashed = 0
         cdef uint32_t least_age = 0, age
         cdef int use_class = NONE, reuse_class
-        cdef Py_ssize_t place, num_stored = batch.size
+        cdef Py_ssize_t index, num_stored = batch.size
         cdef Node* node
         cdef Ghost* ghost
-        for place in range(batch.size - 1, -1, -1):
-            slot = batch.slots[place]
-            if slot != NIL:
-                node = node_at(self.table, slot)
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id != NIL:
+                node = node_at(self.table, node_id)
                 ghost = NULL
                 reuse_class = class_of(node)
-                last = self.last[slot]
+                last = self.last[node_id]
             else:
-                hashed = hash_item(self.table, batch, place)
-                place_of_ghost = ghosts_find(&self.memory, hashed)
-                if place_of_ghost == NIL:
+                hashed = hash_item(self.table, batch, index)
+                ghost_position = ghosts_find(&self.memory, hashed)
+                if ghost_position == NIL:
                     reuse_class = 0
                     if use_class != NONE:
                         reuse_class = class_after(least_age, use_class)
@@ -241,12 +241,12 @@ cdef class _HitDensity(Records):
                     self.remember(hashed, reuse_class, now)
                     continue
                 node = NULL
-                ghost = self.memory.places + place_of_ghost
+                ghost = self.memory.items + ghost_position
                 reuse_class = ghost.kind - 1
                 last = ghost.last
             if last == now:  # a repeat within the batch
                 if node != NULL:
-                    ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
+                    ring_renew(self.table, &self.rings[node.ring - 1], node_id, node)
                 else:
                     ghost.flags &= <uint8_t>(~DECLINED & 0xFF)
                 continue
@@ -257,21 +257,21 @@ cdef class _HitDensity(Records):
                 use_class = reuse_class
             end_age(&self.learned, reuse_class, last, now)
             if node != NULL:
-                self.last[slot] = now
+                self.last[node_id] = now
                 if node.block.ref_cnt < 0:  # the touch of the request that stores it
-                    num_stored = place
+                    num_stored = index
                 if finishes or node.block.ref_cnt < 0:
                     start_age(&self.learned, reuse_class, now, now)
-                    ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
+                    ring_renew(self.table, &self.rings[node.ring - 1], node_id, node)
                     continue
                 self.learned.reused[reuse_class][age_bin(age)] += 1.0
                 reuse_class = class_after(least_age, use_class)
                 start_age(&self.learned, reuse_class, now, now)
                 ring_remove(self.table, &self.rings[node.ring - 1], node)
-                ring_append(self.table, &self.rings[reuse_class], slot, node)
+                ring_append(self.table, &self.rings[reuse_class], node_id, node)
                 continue
             if ghost.flags & DECLINED:  # of the request that could not store it
-                num_stored = place
+                num_stored = index
             if finishes or ghost.flags & DECLINED:
                 ghost.last = now
                 ghost.flags &= <uint8_t>(~DECLINED & 0xFF)
@@ -285,67 +285,67 @@ cdef class _HitDensity(Records):
                     ghost.kind = <uint8_t>(reuse_class + 1)
                     ghost.flags |= PASSED_OVER
                 else:
-                    ghosts_remove(&self.memory, place_of_ghost)
+                    ghosts_remove(&self.memory, ghost_position)
                     self.remember(hashed, reuse_class, now)
         return num_stored
 
     cdef bint repeats_request(self, Batch* batch) noexcept:
         """Return whether the request that began last has used all blocks of a batch.
 
-        Where that is so, ``places`` of the batch holds the places of the ghosts.
+        Where that is so, ``indexes`` of the batch holds the positions of the ghosts.
         """
-        cdef Py_ssize_t place
-        cdef uint32_t slot, place_of_ghost
-        for place in range(batch.size):
-            slot = batch.slots[place]
-            if slot != NIL:
-                if self.last[slot] != self.request:
+        cdef Py_ssize_t index
+        cdef uint32_t node_id, ghost_position
+        for index in range(batch.size):
+            node_id = batch.node_ids[index]
+            if node_id != NIL:
+                if self.last[node_id] != self.request:
                     return False
                 continue
-            place_of_ghost = ghosts_find(&self.memory, hash_item(self.table, batch, place))
+            ghost_position = ghosts_find(&self.memory, hash_item(self.table, batch, index))
             if (
-                place_of_ghost == NIL
-                or self.memory.places[place_of_ghost].last != self.request
+                ghost_position == NIL
+                or self.memory.items[ghost_position].last != self.request
             ):
                 return False
-            batch.places[place] = place_of_ghost
+            batch.indexes[index] = ghost_position
         return True
 
     cdef Py_ssize_t num_stored(self, Batch* batch) noexcept:
         """Return how many leading blocks are not being stored."""
-        cdef Py_ssize_t place
-        cdef uint32_t slot
-        for place in range(batch.size):
-            slot = batch.slots[place]
-            if slot != NIL and node_at(self.table, slot).block.ref_cnt < 0:
-                return place
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
+        for index in range(batch.size):
+            node_id = batch.node_ids[index]
+            if node_id != NIL and node_at(self.table, node_id).block.ref_cnt < 0:
+                return index
         return batch.size
 
     cdef void renew(self, Batch* batch) noexcept:
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         cdef Node* node
-        for place in range(batch.size - 1, -1, -1):
-            slot = batch.slots[place]
-            if slot != NIL:
-                node = node_at(self.table, slot)
-                ring_renew(self.table, &self.rings[node.ring - 1], slot, node)
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id != NIL:
+                node = node_at(self.table, node_id)
+                ring_renew(self.table, &self.rings[node.ring - 1], node_id, node)
             else:
-                self.memory.places[batch.places[place]].flags &= <uint8_t>(~DECLINED & 0xFF)
+                self.memory.items[batch.indexes[index]].flags &= <uint8_t>(~DECLINED & 0xFF)
 
     cdef void use_at_once(self, Batch* batch) noexcept:
         """Take the blocks of a request that is repeated at once into ARC's T2."""
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         cdef Node* node
-        for place in range(batch.size - 1, -1, -1):
-            slot = batch.slots[place]
-            if slot == NIL:
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id == NIL:
                 continue
-            node = node_at(self.table, slot)
+            node = node_at(self.table, node_id)
             if node.ring == 1 and node.block.ref_cnt >= 0:
                 ring_remove(self.table, &self.rings[0], node)
-                ring_append(self.table, &self.rings[AGAIN], slot, node)
+                ring_append(self.table, &self.rings[AGAIN], node_id, node)
 
     # -- residence ---------------------------------------------------------------------------
 
@@ -381,42 +381,42 @@ cdef class _HitDensity(Records):
     cdef tuple room_now(self, int64_t num_free):
         cdef Batch* batch = &self.batch
         cdef int64_t admitted
-        cdef Py_ssize_t place
-        for place in range(batch.size):
-            batch.places[place] = <uint32_t>place
+        cdef Py_ssize_t index
+        for index in range(batch.size):
+            batch.indexes[index] = <uint32_t>index
         self.victims.no_memory = False
         admitted = self.c_make_room(batch, batch.size, num_free)
         if admitted < 0:
             raise MemoryError()
         return admitted, self.let_go()
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        cdef uint32_t place = ghosts_find(&self.memory, hash_node(self.table, node))
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
+        cdef uint32_t position = ghosts_find(&self.memory, hash_node(self.table, node))
         cdef Ghost* ghost
         cdef int reuse_class = 0
-        if place == NIL:
-            self.last[slot] = self.request
+        if position == NIL:
+            self.last[node_id] = self.request
             start_age(&self.learned, 0, self.request, self.request)
         else:
-            ghost = self.memory.places + place
+            ghost = self.memory.items + position
             reuse_class = ghost.kind - 1
-            self.last[slot] = ghost.last
-            ghosts_remove(&self.memory, place)
-        ring_append(self.table, &self.rings[reuse_class], slot, node)
+            self.last[node_id] = ghost.last
+            ghosts_remove(&self.memory, position)
+        ring_append(self.table, &self.rings[reuse_class], node_id, node)
         if self.protector.store_begins:
             guard_note_store(&self.protector, hash_node(self.table, node))
 
-    cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
-        end_age(&self.learned, class_of(node), self.last[slot], self.request)
+    cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
+        end_age(&self.learned, class_of(node), self.last[node_id], self.request)
 
     cdef bint c_search(self, uint64_t n) noexcept:
-        cdef int number
+        cdef int ring_index
         self.open_candidates()
         while self.victims.size < n and not self.victims.no_memory:
-            number = self.next_to_leave()
-            if number == NONE:
+            ring_index = self.next_to_leave()
+            if ring_index == NONE:
                 break
-            self.take(number)
+            self.take(ring_index)
         self.close_candidates()
         if self.victims.size < n or self.victims.no_memory:
             victims_cancel(&self.victims, self.table)
@@ -425,25 +425,25 @@ cdef class _HitDensity(Records):
 
     cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept:
         cdef int64_t admitted = min(n, num_free)
-        cdef int number
-        cdef uint32_t place
+        cdef int ring_index
+        cdef uint32_t position
         cdef int reuse_class
         if admitted < n:
             self.open_candidates()
             while admitted < n and not self.victims.no_memory:
-                number = self.next_to_leave()
-                if number == NONE:
+                ring_index = self.next_to_leave()
+                if ring_index == NONE:
                     break
                 if self.protector.rule != HIT_DENSITY or not self.declines:
-                    self.take(number)
+                    self.take(ring_index)
                     admitted += 1
                     continue
-                place = self.ghost_offered(batch, admitted)
-                reuse_class = self.memory.places[place].kind - 1 if place != NIL else 0
+                position = self.ghost_offered(batch, admitted)
+                reuse_class = self.memory.items[position].kind - 1 if position != NIL else 0
                 # What continues a prefix is no denser: the first to fail decides for the rest.
-                if self.candidates[number].density >= self.learned.table[reuse_class][STORED]:
+                if self.candidates[ring_index].density >= self.learned.table[reuse_class][STORED]:
                     break
-                self.take(number)
+                self.take(ring_index)
                 admitted += 1
             self.close_candidates()
             if self.victims.no_memory:
@@ -457,39 +457,39 @@ cdef class _HitDensity(Records):
         self.num_offered = n
         return admitted
 
-    cdef uint32_t ghost_offered(self, Batch* batch, int64_t number) noexcept:
-        """Return the place of the ghost of a key that is offered, or NIL."""
+    cdef uint32_t ghost_offered(self, Batch* batch, int64_t index) noexcept:
+        """Return the position of the ghost of a key that is offered, or NIL."""
         return ghosts_find(
-            &self.memory, hash_item(self.table, batch, <Py_ssize_t>batch.places[number])
+            &self.memory, hash_item(self.table, batch, <Py_ssize_t>batch.indexes[index])
         )
 
     cdef void open_candidates(self) noexcept:
         """Find the oldest block of each ring that may leave."""
-        cdef int number
-        for number in range(NUM_RINGS):
-            self.cursors[number].started = False
-            self.candidates[number].present = False
-        for number in range(NUM_RINGS):
-            self.advance(number)
+        cdef int ring_index
+        for ring_index in range(NUM_RINGS):
+            self.cursors[ring_index].started = False
+            self.candidates[ring_index].present = False
+        for ring_index in range(NUM_RINGS):
+            self.advance(ring_index)
         self.t1_size = <int64_t>self.rings[0].size
         if self.protector.rule == ARC:
             self.t1_target = guard_target(&self.protector)
 
     cdef int next_to_leave(self) noexcept:
-        """Return the ring whose candidate is to leave next by the rule that is followed, or NONE."""
-        cdef int number = NONE, other = NONE, place, ring
+        """Return the ring whose candidate is to leave next by the rule in force, or NONE."""
+        cdef int oldest = NONE, other = NONE, index, ring
         if self.protector.rule == HIT_DENSITY:
             return self.sparsest()
-        for place in range(NUM_RINGS):
-            ring = SPARSEST_FIRST[place]
+        for index in range(NUM_RINGS):
+            ring = SPARSEST_FIRST[index]
             if not self.candidates[ring].present:
                 continue
-            if number == NONE or self.candidates[ring].age > self.candidates[number].age:
-                number = ring
+            if oldest == NONE or self.candidates[ring].age > self.candidates[oldest].age:
+                oldest = ring
             if ring and (other == NONE or self.candidates[ring].age > self.candidates[other].age):
                 other = ring
         if self.protector.rule != ARC:
-            return number
+            return oldest
         if self.candidates[0].present and <double>self.t1_size > self.t1_target:
             return 0
         if other == NONE:
@@ -500,63 +500,65 @@ cdef class _HitDensity(Records):
         self.t1_size += 1       # the block that takes its place enters T1
         return other
 
-    cdef void advance(self, int number) noexcept:
-        cdef Candidate* candidate = &self.candidates[number]
+    cdef void advance(self, int ring_index) noexcept:
+        cdef Candidate* candidate = &self.candidates[ring_index]
         candidate.present = not self.victims.no_memory and victims_next(
-            &self.victims, self.table, &self.rings[number], &self.cursors[number]
+            &self.victims, self.table, &self.rings[ring_index], &self.cursors[ring_index]
         )
         if not candidate.present:
             return
         # It was found, not chosen yet.
         self.victims.size -= 1
         candidate.victim = self.victims.items[self.victims.size]
-        candidate.age = self.request - self.last[candidate.victim.slot]
+        candidate.age = self.request - self.last[candidate.victim.node_id]
         # Its next chance is a request on.
         candidate.density = self.learned.table[
-            0 if number == AGAIN else number
+            0 if ring_index == AGAIN else ring_index
         ][age_bin(candidate.age + 1)]
 
     cdef int sparsest(self) noexcept:
         """Return the ring whose candidate is the sparsest or, if nearly so, the oldest, or NONE."""
-        cdef int oldest = NONE, least = NONE, place, number
-        for place in range(NUM_RINGS):
-            number = SPARSEST_FIRST[place]
-            if not self.candidates[number].present:
+        cdef int oldest = NONE, least = NONE, index, ring
+        for index in range(NUM_RINGS):
+            ring = SPARSEST_FIRST[index]
+            if not self.candidates[ring].present:
                 continue
-            if least == NONE or self.candidates[number].density < self.candidates[least].density:
-                least = number
-            if oldest == NONE or self.candidates[number].age > self.candidates[oldest].age:
-                oldest = number
+            if least == NONE or self.candidates[ring].density < self.candidates[least].density:
+                least = ring
+            if oldest == NONE or self.candidates[ring].age > self.candidates[oldest].age:
+                oldest = ring
         if least == NONE:
             return NONE
         if self.candidates[oldest].density > NEARLY * self.candidates[least].density:
             return least
         return oldest
 
-    cdef void take(self, int number) noexcept:
+    cdef void take(self, int ring_index) noexcept:
         """Choose the candidate of a ring; `advance` has made sure of room."""
-        self.victims.items[self.victims.size] = self.candidates[number].victim
+        self.victims.items[self.victims.size] = self.candidates[ring_index].victim
         self.victims.size += 1
-        self.advance(number)
+        self.advance(ring_index)
 
     cdef void close_candidates(self) noexcept:
         """Give back the candidates that were not chosen."""
-        cdef int number
+        cdef int ring_index
         cdef Victim* victim
         if not self.victims.managed:
             return
-        for number in range(NUM_RINGS):
-            if self.candidates[number].present:
-                victim = &self.candidates[number].victim
-                ring_list(self.table, victim.ring, victim.slot, node_at(self.table, victim.slot))
+        for ring_index in range(NUM_RINGS):
+            if self.candidates[ring_index].present:
+                victim = &self.candidates[ring_index].victim
+                ring_list(
+                    self.table, victim.ring, victim.node_id, node_at(self.table, victim.node_id)
+                )
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.slot)
+        cdef Node* node = node_at(self.table, victim.node_id)
         cdef uint64_t hashed = hash_node(self.table, node)
         cdef int reuse_class = class_of(node)
-        cdef uint32_t last = self.last[victim.slot]
+        cdef uint32_t last = self.last[victim.node_id]
         self.take_off(node)
-        drop_hashed_key(self.table, victim.slot, node, hashed)
+        drop_hashed_key(self.table, victim.node_id, node, hashed)
         self.remember(hashed, reuse_class, last)
 
     cdef void cancel(self) noexcept:
@@ -566,15 +568,15 @@ cdef class _HitDensity(Records):
 
     cdef void c_settled(self) noexcept:
         """Mark the ghosts of what was offered and not stored."""
-        cdef int64_t number
-        cdef uint32_t place
+        cdef int64_t index
+        cdef uint32_t position
         if self.offered == NULL:
             return
         self.protector.store_begins = self.protector.on
-        for number in range(self.num_admitted, self.num_offered):
-            place = self.ghost_offered(self.offered, number)
-            if place != NIL:
-                self.memory.places[place].flags |= DECLINED
+        for index in range(self.num_admitted, self.num_offered):
+            position = self.ghost_offered(self.offered, index)
+            if position != NIL:
+                self.memory.items[position].flags |= DECLINED
         self.offered = NULL
 
     cdef void c_clear(self) noexcept:

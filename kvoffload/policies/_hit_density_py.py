@@ -16,7 +16,7 @@ Differs from the paper
     tier is offered only what is stored here, and is read through slots of this cache.
 Invariants
     ``_records`` holds a record of every resident block and every ghost. A resident block is on a
-    ring of its record's class; a ghost stands in the clock of its class at its record's place.
+    ring of its record's class; a ghost stands in the clock of its class at its record's position.
     A prefix was used at least as recently and as often as what continues it, so it is at least as
     dense: a chain leaves last block first.
 Cost
@@ -59,12 +59,12 @@ _Candidate = tuple[BlockHash, int, float]
 class _Record:
     """The last use of a block, and its class by the uses before that."""
 
-    __slots__ = ("declined", "is_again", "last", "passed_over", "place", "reuse_class")
+    __slots__ = ("declined", "is_again", "last", "passed_over", "position", "reuse_class")
 
     def __init__(self, reuse_class: int, last: int) -> None:
         self.reuse_class = reuse_class
         self.last = last  # number of the request
-        self.place = _NOT_A_GHOST  # in the clock
+        self.position = _NOT_A_GHOST  # in the clock
         self.passed_over = False  # a ghost that is to be passed over once
         self.declined = False  # a ghost that was not stored since its last touch
         self.is_again = False  # on the ring _AGAIN; its class is 0
@@ -78,11 +78,11 @@ class _Record:
 class _Clock:
     """The hashes of a fixed number of ghosts, and a hand at the next to be forgotten."""
 
-    __slots__ = ("hand", "num_places", "places")
+    __slots__ = ("ghosts", "hand", "num_positions")
 
-    def __init__(self, num_places: int) -> None:
-        self.num_places = num_places
-        self.places: list[BlockHash | None] = []  # up to num_places, as they are first filled
+    def __init__(self, num_positions: int) -> None:
+        self.num_positions = num_positions
+        self.ghosts: list[BlockHash | None] = []  # up to num_places, as they are first filled
         self.hand = 0
 
 
@@ -168,7 +168,7 @@ class HitDensityCachePolicy(PythonPolicy):
         The last ring has those of class 0 that ARC's rule takes for used again.
         """
         self._require_ready()
-        return tuple(BlocksView(self, number) for number in range(len(self._rings)))
+        return tuple(BlocksView(self, ring_index) for ring_index in range(len(self._rings)))
 
     @property
     def densities(self) -> tuple[tuple[float, ...], ...]:
@@ -180,8 +180,8 @@ class HitDensityCachePolicy(PythonPolicy):
         """Number of hashes remembered after eviction."""
         return self._num_ghosts
 
-    def _ring(self, number: int) -> Collection[BlockHash]:
-        return self._rings[number]
+    def _ring(self, ring_index: int) -> Collection[BlockHash]:
+        return self._rings[ring_index]
 
     def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
         """Hear that a request finishes; its blocks become recent, and no use is counted."""
@@ -223,8 +223,8 @@ class HitDensityCachePolicy(PythonPolicy):
         request, records, densities = self._request, self._records, self._densities
         last_use, use_class = 0, None
         num_stored = len(batch)
-        for place in range(len(batch) - 1, -1, -1):
-            block_hash = batch[place]
+        for index in range(len(batch) - 1, -1, -1):
+            block_hash = batch[index]
             record = records.get(block_hash)
             if record is None:
                 record = _Record(0, request)
@@ -243,7 +243,7 @@ class HitDensityCachePolicy(PythonPolicy):
             densities.end(record.reuse_class, record.last)
             being_stored = self._is_being_stored(block_hash, record)
             if being_stored:
-                num_stored = place
+                num_stored = index
             if finishes or being_stored:
                 record.last = request
                 densities.start(record.reuse_class, request)
@@ -265,9 +265,9 @@ class HitDensityCachePolicy(PythonPolicy):
     def _num_stored(self, batch: list[BlockHash]) -> int:
         """Return how many leading blocks are not being stored."""
         resident = self._resident
-        for place, block_hash in enumerate(batch):
+        for index, block_hash in enumerate(batch):
             if block_hash in resident and resident[block_hash].ref_cnt < 0:
-                return place
+                return index
         return len(batch)
 
     def _renew(self, batch: list[BlockHash]) -> None:
@@ -276,7 +276,7 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _to_most_recent(self, block_hash: BlockHash, record: _Record) -> None:
         record.declined = False
-        if record.place == _NOT_A_GHOST:
+        if record.position == _NOT_A_GHOST:
             self._rings[record.ring].move_to_end(block_hash)
 
     def _use_at_once(self, batch: list[BlockHash]) -> None:
@@ -290,7 +290,7 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _is_being_stored(self, block_hash: BlockHash, record: _Record) -> bool:
         """Return whether a block is being stored, or was declined since its last touch."""
-        if record.place == _NOT_A_GHOST:
+        if record.position == _NOT_A_GHOST:
             return self._resident[block_hash].ref_cnt < 0
         return record.declined
 
@@ -298,7 +298,7 @@ class HitDensityCachePolicy(PythonPolicy):
         """Give a block that is used again its new class and the time of its last use."""
         record.last = self._request
         self._densities.start(reuse_class, record.last)
-        if record.place == _NOT_A_GHOST:
+        if record.position == _NOT_A_GHOST:
             status = self._rings[record.ring].pop(block_hash)
             record.is_again = False
             record.reuse_class = reuse_class
@@ -307,7 +307,7 @@ class HitDensityCachePolicy(PythonPolicy):
             record.reuse_class = reuse_class
             record.passed_over = True
         else:
-            self._forget_place(record)
+            self._leave_clock(record)
             record.reuse_class = reuse_class
             self._remember(block_hash, record)
 
@@ -315,17 +315,17 @@ class HitDensityCachePolicy(PythonPolicy):
 
     def _ghost(self, block_hash: BlockHash) -> _Record | None:
         record = self._records.get(block_hash)
-        return None if record is None or record.place == _NOT_A_GHOST else record
+        return None if record is None or record.position == _NOT_A_GHOST else record
 
     def _remember(self, block_hash: BlockHash, record: _Record) -> None:
         """Turn a record into a ghost, in the place of the next one to be forgotten."""
         clock = self._clocks[record.reuse_class > 0]
-        places = clock.places
-        if not clock.num_places:
+        ghosts = clock.ghosts
+        if not clock.num_positions:
             self._forget(block_hash, record)
             return
-        while clock.hand < len(places):
-            oldest = places[clock.hand]
+        while clock.hand < len(ghosts):
+            oldest = ghosts[clock.hand]
             if oldest is None:
                 break
             other = self._records[oldest]
@@ -334,13 +334,13 @@ class HitDensityCachePolicy(PythonPolicy):
                 self._num_ghosts -= 1
                 break
             other.passed_over = False
-            clock.hand = (clock.hand + 1) % clock.num_places
+            clock.hand = (clock.hand + 1) % clock.num_positions
         else:
-            places.append(None)
-        places[clock.hand] = block_hash
-        record.place = clock.hand
+            ghosts.append(None)
+        ghosts[clock.hand] = block_hash
+        record.position = clock.hand
         record.passed_over = record.declined = False
-        clock.hand = (clock.hand + 1) % clock.num_places
+        clock.hand = (clock.hand + 1) % clock.num_positions
         self._num_ghosts += 1
 
     def _forget(self, block_hash: BlockHash, record: _Record) -> None:
@@ -349,10 +349,10 @@ class HitDensityCachePolicy(PythonPolicy):
         self._densities.end(record.reuse_class, record.last)
         del self._records[block_hash]
 
-    def _forget_place(self, record: _Record) -> None:
+    def _leave_clock(self, record: _Record) -> None:
         """Take a ghost out of its clock."""
-        self._clocks[record.reuse_class > 0].places[record.place] = None
-        record.place = _NOT_A_GHOST
+        self._clocks[record.reuse_class > 0].ghosts[record.position] = None
+        record.position = _NOT_A_GHOST
         record.passed_over = False
         self._num_ghosts -= 1
 
@@ -382,7 +382,7 @@ class HitDensityCachePolicy(PythonPolicy):
                 self._densities.start(0, self._request)
                 record = self._records[block_hash] = _Record(0, self._request)
             else:
-                self._forget_place(record)
+                self._leave_clock(record)
             record.declined = False
             self._resident[block_hash] = status
             self._rings[record.reuse_class][block_hash] = status
@@ -456,31 +456,31 @@ class HitDensityCachePolicy(PythonPolicy):
         oldest: dict[int, _Candidate] = {}
         t1_size = len(self._rings[0])
 
-        def advance(number: int) -> None:
-            found = next(rings[number], None)
+        def advance(ring_index: int) -> None:
+            found = next(rings[ring_index], None)
             if found is None:
-                oldest.pop(number, None)
+                oldest.pop(ring_index, None)
                 return
             block_hash = found[0]
             record = records[block_hash]
             # Its next chance is a request on.
             density = table[record.reuse_class][age_bin(request - record.last + 1)]
-            oldest[number] = block_hash, record.last, density
+            oldest[ring_index] = block_hash, record.last, density
 
-        for number in _SPARSEST_FIRST:
-            advance(number)
+        for ring_index in _SPARSEST_FIRST:
+            advance(ring_index)
         while oldest:
             if self._guard is None or self._guard.rule == HIT_DENSITY:
-                number = _sparsest(oldest)
+                ring_index = _sparsest(oldest)
             elif self._guard.rule == LRU:
-                number = _least_recent(oldest)
+                ring_index = _least_recent(oldest)
             else:
-                number = _by_arc(oldest, t1_size, self._guard.target_t1_size)
+                ring_index = _by_arc(oldest, t1_size, self._guard.target_t1_size)
                 # The block that takes its place enters T1.
-                t1_size += number != 0
-            block_hash, _, density = oldest[number]
+                t1_size += ring_index != 0
+            block_hash, _, density = oldest[ring_index]
             yield block_hash, density
-            advance(number)
+            advance(ring_index)
 
     def _let_go(self, victims: list[BlockHash]) -> Victims:
         """Make ghosts of the victims."""
@@ -497,7 +497,7 @@ class HitDensityCachePolicy(PythonPolicy):
         for ring in self._rings:
             ring.clear()
         for clock in self._clocks:
-            clock.places.clear()
+            clock.ghosts.clear()
             clock.hand = 0
         self._resident.clear()
         self._records.clear()
@@ -506,7 +506,7 @@ class HitDensityCachePolicy(PythonPolicy):
             self._guard.clear()
 
     def _in_eviction_order(self) -> Iterable[BlockStatus]:
-        return chain.from_iterable(self._rings[number].values() for number in _SPARSEST_FIRST)
+        return chain.from_iterable(self._rings[index].values() for index in _SPARSEST_FIRST)
 
     def _check(self) -> None:
         super()._check()
@@ -515,7 +515,7 @@ class HitDensityCachePolicy(PythonPolicy):
         for block_hash, record in self._records.items():
             ages.setdefault(record.reuse_class, []).append(record.last)
             require(record.last <= self._request, "no block was used in the future")
-            if record.place == _NOT_A_GHOST:
+            if record.position == _NOT_A_GHOST:
                 status = self._rings[record.ring].get(block_hash)
                 require(status is self._resident[block_hash], "a block is on its class's ring")
                 require(not (record.is_again and record.reuse_class), "class 0 alone has two rings")
@@ -523,12 +523,12 @@ class HitDensityCachePolicy(PythonPolicy):
                 require(not record.declined, "only ghosts were declined")
             else:
                 require(not record.is_again, "only blocks are on rings")
-                places = self._clocks[record.reuse_class > 0].places
-                require(places[record.place] == block_hash, "a ghost stands in its place")
+                ghosts = self._clocks[record.reuse_class > 0].ghosts
+                require(ghosts[record.position] == block_hash, "a ghost stands in its place")
                 require(block_hash not in self._resident, "a ghost is not resident")
                 num_ghosts += 1
         require(num_ghosts == self._num_ghosts, "ghosts are counted")
-        filled = sum(place is not None for clock in self._clocks for place in clock.places)
+        filled = sum(position is not None for clock in self._clocks for position in clock.ghosts)
         require(filled == num_ghosts, "the clocks hold the ghosts and nothing else")
         require(sum(map(len, self._rings)) == len(self._resident), "resident is all rings")
         require(len(self._records) == len(self._resident) + num_ghosts, "every record is in use")
@@ -539,26 +539,26 @@ class HitDensityCachePolicy(PythonPolicy):
 
 def _sparsest(oldest: dict[int, _Candidate]) -> int:
     """Return the ring whose oldest block is the sparsest or, if nearly so, the oldest of all."""
-    order = [number for number in _SPARSEST_FIRST if number in oldest]
-    sparsest = min(order, key=lambda number: oldest[number][2])
-    number = min(order, key=lambda number: oldest[number][1])
-    return sparsest if oldest[number][2] > _NEARLY * oldest[sparsest][2] else number
+    order = [ring_index for ring_index in _SPARSEST_FIRST if ring_index in oldest]
+    sparsest = min(order, key=lambda ring_index: oldest[ring_index][2])
+    ring_index = min(order, key=lambda ring_index: oldest[ring_index][1])
+    return sparsest if oldest[ring_index][2] > _NEARLY * oldest[sparsest][2] else ring_index
 
 
 def _least_recent(oldest: dict[int, _Candidate]) -> int:
     """Return the ring with the oldest block of all."""
-    order = [number for number in _SPARSEST_FIRST if number in oldest]
-    return min(order, key=lambda number: oldest[number][1])
+    order = [ring_index for ring_index in _SPARSEST_FIRST if ring_index in oldest]
+    return min(order, key=lambda ring_index: oldest[ring_index][1])
 
 
 def _by_arc(oldest: dict[int, _Candidate], t1_size: int, target: float) -> int:
     """Return the ring that gives by ARC's REPLACE: ring 0 is its T1, the others are its T2."""
-    again = {number: oldest[number] for number in oldest if number != 0}
+    again = {ring_index: oldest[ring_index] for ring_index in oldest if ring_index != 0}
     if not again or (0 in oldest and t1_size > target):
         return 0
-    number = _least_recent(again)
+    ring_index = _least_recent(again)
     # Of a request's blocks those that were never used again are the tail.
-    return 0 if 0 in oldest and oldest[0][1] == oldest[number][1] else number
+    return 0 if 0 in oldest and oldest[0][1] == oldest[ring_index][1] else ring_index
 
 
 class _Trial(HitDensityCachePolicy):

@@ -42,10 +42,10 @@ cdef class _LFU(CompiledPolicy):
         """Hear that a request finishes; its blocks become recent, and no use is counted."""
         self.finish_alone(hashes)
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         node.note = 1
         ring_append(
-            self.table, &self.rings[(self._age + 1) % NUM_RINGS], slot, node
+            self.table, &self.rings[(self._age + 1) % NUM_RINGS], node_id, node
         )
 
     cdef void c_touch(self, Batch* batch) noexcept:
@@ -56,23 +56,23 @@ cdef class _LFU(CompiledPolicy):
 
     cdef void use(self, Batch* batch, bint counts) noexcept:
         """Set K of resident blocks anew, last key first, with a higher F where the use counts."""
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         cdef uint8_t ring
         cdef Node* node
-        for place in range(batch.size - 1, -1, -1):
-            slot = batch.slots[place]
-            if slot == NIL:
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id == NIL:
                 continue
-            node = node_at(self.table, slot)
+            node = node_at(self.table, node_id)
             if counts and node.block.ref_cnt >= 0 and node.note < MOST_COUNTED:
                 node.note += 1
             ring = <uint8_t>((self._age + node.note) % NUM_RINGS)
             if node.ring == ring + 1:
-                ring_renew(self.table, &self.rings[ring], slot, node)
+                ring_renew(self.table, &self.rings[ring], node_id, node)
             else:
                 ring_remove(self.table, &self.rings[node.ring - 1], node)
-                ring_append(self.table, &self.rings[ring], slot, node)
+                ring_append(self.table, &self.rings[ring], node_id, node)
 
     cdef bint c_search(self, uint64_t n) noexcept:
         cdef int64_t priority = self._age
@@ -84,7 +84,7 @@ cdef class _LFU(CompiledPolicy):
                 &self.victims, self.table, &self.rings[priority % NUM_RINGS], &cursor
             ):
                 victim = &self.victims.items[self.victims.size - 1]
-                victim.hashed = hash_ahead(self.table, node_at(self.table, victim.slot))
+                victim.hashed = hash_ahead(self.table, node_at(self.table, victim.node_id))
                 continue
             priority += 1
             cursor.started = False
@@ -94,11 +94,11 @@ cdef class _LFU(CompiledPolicy):
         return True
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.slot)
+        cdef Node* node = node_at(self.table, victim.node_id)
         cdef int64_t ahead = (node.ring - 1 - self._age) % NUM_RINGS
         self.last_priority = self._age + (ahead + NUM_RINGS) % NUM_RINGS
         self.take_off(node)
-        drop_hashed_key(self.table, victim.slot, node, victim.hashed)
+        drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
     cdef void c_settled(self) noexcept:
         while (
@@ -113,15 +113,15 @@ cdef class _LFU(CompiledPolicy):
 
     cdef const char* c_check(self) noexcept:
         cdef uint64_t in_rings = 0
-        cdef uint32_t slot
-        cdef int number
+        cdef uint32_t node_id
+        cdef int index
         cdef Node* node
-        for number in range(NUM_RINGS):
-            in_rings += self.rings[number].size
+        for index in range(NUM_RINGS):
+            in_rings += self.rings[index].size
         if in_rings != self.num_resident:
             return b"resident is the union of the rings"
-        for slot in range(self.table.num_used):
-            node = node_at(self.table, slot)
+        for node_id in range(self.table.num_used):
+            node = node_at(self.table, node_id)
             if node.ring and not 1 <= node.note <= MOST_COUNTED:
                 return b"F is 1 ... 15"
         return NULL

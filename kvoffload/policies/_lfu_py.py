@@ -146,11 +146,11 @@ class LFUCachePolicy(PythonPolicy):
 
     def _check(self) -> None:
         super()._check()
-        for number, ring in enumerate(self._rings):
+        for index, ring in enumerate(self._rings):
             for block_hash, status in ring.items():
                 require(self._resident.get(block_hash) is status, "rings hold live statuses")
                 priority = self._priorities[block_hash]
-                require(priority % NUM_RINGS == number, "a block is in the ring of its K")
+                require(priority % NUM_RINGS == index, "a block is in the ring of its K")
                 require(0 <= priority - self._age <= MOST_COUNTED, "K is L ... L + 15")
                 require(1 <= self._counts[block_hash] <= MOST_COUNTED, "F is 1 ... 15")
         num_in_rings = sum(map(len, self._rings))

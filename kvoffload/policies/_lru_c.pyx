@@ -29,16 +29,16 @@ cdef class _LRU(CompiledPolicy):
         self.require_ready()
         return BlocksView(self, 0)
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        ring_append(self.table, &self.rings[0], slot, node)
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
+        ring_append(self.table, &self.rings[0], node_id, node)
 
     cdef void c_touch(self, Batch* batch) noexcept:
-        cdef Py_ssize_t place
-        cdef uint32_t slot
-        for place in range(batch.size - 1, -1, -1):
-            slot = batch.slots[place]
-            if slot != NIL:
-                ring_renew(self.table, &self.rings[0], slot, node_at(self.table, slot))
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id != NIL:
+                ring_renew(self.table, &self.rings[0], node_id, node_at(self.table, node_id))
 
     cdef bint c_search(self, uint64_t n) noexcept:
         cdef Cursor cursor
@@ -49,16 +49,16 @@ cdef class _LRU(CompiledPolicy):
                 victims_cancel(&self.victims, self.table)
                 return False
             victim = &self.victims.items[self.victims.size - 1]
-            victim.hashed = hash_ahead(self.table, node_at(self.table, victim.slot))
+            victim.hashed = hash_ahead(self.table, node_at(self.table, victim.node_id))
         return True
 
     cdef void c_park(self, uint64_t most) noexcept:
         ring_park_in_use(self.table, &self.rings[0], most)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.slot)
+        cdef Node* node = node_at(self.table, victim.node_id)
         self.take_off(node)
-        drop_hashed_key(self.table, victim.slot, node, victim.hashed)
+        drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
 
 class LRUCachePolicy(_LRU, CachePolicy):

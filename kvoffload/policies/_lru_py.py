@@ -40,7 +40,7 @@ class LRUCachePolicy(PythonPolicy):
         self._require_ready()
         return BlocksView(self, 0)
 
-    def _ring(self, number: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
+    def _ring(self, ring_index: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
         return self._resident
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:

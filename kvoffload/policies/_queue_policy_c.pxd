@@ -1,9 +1,9 @@
 """The base of compiled policies whose queues are not ordered by use.
 
 Structure
-    Rings 0 ... ``num_queues`` - 1 hold the resident blocks, in the order of their places: numbers
-    that are given out, rising, at the newest end. With a manager, a scan parks what it meets and
-    cannot take, under its place: a block in use until it is idle again, a block that *waits*, since
+    Rings 0 ... ``num_queues`` - 1 hold the resident blocks, in the order of their positions, which
+    are given out, rising, at the newest end. With a manager, a scan parks what it meets and cannot
+    take, under its position: a block in use until it is idle again, a block that *waits*, since
     others are behind it, until none is or it is used. Then the next scan that gets there puts it
     back between its neighbours. So each is met once, however many scans there are.
     Where all idle blocks wait, the deepest leave: a heap has the waiting blocks, and takes in what
@@ -29,14 +29,14 @@ cdef extern from *:
     """
     #define KVO_BEYOND_ALL UINT64_MAX
     """
-    const uint64_t BEYOND_ALL "KVO_BEYOND_ALL"  # a place that is never given out
+    const uint64_t BEYOND_ALL "KVO_BEYOND_ALL"  # a position that is never given out
 
 
 # A block that waits for those behind it.
 cdef struct Waiting:
-    uint32_t slot
-    int number              # its queue's, from 0
-    uint64_t place          # in its queue, once it is in the heap
+    uint32_t node_id
+    int queue_index         # its queue's, from 0
+    uint64_t position       # in its queue, once it is in the heap
     uint32_t depth          # in its chain, likewise
 
 
@@ -54,40 +54,42 @@ cdef class QueuePolicy(CompiledPolicy):
     # Find `n` victims by `choose`; False if there are fewer, or no memory.
     cdef bint c_sift(self, uint64_t n) noexcept
     # A parked block that is idle has none behind it any more; False if there is no memory.
-    cdef bint c_became_tail(self, uint32_t slot, Node* node) noexcept
+    cdef bint c_became_tail(self, uint32_t node_id, Node* node) noexcept
     # Take back what `c_sift` has logged.
     cdef void c_undo(self) noexcept
 
     cdef void undo(self) noexcept
     cdef bint may_leave(self, const Node* node) noexcept
     cdef bint is_worth_parking(self, const Node* node) noexcept
-    cdef bint choose(self, int number, uint32_t slot, Node* node) noexcept
+    cdef bint choose(self, int queue_index, uint32_t node_id, Node* node) noexcept
     # Choose the deepest blocks, whatever is behind them, where scans of all have found none else.
     cdef bint take_deepest(self, uint64_t n) noexcept
     cdef bint gather(self) noexcept
 
     # Put a block that is on no ring at the newest end of a queue.
-    cdef void join(self, int number, uint32_t slot, Node* node) noexcept
+    cdef void join(self, int queue_index, uint32_t node_id, Node* node) noexcept
     # Move a block of a queue to its newest end.
-    cdef void renew(self, int number, uint32_t slot, Node* node) noexcept
-    # Put a block that is on no ring where its place says.
-    cdef void put_back(self, int number, uint32_t slot, Node* node, uint64_t place) noexcept
+    cdef void renew(self, int queue_index, uint32_t node_id, Node* node) noexcept
+    # Put a block that is on no ring where its position says.
+    cdef void put_back(
+        self, int queue_index, uint32_t node_id, Node* node, uint64_t position
+    ) noexcept
     # Go one on in the scan of a queue, NIL at its end; `rest` is the next block of the list.
-    cdef uint32_t scan(self, int number, uint32_t* rest) noexcept
+    cdef uint32_t scan(self, int queue_index, uint32_t* rest) noexcept
     # Count the blocks that a scan of the whole queue would meet.
-    cdef uint64_t num_to_scan(self, int number) noexcept
+    cdef uint64_t num_to_scan(self, int queue_index) noexcept
     # Park a block that the scan has met and cannot take; False if there is no memory.
-    cdef bint park(self, int number, uint32_t slot, Node* node) noexcept
+    cdef bint park(self, int queue_index, uint32_t node_id, Node* node) noexcept
     # Park a block that the scan has met with others behind it; False if there is no memory.
-    cdef bint wait(self, int number, uint32_t slot, Node* node) noexcept
+    cdef bint wait(self, int queue_index, uint32_t node_id, Node* node) noexcept
     cdef bint grow_waiting(self) noexcept
     cdef void order_waiting(self) noexcept
     # A block that is among them leaves the waiting: it is about to be parked no longer.
-    cdef void wait_no_longer(self, uint32_t slot) noexcept
+    cdef void wait_no_longer(self, uint32_t node_id) noexcept
     cdef void forget_waiting(self) noexcept
     cdef const char* check_queues(self) noexcept
     cdef const char* check_waiting(self) noexcept
     # A block leaves its chain: tell of the one before it, where it waited for this.
-    cdef bint leave_chain(self, uint32_t slot) noexcept
+    cdef bint leave_chain(self, uint32_t node_id) noexcept
     # A block leaves: its links name it no more.
-    cdef void leave(self, uint32_t slot) noexcept
+    cdef void leave(self, uint32_t node_id) noexcept

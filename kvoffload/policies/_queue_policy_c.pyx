@@ -5,15 +5,15 @@ from libc.stdint cimport uint8_t
 from kvoffload._core.memory cimport discard, grow
 from kvoffload._core.ring cimport (
     Ring,
-    parking_number,
+    parking_position,
     ring_append,
     ring_ensure_parking,
     ring_list,
+    ring_node_ids,
     ring_park_as,
     ring_put_before,
     ring_remove,
     ring_renew,
-    ring_slots,
     ring_unlist_before,
 )
 from kvoffload._core.table cimport (
@@ -45,14 +45,14 @@ cdef inline bint leaves_before(const Waiting* one, const Waiting* other) noexcep
     """Compare waiting blocks: the deepest first, then as the queues stand."""
     if one.depth != other.depth:
         return one.depth > other.depth
-    if one.number != other.number:
-        return one.number < other.number
-    return one.place < other.place
+    if one.queue_index != other.queue_index:
+        return one.queue_index < other.queue_index
+    return one.position < other.position
 
 
-cdef inline void put(Waiting* heap, Link* links, uint64_t place, const Waiting* entry) noexcept:
-    heap[place] = entry[0]
-    links[entry.slot].waiting = <uint32_t>(place + 1)
+cdef inline void put(Waiting* heap, Link* links, uint64_t index, const Waiting* entry) noexcept:
+    heap[index] = entry[0]
+    links[entry.node_id].waiting = <uint32_t>(index + 1)
 
 
 cdef void sift(
@@ -74,12 +74,12 @@ cdef void sift(
     put(heap, links, gap, &entry)
 
 
-cdef inline void add_waiting(QueuePolicy policy, int number, uint32_t slot) noexcept:
+cdef inline void add_waiting(QueuePolicy policy, int queue_index, uint32_t node_id) noexcept:
     """Add a waiting block, outside the heap; there is room."""
-    policy.waiting[policy.num_waiting].slot = slot
-    policy.waiting[policy.num_waiting].number = number
+    policy.waiting[policy.num_waiting].node_id = node_id
+    policy.waiting[policy.num_waiting].queue_index = queue_index
     policy.num_waiting += 1
-    policy.chains.links[slot].waiting = <uint32_t>policy.num_waiting
+    policy.chains.links[node_id].waiting = <uint32_t>policy.num_waiting
 
 
 cdef class QueuePolicy(CompiledPolicy):
@@ -127,7 +127,7 @@ cdef class QueuePolicy(CompiledPolicy):
         """Return whether a block that may not leave would be met again and again: not protected."""
         return self.victims.managed and (node.block.ref_cnt != 0 or node.flags & CHOSEN != 0)
 
-    cdef bint choose(self, int number, uint32_t slot, Node* node) noexcept:
+    cdef bint choose(self, int queue_index, uint32_t node_id, Node* node) noexcept:
         """Make a block of a ring a victim; False if there is no memory."""
         cdef Victim* victim
         if self.victims.size == self.victims.room and not grow(
@@ -139,21 +139,21 @@ cdef class QueuePolicy(CompiledPolicy):
         ):
             self.victims.no_memory = True
             if node.flags & PARKED:
-                ring_list(self.table, &self.rings[number], slot, node)
+                ring_list(self.table, &self.rings[queue_index], node_id, node)
             return False
         victim = &self.victims.items[self.victims.size]
-        victim.slot = slot
-        victim.ring = &self.rings[number]
+        victim.node_id = node_id
+        victim.ring = &self.rings[queue_index]
         victim.hashed = hash_ahead(self.table, node)
         self.victims.size += 1
         node.flags |= CHOSEN
-        return self.leave_chain(slot)
+        return self.leave_chain(node_id)
 
-    cdef bint leave_chain(self, uint32_t slot) noexcept:
-        cdef Link* before = chains_before(&self.chains, self.chains.links + slot)
-        cdef uint32_t waiting = self.chains.links[slot].before
+    cdef bint leave_chain(self, uint32_t node_id) noexcept:
+        cdef Link* before = chains_before(&self.chains, self.chains.links + node_id)
+        cdef uint32_t waiting = self.chains.links[node_id].before
         cdef Node* node
-        chains_leave(&self.chains, slot)
+        chains_leave(&self.chains, node_id)
         if before == NULL or before.num_behind:
             return True
         node = node_at(self.table, waiting)
@@ -162,7 +162,7 @@ cdef class QueuePolicy(CompiledPolicy):
         return self.c_became_tail(waiting, node)
 
     cdef bint take_deepest(self, uint64_t n) noexcept:
-        cdef uint64_t end, place, num_protected = 0
+        cdef uint64_t end, index, num_protected = 0
         cdef Waiting entry
         cdef Node* node
         if not self.victims.managed and not self.gather():
@@ -171,32 +171,32 @@ cdef class QueuePolicy(CompiledPolicy):
         end = self.num_waiting
         while self.num_waiting and self.victims.size < n:
             entry = self.waiting[0]
-            node = node_at(self.table, entry.slot)
-            self.wait_no_longer(entry.slot)
+            node = node_at(self.table, entry.node_id)
+            self.wait_no_longer(entry.node_id)
             if node.block.ref_cnt != 0:
                 continue  # it is listed when it is idle again
             if node.block.mark == self.table.epoch:
                 num_protected += 1
                 self.waiting[end - num_protected] = entry  # behind the heap is room now
-            elif not self.choose(entry.number, entry.slot, node):
+            elif not self.choose(entry.queue_index, entry.node_id, node):
                 break
-        for place in range(end - num_protected, end):
-            add_waiting(self, self.waiting[place].number, self.waiting[place].slot)
+        for index in range(end - num_protected, end):
+            add_waiting(self, self.waiting[index].queue_index, self.waiting[index].node_id)
         if not self.victims.managed:
             self.forget_waiting()
         return self.victims.size == n
 
     cdef bint gather(self) noexcept:
         """List all that may leave as waiting, in a policy used alone; False without memory."""
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
-        for slot in range(self.table.num_used):
-            node = node_at(self.table, slot)
+        for node_id in range(self.table.num_used):
+            node = node_at(self.table, node_id)
             if 0 < node.ring <= self.num_queues and self.may_leave(node):
                 if self.num_waiting == self.waiting_room and not self.grow_waiting():
                     self.forget_waiting()
                     return False
-                add_waiting(self, node.ring - 1, slot)
+                add_waiting(self, node.ring - 1, node_id)
         return True
 
     # -- the heap of waiting blocks ----------------------------------------------------------
@@ -219,16 +219,16 @@ cdef class QueuePolicy(CompiledPolicy):
         cdef Waiting entry
         while self.num_ordered < self.num_waiting:
             entry = self.waiting[self.num_ordered]
-            entry.place = self.chains.links[entry.slot].place
-            entry.depth = self.chains.links[entry.slot].depth
+            entry.position = self.chains.links[entry.node_id].position
+            entry.depth = self.chains.links[entry.node_id].depth
             self.num_ordered += 1
             sift(self.waiting, self.chains.links, self.num_ordered, self.num_ordered - 1, entry)
 
-    cdef void wait_no_longer(self, uint32_t slot) noexcept:
+    cdef void wait_no_longer(self, uint32_t node_id) noexcept:
         cdef Waiting* heap = self.waiting
         cdef Link* links = self.chains.links
-        cdef uint64_t gap = links[slot].waiting - 1
-        links[slot].waiting = 0
+        cdef uint64_t gap = links[node_id].waiting - 1
+        links[node_id].waiting = 0
         self.num_waiting -= 1
         if gap < self.num_ordered:
             self.num_ordered -= 1
@@ -240,127 +240,134 @@ cdef class QueuePolicy(CompiledPolicy):
 
     cdef void forget_waiting(self) noexcept:
         """Empty the heap."""
-        cdef uint64_t place
-        for place in range(self.num_waiting):
-            self.chains.links[self.waiting[place].slot].waiting = 0
+        cdef uint64_t index
+        for index in range(self.num_waiting):
+            self.chains.links[self.waiting[index].node_id].waiting = 0
         self.num_waiting = self.num_ordered = 0
 
     # -- queues ------------------------------------------------------------------------------
 
-    cdef void join(self, int number, uint32_t slot, Node* node) noexcept:
-        cdef Ring* queue = &self.rings[number]
-        self.chains.links[slot].place = queue.next_number
-        queue.next_number += 1
-        ring_append(self.table, queue, slot, node)
+    cdef void join(self, int queue_index, uint32_t node_id, Node* node) noexcept:
+        cdef Ring* queue = &self.rings[queue_index]
+        self.chains.links[node_id].position = queue.next_position
+        queue.next_position += 1
+        ring_append(self.table, queue, node_id, node)
 
-    cdef void renew(self, int number, uint32_t slot, Node* node) noexcept:
-        cdef Ring* queue = &self.rings[number]
-        if node.flags & PARKED and self.chains.links[slot].waiting:
-            self.wait_no_longer(slot)
-        self.chains.links[slot].place = queue.next_number
-        queue.next_number += 1
-        ring_renew(self.table, queue, slot, node)
+    cdef void renew(self, int queue_index, uint32_t node_id, Node* node) noexcept:
+        cdef Ring* queue = &self.rings[queue_index]
+        if node.flags & PARKED and self.chains.links[node_id].waiting:
+            self.wait_no_longer(node_id)
+        self.chains.links[node_id].position = queue.next_position
+        queue.next_position += 1
+        ring_renew(self.table, queue, node_id, node)
 
-    cdef void put_back(self, int number, uint32_t slot, Node* node, uint64_t place) noexcept:
-        cdef Ring* queue = &self.rings[number]
+    cdef void put_back(
+        self, int queue_index, uint32_t node_id, Node* node, uint64_t position
+    ) noexcept:
+        cdef Ring* queue = &self.rings[queue_index]
         cdef uint32_t following = NIL, before = queue.newest
         # Blocks are put back from the newest on: the one before is a good start.
         if self.last_put_back < self.table.num_used:
             if (
-                node_at(self.table, self.last_put_back).ring == queue.number
-                and self.chains.links[self.last_put_back].place > place
+                node_at(self.table, self.last_put_back).ring == queue.id
+                and self.chains.links[self.last_put_back].position > position
             ):
                 following = self.last_put_back
                 before = node_at(self.table, following).prev
-        while before != NIL and self.chains.links[before].place > place:
+        while before != NIL and self.chains.links[before].position > position:
             following = before
             before = node_at(self.table, before).prev
-        self.chains.links[slot].place = place
-        ring_put_before(self.table, queue, slot, node, following)
-        self.last_put_back = slot
+        self.chains.links[node_id].position = position
+        ring_put_before(self.table, queue, node_id, node, following)
+        self.last_put_back = node_id
 
-    cdef uint32_t scan(self, int number, uint32_t* rest) noexcept:
-        cdef Ring* queue = &self.rings[number]
-        cdef uint32_t slot = rest[0]
-        cdef uint64_t place = BEYOND_ALL if slot == NIL else self.chains.links[slot].place
-        cdef uint32_t returning = ring_unlist_before(self.table, queue, place)
+    cdef uint32_t scan(self, int queue_index, uint32_t* rest) noexcept:
+        cdef Ring* queue = &self.rings[queue_index]
+        cdef uint32_t node_id = rest[0]
+        cdef uint64_t position = (
+            BEYOND_ALL if node_id == NIL else self.chains.links[node_id].position
+        )
+        cdef uint32_t returning = ring_unlist_before(self.table, queue, position)
         cdef Node* node
         if returning != NIL:
             node = node_at(self.table, returning)
             if self.chains.links[returning].waiting:
                 self.wait_no_longer(returning)
             ring_remove(self.table, queue, node)
-            ring_put_before(self.table, queue, returning, node, slot)
+            ring_put_before(self.table, queue, returning, node, node_id)
             return returning
-        if slot != NIL:
-            rest[0] = node_at(self.table, slot).next
-        return slot
+        if node_id != NIL:
+            rest[0] = node_at(self.table, node_id).next
+        return node_id
 
-    cdef uint64_t num_to_scan(self, int number) noexcept:
-        cdef Ring* queue = &self.rings[number]
+    cdef uint64_t num_to_scan(self, int queue_index) noexcept:
+        cdef Ring* queue = &self.rings[queue_index]
         return queue.size - queue.num_parked + queue.num_listed
 
-    cdef bint park(self, int number, uint32_t slot, Node* node) noexcept:
-        cdef Ring* queue = &self.rings[number]
+    cdef bint park(self, int queue_index, uint32_t node_id, Node* node) noexcept:
+        cdef Ring* queue = &self.rings[queue_index]
         if not ring_ensure_parking(queue):
             self.victims.no_memory = True
             return False
-        ring_park_as(self.table, queue, node, self.chains.links[slot].place)
+        ring_park_as(self.table, queue, node, self.chains.links[node_id].position)
         return True
 
-    cdef bint wait(self, int number, uint32_t slot, Node* node) noexcept:
+    cdef bint wait(self, int queue_index, uint32_t node_id, Node* node) noexcept:
         if self.num_waiting == self.waiting_room and not self.grow_waiting():
             return False
-        if not self.park(number, slot, node):
+        if not self.park(queue_index, node_id, node):
             return False
-        add_waiting(self, number, slot)
+        add_waiting(self, queue_index, node_id)
         return True
 
-    cdef void became_idle(self, uint32_t slot, Node* node) noexcept:
+    cdef void became_idle(self, uint32_t node_id, Node* node) noexcept:
         # The order of what returns depends on where the scan stands.
         self.undo()
-        CompiledPolicy.became_idle(self, slot, node)
+        CompiledPolicy.became_idle(self, node_id, node)
 
-    cdef list c_slots(self, int number):
-        cdef uint32_t slot
+    cdef list c_node_ids(self, int queue_index):
+        cdef uint32_t node_id
         self.undo()
-        slots = ring_slots(self.table, &self.rings[number])
-        if number < self.num_queues:
-            slots.sort(key=[self.chains.links[slot].place for slot in range(self.table.num_used)]
-                       .__getitem__)
-        return slots
+        node_ids = ring_node_ids(self.table, &self.rings[queue_index])
+        if queue_index < self.num_queues:
+            node_ids.sort(
+                key=[
+                    self.chains.links[node_id].position for node_id in range(self.table.num_used)
+                ].__getitem__
+            )
+        return node_ids
 
     cdef const char* check_queues(self) noexcept:
-        """Verify that the queues are in the order of their places; return what is broken."""
+        """Verify that the queues are in the order of their positions; return what is broken."""
         cdef Ring* queue
         cdef Node* node
-        cdef uint32_t slot
-        cdef uint64_t place
-        cdef int number
-        for number in range(self.num_queues):
-            queue = &self.rings[number]
-            slot = queue.oldest
-            while slot != NIL:
-                node = node_at(self.table, slot)
-                place = self.chains.links[slot].place
-                if place >= queue.next_number:
-                    return b"places were given out"
-                if node.next != NIL and self.chains.links[node.next].place <= place:
-                    return b"a queue is in the order of its places"
-                slot = node.next
-            for slot in range(self.table.num_used):
-                node = node_at(self.table, slot)
-                if node.ring == queue.number and node.flags & PARKED:
-                    if self.chains.links[slot].place != parking_number(node):
-                        return b"a block is parked under its place"
+        cdef uint32_t node_id
+        cdef uint64_t position
+        cdef int queue_index
+        for queue_index in range(self.num_queues):
+            queue = &self.rings[queue_index]
+            node_id = queue.oldest
+            while node_id != NIL:
+                node = node_at(self.table, node_id)
+                position = self.chains.links[node_id].position
+                if position >= queue.next_position:
+                    return b"positions were given out"
+                if node.next != NIL and self.chains.links[node.next].position <= position:
+                    return b"a queue is in the order of its positions"
+                node_id = node.next
+            for node_id in range(self.table.num_used):
+                node = node_at(self.table, node_id)
+                if node.ring == queue.id and node.flags & PARKED:
+                    if self.chains.links[node_id].position != parking_position(node):
+                        return b"a block is parked under its position"
                     # Once the manager is gone, anyone may write to the statuses.
                     if (
                         not self.was_owned
                         and node.block.ref_cnt == 0
                         and not node.flags & LISTED
                         and (
-                            self.chains.links[slot].num_behind == 0
-                            or self.chains.links[slot].waiting == 0
+                            self.chains.links[node_id].num_behind == 0
+                            or self.chains.links[node_id].waiting == 0
                         )
                     ):
                         return b"a parked block is in use, waits for others, or is listed"
@@ -368,26 +375,26 @@ cdef class QueuePolicy(CompiledPolicy):
 
     cdef const char* check_waiting(self) noexcept:
         """Verify the heap of waiting blocks and the chains; return what is broken."""
-        cdef uint64_t place
+        cdef uint64_t index
         cdef Waiting* entry
         cdef Link* link
         cdef Node* node
-        for place in range(self.num_waiting):
-            entry = &self.waiting[place]
-            link = &self.chains.links[entry.slot]
-            node = node_at(self.table, entry.slot)
-            if link.waiting != place + 1 or not node.flags & PARKED:
-                return b"what waits is parked and knows its place"
-            if node.ring != entry.number + 1:
+        for index in range(self.num_waiting):
+            entry = &self.waiting[index]
+            link = &self.chains.links[entry.node_id]
+            node = node_at(self.table, entry.node_id)
+            if link.waiting != index + 1 or not node.flags & PARKED:
+                return b"what waits is parked and knows its index"
+            if node.ring != entry.queue_index + 1:
                 return b"what waits has kept its queue"
-            if place >= self.num_ordered:
+            if index >= self.num_ordered:
                 continue
             # What is in use may be linked anew meanwhile; it is listed, and met, when it is idle.
             if node.block.ref_cnt == 0 and not node.flags & LISTED and (
-                link.place != entry.place or link.depth != entry.depth
+                link.position != entry.position or link.depth != entry.depth
             ):
-                return b"what waits has kept its place and depth"
-            if place and leaves_before(entry, &self.waiting[(place - 1) // 2]):
+                return b"what waits has kept its position and depth"
+            if index and leaves_before(entry, &self.waiting[(index - 1) // 2]):
                 return b"the heap of waiting blocks is ordered"
         return chains_check(&self.chains, self.table)
 
@@ -395,29 +402,29 @@ cdef class QueuePolicy(CompiledPolicy):
 
     cdef void undo(self) noexcept:
         """Take back the changes of a search that was not settled."""
-        cdef uint64_t place
-        cdef uint32_t slot
+        cdef uint64_t index
+        cdef uint32_t node_id
         cdef Node* node
         if not self.searching:
             return
         self.searching = False
         self.last_put_back = NIL
-        for place in range(self.num_chosen):
-            slot = self.victims.items[place].slot
-            chains_return(&self.chains, slot)
-            node_at(self.table, slot).flags &= <uint8_t>(~CHOSEN & 0xFF)
+        for index in range(self.num_chosen):
+            node_id = self.victims.items[index].node_id
+            chains_return(&self.chains, node_id)
+            node_at(self.table, node_id).flags &= <uint8_t>(~CHOSEN & 0xFF)
         self.c_undo()
-        for place in range(self.num_chosen):
-            slot = self.victims.items[place].slot
-            node = node_at(self.table, slot)
+        for index in range(self.num_chosen):
+            node_id = self.victims.items[index].node_id
+            node = node_at(self.table, node_id)
             if node.flags & PARKED:
-                ring_list(self.table, &self.rings[node.ring - 1], slot, node)
+                ring_list(self.table, &self.rings[node.ring - 1], node_id, node)
 
-    cdef void leave(self, uint32_t slot) noexcept:
+    cdef void leave(self, uint32_t node_id) noexcept:
         self.searching = False
-        if self.chains.links[slot].waiting:
-            self.wait_no_longer(slot)
-        self.chains.links[slot].number = 0
+        if self.chains.links[node_id].waiting:
+            self.wait_no_longer(node_id)
+        self.chains.links[node_id].link_id = 0
 
     cdef void c_unparked(self) noexcept:
         self.forget_waiting()
@@ -432,5 +439,5 @@ cdef class QueuePolicy(CompiledPolicy):
     cdef void c_undo(self) noexcept:
         pass
 
-    cdef bint c_became_tail(self, uint32_t slot, Node* node) noexcept:
+    cdef bint c_became_tail(self, uint32_t node_id, Node* node) noexcept:
         return True

@@ -25,8 +25,8 @@ cdef inline int class_of(const Node* node) noexcept nogil:
 
 cdef class Records(CompiledPolicy):
     cdef uint32_t request           # number of the request at work
-    cdef uint32_t* last             # by slot: request of the last use
-    cdef uint64_t num_last          # slots that the array has room for
+    cdef uint32_t* last             # by node_id: request of the last use
+    cdef uint64_t num_last          # nodes that the array has room for
     cdef Ghosts memory
     cdef Densities learned
 

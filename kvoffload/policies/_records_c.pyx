@@ -55,17 +55,17 @@ cdef class Records(CompiledPolicy):
     cdef void remember(self, uint64_t hashed, int reuse_class, uint32_t last) noexcept:
         """Make a ghost, in the place of the next one to be forgotten."""
         cdef Clock* clock = &self.memory.clocks[reuse_class > 0]
-        cdef uint32_t place
+        cdef uint32_t position
         cdef Ghost* ghost
         if clock.size == 0:
             self.forget(reuse_class, last)
             return
-        place = clock_next(&self.memory, clock)
-        ghost = self.memory.places + place
+        position = clock_next(&self.memory, clock)
+        ghost = self.memory.items + position
         if ghost.kind:
             self.forget(ghost.kind - 1, ghost.last)
-            ghosts_remove(&self.memory, place)
-        ghosts_set(&self.memory, place, hashed, <uint8_t>(reuse_class + 1), last)
+            ghosts_remove(&self.memory, position)
+        ghosts_set(&self.memory, position, hashed, <uint8_t>(reuse_class + 1), last)
 
     cdef void forget(self, int reuse_class, uint32_t last) noexcept:
         """Count a record that is dropped: how its age would have ended stays unknown."""
@@ -91,34 +91,34 @@ cdef class Records(CompiledPolicy):
         cdef Clock* clock
         cdef Ghost* ghost
         cdef Node* node
-        cdef uint32_t slot, place
+        cdef uint32_t node_id, position
         cdef uint64_t resident = 0
-        cdef int number, reuse_class
+        cdef int index, reuse_class
         cdef bint counted
         if broken != NULL:
             return broken
-        for number in range(self.num_rings):
-            resident += self.rings[number].size
+        for index in range(self.num_rings):
+            resident += self.rings[index].size
         if resident != self.num_resident:
             return b"resident is all rings"
-        for number in range(NUM_CLOCKS):
-            clock = &self.memory.clocks[number]
-            for place in range(clock.start, clock.start + clock.reached):
-                ghost = self.memory.places + place
-                if ghost.kind and (ghost.kind > 1) != (number == 1):
+        for index in range(NUM_CLOCKS):
+            clock = &self.memory.clocks[index]
+            for position in range(clock.start, clock.start + clock.reached):
+                ghost = self.memory.items + position
+                if ghost.kind and (ghost.kind > 1) != (index == 1):
                     return b"a ghost stands in the clock of its class"
         # Take all ages out of the counts, look whether nothing is left, and put them back.
         self.count_ages(-1)
         counted = True
         for reuse_class in range(NUM_CLASSES):
             counted = counted and self.learned.ancient[reuse_class] == 0
-            for number in range(NUM_EPOCHS):
-                counted = counted and self.learned.living[number][reuse_class] == 0
+            for index in range(NUM_EPOCHS):
+                counted = counted and self.learned.living[index][reuse_class] == 0
         self.count_ages(1)
         if not counted:
             return b"ages that go on are counted"
-        for slot in range(self.table.num_used):
-            node = node_at(self.table, slot)
+        for node_id in range(self.table.num_used):
+            node = node_at(self.table, node_id)
             if node.key_length and not node.flags & RESIDENT:
                 return b"every node is resident"
         return NULL
@@ -127,15 +127,15 @@ cdef class Records(CompiledPolicy):
         cdef Clock* clock
         cdef Ghost* ghost
         cdef Node* node
-        cdef uint32_t slot, place
-        cdef int number
-        for slot in range(self.table.num_used):
-            node = node_at(self.table, slot)
+        cdef uint32_t node_id, position
+        cdef int index
+        for node_id in range(self.table.num_used):
+            node = node_at(self.table, node_id)
             if node.flags & RESIDENT:
-                counts_at(&self.learned, self.last[slot], self.request)[class_of(node)] += change
-        for number in range(NUM_CLOCKS):
-            clock = &self.memory.clocks[number]
-            for place in range(clock.start, clock.start + clock.reached):
-                ghost = self.memory.places + place
+                counts_at(&self.learned, self.last[node_id], self.request)[class_of(node)] += change
+        for index in range(NUM_CLOCKS):
+            clock = &self.memory.clocks[index]
+            for position in range(clock.start, clock.start + clock.reached):
+                ghost = self.memory.items + position
                 if ghost.kind:
                     counts_at(&self.learned, ghost.last, self.request)[ghost.kind - 1] += change

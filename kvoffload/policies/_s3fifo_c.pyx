@@ -5,7 +5,7 @@ Structure
     See ``_queue_policy_c`` for the search, ``_s3fifo_py`` for the Python twin and for where both
     differ from the paper.
 Invariants
-    A search logs each block that it moves, with its place and count before.
+    A search logs each block that it moves, with its position and count before.
 Cost
     insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use or has others
     behind it, O(n log resident) where all idle blocks have.
@@ -36,8 +36,8 @@ cdef enum:
 
 # A block that a search moved to the newest end of main.
 cdef struct Move:
-    uint64_t place          # where it stood
-    uint32_t slot
+    uint64_t position       # where it stood
+    uint32_t node_id
     uint8_t ring            # on which queue, from 0
     uint8_t count           # its count before
 
@@ -46,7 +46,7 @@ cdef struct Move:
 cdef struct Scan:
     uint64_t left           # nodes still to look at
     uint32_t rest           # the next of them on the list
-    uint64_t place          # of the last that was looked at; beyond all at the scan's end
+    uint64_t position       # of the last that was looked at; beyond all at the scan's end
     bint changed
 
 
@@ -104,20 +104,20 @@ cdef class _S3FIFO(QueuePolicy):
         """Hear that a request finishes; its blocks become recent, and no use is counted."""
         self.finish_alone(hashes)
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        cdef int number = SMALL
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
+        cdef int queue_index = SMALL
         self.undo()
         if node.ring:
             ring_remove(self.table, &self.rings[GHOSTS], node)
-            number = MAIN
+            queue_index = MAIN
         node.note = 0
-        chains_insert(&self.chains, slot)
-        self.join(number, slot, node)
+        chains_insert(&self.chains, node_id)
+        self.join(queue_index, node_id, node)
 
-    cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
+    cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
         self.undo()
-        self.leave_chain(slot)
-        self.leave(slot)
+        self.leave_chain(node_id)
+        self.leave(node_id)
 
     cdef void c_touch(self, Batch* batch) noexcept:
         self.use(batch, True)
@@ -127,41 +127,41 @@ cdef class _S3FIFO(QueuePolicy):
 
     cdef void use(self, Batch* batch, bint counts) noexcept:
         """Link the batch's chain; count a use of its ready blocks, and renew the pending ones."""
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         cdef Node* node
         self.undo()
         chains_link(&self.chains, batch)
-        for place in range(batch.size - 1, -1, -1):
-            slot = batch.slots[place]
-            if slot == NIL:
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id == NIL:
                 continue
-            node = node_at(self.table, slot)
+            node = node_at(self.table, node_id)
             if node.ring == GHOSTS + 1:
                 continue
             if node.block.ref_cnt < 0:
-                self.renew(node.ring - 1, slot, node)
+                self.renew(node.ring - 1, node_id, node)
             elif counts and node.note < MOST_COUNTED:
                 node.note += 1
                 if node.flags & PARKED and node.block.ref_cnt == 0:  # it waited, unused
-                    ring_list(self.table, &self.rings[node.ring - 1], slot, node)
+                    ring_list(self.table, &self.rings[node.ring - 1], node_id, node)
 
     cdef bint c_sift(self, uint64_t n) noexcept:
-        cdef int attempt, number, first
+        cdef int attempt, queue_index, first
         cdef bint found, any_promoted
         self.num_moves = 0
         self.small_length = <int64_t>self.rings[SMALL].size
-        for number in range(2):
-            self.scans[number].left = 0
-            self.scans[number].place = BEYOND_ALL
-            self.scans[number].changed = True
+        for queue_index in range(2):
+            self.scans[queue_index].left = 0
+            self.scans[queue_index].position = BEYOND_ALL
+            self.scans[queue_index].changed = True
         while self.victims.size < n:
             first = MAIN if self.small_length < self._small_size else SMALL
             found = any_promoted = False
             for attempt in range(2):
-                number = first if attempt == 0 else 1 - first
+                queue_index = first if attempt == 0 else 1 - first
                 self.any_promoted = False
-                found = self.next_victim(number)
+                found = self.next_victim(queue_index)
                 if self.victims.no_memory:
                     return False
                 if self.any_promoted:
@@ -171,55 +171,55 @@ cdef class _S3FIFO(QueuePolicy):
                     break
             if found:
                 self.scans[SMALL].changed = self.scans[MAIN].changed = True
-                self.small_length += number == MAIN
+                self.small_length += queue_index == MAIN
             elif not any_promoted:
                 return self.take_deepest(n)
         return True
 
-    cdef bint next_victim(self, int number) noexcept:
+    cdef bint next_victim(self, int queue_index) noexcept:
         """Scan on to a victim; False if there is none or no memory."""
-        cdef Scan* scan = &self.scans[number]
-        cdef uint32_t slot
+        cdef Scan* scan = &self.scans[queue_index]
+        cdef uint32_t node_id
         cdef Node* node
         while True:
             while scan.left:
-                slot = self.scan(number, &scan.rest)
-                node = node_at(self.table, slot)
-                scan.place = self.chains.links[slot].place
+                node_id = self.scan(queue_index, &scan.rest)
+                node = node_at(self.table, node_id)
+                scan.position = self.chains.links[node_id].position
                 scan.left -= 1
                 if not self.may_leave(node):
-                    if self.is_worth_parking(node) and not self.park(number, slot, node):
+                    if self.is_worth_parking(node) and not self.park(queue_index, node_id, node):
                         return False
                     continue
-                if node.note > (1 if number == SMALL else 0):
-                    if not self.move(number, slot, node):
+                if node.note > (1 if queue_index == SMALL else 0):
+                    if not self.move(queue_index, node_id, node):
                         return False
                     scan.changed = True
-                elif self.chains.links[slot].num_behind == 0:
-                    return self.choose(number, slot, node)
-                elif self.victims.managed and not self.wait(number, slot, node):
+                elif self.chains.links[node_id].num_behind == 0:
+                    return self.choose(queue_index, node_id, node)
+                elif self.victims.managed and not self.wait(queue_index, node_id, node):
                     return False
-            scan.place = BEYOND_ALL
+            scan.position = BEYOND_ALL
             if not scan.changed:
                 return False
             scan.changed = False
-            victims_list_aside(&self.victims, self.table, &self.rings[number])
-            scan.left = self.num_to_scan(number)
-            scan.rest = self.rings[number].oldest
-            scan.place = 0
+            victims_list_aside(&self.victims, self.table, &self.rings[queue_index])
+            scan.left = self.num_to_scan(queue_index)
+            scan.rest = self.rings[queue_index].oldest
+            scan.position = 0
 
-    cdef bint c_became_tail(self, uint32_t slot, Node* node) noexcept:
-        """Put a block where a scan of its queue will meet it, this one if it is still to get there."""
-        cdef int number = node.ring - 1
-        cdef Scan* scan = &self.scans[number]
+    cdef bint c_became_tail(self, uint32_t node_id, Node* node) noexcept:
+        """Put a block where a scan of its queue will meet it, this one if it has still to come."""
+        cdef int queue_index = node.ring - 1
+        cdef Scan* scan = &self.scans[queue_index]
         if self.searching:
-            if self.chains.links[slot].place < scan.place:
-                return victims_set_aside(&self.victims, &self.rings[number], slot)
+            if self.chains.links[node_id].position < scan.position:
+                return victims_set_aside(&self.victims, &self.rings[queue_index], node_id)
             scan.left += 1
-        ring_list(self.table, &self.rings[number], slot, node)
+        ring_list(self.table, &self.rings[queue_index], node_id, node)
         return True
 
-    cdef bint move(self, int number, uint32_t slot, Node* node) noexcept:
+    cdef bint move(self, int queue_index, uint32_t node_id, Node* node) noexcept:
         """Move a block that was used to the newest end of main, and log it."""
         cdef Move* made
         if self.num_moves == self.moves_room and not grow(
@@ -229,16 +229,16 @@ cdef class _S3FIFO(QueuePolicy):
             return False
         made = &self.moves[self.num_moves]
         self.num_moves += 1
-        made.slot = slot
-        made.place = self.chains.links[slot].place
-        made.ring = <uint8_t>number
+        made.node_id = node_id
+        made.position = self.chains.links[node_id].position
+        made.ring = <uint8_t>queue_index
         made.count = node.note
-        ring_remove(self.table, &self.rings[number], node)
-        self.join(MAIN, slot, node)
+        ring_remove(self.table, &self.rings[queue_index], node)
+        self.join(MAIN, node_id, node)
         # Parked blocks that the scan is still to meet stand before what moves.
         if self.scans[MAIN].rest == NIL:
-            self.scans[MAIN].rest = slot
-        if number == SMALL:
+            self.scans[MAIN].rest = node_id
+        if queue_index == SMALL:
             node.note = 0
             self.small_length -= 1
             self.any_promoted = True
@@ -252,39 +252,39 @@ cdef class _S3FIFO(QueuePolicy):
         while self.num_moves:
             self.num_moves -= 1
             made = &self.moves[self.num_moves]
-            node = node_at(self.table, made.slot)
-            if self.chains.links[made.slot].waiting:
-                self.wait_no_longer(made.slot)
+            node = node_at(self.table, made.node_id)
+            if self.chains.links[made.node_id].waiting:
+                self.wait_no_longer(made.node_id)
             ring_remove(self.table, &self.rings[MAIN], node)
-            self.put_back(made.ring, made.slot, node, made.place)
+            self.put_back(made.ring, made.node_id, node, made.position)
             node.note = made.count
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.slot)
+        cdef Node* node = node_at(self.table, victim.node_id)
         cdef bint is_new = node.ring == SMALL + 1
-        cdef uint32_t slot
-        self.leave(victim.slot)
+        cdef uint32_t node_id
+        self.leave(victim.node_id)
         self.take_off(node)
         node.note = 0
         if not is_new:
-            drop_hashed_key(self.table, victim.slot, node, victim.hashed)
+            drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
             return
-        slot = drop_block(self.table, victim.slot, node)
-        self.chains.links[slot].number = 0
-        ring_append(self.table, &self.rings[GHOSTS], slot, node_at(self.table, slot))
+        node_id = drop_block(self.table, victim.node_id, node)
+        self.chains.links[node_id].link_id = 0
+        ring_append(self.table, &self.rings[GHOSTS], node_id, node_at(self.table, node_id))
 
     cdef void c_settled(self) noexcept:
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         # Reached without a victim, too: then a search that was cancelled before is undone.
         self.undo()
         while self.rings[GHOSTS].size > <uint64_t>(self.capacity - self._small_size):
-            slot = self.rings[GHOSTS].oldest
-            node = node_at(self.table, slot)
+            node_id = self.rings[GHOSTS].oldest
+            node = node_at(self.table, node_id)
             ring_remove(self.table, &self.rings[GHOSTS], node)
             # A ghost of the batch at work is about to be inserted: its key stays.
             if node.block.mark != self.table.epoch:
-                drop_key(self.table, slot, node)
+                drop_key(self.table, node_id, node)
 
     cdef uint64_t c_num_ghosts(self) noexcept:
         return self.rings[GHOSTS].size
@@ -293,14 +293,16 @@ cdef class _S3FIFO(QueuePolicy):
         QueuePolicy.c_clear(self)
 
     cdef const char* c_check(self) noexcept:
-        cdef uint32_t slot
+        cdef uint32_t node_id
+        cdef Node* node
         self.undo()
         if self.rings[SMALL].size + self.rings[MAIN].size != self.num_resident:
             return b"resident is small and main"
         if self.rings[GHOSTS].size > <uint64_t>(self.capacity - self._small_size):
             return b"ghosts are within main"
-        for slot in range(self.table.num_used):
-            if node_at(self.table, slot).ring and node_at(self.table, slot).note > MOST_COUNTED:
+        for node_id in range(self.table.num_used):
+            node = node_at(self.table, node_id)
+            if node.ring and node.note > MOST_COUNTED:
                 return b"counts are 0 ... 3"
         return self.check_queues()
 

@@ -115,8 +115,8 @@ class S3FIFOCachePolicy(PythonPolicy):
         """Number of hashes remembered after eviction."""
         return len(self._ghosts)
 
-    def _ring(self, number: int) -> Collection[BlockHash]:
-        return (self._small, self._main, self._ghosts)[number]
+    def _ring(self, ring_index: int) -> Collection[BlockHash]:
+        return (self._small, self._main, self._ghosts)[ring_index]
 
     def finished(self, hashes: Sequence[bytes], hints: Hints | None = None) -> None:
         """Hear that a request finishes; its blocks become recent, and no use is counted."""

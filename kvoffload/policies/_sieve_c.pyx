@@ -1,12 +1,12 @@
 """SIEVE, compiled (Zhang, Yang, Yue, Vigfusson & Rashmi, NSDI'24).
 
 Structure
-    One ring, oldest first, and a hand, which is a place in it (see ``_queue_policy_c``): the
+    One ring, oldest first, and a hand, which is a position in it (see ``_queue_policy_c``): the
     ring's ``start``. A node's ``note`` is 1 if the block was visited. See ``_sieve_py`` for the
     Python twin and for where both differ from the paper.
 Invariants
-    ``next_slot`` is the first block of the list from the hand on. A search logs the hand's place
-    and the blocks that it takes the mark from. A block that waits has no mark.
+    ``next_node_id`` is the first block of the list from the hand on. A search logs the hand's
+    position and the blocks that it takes the mark from. A block that waits has no mark.
 Cost
     insert, remove, get O(1); touch O(n); evict amortised O(n), whatever is in use or has others
     behind it, O(n log resident) where all idle blocks have; a mark is taken once for each use.
@@ -16,7 +16,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
 from kvoffload._core.memory cimport discard, grow
-from kvoffload._core.ring cimport Ring, parking_number, ring_list, ring_start_at
+from kvoffload._core.ring cimport Ring, parking_position, ring_list, ring_start_at
 from kvoffload._core.table cimport LISTED, NIL, PARKED, Node, drop_hashed_key, node_at
 from kvoffload._core.victims cimport Victim
 from kvoffload.policies._chains_c cimport chains_insert, chains_link
@@ -31,7 +31,7 @@ cdef enum:
 
 
 cdef class _Sieve(QueuePolicy):
-    cdef uint32_t next_slot         # the next block of the list to look at, NIL at its end
+    cdef uint32_t next_node_id      # the next block of the list to look at, NIL at its end
     cdef uint64_t hand_before       # where the hand was before the search at work
     cdef uint32_t* unmarked         # blocks that the search took the mark from
     cdef uint64_t num_unmarked
@@ -59,73 +59,73 @@ cdef class _Sieve(QueuePolicy):
     def hand(self):
         """The next block to look at; None if the queue ends at the hand."""
         cdef Ring* queue = &self.rings[0]
-        cdef uint32_t slot, first
-        cdef uint64_t place
+        cdef uint32_t node_id, first
+        cdef uint64_t position
         cdef Node* node
         self.require_ready()
         self.undo()
-        first = self.next_slot
+        first = self.next_node_id
         if queue.num_parked:
-            for slot in range(self.table.num_used):
-                node = node_at(self.table, slot)
-                if not node.flags & PARKED or node.ring != queue.number:
+            for node_id in range(self.table.num_used):
+                node = node_at(self.table, node_id)
+                if not node.flags & PARKED or node.ring != queue.id:
                     continue
-                place = parking_number(node)
-                if place >= queue.start and (
-                    first == NIL or place < self.chains.links[first].place
+                position = parking_position(node)
+                if position >= queue.start and (
+                    first == NIL or position < self.chains.links[first].position
                 ):
-                    first = slot
+                    first = node_id
         return None if first == NIL else key_of(node_at(self.table, first))
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         self.undo()
         node.note = 0
-        chains_insert(&self.chains, slot)
-        self.join(0, slot, node)
-        if self.next_slot == NIL:
-            self.next_slot = slot
+        chains_insert(&self.chains, node_id)
+        self.join(0, node_id, node)
+        if self.next_node_id == NIL:
+            self.next_node_id = node_id
 
-    cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
+    cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
         self.undo()
-        self.leave_chain(slot)
-        self.leave(slot)
-        self.step_off(slot, node)
+        self.leave_chain(node_id)
+        self.leave(node_id)
+        self.step_off(node_id, node)
 
     cdef void c_touch(self, Batch* batch) noexcept:
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         cdef Node* node
         self.undo()
         chains_link(&self.chains, batch)
-        for place in range(batch.size - 1, -1, -1):
-            slot = batch.slots[place]
-            if slot == NIL:
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id == NIL:
                 continue
-            node = node_at(self.table, slot)
+            node = node_at(self.table, node_id)
             if node.block.ref_cnt >= 0:
-                self.mark(slot, node)
+                self.mark(node_id, node)
             else:
-                self.step_off(slot, node)
-                self.renew(0, slot, node)
-                if self.next_slot == NIL:
-                    self.next_slot = slot
+                self.step_off(node_id, node)
+                self.renew(0, node_id, node)
+                if self.next_node_id == NIL:
+                    self.next_node_id = node_id
 
-    cdef inline void mark(self, uint32_t slot, Node* node) noexcept:
+    cdef inline void mark(self, uint32_t node_id, Node* node) noexcept:
         """Mark a block as visited; where it waits, let the hand meet it to take the mark."""
         node.note = 1
         if node.flags & PARKED and node.block.ref_cnt == 0:
-            ring_list(self.table, &self.rings[0], slot, node)
+            ring_list(self.table, &self.rings[0], node_id, node)
 
-    cdef inline void step_off(self, uint32_t slot, Node* node) noexcept:
+    cdef inline void step_off(self, uint32_t node_id, Node* node) noexcept:
         """Move the hand past a block that is about to move or leave."""
-        if self.next_slot == slot:
-            self.next_slot = node.next
+        if self.next_node_id == node_id:
+            self.next_node_id = node.next
 
     cdef bint c_sift(self, uint64_t n) noexcept:
         """Move the hand until `n` victims are found; take the deepest if a lap changes nothing."""
         cdef Ring* queue = &self.rings[0]
         cdef uint64_t passed_unchanged = 0
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         self.hand_before = queue.start
         self.num_unmarked = 0
@@ -133,45 +133,45 @@ cdef class _Sieve(QueuePolicy):
             if passed_unchanged == self.num_to_scan(0):
                 self.put_hand(0)
                 return self.take_deepest(n)
-            slot = self.scan(0, &self.next_slot)
-            if slot == NIL:  # a lap ends
+            node_id = self.scan(0, &self.next_node_id)
+            if node_id == NIL:  # a lap ends
                 queue.start = 0
-                self.next_slot = queue.oldest
+                self.next_node_id = queue.oldest
                 continue
-            queue.start = self.chains.links[slot].place + 1
-            node = node_at(self.table, slot)
+            queue.start = self.chains.links[node_id].position + 1
+            node = node_at(self.table, node_id)
             if not self.may_leave(node):
                 if not self.is_worth_parking(node):
                     passed_unchanged += 1
-                elif not self.park(0, slot, node):
+                elif not self.park(0, node_id, node):
                     return False
             elif node.note:
-                if not self.unmark(slot, node):
+                if not self.unmark(node_id, node):
                     return False
                 passed_unchanged = 0
-            elif self.chains.links[slot].num_behind == 0:
-                if not self.choose(0, slot, node):
+            elif self.chains.links[node_id].num_behind == 0:
+                if not self.choose(0, node_id, node):
                     return False
                 passed_unchanged = 0
             elif not self.victims.managed:
                 passed_unchanged += 1
-            elif not self.wait(0, slot, node):
+            elif not self.wait(0, node_id, node):
                 return False
-        if queue.start == queue.next_number:  # the last victim came last
+        if queue.start == queue.next_position:  # the last victim came last
             self.put_hand(0)
         return True
 
-    cdef void put_hand(self, uint64_t place) noexcept:
-        """Put the hand before the first block at or after a place."""
+    cdef void put_hand(self, uint64_t position) noexcept:
+        """Put the hand before the first block at or after a position."""
         cdef Ring* queue = &self.rings[0]
-        cdef uint32_t slot = queue.newest
-        self.next_slot = NIL
-        while slot != NIL and self.chains.links[slot].place >= place:
-            self.next_slot = slot
-            slot = node_at(self.table, slot).prev
-        ring_start_at(self.table, queue, place)
+        cdef uint32_t node_id = queue.newest
+        self.next_node_id = NIL
+        while node_id != NIL and self.chains.links[node_id].position >= position:
+            self.next_node_id = node_id
+            node_id = node_at(self.table, node_id).prev
+        ring_start_at(self.table, queue, position)
 
-    cdef bint unmark(self, uint32_t slot, Node* node) noexcept:
+    cdef bint unmark(self, uint32_t node_id, Node* node) noexcept:
         """Take the mark of a visited block, and log it."""
         if self.num_unmarked == self.unmarked_room and not grow(
             <void**>&self.unmarked,
@@ -182,28 +182,28 @@ cdef class _Sieve(QueuePolicy):
         ):
             self.victims.no_memory = True
             return False
-        self.unmarked[self.num_unmarked] = slot
+        self.unmarked[self.num_unmarked] = node_id
         self.num_unmarked += 1
         node.note = 0
         return True
 
-    cdef bint c_became_tail(self, uint32_t slot, Node* node) noexcept:
+    cdef bint c_became_tail(self, uint32_t node_id, Node* node) noexcept:
         """Put a block where the hand will meet it, in this lap or the next."""
-        ring_list(self.table, &self.rings[0], slot, node)
+        ring_list(self.table, &self.rings[0], node_id, node)
         return True
 
     cdef void c_undo(self) noexcept:
-        cdef uint64_t place
-        for place in range(self.num_unmarked):
-            self.mark(self.unmarked[place], node_at(self.table, self.unmarked[place]))
+        cdef uint64_t index
+        for index in range(self.num_unmarked):
+            self.mark(self.unmarked[index], node_at(self.table, self.unmarked[index]))
         self.put_hand(self.hand_before)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.slot)
-        self.leave(victim.slot)
-        self.step_off(victim.slot, node)
+        cdef Node* node = node_at(self.table, victim.node_id)
+        self.leave(victim.node_id)
+        self.step_off(victim.node_id, node)
         self.take_off(node)
-        drop_hashed_key(self.table, victim.slot, node, victim.hashed)
+        drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
     cdef void c_settled(self) noexcept:
         # Reached without a victim, too: then a search that was cancelled before is undone.
@@ -215,23 +215,23 @@ cdef class _Sieve(QueuePolicy):
 
     cdef void c_clear(self) noexcept:
         QueuePolicy.c_clear(self)
-        self.next_slot = NIL
+        self.next_node_id = NIL
 
     cdef const char* c_check(self) noexcept:
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         self.undo()
         if self.rings[0].size != self.num_resident:
             return b"the queue holds what is resident"
-        slot = self.rings[0].oldest
-        while slot != NIL and self.chains.links[slot].place < self.rings[0].start:
-            slot = node_at(self.table, slot).next
-        if slot != self.next_slot:
+        node_id = self.rings[0].oldest
+        while node_id != NIL and self.chains.links[node_id].position < self.rings[0].start:
+            node_id = node_at(self.table, node_id).next
+        if node_id != self.next_node_id:
             return b"the next block is the first from the hand on"
-        for slot in range(self.table.num_used):
-            node = node_at(self.table, slot)
+        for node_id in range(self.table.num_used):
+            node = node_at(self.table, node_id)
             if (
-                node.ring == self.rings[0].number
+                node.ring == self.rings[0].id
                 and node.flags & (PARKED | LISTED) == PARKED
                 and node.block.ref_cnt == 0
                 and node.note

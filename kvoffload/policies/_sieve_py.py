@@ -79,7 +79,7 @@ class SieveCachePolicy(PythonPolicy):
         """The next block to look at; None if the queue ends at the hand."""
         return next(iter(self._ahead), None)
 
-    def _ring(self, number: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
+    def _ring(self, ring_index: int) -> Collection[BlockHash]:  # noqa: ARG002 - it has one
         return ChainMap(self._ahead, self._passed)  # which goes through the last first
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:

@@ -66,27 +66,27 @@ cdef class _SLRU(CompiledPolicy):
         self.require_ready()
         return self._protected_size
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        ring_append(self.table, &self.rings[PROBATION], slot, node)
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
+        ring_append(self.table, &self.rings[PROBATION], node_id, node)
 
     cdef void c_touch(self, Batch* batch) noexcept:
         cdef bint later_is_protected = False
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         cdef Node* node
-        for place in range(batch.size - 1, -1, -1):
-            slot = batch.slots[place]
-            if slot == NIL:
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id == NIL:
                 continue
-            node = node_at(self.table, slot)
+            node = node_at(self.table, node_id)
             if node.ring == PROBATION + 1:
                 if node.block.ref_cnt < 0 and not later_is_protected:
-                    ring_renew(self.table, &self.rings[PROBATION], slot, node)
+                    ring_renew(self.table, &self.rings[PROBATION], node_id, node)
                     continue
                 ring_remove(self.table, &self.rings[PROBATION], node)
-                ring_append(self.table, &self.rings[PROTECTED], slot, node)
+                ring_append(self.table, &self.rings[PROTECTED], node_id, node)
             else:
-                ring_renew(self.table, &self.rings[PROTECTED], slot, node)
+                ring_renew(self.table, &self.rings[PROTECTED], node_id, node)
             later_is_protected = True
         if self.rings[PROTECTED].size > <uint64_t>self._protected_size:
             self.demote()
@@ -95,7 +95,7 @@ cdef class _SLRU(CompiledPolicy):
         """Move the excess of protected to probation."""
         cdef uint64_t excess = self.rings[PROTECTED].size - <uint64_t>self._protected_size
         cdef Cursor cursor
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         cursor.started = False
         table_new_epoch(self.table)
@@ -103,10 +103,10 @@ cdef class _SLRU(CompiledPolicy):
             &self.victims, self.table, &self.rings[PROTECTED], &cursor
         ):
             self.victims.size = 0
-            slot = self.victims.items[0].slot
-            node = node_at(self.table, slot)
+            node_id = self.victims.items[0].node_id
+            node = node_at(self.table, node_id)
             ring_remove(self.table, &self.rings[PROTECTED], node)
-            ring_append(self.table, &self.rings[PROBATION], slot, node)
+            ring_append(self.table, &self.rings[PROBATION], node_id, node)
             excess -= 1
         victims_settle(&self.victims, self.table)
         # Where there was no memory to pass over a block, the next touch demotes.
@@ -120,7 +120,7 @@ cdef class _SLRU(CompiledPolicy):
         while self.victims.size < n:
             if victims_next(&self.victims, self.table, &self.rings[ring], &cursor):
                 victim = &self.victims.items[self.victims.size - 1]
-                victim.hashed = hash_ahead(self.table, node_at(self.table, victim.slot))
+                victim.hashed = hash_ahead(self.table, node_at(self.table, victim.node_id))
                 continue
             if self.victims.no_memory or ring == PROTECTED:
                 victims_cancel(&self.victims, self.table)
@@ -130,9 +130,9 @@ cdef class _SLRU(CompiledPolicy):
         return True
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
-        cdef Node* node = node_at(self.table, victim.slot)
+        cdef Node* node = node_at(self.table, victim.node_id)
         self.take_off(node)
-        drop_hashed_key(self.table, victim.slot, node, victim.hashed)
+        drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
     cdef const char* c_check(self) noexcept:
         if self.rings[PROBATION].size + self.rings[PROTECTED].size != self.num_resident:

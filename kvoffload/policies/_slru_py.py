@@ -86,8 +86,8 @@ class SLRUCachePolicy(PythonPolicy):
         """Number of blocks that protected is to hold at most."""
         return self._protected_size
 
-    def _ring(self, number: int) -> Collection[BlockHash]:
-        return (self._probation, self._protected)[number]
+    def _ring(self, ring_index: int) -> Collection[BlockHash]:
+        return (self._probation, self._protected)[ring_index]
 
     def _insert(self, blocks: Mapping[BlockHash, BlockStatus]) -> None:
         self._probation.update(blocks)

@@ -5,7 +5,7 @@ here is its key's 64-bit hash, so nothing is allocated and nothing can fail afte
 
 Structure
     An entry for each key that one of the caches knows, resident or ghost. The entries are found
-    through one index, and linked into the caches' recency orders by 16-bit numbers from 1.
+    through one index, and linked into the caches' recency orders by 16-bit ids from 1.
     The blocks that a cache is storing stand in a queue of its own, oldest first.
 Invariants
     Between requests an entry is in use exactly if a cache knows its key. A block that a cache is
@@ -44,7 +44,7 @@ cdef struct Order:
 cdef struct Entry:
     uint64_t hashed             # of the key
     uint32_t last               # hit density: request of the last use
-    Link links[NUM_TRIALS]      # of a ghost of hit density: `older` is its place
+    Link links[NUM_TRIALS]      # of a ghost of hit density: `older` is its position
     uint16_t following          # in its bucket, or in the stack of unused entries
     uint8_t in_lru              # resident there
     uint8_t arc_list            # the list of ARC that it is in; 0: none
@@ -58,9 +58,9 @@ cdef struct TrialClock:
 
 # Blocks that a cache is storing, in a ring.
 cdef struct Storing:
-    uint16_t* numbers           # of their entries
-    uint32_t* requests          # in which their stores began
-    uint32_t oldest             # place of the oldest
+    uint16_t* entry_ids         # by position
+    uint32_t* requests          # by position: in which their stores began
+    uint32_t oldest             # position of the oldest
     uint32_t size
 
 cdef struct Trials:
@@ -82,7 +82,7 @@ cdef struct Trials:
     Order rings[NUM_CLASSES]
     uint32_t num_dense          # blocks in the cache of hit density
     TrialClock clocks[2]
-    uint16_t* places            # of ghosts, in both clocks; 0: free
+    uint16_t* ghosts            # their entries by position, in both clocks; 0: free
     Storing storing[NUM_TRIALS]
 
 # Reserve room; False, with nothing reserved, if there is none.

@@ -18,7 +18,7 @@ cdef class CompiledPolicy:
     cdef Table* table               # storage's; NULL until `publish`
     cdef Victims victims            # the search for victims at work
     cdef Batch batch                # of calls on the policy itself
-    cdef Ring rings[MOST_RINGS]     # rings[i] has number i + 1
+    cdef Ring rings[MOST_RINGS]     # rings[i] has id i + 1
     cdef int num_rings
     cdef uint64_t num_resident
     cdef int64_t capacity           # in blocks
@@ -40,16 +40,16 @@ cdef class CompiledPolicy:
     cdef bint c_ensure(self, uint64_t more) noexcept
 
     # -- what a policy defines ------------------------------------------------------------
-    # Touch the batch, last key first; slots are found, NIL where unknown.
+    # Touch the batch, last key first; nodes are found, NIL where unknown.
     cdef void c_touch(self, Batch* batch) noexcept
     # A node has got a block: put it on its ring. It may still be a ghost, on a ghost ring.
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept
     # Search for exactly `n` victims; False, with the search cancelled, if there are fewer.
     cdef bint c_search(self, uint64_t n) noexcept
     # Let a victim go: off its ring; it becomes a ghost or is dropped.
     cdef void c_evicted(self, const Victim* victim) noexcept
     # A resident block is about to be dropped, not evicted; it is still on its ring.
-    cdef void c_removed(self, uint32_t slot, Node* node) noexcept
+    cdef void c_removed(self, uint32_t node_id, Node* node) noexcept
     # All victims of a search are gone.
     cdef void c_settled(self) noexcept
     cdef uint64_t c_num_ghosts(self) noexcept
@@ -63,10 +63,11 @@ cdef class CompiledPolicy:
     cdef void c_extended(self, Batch* batch) noexcept
     # Touch what a request finishes with: recent once more, and no further use where uses count.
     cdef void c_finished(self, Batch* batch) noexcept
-    # More than a quarter is pinned: park up to `most` in use at the old end of each ring, for a search.
+    # More than a quarter is pinned: for a search, park up to `most` in use at the old end of each
+    # ring.
     cdef void c_park(self, uint64_t most) noexcept
-    # The slots of a ring, from 0, least recent first.
-    cdef list c_slots(self, int number)
+    # The nodes of a ring, from 0, least recent first.
+    cdef list c_node_ids(self, int ring_index)
     # Answer how many of the `n` chosen keys of the batch to store, with the victims in
     # `victims`; -1, with the search cancelled, to refuse.
     cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept
@@ -75,10 +76,10 @@ cdef class CompiledPolicy:
 
     # -- what they share ------------------------------------------------------------------
     cdef void take_off(self, Node* node) noexcept
-    cdef void became_idle(self, uint32_t slot, Node* node) noexcept
+    cdef void became_idle(self, uint32_t node_id, Node* node) noexcept
     cdef void commit(self) noexcept
     cdef object copied_rows(self)
-    cdef int require_ring(self, int number) except -1
+    cdef int require_ring(self, int ring_index) except -1
     cdef list evict_now(self, int64_t count)
     cdef void mark_protected(self) noexcept
     cdef list let_go(self)

@@ -15,9 +15,9 @@ from kvoffload._core.ring cimport (
     ring_clear,
     ring_close,
     ring_list,
+    ring_node_ids,
     ring_open,
     ring_remove,
-    ring_slots,
     ring_unpark,
 )
 from kvoffload._core.table cimport (
@@ -87,9 +87,9 @@ cdef class CompiledPolicy:
         memset(&self.batch, 0, sizeof(Batch))
 
     def __dealloc__(self):
-        cdef int number
-        for number in range(self.num_rings):
-            ring_close(&self.rings[number])
+        cdef int ring_index
+        for ring_index in range(self.num_rings):
+            ring_close(&self.rings[ring_index])
         victims_close(&self.victims)
         batch_close(&self.batch)
 
@@ -99,17 +99,17 @@ cdef class CompiledPolicy:
     cdef int set_up(self, object cache_capacity, int nodes_a_block, int num_rings) except -1:
         cdef int64_t capacity = check_cache_capacity(cache_capacity)
         cdef Storage storage = Storage()
-        cdef int number
+        cdef int ring_index
         cdef uint64_t num_nodes = <uint64_t>capacity * nodes_a_block + SPARE_NODES
         storage.open(min(num_nodes, <uint64_t>0xFFFFFFFE))
         if self.owner != NULL:
             raise policy_owned("__init__")
         self.table = NULL
         self.was_owned = False
-        for number in range(self.num_rings):
-            ring_close(&self.rings[number])
-        for number in range(num_rings):
-            ring_open(&self.rings[number], <uint8_t>(number + 1))
+        for ring_index in range(self.num_rings):
+            ring_close(&self.rings[ring_index])
+        for ring_index in range(num_rings):
+            ring_open(&self.rings[ring_index], <uint8_t>(ring_index + 1))
         self.num_rings = num_rings
         self.storage = storage
         self.capacity = capacity
@@ -144,17 +144,17 @@ cdef class CompiledPolicy:
             self.was_owned = True
 
     cdef int stand_alone(self) except -1:
-        """Become a policy used alone: unpark every block at its place."""
+        """Become a policy used alone: unpark every block at its position."""
         cdef list orders
-        cdef int number
+        cdef int ring_index
         cdef int collecting = PyGC_Disable()
         try:
-            orders = [self.c_slots(number) for number in range(self.num_rings)]
+            orders = [self.c_node_ids(ring_index) for ring_index in range(self.num_rings)]
         finally:
             if collecting:
                 PyGC_Enable()
-        for number in range(self.num_rings):
-            ring_unpark(self.table, &self.rings[number], orders[number])
+        for ring_index in range(self.num_rings):
+            ring_unpark(self.table, &self.rings[ring_index], orders[ring_index])
         self.c_unparked()
         self.victims.managed = False
         self.was_owned = False
@@ -191,12 +191,12 @@ cdef class CompiledPolicy:
         self.require_ready()  # the check is Python code: another thread may have run
         # With the collector off no Python code runs, so that the block stays on its node.
         cdef int collecting = PyGC_Disable()
-        cdef uint32_t slot
+        cdef uint32_t node_id
         try:
-            slot = find_key(self, key)
-            if slot == NIL or not node_at(self.table, slot).flags & RESIDENT:
+            node_id = find_key(self, key)
+            if node_id == NIL or not node_at(self.table, node_id).flags & RESIDENT:
                 return None
-            return self.storage.export(slot)
+            return self.storage.export(node_id)
         finally:
             if collecting:
                 PyGC_Enable()
@@ -208,46 +208,46 @@ cdef class CompiledPolicy:
         check_status(status)
         cdef int32_t ref_cnt = status.ref_cnt
         cdef int64_t block_id = status.block_id
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         cdef const uint8_t* address = <const uint8_t*>PyBytes_AS_STRING(key)
         self.require_free("insert")
-        slot = find_key(self, key)
-        if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
+        node_id = find_key(self, key)
+        if node_id != NIL and node_at(self.table, node_id).flags & RESIDENT:
             raise block_already_resident("insert", key)
-        if slot == NIL:
+        if node_id == NIL:
             if self.c_ensure(1):
-                slot = add_key(
+                node_id = add_key(
                     self.table,
                     address,
                     <uint64_t>len(key),
                     hash_key(self.table, address, <uint64_t>len(key)),
                 )
-            if slot == NIL:
+            if node_id == NIL:
                 raise MemoryError()
         # Marks of earlier batches mean nothing to this insert.
         table_new_epoch(self.table)
-        node = node_at(self.table, slot)
+        node = node_at(self.table, node_id)
         node.block.ref_cnt = ref_cnt
         node.block.block_id = block_id
         node.flags |= RESIDENT
         self.num_resident += 1
-        self.c_insert(slot, node)
+        self.c_insert(node_id, node)
 
     def remove(self, block_hash):
         """Drop a resident block without remembering it."""
         self.require_ready()
         cdef bytes key = check_hash(block_hash)
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         self.require_free("remove")
-        slot = find_key(self, key)
-        if slot == NIL or not node_at(self.table, slot).flags & RESIDENT:
+        node_id = find_key(self, key)
+        if node_id == NIL or not node_at(self.table, node_id).flags & RESIDENT:
             raise block_not_found("remove", block_hash)
-        node = node_at(self.table, slot)
-        self.c_removed(slot, node)
+        node = node_at(self.table, node_id)
+        self.c_removed(node_id, node)
         self.take_off(node)
-        drop_key(self.table, slot, node)
+        drop_key(self.table, node_id, node)
 
     def touch(self, hashes):
         """Mark blocks as recently used, last hash first."""
@@ -299,9 +299,9 @@ cdef class CompiledPolicy:
         self.clear_now()
 
     cdef void clear_now(self) noexcept:
-        cdef int number
-        for number in range(self.num_rings):
-            ring_clear(&self.rings[number])
+        cdef int ring_index
+        for ring_index in range(self.num_rings):
+            ring_clear(&self.rings[ring_index])
         table_clear(self.table)
         self.num_resident = 0
         self.c_clear()
@@ -335,14 +335,14 @@ cdef class CompiledPolicy:
     cdef object copied_rows(self):
         cdef cnp.ndarray rows = np.zeros(self.num_resident, BLOCK_DTYPE)
         cdef Block* row
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         while <uint64_t>len(rows) != self.num_resident:  # numpy lets threads run as it allocates
             rows = np.zeros(self.num_resident, BLOCK_DTYPE)
         self.require_ready()
         row = <Block*>cnp.PyArray_DATA(rows)
-        for slot in range(self.table.num_used):
-            node = node_at(self.table, slot)
+        for node_id in range(self.table.num_used):
+            node = node_at(self.table, node_id)
             if node.flags & RESIDENT:
                 row.ref_cnt = node.block.ref_cnt
                 row.block_id = node.block.block_id
@@ -354,20 +354,20 @@ cdef class CompiledPolicy:
         """Verify every invariant; raise AssertionError with the broken one."""
         cdef const char* broken
         cdef uint64_t resident = 0
-        cdef uint32_t slot
-        cdef int number
+        cdef uint32_t node_id
+        cdef int ring_index
         cdef Node* node
         self.require_ready()
         if self.was_owned:  # what is written to its statuses meanwhile is no fault
             self.stand_alone()
         broken = table_check(self.table)
-        for number in range(self.num_rings):
+        for ring_index in range(self.num_rings):
             if broken == NULL:
-                broken = ring_check(self.table, &self.rings[number])
+                broken = ring_check(self.table, &self.rings[ring_index])
         if broken == NULL:
             broken = self.c_check()
-        for slot in range(self.table.num_used):
-            node = node_at(self.table, slot)
+        for node_id in range(self.table.num_used):
+            node = node_at(self.table, node_id)
             if node.flags & RESIDENT:
                 resident += 1
             elif node.key_length and node.ring == 0 and broken == NULL:
@@ -381,35 +381,35 @@ cdef class CompiledPolicy:
 
     # -- for the views -----------------------------------------------------------------------
 
-    def _ring_length(self, int number):
+    def _ring_length(self, int ring_index):
         """Return the number of keys on a ring, from 0."""
-        self.require_ring(number)
-        return self.rings[number].size
+        self.require_ring(ring_index)
+        return self.rings[ring_index].size
 
-    def _ring_keys(self, int number):
+    def _ring_keys(self, int ring_index):
         """Return the keys of a ring, from 0, least recent first."""
         cdef int collecting
-        self.require_ring(number)
+        self.require_ring(ring_index)
         collecting = PyGC_Disable()
         try:
-            return [key_of(node_at(self.table, slot)) for slot in self.c_slots(number)]
+            return [key_of(node_at(self.table, node_id)) for node_id in self.c_node_ids(ring_index)]
         finally:
             if collecting:
                 PyGC_Enable()
 
-    def _ring_holds(self, int number, block_hash):
+    def _ring_holds(self, int ring_index, block_hash):
         """Return whether a key is on a ring, from 0."""
-        cdef uint32_t slot
-        self.require_ring(number)
+        cdef uint32_t node_id
+        self.require_ring(ring_index)
         if type(block_hash) is not bytes or not block_hash:
             return False
-        slot = find_key(self, block_hash)
-        return slot != NIL and node_at(self.table, slot).ring == number + 1
+        node_id = find_key(self, block_hash)
+        return node_id != NIL and node_at(self.table, node_id).ring == ring_index + 1
 
-    cdef int require_ring(self, int number) except -1:
+    cdef int require_ring(self, int ring_index) except -1:
         self.require_ready()
-        if not 0 <= number < self.num_rings:
-            raise IndexError(f"the policy has no ring {number}")
+        if not 0 <= ring_index < self.num_rings:
+            raise IndexError(f"the policy has no ring {ring_index}")
         return 0
 
     # -- what policies share -----------------------------------------------------------------
@@ -431,23 +431,23 @@ cdef class CompiledPolicy:
 
     cdef void mark_protected(self) noexcept:
         """Mark the resident blocks of the batch: they stay in the search that follows."""
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         table_new_epoch(self.table)
         find_all(self.table, &self.batch)
-        for place in range(self.batch.size):
-            slot = self.batch.slots[place]
-            if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
-                node_at(self.table, slot).block.mark = self.table.epoch
+        for index in range(self.batch.size):
+            node_id = self.batch.node_ids[index]
+            if node_id != NIL and node_at(self.table, node_id).flags & RESIDENT:
+                node_at(self.table, node_id).block.mark = self.table.epoch
 
     cdef list let_go(self):
         """Return the victims with copies of their statuses, and let them go."""
         cdef Node* node
-        cdef uint64_t place
+        cdef uint64_t index
         cdef list evicted = []
         try:
-            for place in range(self.victims.size):
-                node = node_at(self.table, self.victims.items[place].slot)
+            for index in range(self.victims.size):
+                node = node_at(self.table, self.victims.items[index].node_id)
                 # Not by the constructor: another thread may run while Python code does.
                 status = new_status(BlockStatus)
                 status.block_id = node.block.block_id
@@ -461,9 +461,9 @@ cdef class CompiledPolicy:
 
     cdef void commit(self) noexcept:
         """Let all victims go."""
-        cdef uint64_t place
-        for place in range(self.victims.size):
-            self.c_evicted(&self.victims.items[place])
+        cdef uint64_t index
+        for index in range(self.victims.size):
+            self.c_evicted(&self.victims.items[index])
         self.victims.size = 0
         victims_settle(&self.victims, self.table)
         self.c_settled()
@@ -473,9 +473,9 @@ cdef class CompiledPolicy:
         ring_remove(self.table, &self.rings[node.ring - 1], node)
         self.num_resident -= 1
 
-    cdef void became_idle(self, uint32_t slot, Node* node) noexcept:
+    cdef void became_idle(self, uint32_t node_id, Node* node) noexcept:
         """Tell the ring of a parked node that it may leave again."""
-        ring_list(self.table, &self.rings[node.ring - 1], slot, node)
+        ring_list(self.table, &self.rings[node.ring - 1], node_id, node)
 
     cdef int64_t c_make_room(self, Batch* batch, int64_t n, int64_t num_free) noexcept:
         if n <= num_free:
@@ -497,7 +497,7 @@ cdef class CompiledPolicy:
     cdef void c_park(self, uint64_t most) noexcept:
         pass
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         pass
 
     cdef bint c_search(self, uint64_t n) noexcept:
@@ -506,7 +506,7 @@ cdef class CompiledPolicy:
     cdef void c_evicted(self, const Victim* victim) noexcept:
         pass
 
-    cdef void c_removed(self, uint32_t slot, Node* node) noexcept:
+    cdef void c_removed(self, uint32_t node_id, Node* node) noexcept:
         pass
 
     cdef void c_settled(self) noexcept:
@@ -524,5 +524,5 @@ cdef class CompiledPolicy:
     cdef const char* c_check(self) noexcept:
         return NULL
 
-    cdef list c_slots(self, int number):
-        return ring_slots(self.table, &self.rings[number])
+    cdef list c_node_ids(self, int ring_index):
+        return ring_node_ids(self.table, &self.rings[ring_index])

@@ -173,21 +173,21 @@ class PythonPolicy(CachePolicy):
 
     # -- for the views ---------------------------------------------------------------------
 
-    def _ring(self, number: int) -> Collection[BlockHash]:
+    def _ring(self, ring_index: int) -> Collection[BlockHash]:
         """Return the keys of a ring, from 0, least recent first."""
-        raise IndexError(f"the policy has no ring {number}")
+        raise IndexError(f"the policy has no ring {ring_index}")
 
-    def _ring_length(self, number: int) -> int:
+    def _ring_length(self, ring_index: int) -> int:
         """Return the number of keys on a ring, from 0."""
-        return len(self._ring(number))
+        return len(self._ring(ring_index))
 
-    def _ring_keys(self, number: int) -> list[BlockHash]:
+    def _ring_keys(self, ring_index: int) -> list[BlockHash]:
         """Return the keys of a ring, from 0, least recent first."""
-        return list(self._ring(number))
+        return list(self._ring(ring_index))
 
-    def _ring_holds(self, number: int, block_hash: object) -> bool:
+    def _ring_holds(self, ring_index: int, block_hash: object) -> bool:
         """Return whether a key is on a ring, from 0."""
-        return type(block_hash) is bytes and block_hash in self._ring(number)
+        return type(block_hash) is bytes and block_hash in self._ring(ring_index)
 
     # -- the trusted protocol --------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Read-only views of a policy's rings, for both twins.
 
-A policy gives, for each ring by its number from 0: its length, its keys least recent first, and
+A policy gives, for each ring by its index from 0: its length, its keys least recent first, and
 whether a key is on it. A view holds nothing else, so it always shows what is there now.
 """
 
@@ -23,29 +23,29 @@ class BlocksView(Mapping[BlockHash, BlockStatus]):
     ----------
     policy : CachePolicy
         A built-in policy.
-    number : int
+    ring_index : int
         Its ring, from 0.
     """
 
-    __slots__ = ("__weakref__", "_number", "_policy")
+    __slots__ = ("__weakref__", "_policy", "_ring_index")
 
-    def __init__(self, policy: Any, number: int) -> None:
+    def __init__(self, policy: Any, ring_index: int) -> None:
         self._policy = policy
-        self._number = number
+        self._ring_index = ring_index
 
     def __len__(self) -> int:
-        length: int = self._policy._ring_length(self._number)
+        length: int = self._policy._ring_length(self._ring_index)
         return length
 
     def __iter__(self) -> Iterator[BlockHash]:
-        return iter(self._policy._ring_keys(self._number))
+        return iter(self._policy._ring_keys(self._ring_index))
 
     def __reversed__(self) -> Iterator[BlockHash]:
-        keys: list[BlockHash] = self._policy._ring_keys(self._number)
+        keys: list[BlockHash] = self._policy._ring_keys(self._ring_index)
         return reversed(keys)
 
     def __contains__(self, block_hash: object) -> bool:
-        holds: bool = self._policy._ring_holds(self._number, block_hash)
+        holds: bool = self._policy._ring_holds(self._ring_index, block_hash)
         return holds
 
     def __getitem__(self, block_hash: BlockHash) -> BlockStatus:
@@ -105,33 +105,33 @@ class GhostsView(AbstractSet[BlockHash]):
     ----------
     policy : CachePolicy
         A built-in policy.
-    number : int
+    ring_index : int
         Its ring, from 0.
     """
 
-    __slots__ = ("__weakref__", "_number", "_policy")
+    __slots__ = ("__weakref__", "_policy", "_ring_index")
 
-    def __init__(self, policy: Any, number: int) -> None:
+    def __init__(self, policy: Any, ring_index: int) -> None:
         self._policy = policy
-        self._number = number
+        self._ring_index = ring_index
 
     @classmethod
     def _from_iterable(cls, it: Any) -> Any:
         return set(it)
 
     def __len__(self) -> int:
-        length: int = self._policy._ring_length(self._number)
+        length: int = self._policy._ring_length(self._ring_index)
         return length
 
     def __iter__(self) -> Iterator[BlockHash]:
-        return iter(self._policy._ring_keys(self._number))
+        return iter(self._policy._ring_keys(self._ring_index))
 
     def __reversed__(self) -> Iterator[BlockHash]:
-        keys: list[BlockHash] = self._policy._ring_keys(self._number)
+        keys: list[BlockHash] = self._policy._ring_keys(self._ring_index)
         return reversed(keys)
 
     def __contains__(self, block_hash: object) -> bool:
-        holds: bool = self._policy._ring_holds(self._number, block_hash)
+        holds: bool = self._policy._ring_holds(self._ring_index, block_hash)
         return holds
 
     def __repr__(self) -> str:

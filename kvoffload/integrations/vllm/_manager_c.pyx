@@ -112,7 +112,7 @@ cdef class Offer:
     """The changes that one offer makes to the counts of offers."""
 
     cdef list known         # keys that were counted before, in the order offered
-    cdef list numbers       # how often each was offered by now
+    cdef list counts        # how often each was offered by now
     cdef list tracked       # keys that are counted from now on
     cdef list dropped       # keys that make room for them, oldest first
 
@@ -124,7 +124,7 @@ cdef class RequestManagerCore:
     cdef CompiledPolicy policy      # theirs
     cdef RequestRules rules
     cdef bint at_work               # a call is between its first look and its last change
-    # By place in the batch of the steps; arrays of the same room.
+    # By index in the batch of the steps; arrays of the same room.
     cdef Access* accesses
     cdef uint8_t* left_out          # keys that are not offered often enough to be stored
     cdef Py_ssize_t room
@@ -248,28 +248,28 @@ cdef class RequestManagerCore:
         return 0
 
     cdef int read_position(
-        self, object req_context, object positions, Py_ssize_t place, Py_ssize_t* cursor
+        self, object req_context, object positions, Py_ssize_t index, Py_ssize_t* cursor
     ) except -1:
         cdef PyObject* found
         cdef object position
-        cdef long long number
+        cdef long long value
         cdef int overflow = 0
-        cdef Access* access = self.accesses + place
+        cdef Access* access = self.accesses + index
         if positions is not None:
-            find_position(positions, self.steps.batch.items[place], cursor, &found)
+            find_position(positions, self.steps.batch.items[index], cursor, &found)
             if found == NULL:
                 return 0
             position = <object>found
         else:
-            position = req_context.get_offload_key_position(<object>self.steps.batch.items[place])
+            position = req_context.get_offload_key_position(<object>self.steps.batch.items[index])
         if position is None:
             return 0
-        number = PyLong_AsLongLongAndOverflow(position, &overflow)
-        if overflow != 0 or not -INT32_MAX <= number <= INT32_MAX:
+        value = PyLong_AsLongLongAndOverflow(position, &overflow)
+        if overflow != 0 or not -INT32_MAX <= value <= INT32_MAX:
             raise ValueError(
                 f"a key's token position must be within +-{INT32_MAX}, got {describe(position)}"
             )
-        access.reverse_position = -<int32_t>number
+        access.reverse_position = -<int32_t>value
         access.flags |= POSITIONED
         return 0
 
@@ -282,31 +282,31 @@ cdef class RequestManagerCore:
         keys are new to the request.
         """
         cdef Table* table = self.policy.table
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef uint64_t num_new = 0
         cdef Access* entry
         self.chain = None
-        for place in range(self.steps.batch.size):
-            entry = self.accesses + place
+        for index in range(self.steps.batch.size):
+            entry = self.accesses + index
             if not entry.flags & OBSERVED:
                 continue
-            entry.number = access.find(self.steps.batch.items[place], entry.hashed)
-            if entry.number == NIL:
+            entry.seen_index = access.find(self.steps.batch.items[index], entry.hashed)
+            if entry.seen_index == NIL:
                 if access.finished:
                     raise RequestFinishedError(
-                        f"{call}: block {describe_hash(<object>self.steps.batch.items[place])} is new "
-                        "to the request, which has finished"
+                        f"{call}: block {describe_hash(<object>self.steps.batch.items[index])} is "
+                        "new to the request, which has finished"
                     )
                 entry.flags |= NEW
                 num_new += 1
             if not entry.flags & READY and (
-                entry.flags & NEW or not access.seen[entry.number].uses & MISSED
+                entry.flags & NEW or not access.seen[entry.seen_index].uses & MISSED
             ):
                 entry.flags |= FIRST_MISS
             if self.rules.ranked and (
                 entry.flags & NEW or not entry.flags & READY
             ):
-                self.read_position(req_context, positions, place, &access.cursor)
+                self.read_position(req_context, positions, index, &access.cursor)
         if self.rules.by_chain and not access.started and self.steps.batch.size:
             self.chain = self.chain_of(positions)
             if not self.rules.open_chain(self.chain):
@@ -318,13 +318,13 @@ cdef class RequestManagerCore:
     cdef list chain_of(self, object positions):
         """Return the keys of a request by position, then those of the call that have none."""
         cdef list chain = []
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         if positions is not None:
             chain = [key for key in positions if type(key) is bytes and key]
             chain.sort(key=positions.__getitem__)
-        for place in range(self.steps.batch.size):
-            if positions is None or <object>self.steps.batch.items[place] not in positions:
-                chain.append(<object>self.steps.batch.items[place])
+        for index in range(self.steps.batch.size):
+            if positions is None or <object>self.steps.batch.items[index] not in positions:
+                chain.append(<object>self.steps.batch.items[index])
         return chain
 
     cdef void start(self, RequestAccess access) noexcept:
@@ -335,46 +335,46 @@ cdef class RequestManagerCore:
             self.chain = None
 
     cdef Recorded record(self, RequestAccess access, bint is_load) noexcept:
-        """Record what `observe` has found; put the places of sampled keys where a watch wants them."""
+        """Record what `observe` has found; put the indexes of sampled keys into the scratch."""
         cdef Recorded found = Recorded(0, True)
         cdef RequestWatch watching = self.watching
         cdef uint32_t below = 0
         cdef uint32_t* sampled = NULL
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef Access* entry
         cdef uint8_t* uses
         if watching is not None and watching.ensure_uses(self.steps.batch.size):
             below = watching.sample_below
-            sampled = watching.use_slots
-        for place in range(self.steps.batch.size):
-            entry = self.accesses + place
+            sampled = watching.use_scratch
+        for index in range(self.steps.batch.size):
+            entry = self.accesses + index
             if not entry.flags & OBSERVED:
                 found.every = False
                 continue
             if sample_of(entry.hashed) < below:
-                sampled[found.num_sampled] = <uint32_t>place
+                sampled[found.num_sampled] = <uint32_t>index
                 found.num_sampled += 1
                 shadow_approach(&watching.shadow, entry.hashed)
             if entry.flags & NEW:
                 if is_load:  # what is repeated is new once; in a store it is left out
-                    entry.number = access.find(self.steps.batch.items[place], entry.hashed)
-                if entry.number != NIL:
+                    entry.seen_index = access.find(self.steps.batch.items[index], entry.hashed)
+                if entry.seen_index != NIL:
                     entry.flags &= <uint8_t>(~NEW & 0xFF)
                 else:
-                    entry.number = access.add(self.steps.batch.items[place], entry.hashed)
+                    entry.seen_index = access.add(self.steps.batch.items[index], entry.hashed)
                     if is_load:
-                        access.seen[entry.number].uses = LOADED
+                        access.seen[entry.seen_index].uses = LOADED
                         access.num_loaded += 1
-            uses = &access.seen[entry.number].uses
+            uses = &access.seen[entry.seen_index].uses
             if not entry.flags & READY:
                 uses[0] |= MISSED
             elif not uses[0] & INSERTED:
                 uses[0] |= REUSED
         return found
 
-    cdef inline Node* resident(self, Py_ssize_t place) noexcept:
+    cdef inline Node* resident(self, Py_ssize_t index) noexcept:
         """Return the node of a key of the batch if it is resident, else NULL."""
-        return resident(self.policy.table, &self.steps.batch, place)
+        return resident(self.policy.table, &self.steps.batch, index)
 
     # -- reads -------------------------------------------------------------------------------
 
@@ -383,7 +383,7 @@ cdef class RequestManagerCore:
         cdef Table* table
         cdef const uint8_t* address
         cdef uint64_t length
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Node* node
         self.require_ready()
         if type(key) is not bytes or not key:
@@ -394,15 +394,15 @@ cdef class RequestManagerCore:
         address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
         length = <uint64_t>PyBytes_GET_SIZE(<PyObject*>key)
         # A request's keys lie mostly in successive nodes: try the one after the last hit.
-        slot = self.last + 1
-        if self.last == NIL or slot >= table.num_used or not holds_key(
-            node_at(table, slot), address, length
+        node_id = self.last + 1
+        if self.last == NIL or node_id >= table.num_used or not holds_key(
+            node_at(table, node_id), address, length
         ):
-            slot = index_find(table, address, length, hash_key(table, address, length))
-        self.last = slot
-        if slot == NIL:
+            node_id = index_find(table, address, length, hash_key(table, address, length))
+        self.last = node_id
+        if node_id == NIL:
             return self.miss
-        node = node_at(table, slot)
+        node = node_at(table, node_id)
         if not node.flags & RESIDENT:
             return self.miss
         return self.hit if node.block.ref_cnt >= 0 else self.hit_pending
@@ -432,7 +432,7 @@ cdef class RequestManagerCore:
         cdef RequestRank rank = None, new_rank = None
         cdef object positions = None, spec
         cdef cnp.ndarray chunk_ids
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef int64_t num_new
         cdef Node* node
         cdef RequestWatch watching = self.watching  # held while a user's clock runs
@@ -456,27 +456,29 @@ cdef class RequestManagerCore:
                 positions = self.contexts.positions_of(req_context)
             chunk_ids = self.new_ids(len(batch))
             spec = self.new_spec(chunk_ids)
-            place = self.steps.pin_batch(&self.steps.batch, NULL)
-            if place >= 0:
-                raise self.steps.load_error(batch[place])
+            index = self.steps.pin_batch(&self.steps.batch, NULL)
+            if index >= 0:
+                raise self.steps.load_error(batch[index])
             if is_access:
                 try:
-                    for place in range(len(batch)):
-                        self.accesses[place].flags = OBSERVED | READY
-                        self.accesses[place].hashed = hash_key(
-                            table, item_key(&self.steps.batch, place), item_length(&self.steps.batch, place)
+                    for index in range(len(batch)):
+                        self.accesses[index].flags = OBSERVED | READY
+                        self.accesses[index].hashed = hash_key(
+                            table,
+                            item_key(&self.steps.batch, index),
+                            item_length(&self.steps.batch, index),
                         )
                     num_new = self.observe("prepare_load", req_context, access, positions)
                     if self.rules.ranked and rank is None and num_new:
                         rank = new_rank = RequestRank(self.policy)
                     self.contexts.attach(req_context, new_access, new_rank)
                 except BaseException:
-                    for place in range(len(batch)):
-                        self.steps.unpin_slot(self.steps.batch.slots[place])
+                    for index in range(len(batch)):
+                        self.steps.unpin_node(self.steps.batch.node_ids[index])
                     raise
-            for place in range(len(batch)):
-                node = node_at(table, self.steps.batch.slots[place])
-                (<int32_t*>cnp.PyArray_DATA(chunk_ids))[place] = <int32_t>node.block.block_id
+            for index in range(len(batch)):
+                node = node_at(table, self.steps.batch.node_ids[index])
+                (<int32_t*>cnp.PyArray_DATA(chunk_ids))[index] = <int32_t>node.block.block_id
             if is_access:
                 access.asked_only = False
                 self.start(access)
@@ -501,11 +503,11 @@ cdef class RequestManagerCore:
         """Release one pin for each occurrence of each chunk."""
         cdef list batch = self.open_batch(keys)
         cdef IdRange ids = IdRange(-1, -1)
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         self.steps.release(&self.steps.batch, batch, 0)
         if self.watching is not None:
-            for place in range(len(batch)):
-                widen(&ids, self.resident(place).block.block_id)
+            for index in range(len(batch)):
+                widen(&ids, self.resident(index).block.block_id)
             self.watching.c_closed(LOAD, len(batch), ids.least, ids.greatest)
 
     def touch(self, keys, req_context):
@@ -629,7 +631,7 @@ cdef class RequestManagerCore:
             )
         if num_missing == 0 or num_admitted < 0:
             return output
-        self.place(
+        self.place_chunks(
             access, rank, num_admitted, num_missing, <int32_t*>cnp.PyArray_DATA(chunk_ids)
         )
         if self.watching is not None:
@@ -642,65 +644,65 @@ cdef class RequestManagerCore:
         What is resident and readable is observed. Return how many keys are left out.
         """
         cdef Table* table = self.policy.table
-        cdef Py_ssize_t place, num_left_out = 0
+        cdef Py_ssize_t index, num_left_out = 0
         cdef Node* node
         find_hashed(table, &self.steps.batch)
         table_new_epoch(table)
-        for place in range(self.steps.batch.size):
-            self.accesses[place].hashed = self.steps.batch.hashes[place]
-            self.accesses[place].flags = 0
-            self.left_out[place] = False
-            node = self.resident(place)
+        for index in range(self.steps.batch.size):
+            self.accesses[index].hashed = self.steps.batch.hashes[index]
+            self.accesses[index].flags = 0
+            self.left_out[index] = False
+            node = self.resident(index)
             if node != NULL:
                 if node.block.mark != table.epoch and node.block.ref_cnt >= 0:  # and no repeat
-                    self.accesses[place].flags = OBSERVED | READY
+                    self.accesses[index].flags = OBSERVED | READY
                 node.block.mark = table.epoch
             elif self.counts is not None and not self.offered_enough(
-                <object>self.steps.batch.items[place]
+                <object>self.steps.batch.items[index]
             ):
-                self.left_out[place] = True
+                self.left_out[index] = True
                 num_left_out += 1
         return num_left_out
 
     cdef void mark_chosen(self, Py_ssize_t num_missing) noexcept:
         """Observe the keys that were chosen; what is left out counts as absent, ghost or not."""
-        cdef Py_ssize_t place
-        for place in range(num_missing):
-            self.accesses[self.steps.batch.places[place]].flags = OBSERVED
+        cdef Py_ssize_t index
+        for index in range(num_missing):
+            self.accesses[self.steps.batch.indexes[index]].flags = OBSERVED
         if self.counts is not None:
-            for place in range(self.steps.batch.size):
-                if self.left_out[place]:
-                    self.steps.batch.slots[place] = NIL
+            for index in range(self.steps.batch.size):
+                if self.left_out[index]:
+                    self.steps.batch.node_ids[index] = NIL
             self.steps.batch.found_at = 0
 
     cdef void protect(self) noexcept:
         """Mark what the steps have marked, in the epoch that the policy has begun."""
         cdef Table* table = self.policy.table
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         table_new_epoch(table)
-        for place in range(self.steps.batch.size):
-            if not self.left_out[place]:
-                node_at(table, self.steps.batch.slots[place]).block.mark = table.epoch
+        for index in range(self.steps.batch.size):
+            if not self.left_out[index]:
+                node_at(table, self.steps.batch.node_ids[index]).block.mark = table.epoch
 
     cdef list chosen_keys(self, Py_ssize_t size):
         """Return the first keys that were chosen."""
         cdef list chosen = PyList_New(size)
-        cdef Py_ssize_t place
-        for place in range(size):
-            key = <object>self.steps.batch.items[self.steps.batch.places[place]]
+        cdef Py_ssize_t index
+        for index in range(size):
+            key = <object>self.steps.batch.items[self.steps.batch.indexes[index]]
             Py_INCREF(key)
-            PyList_SET_ITEM(chosen, place, key)
+            PyList_SET_ITEM(chosen, index, key)
         return chosen
 
     cdef bint any_positioned(self, Py_ssize_t num_missing) noexcept:
         """Return whether the request knows the token position of a key that was chosen."""
-        cdef Py_ssize_t place
-        for place in range(num_missing):
-            if self.accesses[self.steps.batch.places[place]].flags & POSITIONED:
+        cdef Py_ssize_t index
+        for index in range(num_missing):
+            if self.accesses[self.steps.batch.indexes[index]].flags & POSITIONED:
                 return True
         return False
 
-    cdef void place(
+    cdef void place_chunks(
         self,
         RequestAccess access,
         RequestRank rank,
@@ -711,19 +713,19 @@ cdef class RequestManagerCore:
         """Let the victims go, then give the chosen keys chunks."""
         cdef CompiledSteps steps = self.steps
         cdef Py_ssize_t chosen
-        cdef uint32_t slot
+        cdef uint32_t node_id
         cdef Access* entry
         cdef Node* node
         if self.watching is not None:
             self.watching.note_victims()
         steps.evict_victims()
         for chosen in range(num_admitted):
-            entry = self.accesses + self.steps.batch.places[chosen]
-            slot = self.steps.batch.chosen[chosen]
-            node = node_at(self.policy.table, slot)
+            entry = self.accesses + self.steps.batch.indexes[chosen]
+            node_id = self.steps.batch.chosen[chosen]
+            node = node_at(self.policy.table, node_id)
             begin_store(&steps.states, self.policy, &steps._pool.pool, node)
-            self.rules.insert(slot, node, entry, rank)
-            access.seen[entry.number].uses |= INSERTED
+            self.rules.insert(node_id, node, entry, rank)
+            access.seen[entry.seen_index].uses |= INSERTED
             chunk_ids[chosen] = <int32_t>node.block.block_id
         steps.note_stored(&self.steps.batch, num_admitted, num_missing)
 
@@ -731,7 +733,7 @@ cdef class RequestManagerCore:
         """Make pending chunks readable, or drop them where the store failed."""
         cdef bint stored = success
         cdef list batch = self.open_batch(keys), completed
-        cdef Py_ssize_t place, num_ended = 0
+        cdef Py_ssize_t index, num_ended = 0
         cdef IdRange ids = IdRange(-1, -1)
         cdef Table* table = self.policy.table
         cdef Node* node
@@ -745,8 +747,8 @@ cdef class RequestManagerCore:
                     self.events.append(self.completion_event(completed, stored))
             if self.watching is not None:
                 table_new_epoch(table)
-                for place in range(self.steps.batch.size):
-                    node = self.resident(place)
+                for index in range(self.steps.batch.size):
+                    node = self.resident(index)
                     if node == NULL or node.block.ref_cnt >= 0 or node.block.mark == table.epoch:
                         continue
                     node.block.mark = table.epoch
@@ -771,7 +773,7 @@ cdef class RequestManagerCore:
     # -- the threshold -----------------------------------------------------------------------
 
     cdef bint offered_enough(self, object key) except -1:
-        """Return whether a key has been offered as often as the threshold asks, this time included."""
+        """Return whether a key has been offered as often as the threshold asks, now included."""
         count = self.counts.get(key)
         return count is not None and count + 1 >= self.store_threshold
 
@@ -783,14 +785,14 @@ cdef class RequestManagerCore:
         cdef object counts = self.counts, room
         cdef Offer offer = Offer()
         cdef Py_ssize_t num_tracked, num_dropped
-        offer.known, offer.numbers, offer.tracked, offer.dropped = [], [], [], []
+        offer.known, offer.counts, offer.tracked, offer.dropped = [], [], [], []
         for key in batch:
             count = counts.get(key)
             if count is None:
                 offer.tracked.append(key)
             else:
                 offer.known.append(key)
-                offer.numbers.append(count + 1)
+                offer.counts.append(count + 1)
         room = max(0, self.max_tracker_size - len(counts))
         num_tracked = min(len(offer.tracked), room + len(counts) - len(offer.known))
         num_dropped = max(0, num_tracked - room)
@@ -820,10 +822,10 @@ cdef class RequestManagerCore:
     cdef int count_offer(self, Offer offer) except -1:
         """Count the known keys of an offer, and let others go for the new ones."""
         cdef object counts = self.counts
-        cdef Py_ssize_t place
-        for place in range(len(offer.known)):
-            counts[offer.known[place]] = offer.numbers[place]
-            counts.move_to_end(offer.known[place])
+        cdef Py_ssize_t index
+        for index in range(len(offer.known)):
+            counts[offer.known[index]] = offer.counts[index]
+            counts.move_to_end(offer.known[index])
         for key in offer.tracked:
             counts.move_to_end(key)
         for key in offer.dropped:
@@ -879,13 +881,14 @@ cdef class RequestManagerCore:
     cdef int finish(self, object req_context) except -1:
         cdef RequestAccess access, every = None     # what the watch is shown
         cdef KeyOrder order, every_order = None
-        cdef uint64_t number
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef uint8_t uses
         access = self.contexts.access_of(req_context)
         if access is None or access.finished or access.asked_only:
             return 0
-        order = order_keys(access, req_context, self.contexts.positions_of(req_context), self.watching)
+        order = order_keys(
+            access, req_context, self.contexts.positions_of(req_context), self.watching
+        )
         if self.watching is not None:
             every, every_order = access, order
             if access.passed is not None:
@@ -904,16 +907,16 @@ cdef class RequestManagerCore:
             raise MemoryError()
         access.finished = True
         find_changed(self.policy.table, &self.steps.batch)
-        for place in range(self.steps.batch.size):
-            if self.resident(place) == NULL:
-                self.steps.batch.slots[place] = NIL
-            uses = access.seen[order.numbers[place]].uses
+        for index in range(self.steps.batch.size):
+            if self.resident(index) == NULL:
+                self.steps.batch.node_ids[index] = NIL
+            uses = access.seen[order.seen_indexes[index]].uses
             if uses & REUSED:
-                self.accesses[place].flags = USED_AGAIN
+                self.accesses[index].flags = USED_AGAIN
             elif uses & INSERTED:
-                self.accesses[place].flags = ONLY_INSERTED
+                self.accesses[index].flags = ONLY_INSERTED
             else:
-                self.accesses[place].flags = NOT_STORED if uses & MISSED else 0
+                self.accesses[index].flags = NOT_STORED if uses & MISSED else 0
         self.rules.finished(&self.steps.batch, self.accesses)
         if every is not None:
             self.watching.c_finished(every, every_order)
@@ -964,7 +967,7 @@ cdef class RequestManagerCore:
             try:
                 keys = self.steps.victim_keys()
                 for victim in range(policy.victims.size):
-                    node = node_at(policy.table, policy.victims.items[victim].slot)
+                    node = node_at(policy.table, policy.victims.items[victim].node_id)
                     evicted.append((keys[victim], node.block.block_id))
             except BaseException:
                 policy.cancel()
@@ -979,12 +982,12 @@ cdef class RequestManagerCore:
 
     cdef void protect_resident(self) noexcept:
         """Find the keys, and let those that are resident stay in the search that follows."""
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef Node* node
         find_changed(self.policy.table, &self.steps.batch)
         table_new_epoch(self.policy.table)
-        for place in range(self.steps.batch.size):
-            node = self.resident(place)
+        for index in range(self.steps.batch.size):
+            node = self.resident(index)
             if node != NULL:
                 node.block.mark = self.policy.table.epoch
 

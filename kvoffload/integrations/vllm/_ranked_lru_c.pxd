@@ -8,7 +8,7 @@ from kvoffload.policies._twin_c cimport CompiledPolicy
 cdef struct Rank:
     uint64_t rank               # greater is newer; shared by the nodes of a group
     int32_t reverse_position    # minus the token position; 0 where the rank is the node's own
-    uint32_t heap_place         # IN_HEAP: index in the heap
+    uint32_t heap_index         # IN_HEAP: index in the heap
 
 cdef struct Group:
     uint64_t rank
@@ -17,10 +17,10 @@ cdef struct Group:
 
 cdef struct Order:
     Table* table
-    Rank* ranks                 # by slot
+    Rank* ranks                 # by node_id
     uint64_t ranks_room
     uint64_t first              # rank of log[0]
-    uint32_t* log               # slot, or GROUP | number of a group
+    uint32_t* log               # node_id, or GROUP | group_id
     uint64_t head               # entries before it are passed
     uint64_t size
     uint64_t room
@@ -41,14 +41,14 @@ cdef class RankedLRU(CompiledPolicy):
     # Make room for `entries` moves and one provisional rank; call `c_ensure` before.
     cdef bint ensure_moves(self, uint64_t entries) noexcept
     # Move to the newest end.
-    cdef void renew(self, uint32_t slot, Node* node) noexcept
+    cdef void renew(self, uint32_t node_id, Node* node) noexcept
     # Raise to a request's rank, never lower.
     cdef void raise_to(
-        self, uint32_t slot, Node* node, uint32_t group, int32_t reverse_position
+        self, uint32_t node_id, Node* node, uint32_t group, int32_t reverse_position
     ) noexcept
     # Give a node that stands nowhere a request's rank.
     cdef void join(
-        self, uint32_t slot, Node* node, uint32_t group, int32_t reverse_position
+        self, uint32_t node_id, Node* node, uint32_t group, int32_t reverse_position
     ) noexcept
     cdef uint32_t open_group(self) noexcept
     cdef void release(self, uint64_t generation, uint32_t group) noexcept

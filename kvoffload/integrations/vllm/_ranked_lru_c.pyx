@@ -7,9 +7,9 @@ request takes a rank, as before vLLM 0.33, this is plain LRU.
 The order has room in its middle, and gives the oldest node that may leave.
 
 Structure
-    ``log`` holds slots in order of rank; a rank is an index into it, counted from ``first``. A node
-    that moves is appended again and its older entry is stale: the entry of rank r is live if its
-    node is IN_LOG with rank r. An entry may name a *group* instead: the nodes that a running
+    ``log`` holds node ids in order of rank; a rank is an index into it, counted from ``first``. A
+    node that moves is appended again and its older entry is stale: the entry of rank r is live if
+    its node is IN_LOG with rank r. An entry may name a *group* instead: the nodes that a running
     request has ranked provisionally, linked through ``prev`` and ``next``; more may join at any
     time, and inside a group the order is (reverse position, key).
     ``heap`` holds idle nodes that the front of the log has passed, by (rank, reverse position,
@@ -83,42 +83,42 @@ cdef inline bint is_older(Order* order, uint32_t left, uint32_t right) noexcept 
     return difference < 0 if difference else left_length < right_length
 
 
-cdef inline void heap_put(Order* order, uint64_t place, uint32_t slot) noexcept nogil:
-    order.heap[place] = slot
-    order.ranks[slot].heap_place = <uint32_t>place
+cdef inline void heap_put(Order* order, uint64_t index, uint32_t node_id) noexcept nogil:
+    order.heap[index] = node_id
+    order.ranks[node_id].heap_index = <uint32_t>index
 
 
-cdef inline void heap_rise(Order* order, uint64_t place, uint32_t slot) noexcept nogil:
+cdef inline void heap_rise(Order* order, uint64_t index, uint32_t node_id) noexcept nogil:
     cdef uint64_t parent
-    while place:
-        parent = (place - 1) // 2
-        if not is_older(order, slot, order.heap[parent]):
+    while index:
+        parent = (index - 1) // 2
+        if not is_older(order, node_id, order.heap[parent]):
             break
-        heap_put(order, place, order.heap[parent])
-        place = parent
-    heap_put(order, place, slot)
+        heap_put(order, index, order.heap[parent])
+        index = parent
+    heap_put(order, index, node_id)
 
 
-cdef inline void heap_push(Order* order, uint32_t slot) noexcept nogil:
+cdef inline void heap_push(Order* order, uint32_t node_id) noexcept nogil:
     """Add an idle node that is NOWHERE; room was made by `order_ensure`."""
-    cdef Node* node = node_at(order.table, slot)
+    cdef Node* node = node_at(order.table, node_id)
     node.note = IN_HEAP
     node.flags &= <uint8_t>(~PARKED & 0xFF)
     order.heap_size += 1
-    heap_rise(order, order.heap_size - 1, slot)
+    heap_rise(order, order.heap_size - 1, node_id)
 
 
-cdef inline void heap_remove(Order* order, uint32_t slot) noexcept nogil:
-    cdef uint64_t place = order.ranks[slot].heap_place
+cdef inline void heap_remove(Order* order, uint32_t node_id) noexcept nogil:
+    cdef uint64_t index = order.ranks[node_id].heap_index
     cdef uint64_t child
     cdef uint32_t moved
-    node_at(order.table, slot).note = NOWHERE
+    node_at(order.table, node_id).note = NOWHERE
     order.heap_size -= 1
-    if place == order.heap_size:
+    if index == order.heap_size:
         return
     moved = order.heap[order.heap_size]
     while True:
-        child = 2 * place + 1
+        child = 2 * index + 1
         if child >= order.heap_size:
             break
         if child + 1 < order.heap_size and is_older(
@@ -127,41 +127,41 @@ cdef inline void heap_remove(Order* order, uint32_t slot) noexcept nogil:
             child += 1
         if not is_older(order, order.heap[child], moved):
             break
-        heap_put(order, place, order.heap[child])
-        place = child
-    heap_rise(order, place, moved)
+        heap_put(order, index, order.heap[child])
+        index = child
+    heap_rise(order, index, moved)
 
 
 cdef inline bint is_passed(const Order* order, uint64_t rank) noexcept nogil:
     return rank < order.first + order.head
 
 
-cdef inline void group_give(Order* order, uint32_t number) noexcept nogil:
-    order.groups[number].member = order.free_group
-    order.free_group = number
+cdef inline void group_give(Order* order, uint32_t group_id) noexcept nogil:
+    order.groups[group_id].member = order.free_group
+    order.free_group = group_id
 
 
 cdef inline uint32_t group_open(Order* order) noexcept nogil:
     """Take the next rank for a request; room was made by `order_ensure`."""
-    cdef uint32_t number = order.free_group
-    if number != NIL:
-        order.free_group = order.groups[number].member
+    cdef uint32_t group_id = order.free_group
+    if group_id != NIL:
+        order.free_group = order.groups[group_id].member
     else:
-        number = order.groups_size
+        group_id = order.groups_size
         order.groups_size += 1
-    order.groups[number].rank = order.first + order.size
-    order.groups[number].member = NIL
-    order.groups[number].held = True
-    order.log[order.size] = GROUP | number
+    order.groups[group_id].rank = order.first + order.size
+    order.groups[group_id].member = NIL
+    order.groups[group_id].held = True
+    order.log[order.size] = GROUP | group_id
     order.size += 1
-    return number
+    return group_id
 
 
-cdef inline void group_release(Order* order, uint32_t number) noexcept nogil:
+cdef inline void group_release(Order* order, uint32_t group_id) noexcept nogil:
     """Say that no request refers to the group any more; its members keep their rank."""
-    order.groups[number].held = False
-    if is_passed(order, order.groups[number].rank):
-        group_give(order, number)  # otherwise when the front gets there
+    order.groups[group_id].held = False
+    if is_passed(order, order.groups[group_id].rank):
+        group_give(order, group_id)  # otherwise when the front gets there
 
 
 cdef inline void group_unlink(Order* order, Node* node, uint64_t rank) noexcept nogil:
@@ -173,12 +173,12 @@ cdef inline void group_unlink(Order* order, Node* node, uint64_t rank) noexcept 
         order.groups[order.log[rank - order.first] & ~GROUP].member = node.next
 
 
-cdef inline void order_leave(Order* order, uint32_t slot, Node* node) noexcept nogil:
+cdef inline void order_leave(Order* order, uint32_t node_id, Node* node) noexcept nogil:
     """Take a node out of wherever it stands."""
     if node.note == IN_HEAP:
-        heap_remove(order, slot)
+        heap_remove(order, node_id)
     elif node.note == IN_GROUP:
-        group_unlink(order, node, order.ranks[slot].rank)
+        group_unlink(order, node, order.ranks[node_id].rank)
     node.note = NOWHERE
     node.flags &= <uint8_t>(~PARKED & 0xFF)
 
@@ -189,25 +189,25 @@ cdef inline void park(Node* node) noexcept nogil:
     node.flags |= PARKED
 
 
-cdef inline void order_append(Order* order, uint32_t slot, Node* node) noexcept nogil:
+cdef inline void order_append(Order* order, uint32_t node_id, Node* node) noexcept nogil:
     """Make a node that is NOWHERE the newest; room was made by `order_ensure`."""
-    order.ranks[slot].rank = order.first + order.size
-    order.ranks[slot].reverse_position = 0
+    order.ranks[node_id].rank = order.first + order.size
+    order.ranks[node_id].reverse_position = 0
     node.note = IN_LOG
-    order.log[order.size] = slot
+    order.log[order.size] = node_id
     order.size += 1
 
 
 cdef inline void order_join(
-    Order* order, uint32_t slot, Node* node, uint32_t number, int32_t reverse_position
+    Order* order, uint32_t node_id, Node* node, uint32_t group_id, int32_t reverse_position
 ) noexcept nogil:
     """Give a node that is NOWHERE the provisional rank of a group."""
-    cdef Group* group = order.groups + number
-    order.ranks[slot].rank = group.rank
-    order.ranks[slot].reverse_position = reverse_position
+    cdef Group* group = order.groups + group_id
+    order.ranks[node_id].rank = group.rank
+    order.ranks[node_id].reverse_position = reverse_position
     if is_passed(order, group.rank):
         if node.block.ref_cnt == 0:
-            heap_push(order, slot)
+            heap_push(order, node_id)
         else:
             park(node)
         return
@@ -215,14 +215,14 @@ cdef inline void order_join(
     node.prev = NIL
     node.next = group.member
     if group.member != NIL:
-        node_at(order.table, group.member).prev = slot
-    group.member = slot
+        node_at(order.table, group.member).prev = node_id
+    group.member = node_id
 
 
-cdef inline void order_idle(Order* order, uint32_t slot, Node* node) noexcept nogil:
+cdef inline void order_idle(Order* order, uint32_t node_id, Node* node) noexcept nogil:
     """Say that a node has become idle, or is idle and not protected any more."""
     if node.note == NOWHERE:
-        heap_push(order, slot)
+        heap_push(order, node_id)
 
 
 cdef void order_open(Order* order, Table* table) noexcept:
@@ -241,33 +241,33 @@ cdef void order_close(Order* order) noexcept:
     order_open(order, order.table)
 
 
-cdef inline bint is_live(Order* order, uint64_t place) noexcept nogil:
-    cdef uint32_t slot = order.log[place]
+cdef inline bint is_live(Order* order, uint64_t index) noexcept nogil:
+    cdef uint32_t node_id = order.log[index]
     return (
-        order.ranks[slot].rank == order.first + place
-        and node_at(order.table, slot).note == IN_LOG
+        order.ranks[node_id].rank == order.first + index
+        and node_at(order.table, node_id).note == IN_LOG
     )
 
 
 cdef void compact(Order* order) noexcept nogil:
     """Drop stale entries and number the others anew, from the rank of the front on."""
-    cdef uint64_t kept = 0, place
+    cdef uint64_t kept = 0, index
     cdef uint64_t first = order.first + order.head
-    cdef uint32_t entry, slot
+    cdef uint32_t entry, node_id
     cdef Group* group
-    for place in range(order.head, order.size):
-        entry = order.log[place]
+    for index in range(order.head, order.size):
+        entry = order.log[index]
         if entry & GROUP:
             group = order.groups + (entry & ~GROUP)
             if group.member == NIL and not group.held:
                 group_give(order, entry & ~GROUP)
                 continue
             group.rank = first + kept
-            slot = group.member
-            while slot != NIL:
-                order.ranks[slot].rank = group.rank
-                slot = node_at(order.table, slot).next
-        elif is_live(order, place):
+            node_id = group.member
+            while node_id != NIL:
+                order.ranks[node_id].rank = group.rank
+                node_id = node_at(order.table, node_id).next
+        elif is_live(order, index):
             order.ranks[entry].rank = first + kept
         else:
             continue
@@ -313,54 +313,54 @@ cdef bint order_ensure(Order* order, uint64_t entries, uint64_t idle) noexcept:
     ) and grow(<void**>&order.heap, &order.heap_room, idle, sizeof(uint32_t))
 
 
-cdef inline bint may_leave(Order* order, uint32_t slot) noexcept nogil:
+cdef inline bint may_leave(Order* order, uint32_t node_id) noexcept nogil:
     """Return whether a node that has just been passed may leave."""
-    cdef Node* node = node_at(order.table, slot)
+    cdef Node* node = node_at(order.table, node_id)
     if node.block.ref_cnt != 0:
         park(node)
         return False
     if node.block.mark != order.table.epoch:
         return True
     node.next = order.aside
-    order.aside = slot
+    order.aside = node_id
     return False
 
 
 cdef void order_settle(Order* order) noexcept nogil:
-    cdef uint32_t slot = order.aside
+    cdef uint32_t node_id = order.aside
     cdef uint32_t following
-    while slot != NIL:
-        following = node_at(order.table, slot).next
-        heap_push(order, slot)
-        slot = following
+    while node_id != NIL:
+        following = node_at(order.table, node_id).next
+        heap_push(order, node_id)
+        node_id = following
     order.aside = NIL
 
 
-cdef void pass_group(Order* order, uint32_t number) noexcept nogil:
+cdef void pass_group(Order* order, uint32_t group_id) noexcept nogil:
     """Let the front pass a group: its idle members go to the heap."""
-    cdef uint32_t slot = order.groups[number].member
+    cdef uint32_t node_id = order.groups[group_id].member
     cdef Node* node
-    order.groups[number].member = NIL
-    while slot != NIL:
-        node = node_at(order.table, slot)
+    order.groups[group_id].member = NIL
+    while node_id != NIL:
+        node = node_at(order.table, node_id)
         node.note = NOWHERE
         if node.block.ref_cnt == 0:
-            heap_push(order, slot)
+            heap_push(order, node_id)
         else:
             park(node)
-        slot = node.next
-    if not order.groups[number].held:
-        group_give(order, number)
+        node_id = node.next
+    if not order.groups[group_id].held:
+        group_give(order, group_id)
 
 
 cdef uint32_t order_take(Order* order) noexcept nogil:
-    cdef uint32_t slot, entry
+    cdef uint32_t node_id, entry
     while True:
         while order.heap_size:
-            slot = order.heap[0]
-            heap_remove(order, slot)
-            if may_leave(order, slot):
-                return slot
+            node_id = order.heap[0]
+            heap_remove(order, node_id)
+            if may_leave(order, node_id):
+                return node_id
         if order.head == order.size:
             return NIL
         if order.head + AHEAD < order.size:
@@ -381,59 +381,59 @@ cdef uint32_t order_take(Order* order) noexcept nogil:
             order.head += 1
 
 
-cdef list order_slots(Order* order):
+cdef list order_node_ids(Order* order):
     cdef list found = []
-    cdef uint32_t slot
+    cdef uint32_t node_id
     cdef uint64_t length
     cdef const uint8_t* key
     cdef Node* node
-    for slot in range(order.table.num_used):
-        node = node_at(order.table, slot)
+    for node_id in range(order.table.num_used):
+        node = node_at(order.table, node_id)
         if node.flags & RESIDENT:
             key = key_bytes(node, &length)
             found.append((
-                order.ranks[slot].rank,
-                order.ranks[slot].reverse_position,
+                order.ranks[node_id].rank,
+                order.ranks[node_id].reverse_position,
                 <bytes>(<const char*>key)[:length],
-                slot,
+                node_id,
             ))
     found.sort()
     return [entry[3] for entry in found]
 
 
 cdef const char* order_check(Order* order) noexcept:
-    cdef uint64_t place, live = 0, linked = 0, standing = 0
-    cdef uint32_t slot, before, entry
+    cdef uint64_t index, live = 0, linked = 0, standing = 0
+    cdef uint32_t node_id, before, entry
     cdef Node* node
-    for place in range(order.heap_size):
-        slot = order.heap[place]
-        node = node_at(order.table, slot)
-        if node.note != IN_HEAP or order.ranks[slot].heap_place != place:
-            return b"a node in the heap knows its place"
-        if not is_passed(order, order.ranks[slot].rank):
+    for index in range(order.heap_size):
+        node_id = order.heap[index]
+        node = node_at(order.table, node_id)
+        if node.note != IN_HEAP or order.ranks[node_id].heap_index != index:
+            return b"a node in the heap knows its index"
+        if not is_passed(order, order.ranks[node_id].rank):
             return b"the heap is older than the log"
-        if place and is_older(order, slot, order.heap[(place - 1) // 2]):
+        if index and is_older(order, node_id, order.heap[(index - 1) // 2]):
             return b"the heap is ordered"
-    for place in range(order.head, order.size):
-        entry = order.log[place]
+    for index in range(order.head, order.size):
+        entry = order.log[index]
         if not entry & GROUP:
-            live += is_live(order, place)
+            live += is_live(order, index)
             continue
-        if order.groups[entry & ~GROUP].rank != order.first + place:
-            return b"a group's rank is its place in the log"
-        slot = order.groups[entry & ~GROUP].member
+        if order.groups[entry & ~GROUP].rank != order.first + index:
+            return b"a group's rank is its index in the log"
+        node_id = order.groups[entry & ~GROUP].member
         before = NIL
-        while slot != NIL:
-            node = node_at(order.table, slot)
+        while node_id != NIL:
+            node = node_at(order.table, node_id)
             if node.note != IN_GROUP or node.prev != before:
                 return b"the links of a group agree in both directions"
-            if order.ranks[slot].rank != order.first + place:
+            if order.ranks[node_id].rank != order.first + index:
                 return b"the members of a group have its rank"
             linked += 1
-            before = slot
-            slot = node.next
-    for slot in range(order.table.num_used):
-        node = node_at(order.table, slot)
+            before = node_id
+            node_id = node.next
+    for node_id in range(order.table.num_used):
+        node = node_at(order.table, node_id)
         if not node.flags & RESIDENT:
             if node.note != NOWHERE:
                 return b"only resident nodes stand in the order"
@@ -466,7 +466,7 @@ cdef class RankedLRU(CompiledPolicy):
     def _keys(self):
         """Return the resident keys, oldest first."""
         self.require_ready()
-        return [key_of(node_at(self.table, slot)) for slot in order_slots(&self.order)]
+        return [key_of(node_at(self.table, node_id)) for node_id in order_node_ids(&self.order)]
 
     # -- moves -------------------------------------------------------------------------------
 
@@ -474,26 +474,26 @@ cdef class RankedLRU(CompiledPolicy):
         # Beside the moves, a request may take a rank.
         return order_ensure(&self.order, entries + 1, self.table.num_keys)
 
-    cdef void renew(self, uint32_t slot, Node* node) noexcept:
-        order_leave(&self.order, slot, node)
-        order_append(&self.order, slot, node)
+    cdef void renew(self, uint32_t node_id, Node* node) noexcept:
+        order_leave(&self.order, node_id, node)
+        order_append(&self.order, node_id, node)
 
     cdef void raise_to(
-        self, uint32_t slot, Node* node, uint32_t group, int32_t reverse_position
+        self, uint32_t node_id, Node* node, uint32_t group, int32_t reverse_position
     ) noexcept:
         cdef uint64_t rank = self.order.groups[group].rank
-        if self.order.ranks[slot].rank > rank or (
-            self.order.ranks[slot].rank == rank
-            and self.order.ranks[slot].reverse_position >= reverse_position
+        if self.order.ranks[node_id].rank > rank or (
+            self.order.ranks[node_id].rank == rank
+            and self.order.ranks[node_id].reverse_position >= reverse_position
         ):
             return
-        order_leave(&self.order, slot, node)
-        order_join(&self.order, slot, node, group, reverse_position)
+        order_leave(&self.order, node_id, node)
+        order_join(&self.order, node_id, node, group, reverse_position)
 
     cdef void join(
-        self, uint32_t slot, Node* node, uint32_t group, int32_t reverse_position
+        self, uint32_t node_id, Node* node, uint32_t group, int32_t reverse_position
     ) noexcept:
-        order_join(&self.order, slot, node, group, reverse_position)
+        order_join(&self.order, node_id, node, group, reverse_position)
 
     cdef uint32_t open_group(self) noexcept:
         return group_open(&self.order)
@@ -512,59 +512,59 @@ cdef class RankedLRU(CompiledPolicy):
 
     cdef void c_touch(self, Batch* batch) noexcept:
         # Without memory for the log the order stays as it is.
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         if not self.ensure_moves(<uint64_t>batch.size):
             return
-        for place in range(batch.size - 1, -1, -1):
-            if batch.slots[place] != NIL:
-                self.renew(batch.slots[place], node_at(self.table, batch.slots[place]))
+        for index in range(batch.size - 1, -1, -1):
+            if batch.node_ids[index] != NIL:
+                self.renew(batch.node_ids[index], node_at(self.table, batch.node_ids[index]))
 
-    cdef void c_insert(self, uint32_t slot, Node* node) noexcept:
-        order_append(&self.order, slot, node)
+    cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
+        order_append(&self.order, node_id, node)
 
     cdef bint c_search(self, uint64_t n) noexcept:
         cdef Victim* victim
-        cdef uint32_t slot
+        cdef uint32_t node_id
         if not victims_ensure(&self.victims, n, 0):
             self.victims.no_memory = True
             return False
         while self.victims.size < n:
-            slot = order_take(&self.order)
-            if slot == NIL:
+            node_id = order_take(&self.order)
+            if node_id == NIL:
                 self.cancel()
                 return False
             victim = &self.victims.items[self.victims.size]
-            victim.slot = slot
+            victim.node_id = node_id
             victim.ring = NULL
-            victim.hashed = hash_ahead(self.table, node_at(self.table, slot))
+            victim.hashed = hash_ahead(self.table, node_at(self.table, node_id))
             self.victims.size += 1
         return True
 
     cdef void cancel(self) noexcept:
         """End a search and give the victims back, where a scan would find them again."""
-        cdef uint64_t place
-        cdef uint32_t slot
-        for place in range(self.victims.size):
-            slot = self.victims.items[place].slot
-            order_idle(&self.order, slot, node_at(self.table, slot))
+        cdef uint64_t index
+        cdef uint32_t node_id
+        for index in range(self.victims.size):
+            node_id = self.victims.items[index].node_id
+            order_idle(&self.order, node_id, node_at(self.table, node_id))
         self.victims.size = 0
         order_settle(&self.order)
 
     cdef void c_evicted(self, const Victim* victim) noexcept:
         self.num_resident -= 1
         drop_hashed_key(
-            self.table, victim.slot, node_at(self.table, victim.slot), victim.hashed
+            self.table, victim.node_id, node_at(self.table, victim.node_id), victim.hashed
         )
 
     cdef void c_settled(self) noexcept:
         order_settle(&self.order)
 
     cdef void take_off(self, Node* node) noexcept:
-        order_leave(&self.order, slot_of(self.table, node), node)
+        order_leave(&self.order, node_id_of(self.table, node), node)
         self.num_resident -= 1
 
-    cdef void became_idle(self, uint32_t slot, Node* node) noexcept:
-        order_idle(&self.order, slot, node)
+    cdef void became_idle(self, uint32_t node_id, Node* node) noexcept:
+        order_idle(&self.order, node_id, node)
 
     cdef void c_clear(self) noexcept:
         order_close(&self.order)
@@ -574,14 +574,14 @@ cdef class RankedLRU(CompiledPolicy):
         return order_check(&self.order)
 
 
-cdef uint32_t slot_of(Table* table, Node* node) noexcept:
-    """Return the slot of a node of the table."""
-    cdef uint32_t number
+cdef uint32_t node_id_of(Table* table, Node* node) noexcept:
+    """Return the id of a node of the table."""
+    cdef uint32_t index
     cdef Node* segment
     if table.nodes <= node < table.nodes + table.num_reserved:
         return <uint32_t>(node - table.nodes)
-    for number in range(table.num_segments):
-        segment = table.segments[number]
+    for index in range(table.num_segments):
+        segment = table.segments[index]
         if segment <= node < segment + (1 << SEGMENT_BITS):
-            return table.num_reserved + (number << SEGMENT_BITS) + <uint32_t>(node - segment)
+            return table.num_reserved + (index << SEGMENT_BITS) + <uint32_t>(node - segment)
     return NIL

@@ -46,12 +46,12 @@ cdef class RequestAccess:
     cdef SeenKey* seen          # in the order of first access
     cdef uint64_t size
     cdef uint64_t room
-    cdef uint32_t* cells        # index of `seen`: number + 1, 0 if empty; linear probing
+    cdef uint32_t* cells        # hash table of `seen`: its indexes + 1, 0 if empty; linear probing
     cdef uint64_t mask          # number of cells - 1
     cdef uint64_t num_loaded    # keys that are LOADED, if none was passed
     # Where a watch looks on:
     cdef int64_t asked_from     # least token position that was looked up, NOT_ASKED before
-    cdef int64_t asked_until    # largest that it had when it was last looked up; later ones are generated
+    cdef int64_t asked_until    # largest at its last lookup; later ones are generated
     cdef RequestAccess passed   # keys that were offered and not recorded, None if there are none
     cdef bint asked_only        # attached by a lookup: without a watch there would be none yet
     # Of the lookup before its first access, where groups count apart:
@@ -62,7 +62,7 @@ cdef class RequestAccess:
     cdef uint32_t add(self, PyObject* key, uint64_t hashed) noexcept
 
     cdef inline uint32_t find(self, PyObject* key, uint64_t hashed) noexcept nogil:
-        """Return the number of a key that was seen, or NIL."""
+        """Return the index of a key in `seen`, or NIL."""
         cdef uint64_t cell = hashed & self.mask
         cdef Py_ssize_t length
         cdef SeenKey* seen
@@ -91,7 +91,7 @@ cdef class RequestRank:
 
 
 cdef class Contexts:
-    """vLLM's request contexts, as places for what a manager knows of requests."""
+    """vLLM's request contexts, as holders of what a manager knows of requests."""
 
     cdef object context_class   # vLLM's own, whose state is read without its methods
     cdef RankedLRU ranking      # the policy, None if it does not rank
@@ -127,23 +127,23 @@ cdef inline uint32_t group_of(PyObject* key) noexcept nogil:
     return group
 
 
-cdef struct Place:
+cdef struct SortKey:
     int64_t position            # 0 if it has none
     uint32_t group
-    uint32_t number             # in the order seen
+    uint32_t seen_index         # in the order seen
 
 
 cdef class KeyOrder:
     cdef PyObject** keys        # head to tail, borrowed from the request's accesses
-    cdef uint32_t* numbers      # in RequestAccess.seen, one a key
-    cdef Place* places          # one a key
-    cdef uint8_t* positioned    # by number: whether the key has a position
-    cdef bint by_position       # all have one, and the places are in the order of positions
-    cdef const uint32_t* sampled    # places of the keys that a watch looks at, in its scratch
+    cdef uint32_t* seen_indexes # in RequestAccess.seen, one a key
+    cdef SortKey* sort_keys     # one a key
+    cdef uint8_t* positioned    # by index in `seen`: whether the key has a position
+    cdef bint by_position       # all have one, and `sort_keys` is in the order of positions
+    cdef const uint32_t* sampled    # indexes of the keys that a watch looks at, in its scratch
     cdef uint64_t num_sampled
 
-# Return the keys that a request has shown, head to tail. The places of those that a watch looks at,
-# if there is one, stay until it is asked for room again.
+# Return the keys that a request has shown, head to tail. The indexes of those that a watch looks
+# at, if there is one, stay until it is asked for room again.
 cdef KeyOrder order_keys(
     RequestAccess access, object req_context, object positions, WatchCore watching
 )

@@ -26,16 +26,16 @@ cdef class RequestAccess:
         self.asked_until = -NOT_ASKED
 
     def __dealloc__(self):
-        cdef uint64_t number
-        for number in range(self.size):
-            Py_DECREF(<object>self.seen[number].key)
+        cdef uint64_t seen_index
+        for seen_index in range(self.size):
+            Py_DECREF(<object>self.seen[seen_index].key)
         discard(self.seen)
         discard(self.cells)
 
     cdef bint ensure(self, uint64_t more) noexcept:
         """Make room for `more` keys; False, with nothing changed, if there is no memory."""
         cdef uint64_t room = max(self.room, <uint64_t>SMALLEST)
-        cdef uint64_t number, cell
+        cdef uint64_t seen_index, cell
         cdef uint32_t* cells
         cdef SeenKey* seen
         if self.size + more <= self.room:
@@ -53,28 +53,28 @@ cdef class RequestAccess:
         self.room = room
         self.mask = 2 * room - 1
         memset(cells, 0, 2 * room * sizeof(uint32_t))
-        for number in range(self.size):
-            cell = seen[number].hashed & self.mask
+        for seen_index in range(self.size):
+            cell = seen[seen_index].hashed & self.mask
             while cells[cell] != 0:
                 cell = (cell + 1) & self.mask
-            cells[cell] = <uint32_t>number + 1
+            cells[cell] = <uint32_t>seen_index + 1
         discard(self.cells)
         self.cells = cells
         return True
 
     cdef uint32_t add(self, PyObject* key, uint64_t hashed) noexcept:
-        """Append a key that was not seen; return its number. `ensure` has made room."""
-        cdef uint32_t number = <uint32_t>self.size
+        """Append a key that was not seen; return its index. `ensure` has made room."""
+        cdef uint32_t seen_index = <uint32_t>self.size
         cdef uint64_t cell = hashed & self.mask
         while self.cells[cell] != 0:
             cell = (cell + 1) & self.mask
-        self.cells[cell] = number + 1
+        self.cells[cell] = seen_index + 1
         Py_INCREF(<object>key)
-        self.seen[number].key = key
-        self.seen[number].hashed = hashed
-        self.seen[number].uses = 0
+        self.seen[seen_index].key = key
+        self.seen[seen_index].hashed = hashed
+        self.seen[seen_index].uses = 0
         self.size += 1
-        return number
+        return seen_index
 
 
 cdef class RequestRank:
@@ -162,8 +162,8 @@ cdef class Contexts:
 cdef class KeyOrder:
     def __dealloc__(self):
         discard(self.keys)
-        discard(self.numbers)
-        discard(self.places)
+        discard(self.seen_indexes)
+        discard(self.sort_keys)
         discard(self.positioned)
 
 
@@ -172,69 +172,75 @@ cdef inline int compare(int64_t left, int64_t right) noexcept nogil:
 
 
 cdef int by_position(const void* left, const void* right) noexcept nogil:
-    cdef const Place* one = <const Place*>left
-    cdef const Place* other = <const Place*>right
+    cdef const SortKey* one = <const SortKey*>left
+    cdef const SortKey* other = <const SortKey*>right
     cdef int order = compare(one.position, other.position)
     if order == 0:
         order = compare(one.group, other.group)
-    return order if order else compare(one.number, other.number)
+    return order if order else compare(one.seen_index, other.seen_index)
 
 
 cdef int by_group(const void* left, const void* right) noexcept nogil:
-    cdef const Place* one = <const Place*>left
-    cdef const Place* other = <const Place*>right
+    cdef const SortKey* one = <const SortKey*>left
+    cdef const SortKey* other = <const SortKey*>right
     cdef int order = compare(one.group, other.group)
-    return order if order else compare(one.number, other.number)
+    return order if order else compare(one.seen_index, other.seen_index)
 
 
 cdef bint is_sorted(
-    const Place* places, uint64_t size, int (*order)(const void*, const void*) noexcept nogil
+    const SortKey* sort_keys, uint64_t size, int (*order)(const void*, const void*) noexcept nogil
 ) noexcept nogil:
     cdef uint64_t at
     for at in range(1, size):
-        if order(&places[at - 1], &places[at]) > 0:
+        if order(&sort_keys[at - 1], &sort_keys[at]) > 0:
             return False
     return True
 
 
-cdef int read_places(
-    RequestAccess access, object req_context, object positions, Place* places, uint8_t* positioned
+cdef int read_sort_keys(
+    RequestAccess access,
+    object req_context,
+    object positions,
+    SortKey* sort_keys,
+    uint8_t* positioned,
 ) except -1:
-    """Fill in the places; return 1 if every key has a position, else 0."""
-    cdef uint64_t number
+    """Fill in the sort keys; return 1 if every key has a position, else 0."""
+    cdef uint64_t seen_index
     cdef PyObject* found
     cdef object position
     cdef bint complete = True
     cdef Py_ssize_t cursor = 0
-    for number in range(access.size):
-        places[number].number = <uint32_t>number
-        places[number].group = group_of(access.seen[number].key)
-        places[number].position = 0
+    for seen_index in range(access.size):
+        sort_keys[seen_index].seen_index = <uint32_t>seen_index
+        sort_keys[seen_index].group = group_of(access.seen[seen_index].key)
+        sort_keys[seen_index].position = 0
         if positions is None:
-            position = req_context.get_offload_key_position(<object>access.seen[number].key)
+            position = req_context.get_offload_key_position(<object>access.seen[seen_index].key)
         else:
-            find_position(positions, access.seen[number].key, &cursor, &found)
+            find_position(positions, access.seen[seen_index].key, &cursor, &found)
             position = None if found == NULL else <object>found
-        positioned[number] = position is not None
+        positioned[seen_index] = position is not None
         if position is None:
             complete = False
         else:
-            places[number].position = position
+            sort_keys[seen_index].position = position
     return complete
 
 
-cdef void sort_by_group(Place* places, uint64_t size, const uint8_t* positioned) noexcept nogil:
+cdef void sort_by_group(
+    SortKey* sort_keys, uint64_t size, const uint8_t* positioned
+) noexcept nogil:
     cdef uint64_t start = 0, stop
     cdef bint complete
-    qsort(places, size, sizeof(Place), by_group)
+    qsort(sort_keys, size, sizeof(SortKey), by_group)
     while start < size:
         stop = start
         complete = True
-        while stop < size and places[stop].group == places[start].group:
-            complete = complete and positioned[places[stop].number]
+        while stop < size and sort_keys[stop].group == sort_keys[start].group:
+            complete = complete and positioned[sort_keys[stop].seen_index]
             stop += 1
         if complete:
-            qsort(places + start, stop - start, sizeof(Place), by_position)
+            qsort(sort_keys + start, stop - start, sizeof(SortKey), by_position)
         start = stop
 
 
@@ -247,27 +253,30 @@ cdef KeyOrder order_keys(
     cdef uint32_t sample_below = 0
     cdef uint32_t* sampled = NULL
     cdef const SeenKey* seen
-    cdef Place* places = <Place*>resize(NULL, size * sizeof(Place))
-    order.places = places
+    cdef SortKey* sort_keys = <SortKey*>resize(NULL, size * sizeof(SortKey))
+    order.sort_keys = sort_keys
     order.positioned = <uint8_t*>resize(NULL, size)
-    order.numbers = <uint32_t*>resize(NULL, size * sizeof(uint32_t))
+    order.seen_indexes = <uint32_t*>resize(NULL, size * sizeof(uint32_t))
     order.keys = <PyObject**>resize(NULL, size * sizeof(PyObject*))
     if (
-        places == NULL or order.positioned == NULL or order.numbers == NULL or order.keys == NULL
+        sort_keys == NULL
+        or order.positioned == NULL
+        or order.seen_indexes == NULL
+        or order.keys == NULL
     ):
         raise MemoryError()
-    order.by_position = read_places(access, req_context, positions, places, order.positioned)
+    order.by_position = read_sort_keys(access, req_context, positions, sort_keys, order.positioned)
     if not order.by_position:
-        sort_by_group(places, size, order.positioned)
-    elif not is_sorted(places, size, by_position):
-        qsort(places, size, sizeof(Place), by_position)
+        sort_by_group(sort_keys, size, order.positioned)
+    elif not is_sorted(sort_keys, size, by_position):
+        qsort(sort_keys, size, sizeof(SortKey), by_position)
     # Not before: a context of others may have called the manager.
     if watching is not None and watching.ensure_uses(<Py_ssize_t>size):
         sample_below = watching.sample_below
-        order.sampled = sampled = watching.use_slots
+        order.sampled = sampled = watching.use_scratch
     for at in range(size):
-        seen = access.seen + places[at].number
-        order.numbers[at] = places[at].number
+        seen = access.seen + sort_keys[at].seen_index
+        order.seen_indexes[at] = sort_keys[at].seen_index
         order.keys[at] = seen.key
         if sample_of(seen.hashed) < sample_below:
             sampled[order.num_sampled] = <uint32_t>at

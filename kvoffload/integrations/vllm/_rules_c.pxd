@@ -23,7 +23,7 @@ cdef enum:
 
 cdef struct Access:
     uint64_t hashed
-    uint32_t number             # in RequestAccess.seen
+    uint32_t seen_index         # in RequestAccess.seen
     int32_t reverse_position    # minus the token position
     uint8_t flags
 
@@ -39,13 +39,13 @@ cdef class RequestRules:
     cdef bint open_chain(self, list keys) noexcept
     # A request has made its first access; its keys are those of `open_chain`.
     cdef void started(self) noexcept
-    # A request has observed the keys that are NEW; slots are NIL or without a block if absent.
+    # A request has observed the keys that are NEW; nodes are NIL or without a block if absent.
     cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept
     # The keys with FIRST_MISS will be stored, if there is room.
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept
     # A node has got a block.
     cdef void insert(
-        self, uint32_t slot, Node* node, const Access* access, RequestRank rank
+        self, uint32_t node_id, Node* node, const Access* access, RequestRank rank
     ) noexcept
     # A request has finished; the batch is its keys head to tail.
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept

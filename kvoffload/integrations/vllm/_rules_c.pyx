@@ -21,7 +21,7 @@ from kvoffload.managers._lifecycle_c cimport touch_inserted
 
 _ARC_LISTS = ("t1", "t2", "b1", "b2")
 
-# Rings of the ARC policy, by the number in Node.ring.
+# Rings of the ARC policy, by the id in Node.ring.
 cdef enum:
     T1 = 1
     T2 = 2
@@ -53,9 +53,9 @@ cdef class RequestRules:
         pass
 
     cdef void insert(
-        self, uint32_t slot, Node* node, const Access* access, RequestRank rank
+        self, uint32_t node_id, Node* node, const Access* access, RequestRank rank
     ) noexcept:
-        self.policy.c_insert(slot, node)
+        self.policy.c_insert(node_id, node)
 
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
         pass
@@ -75,39 +75,39 @@ cdef class LRURules(RequestRules):
         return self.lru.ensure_moves(moves)
 
     cdef void accessed(self, Batch* batch, const Access* accesses, RequestRank rank) noexcept:
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef Node* node
         if not self.ranked:
             return
-        for place in range(batch.size):
-            if not accesses[place].flags & NEW:
+        for index in range(batch.size):
+            if not accesses[index].flags & NEW:
                 continue
             if rank.group == NIL:
                 rank.group = self.lru.open_group()
-            if batch.slots[place] == NIL or not accesses[place].flags & POSITIONED:
+            if batch.node_ids[index] == NIL or not accesses[index].flags & POSITIONED:
                 continue
-            node = node_at(self.policy.table, batch.slots[place])
+            node = node_at(self.policy.table, batch.node_ids[index])
             if node.flags & RESIDENT:
                 self.lru.raise_to(
-                    batch.slots[place], node, rank.group, accesses[place].reverse_position
+                    batch.node_ids[index], node, rank.group, accesses[index].reverse_position
                 )
 
     cdef void insert(
-        self, uint32_t slot, Node* node, const Access* access, RequestRank rank
+        self, uint32_t node_id, Node* node, const Access* access, RequestRank rank
     ) noexcept:
         if not access.flags & POSITIONED:
-            self.lru.c_insert(slot, node)
+            self.lru.c_insert(node_id, node)
             return
         if rank.group == NIL:
             rank.group = self.lru.open_group()
-        self.lru.join(slot, node, rank.group, access.reverse_position)
+        self.lru.join(node_id, node, rank.group, access.reverse_position)
 
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
-        cdef Py_ssize_t place
-        for place in range(batch.size - 1, -1, -1):
-            if batch.slots[place] != NIL:
+        cdef Py_ssize_t index
+        for index in range(batch.size - 1, -1, -1):
+            if batch.node_ids[index] != NIL:
                 self.lru.renew(
-                    batch.slots[place], node_at(self.policy.table, batch.slots[place])
+                    batch.node_ids[index], node_at(self.policy.table, batch.node_ids[index])
                 )
 
 
@@ -146,18 +146,18 @@ cdef class UseRules(RequestRules):
         self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
     ) noexcept:
         """Take the keys that have one of the flags; for those that are absent, of the others."""
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         cdef Batch* part = &self.part
         part.size = 0
-        for place in range(batch.size):
-            slot = batch.slots[place]
-            if accesses[place].flags & (absent_flags if slot == NIL else flags):
-                if slot != NIL and node_at(self.policy.table, slot).ring == 0:
-                    slot = NIL  # a key that is only about to become known
-                part.items[part.size] = batch.items[place]
-                part.slots[part.size] = slot
-                self.inserted[part.size] = accesses[place].flags & ONLY_INSERTED
+        for index in range(batch.size):
+            node_id = batch.node_ids[index]
+            if accesses[index].flags & (absent_flags if node_id == NIL else flags):
+                if node_id != NIL and node_at(self.policy.table, node_id).ring == 0:
+                    node_id = NIL  # a key that is only about to become known
+                part.items[part.size] = batch.items[index]
+                part.node_ids[part.size] = node_id
+                self.inserted[part.size] = accesses[index].flags & ONLY_INSERTED
                 part.size += 1
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
@@ -189,13 +189,13 @@ cdef class ChainRules(UseRules):
         return True
 
     cdef void started(self) noexcept:
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         find_all(self.policy.table, &self.chain)
-        for place in range(self.chain.size):
-            slot = self.chain.slots[place]
-            if slot != NIL and node_at(self.policy.table, slot).ring == 0:
-                self.chain.slots[place] = NIL  # a key that is only about to become known
+        for index in range(self.chain.size):
+            node_id = self.chain.node_ids[index]
+            if node_id != NIL and node_at(self.policy.table, node_id).ring == 0:
+                self.chain.node_ids[index] = NIL  # a key that is only about to become known
         self.policy.c_touch(&self.chain)
 
     cdef void missed(self, Batch* batch, const Access* accesses) noexcept:
@@ -226,27 +226,27 @@ cdef class ARCRules(UseRules):
 
     @target_t1_size.setter
     def target_t1_size(self, value):
-        number = float(value)
-        if not 0.0 <= number <= self.arc.capacity:
+        target = float(value)
+        if not 0.0 <= target <= self.arc.capacity:
             raise ValueError(
                 f"target_t1_size must be in 0 ... {self.arc.capacity}, got {value!r}"
             )
-        self.arc.target = number
+        self.arc.target = target
 
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
-        cdef Py_ssize_t place
-        cdef uint32_t slot
+        cdef Py_ssize_t index
+        cdef uint32_t node_id
         cdef Node* node
         cdef CompiledPolicy policy = self.policy
-        for place in range(batch.size - 1, -1, -1):
-            slot = batch.slots[place]
-            if slot == NIL or not accesses[place].flags & (ONLY_INSERTED | USED_AGAIN):
+        for index in range(batch.size - 1, -1, -1):
+            node_id = batch.node_ids[index]
+            if node_id == NIL or not accesses[index].flags & (ONLY_INSERTED | USED_AGAIN):
                 continue
-            node = node_at(policy.table, slot)
+            node = node_at(policy.table, node_id)
             if not node.flags & RESIDENT:
                 continue
-            if accesses[place].flags & ONLY_INSERTED or node.ring == T2:
-                ring_renew(policy.table, &policy.rings[node.ring - 1], slot, node)
+            if accesses[index].flags & ONLY_INSERTED or node.ring == T2:
+                ring_renew(policy.table, &policy.rings[node.ring - 1], node_id, node)
             else:  # even a chunk that is pending again
                 ring_remove(policy.table, &policy.rings[T1 - 1], node)
-                ring_append(policy.table, &policy.rings[T2 - 1], slot, node)
+                ring_append(policy.table, &policy.rings[T2 - 1], node_id, node)

@@ -18,9 +18,9 @@ from kvoffload._core.table cimport Node
 from kvoffload.integrations.vllm._request_c cimport (
     Contexts,
     KeyOrder,
-    Place,
     RequestAccess,
     SeenKey,
+    SortKey,
 )
 from kvoffload.integrations.vllm._rules_c cimport Access
 from kvoffload.managers._watch_c cimport WatchCore
@@ -45,8 +45,8 @@ cdef enum:
     ALL_GROUPS = -1
     NO_GROUP = -2
 
-# What a call has recorded of the keys it got. Those that are sampled: their places are in
-# `use_slots`.
+# What a call has recorded of the keys it got. Those that are sampled: their indexes are in
+# `use_scratch`.
 cdef struct Recorded:
     Py_ssize_t num_sampled
     bint every              # all of them were recorded
@@ -55,7 +55,7 @@ cdef struct Recorded:
 cdef class RequestWatch(WatchCore):
     cdef int64_t judged         # the group whose chunks are judged, or ALL_GROUPS, or NO_GROUP
     cdef int64_t chunk_tokens   # of a chunk of that group; 0: not known
-    # Full groups where others can keep theirs from being loaded, number -> tokens of a chunk; or None.
+    # Full groups where others can keep theirs from being loaded, id -> tokens of a chunk; or None.
     cdef dict full_groups
     cdef Contexts contexts
     # Of the request that looks up, which is not settled yet; a lookup is of single keys:
@@ -111,12 +111,12 @@ cdef class RequestWatch(WatchCore):
     # It has finished.
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept
     # What the full groups had and the others kept from being loaded, tokens.
-    cdef uint64_t tail_of(self, RequestAccess access, const Place* places) noexcept
+    cdef uint64_t tail_of(self, RequestAccess access, const SortKey* sort_keys) noexcept
     cdef void take_passed(
         self, Batch* batch, const Access* accesses, RequestAccess access
     ) noexcept
     cdef void not_recorded(
-        self, Batch* batch, Py_ssize_t place, uint64_t hashed, RequestAccess access
+        self, Batch* batch, Py_ssize_t index, uint64_t hashed, RequestAccess access
     ) noexcept
     cdef void near_recorded(self, const Access* accesses, Recorded recorded) noexcept
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept

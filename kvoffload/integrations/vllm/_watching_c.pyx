@@ -27,9 +27,9 @@ from kvoffload.integrations.vllm._request_c cimport (
     LOADED,
     NOT_ASKED,
     REFUSED,
-    Place,
     PyBytes_AS_STRING,
     PyBytes_GET_SIZE,
+    SortKey,
     group_of,
 )
 from kvoffload.integrations.vllm._rules_c cimport NEW, OBSERVED, READY
@@ -60,28 +60,28 @@ cdef int64_t position_of(object req_context, object positions, object key) excep
     return -NOT_ASKED if position is None else <int64_t>position
 
 
-cdef inline bint stands_aside(const Place* place, int64_t judged) noexcept:
+cdef inline bint stands_aside(const SortKey* sort_key, int64_t judged) noexcept:
     """Return whether a key belongs to a group that is not judged."""
-    return judged != ALL_GROUPS and judged != place.group
+    return judged != ALL_GROUPS and judged != sort_key.group
 
 
 cdef inline int part_of(
-    RequestAccess access, const Place* place, const uint8_t* positioned, int64_t judged
+    RequestAccess access, const SortKey* sort_key, const uint8_t* positioned, int64_t judged
 ) noexcept:
     """Return how a key stands to those that its request asked for.
 
     A request that asked at all asked for a key without a position. Of several groups one is judged,
     and stands for them.
     """
-    if stands_aside(place, judged):
+    if stands_aside(sort_key, judged):
         return BEHIND
     if access.asked_from == NOT_ASKED:
         return BEFORE
-    if not positioned[place.number]:
+    if not positioned[sort_key.seen_index]:
         return ASKED
-    if place.position > access.asked_until:
+    if sort_key.position > access.asked_until:
         return BEHIND
-    return ASKED if place.position >= access.asked_from else BEFORE
+    return ASKED if sort_key.position >= access.asked_from else BEFORE
 
 
 cdef struct Asked:
@@ -93,7 +93,7 @@ cdef struct Asked:
 cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noexcept:
     """Count the keys that a request asked for, and those of them that it did not load."""
     cdef Asked found = Asked(0, 0, False)
-    cdef const Place* places = order.places
+    cdef const SortKey* sort_keys = order.sort_keys
     cdef const uint8_t* positioned = order.positioned
     cdef const SeenKey* seen = access.seen
     cdef bint by_position = order.by_position
@@ -102,21 +102,21 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
     if access.asked_from == NOT_ASKED:
         return found
     if by_position:  # then they lie together
-        while first < after and places[first].position < access.asked_from:
+        while first < after and sort_keys[first].position < access.asked_from:
             first += 1
-        while first < after and places[after - 1].position > access.asked_until:
+        while first < after and sort_keys[after - 1].position > access.asked_until:
             after -= 1
         if after - first == access.size and judged == ALL_GROUPS and access.passed is None:
             # Pending keys are passed.
             return Asked(access.size, access.size - access.num_loaded, False)
     for at in range(first, after):
         if by_position:
-            if stands_aside(places + at, judged):
+            if stands_aside(sort_keys + at, judged):
                 continue
-        elif part_of(access, places + at, positioned, judged) != ASKED:
+        elif part_of(access, sort_keys + at, positioned, judged) != ASKED:
             continue
         found.keys += 1
-        uses = seen[places[at].number].uses
+        uses = seen[sort_keys[at].seen_index].uses
         if not uses & LOADED:
             found.missed += 1
             found.met_pending |= (uses >> CAUSE_SHIFT) & CAUSE_BITS == PENDING
@@ -154,7 +154,7 @@ cdef class RequestWatch(WatchCore):
         ----------
         full, others : dict of int to int
             Groups of which a hit needs every chunk, in the order in which they are looked up, and
-            windows and states: number -> tokens of a chunk.
+            windows and states: id -> tokens of a chunk.
         """
         if len(full) + len(others) == 1 and full:
             return
@@ -220,7 +220,7 @@ cdef class RequestWatch(WatchCore):
                 self.full_missed = True
             self.full_until = min(self.full_until, <int64_t>until)
             if group not in full:
-                # Of a group that drafts a hit leaves the last chunk out; the next begins at its end.
+                # Of a group that drafts a hit leaves the last chunk out; the next begins there.
                 until = self.asker.get_offload_key_position(key)
                 if until is not None:
                     self.full_until = min(self.full_until, <int64_t>until)
@@ -302,41 +302,41 @@ cdef class RequestWatch(WatchCore):
         """Return whether a chunk is resident; a call at work keeps its batch."""
         cdef const uint8_t* address = <const uint8_t*>PyBytes_AS_STRING(<PyObject*>key)
         cdef uint64_t length = <uint64_t>PyBytes_GET_SIZE(<PyObject*>key)
-        cdef uint32_t slot = index_find(
+        cdef uint32_t node_id = index_find(
             self.table, address, length, hash_key(self.table, address, length)
         )
-        return slot != NIL and node_at(self.table, slot).flags & RESIDENT != 0
+        return node_id != NIL and node_at(self.table, node_id).flags & RESIDENT != 0
 
     # -- loads and offers ----------------------------------------------------------------------
 
     cdef void near_recorded(self, const Access* accesses, Recorded recorded) noexcept:
         """Fetch what is known of the sampled keys."""
-        cdef Py_ssize_t number
-        for number in range(recorded.num_sampled):
+        cdef Py_ssize_t index
+        for index in range(recorded.num_sampled):
             kvo_prefetch(
                 self.shadow.entries
-                + shadow_first(&self.shadow, accesses[self.use_slots[number]].hashed)
+                + shadow_first(&self.shadow, accesses[self.use_scratch[index]].hashed)
             )
 
     cdef void c_loading(
         self, Batch* batch, const Access* accesses, RequestAccess access, Recorded recorded
     ) noexcept:
         """Note that keys are hit."""
-        cdef Py_ssize_t place, number
+        cdef Py_ssize_t index, use_index
         cdef uint32_t found
         cdef RequestAccess passed = access.passed
         cdef Entry* entry
         cdef uint8_t* uses
         if passed is not None:
-            for place in range(batch.size):
-                if not accesses[place].flags & NEW:
+            for index in range(batch.size):
+                if not accesses[index].flags & NEW:
                     continue
-                found = passed.find(batch.items[place], accesses[place].hashed)
+                found = passed.find(batch.items[index], accesses[index].hashed)
                 if found != NIL:  # it was offered before
-                    uses = &access.seen[accesses[place].number].uses
+                    uses = &access.seen[accesses[index].seen_index].uses
                     uses[0] = <uint8_t>(uses[0] & ~LOADED) | passed.seen[found].uses
-        for number in range(recorded.num_sampled):
-            entry = shadow_find(&self.shadow, accesses[self.use_slots[number]].hashed)
+        for use_index in range(recorded.num_sampled):
+            entry = shadow_find(&self.shadow, accesses[self.use_scratch[use_index]].hashed)
             if entry != NULL:
                 entry.used = True
 
@@ -353,7 +353,7 @@ cdef class RequestWatch(WatchCore):
 
         Only the sampled keys are looked at, and those that were not recorded.
         """
-        cdef Py_ssize_t place, number, last_admitted = -1
+        cdef Py_ssize_t index, use_index, last_admitted = -1
         cdef uint8_t flags
         cdef uint64_t hashed
         cdef SeenKey* seen
@@ -362,18 +362,18 @@ cdef class RequestWatch(WatchCore):
         if access.passed is not None:
             self.take_passed(batch, accesses, access)
         if not recorded.every:
-            for place in range(batch.size):
-                if not accesses[place].flags & OBSERVED:
-                    self.not_recorded(batch, place, accesses[place].hashed, access)
+            for index in range(batch.size):
+                if not accesses[index].flags & OBSERVED:
+                    self.not_recorded(batch, index, accesses[index].hashed, access)
         if admitted > 0:
-            last_admitted = batch.places[admitted - 1]
-        for number in range(recorded.num_sampled):
-            place = self.use_slots[number]
-            flags = accesses[place].flags
-            hashed = accesses[place].hashed
-            seen = access.seen + accesses[place].number
+            last_admitted = batch.indexes[admitted - 1]
+        for use_index in range(recorded.num_sampled):
+            index = self.use_scratch[use_index]
+            flags = accesses[index].flags
+            hashed = accesses[index].hashed
+            seen = access.seen + accesses[index].seen_index
             if flags & NEW and (
-                access.passed is None or access.passed.find(batch.items[place], hashed) == NIL
+                access.passed is None or access.passed.find(batch.items[index], hashed) == NIL
             ):
                 seen.uses |= <uint8_t>(
                     (BROKEN_PREFIX if flags & READY else self.cause_of(hashed)) << CAUSE_SHIFT
@@ -385,7 +385,7 @@ cdef class RequestWatch(WatchCore):
                 self.note_fate(hashed, FATE_REFUSED, now)
                 continue
             seen.uses &= <uint8_t>(~REFUSED & 0xFF)
-            self.note_fate(hashed, FATE_STORED if place <= last_admitted else FATE_DECLINED, now)
+            self.note_fate(hashed, FATE_STORED if index <= last_admitted else FATE_DECLINED, now)
         if missing == 0:
             return
         if admitted < 0:
@@ -398,31 +398,31 @@ cdef class RequestWatch(WatchCore):
         self, Batch* batch, const Access* accesses, RequestAccess access
     ) noexcept:
         """Let keys that are recorded now keep what was noted while they were not."""
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef uint32_t passed
-        for place in range(batch.size):
-            if accesses[place].flags & OBSERVED and accesses[place].flags & NEW:
-                passed = access.passed.find(batch.items[place], accesses[place].hashed)
+        for index in range(batch.size):
+            if accesses[index].flags & OBSERVED and accesses[index].flags & NEW:
+                passed = access.passed.find(batch.items[index], accesses[index].hashed)
                 if passed != NIL:
-                    access.seen[accesses[place].number].uses |= access.passed.seen[passed].uses
+                    access.seen[accesses[index].seen_index].uses |= access.passed.seen[passed].uses
 
     cdef void not_recorded(
-        self, Batch* batch, Py_ssize_t place, uint64_t hashed, RequestAccess access
+        self, Batch* batch, Py_ssize_t index, uint64_t hashed, RequestAccess access
     ) noexcept:
         """Keep a key that was offered below the threshold, or while it was pending."""
         cdef uint8_t cause = 0
         cdef Node* node
-        if batch.slots[place] == NIL:
+        if batch.node_ids[index] == NIL:
             self.tally.declined += 1
             if sample_of(hashed) < self.sample_below:
                 cause = self.cause_of(hashed)
                 self.note_fate(hashed, FATE_DECLINED, 0)
         else:
-            node = node_at(self.table, batch.slots[place])
+            node = node_at(self.table, batch.node_ids[index])
             if not node.flags & RESIDENT or node.block.ref_cnt >= 0:
                 return  # a repeat
             cause = PENDING
-        self.pass_over(access, batch.items[place], hashed, <uint8_t>(cause << CAUSE_SHIFT))
+        self.pass_over(access, batch.items[index], hashed, <uint8_t>(cause << CAUSE_SHIFT))
 
     cdef uint8_t cause_of(self, uint64_t hashed) noexcept:
         """Return why an absent sampled key is missed."""
@@ -435,7 +435,7 @@ cdef class RequestWatch(WatchCore):
         self, RequestAccess access, PyObject* key, uint64_t hashed, uint8_t uses
     ) noexcept:
         """Keep a key that is not recorded, the first time; without memory it is not counted."""
-        cdef uint32_t number
+        cdef uint32_t seen_index
         if access.find(key, hashed) != NIL:
             return
         try:
@@ -445,22 +445,22 @@ cdef class RequestWatch(WatchCore):
             return
         if access.passed.find(key, hashed) != NIL or not access.passed.ensure(1):
             return
-        number = access.passed.add(key, hashed)
-        access.passed.seen[number].uses = uses
+        seen_index = access.passed.add(key, hashed)
+        access.passed.seen[seen_index].uses = uses
 
     # -- transfers -----------------------------------------------------------------------------
 
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept:
         """Open a transfer."""
         cdef int32_t least, greatest
-        cdef Py_ssize_t place
+        cdef Py_ssize_t index
         cdef int32_t* own
         if size == 0:
             return
         least = greatest = chunk_ids[0]
-        for place in range(1, size):
-            least = min(least, chunk_ids[place])
-            greatest = max(greatest, chunk_ids[place])
+        for index in range(1, size):
+            least = min(least, chunk_ids[index])
+            greatest = max(greatest, chunk_ids[index])
         own = self.open_transfer(kind, size, least, greatest)
         if own != NULL:
             memcpy(own, chunk_ids, <size_t>size * sizeof(int32_t))
@@ -474,10 +474,10 @@ cdef class RequestWatch(WatchCore):
 
     cdef void c_finishing(self, RequestAccess access, KeyOrder order) noexcept:
         """Put the hashes of sampled keys into `uses`."""
-        cdef uint64_t number
-        for number in range(order.num_sampled):
-            self.uses[number] = access.seen[order.numbers[order.sampled[number]]].hashed
-            shadow_approach(&self.shadow, self.uses[number])
+        cdef uint64_t index
+        for index in range(order.num_sampled):
+            self.uses[index] = access.seen[order.seen_indexes[order.sampled[index]]].hashed
+            shadow_approach(&self.shadow, self.uses[index])
 
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept:
         """Judge what a request asked for, then use all its keys, last first."""
@@ -486,16 +486,16 @@ cdef class RequestWatch(WatchCore):
         cdef uint64_t now = self.c_now()
         cdef SeenKey* keys = access.seen
         cdef SeenKey* seen
-        cdef const Place* places = order.places
+        cdef const SortKey* sort_keys = order.sort_keys
         cdef const uint8_t* positioned = order.positioned
-        cdef Py_ssize_t number, num_sampled = <Py_ssize_t>order.num_sampled
+        cdef Py_ssize_t index, num_sampled = <Py_ssize_t>order.num_sampled
         cdef uint32_t sample
         cdef uint8_t uses
         cdef int part
         cdef int64_t judged = self.judged
         cdef int size, others
-        for number in range(num_sampled):
-            shadow_near(&self.shadow, self.uses[number], self.quarter_of(self.uses[number]))
+        for index in range(num_sampled):
+            shadow_near(&self.shadow, self.uses[index], self.quarter_of(self.uses[index]))
         found = count_asked(access, order, judged)
         if found.keys:
             self.tally.requests += 1
@@ -503,44 +503,46 @@ cdef class RequestWatch(WatchCore):
             self.tally.missed += found.missed
             self.tally.met_pending += found.met_pending
             if access.full_until:
-                self.tally.tail_missed_tokens += self.tail_of(access, places)
+                self.tally.tail_missed_tokens += self.tail_of(access, sort_keys)
             for size in range(self.num_sizes):
                 self.tally.long_requests[size] += total > self.lengths[size]
-        for number in range(num_sampled):
-            at = order.sampled[number]
-            if part_of(access, places + at, positioned, judged) == ASKED:
-                self.count_segment(self.uses[number])
-                uses = keys[places[at].number].uses
+        for index in range(num_sampled):
+            at = order.sampled[index]
+            if part_of(access, sort_keys + at, positioned, judged) == ASKED:
+                self.count_segment(self.uses[index])
+                uses = keys[sort_keys[at].seen_index].uses
                 if not uses & LOADED:
                     self.tally.causes[(uses >> CAUSE_SHIFT) & CAUSE_BITS] += 1
         # The other groups come behind the one that is judged, whose keys must hang together.
         for others in range(1 if judged == ALL_GROUPS else 2):
-            for number in range(num_sampled):
-                at = order.sampled[number]
-                sample = sample_of(self.uses[number])
-                if sample < self.keeps_below and stands_aside(places + at, judged) == others:
-                    part = part_of(access, places + at, positioned, judged)
+            for index in range(num_sampled):
+                at = order.sampled[index]
+                sample = sample_of(self.uses[index])
+                if sample < self.keeps_below and stands_aside(sort_keys + at, judged) == others:
+                    part = part_of(access, sort_keys + at, positioned, judged)
                     self.collect_key(sample, order.keys[at], part)
-        for number in range(num_sampled - 1, -1, -1):
-            seen = keys + places[order.sampled[number]].number
-            self.use(self.uses[number], seen, <uint32_t>now)
+        for index in range(num_sampled - 1, -1, -1):
+            seen = keys + sort_keys[order.sampled[index]].seen_index
+            self.use(self.uses[index], seen, <uint32_t>now)
         self.collect_request()
         self.due = self.due or now >= self.next_due
 
-    cdef uint64_t tail_of(self, RequestAccess access, const Place* places) noexcept:
+    cdef uint64_t tail_of(self, RequestAccess access, const SortKey* sort_keys) noexcept:
         """Return what the full groups had and the others kept from being loaded, tokens.
 
         A load ends with the group whose last loaded key comes first.
         """
+        cdef const SortKey* sort_key
         cdef uint64_t at, groups = 0, bit
         cdef int64_t loaded = access.full_from
         for at in range(access.size, 0, -1):
-            if not access.seen[places[at - 1].number].uses & LOADED or places[at - 1].group >= 64:
+            sort_key = &sort_keys[at - 1]
+            if not access.seen[sort_key.seen_index].uses & LOADED or sort_key.group >= 64:
                 continue
-            bit = <uint64_t>1 << places[at - 1].group
+            bit = <uint64_t>1 << sort_key.group
             if not groups & bit:
                 groups |= bit
-                loaded = places[at - 1].position
+                loaded = sort_key.position
         return <uint64_t>max(access.full_until - loaded, <int64_t>0)
 
     cdef void use(self, uint64_t hashed, const SeenKey* seen, uint32_t now) noexcept:
@@ -549,7 +551,7 @@ cdef class RequestWatch(WatchCore):
         cdef Entry* entry
         cdef const uint8_t* text
         cdef uint64_t length
-        cdef uint32_t slot
+        cdef uint32_t node_id
         shadow_use(&self.shadow, hashed, self.quarter_of(hashed), now)
         if known:
             return
@@ -558,9 +560,9 @@ cdef class RequestWatch(WatchCore):
             return
         text = <const uint8_t*>PyBytes_AS_STRING(seen.key)
         length = <uint64_t>PyBytes_GET_SIZE(seen.key)
-        slot = index_find(self.table, text, length, hashed)
+        node_id = index_find(self.table, text, length, hashed)
         entry.changed = now
-        if slot != NIL and node_at(self.table, slot).flags & RESIDENT:
+        if node_id != NIL and node_at(self.table, node_id).flags & RESIDENT:
             entry.fate = FATE_STORED
             entry.used = seen.uses & LOADED
         elif seen.uses & INSERTED:
@@ -574,8 +576,8 @@ cdef class RequestWatch(WatchCore):
 cdef RequestAccess all_keys(RequestAccess access):
     """Return all keys that a request has offered or loaded, recorded or not."""
     cdef RequestAccess passed = access.passed, every
-    cdef uint64_t number
-    cdef uint32_t place
+    cdef uint64_t index
+    cdef uint32_t seen_index
     if passed is None:
         return access
     every = RequestAccess(access.owner, access.generation)
@@ -586,11 +588,11 @@ cdef RequestAccess all_keys(RequestAccess access):
     every.asked_until = access.asked_until
     every.full_until = access.full_until
     every.full_from = access.full_from
-    for number in range(access.size):
-        place = every.add(access.seen[number].key, access.seen[number].hashed)
-        every.seen[place].uses = access.seen[number].uses
-    for number in range(passed.size):
-        if access.find(passed.seen[number].key, passed.seen[number].hashed) == NIL:
-            place = every.add(passed.seen[number].key, passed.seen[number].hashed)
-            every.seen[place].uses = passed.seen[number].uses
+    for index in range(access.size):
+        seen_index = every.add(access.seen[index].key, access.seen[index].hashed)
+        every.seen[seen_index].uses = access.seen[index].uses
+    for index in range(passed.size):
+        if access.find(passed.seen[index].key, passed.seen[index].hashed) == NIL:
+            seen_index = every.add(passed.seen[index].key, passed.seen[index].hashed)
+            every.seen[seen_index].uses = passed.seen[index].uses
     return every
