@@ -14,6 +14,11 @@ Cost
     O(1) per block and cache, with the 15 rings for a constant. 32 bytes per entry, touched as they
     are first used; at most 7.5 entries per block of capacity with 3.5 ghosts per block, and 4 for
     the blocks of a request.
+Tried, and not kept
+    The compiled policies themselves on small tables, as the Python twin does: a node and its index
+    entry for each cache instead of one entry for all take about ten times the memory (resident
+    bytes per block of 40 managers of 1,000 blocks, 4,000 requests each: 99 under LRU, 173 under
+    ARC as published and 263 under hit density, against less than 50 for the trials).
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
