@@ -268,7 +268,14 @@ def test_a_trace_without_lengths_needs_a_block_size(kvoffload, tmp_path):
     assert "too short: 2 requests" in done.out
 
 
-@pytest.mark.parametrize("name", ["trace.jsonl", "it's\n\x1b[31m\udcff.jsonl", "-a b.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("trace.jsonl", marks=pytest.mark.nightly),
+        "it's\n\x1b[31m\udcff.jsonl",
+        pytest.param("-a b.jsonl", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_command_on_the_page_makes_the_same_page(tmp_path, name):
     """It has every option that changes the advice, and names quoted for a shell."""
     pytest.importorskip("jinja2", reason="the report needs the report extra")

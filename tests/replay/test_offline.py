@@ -100,7 +100,7 @@ def tiny_traces(number: int, *, chained: bool, seed: int = 0):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("chained", [False, True])
+@pytest.mark.parametrize("chained", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_belady_is_the_best_choice_behind_an_accelerator(chained: bool) -> None:
     for trace, capacity, front in tiny_traces(50_000, chained=chained):
         found = belady(trace, capacity, front)[0]

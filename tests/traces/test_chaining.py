@@ -99,7 +99,16 @@ def test_a_sample_of_many_ids_estimates_their_number():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("step", [1, 2**32, 2**48 + 1, 0x9E3779B97F4A7C15], ids=hex)
+@pytest.mark.parametrize(
+    "step",
+    [
+        1,
+        pytest.param(2**32, marks=pytest.mark.nightly),
+        pytest.param(2**48 + 1, marks=pytest.mark.nightly),
+        0x9E3779B97F4A7C15,
+    ],
+    ids=hex,
+)
 def test_memory_is_bounded_however_many_ids_there_are(step):
     tracemalloc.start()
     counter = ChainingCounter()
