@@ -25,7 +25,8 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from kvoffload import IMPLEMENTATION
 from kvoffload._checks import check_int
@@ -39,6 +40,9 @@ if IMPLEMENTATION == "compiled":
     from ._request_lines_c import ID_BYTES, LINE_BYTES, packed, request_lines
 else:
     from ._request_lines_py import ID_BYTES, LINE_BYTES, packed, request_lines
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MIN_BYTES, MAX_BYTES = 2**16, 2**63 - 1
 POLL_SECONDS = 0.1
@@ -58,9 +62,9 @@ _logger = logging.getLogger(__name__)
 class RequestLog:
     """A writer of requests to a file in the Mooncake format, with salted ids.
 
-    Nothing is raised once the log is open. If the file cannot be written, recording stops and one
-    message is logged; where requests come faster than they can be written, those that exceed the
-    queue are dropped and counted.
+    A context manager. Nothing is raised once the log is open. If the file cannot be written,
+    recording stops and one message is logged; where requests come faster than they can be written,
+    those that exceed the queue are dropped and counted.
 
     Parameters
     ----------
@@ -68,8 +72,8 @@ class RequestLog:
         The file, ``.zst`` or ``.gz``. An existing file is kept as `previous_path`. A link stays,
         and its target is written; a device is written to directly.
     block_tokens : int
-        Tokens per block, 1 ... 2**31 - 1; a request's length is recorded as that of its blocks, and
-        the token that `add` is told of.
+        Tokens per block, 1 ... 2**31 - 1; a request's length is recorded as that of its blocks,
+        and the `more_tokens` of `add`.
     max_bytes : int
         Most bytes on disk, both files together, >= 65,536. An existing larger file is counted
         only from when it is replaced.
@@ -126,7 +130,7 @@ class RequestLog:
         self._file = self._open()
         self._closing = False
         self._stopped = False
-        self._untold: list[str] = []  # messages that the thread has yet to log
+        self._messages: list[str] = []  # that the thread has yet to log
         self._call = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvoffload-recorder", daemon=True)
         try:
@@ -168,6 +172,17 @@ class RequestLog:
             self._thread.join()
         atexit.unregister(self.close)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
     def finish(self) -> None:
         """Close without waiting: the thread writes what is queued and ends soon."""
         self.recording = False
@@ -183,7 +198,7 @@ class RequestLog:
             while not self._closing:
                 self._call.wait(POLL_SECONDS)
                 self._call.clear()
-                self._tell()
+                self._log_messages()
                 self._take()
                 now = time.monotonic()
                 waited, idle = now - self._text_since, now - self._text_until
@@ -199,7 +214,7 @@ class RequestLog:
         except OSError as error:
             self._stop(error)
         atexit.unregister(self.close)
-        self._tell()
+        self._log_messages()
 
     def _take(self) -> None:
         """Turn the queued requests into lines."""
@@ -269,20 +284,20 @@ class RequestLog:
 
     def _drop(self, requests: int, reason: str) -> None:
         if not self.dropped_requests:
-            self._untold.append(f"{reason}; some are left out")
+            self._messages.append(f"{reason}; some are left out")
         self.dropped_requests += requests
 
     def _stop(self, error: Exception) -> None:
         if not self._stopped:
-            self._untold.append(f"recording stopped: {error}")
+            self._messages.append(f"recording stopped: {error}")
         self._stopped = True
         self.finish()
 
-    def _tell(self) -> None:
+    def _log_messages(self) -> None:
         """Log the pending messages, and ignore errors of handlers."""
-        while self._untold:
+        while self._messages:
             with contextlib.suppress(Exception):
-                _logger.warning("%s: %s", printable(str(self.path)), self._untold.pop(0))
+                _logger.warning("%s: %s", printable(str(self.path)), self._messages.pop(0))
 
 
 def _target(path: Path) -> Path:
