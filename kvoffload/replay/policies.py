@@ -53,7 +53,7 @@ def read_policy(text: str) -> str:
     """
     if not is_own(text):
         try:
-            return str(registry.parse(text))
+            return str(registry.parse(text, "policy"))
         except ValueError as error:
             path = text.partition("?")[0]
             module, _, class_name = path.rpartition(".")

@@ -252,7 +252,7 @@ def test_more_policies_than_colours_are_told_apart_by_their_marks(kvoffload, tra
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--policy", "best"), "cache_policy must be one of "),
+        (("--policy", "best"), "policy must be one of "),
         (("--policy", "lru?x=1"), "has no option 'x'"),
         (("--capacity", "0"), "must be 1 ... 2147483647 blocks, got 0"),
         (("--capacity", "1GB"), "--capacity in bytes needs --model or --block-bytes"),

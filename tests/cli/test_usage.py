@@ -47,7 +47,7 @@ GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
         (["--block-tokens", "0"], "'--block-tokens': 0 is not in the range 1<=x<=16777216."),
         (["--limit", "0"], "'--limit': 0 is not in the range x>=1."),
         (["--seed", "-1"], "'--seed': -1 is not in the range x>=0."),
-        (["--policy", "lur"], "cache_policy must be one of lru, "),
+        (["--policy", "lur"], "'--policy': policy must be one of lru, "),
         (["--policy", "lur"], "got 'lur'; did you mean 'lru'?"),
         (["--policy", "LRU"], "got 'LRU'; did you mean 'lru'?"),
         (["absent", "--seed", "3"], "--seed must go without TRACE, got 3 with 'absent'"),

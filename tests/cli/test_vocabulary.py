@@ -422,7 +422,10 @@ def test_both_answers_and_times_where_a_model_is_named(kvoffload, trace):
         (["--prefill-tokens-per-second", "0"], "must be a number > 0, got '0'"),
         (["--prefill-tokens-per-second", "inf"], "must be a number > 0, got 'inf'"),
         (["--disk-policy", "lru"], "--disk-policy must go with --disk, got lru without"),
-        (["--disk", "1TB", "--disk-policy", "belady"], "cache_policy must be one of lru, "),
+        (
+            ["--disk", "1TB", "--disk-policy", "belady"],
+            "'--disk-policy': policy must be one of lru, ",
+        ),
         (["--policy", "belady"], "--policy must name a policy, got ceilings only"),
         (["--model", "absent/config.json"], "absent/config.json: No such file or directory"),
         (["--model", "."], ": config.json: No such file or directory"),
