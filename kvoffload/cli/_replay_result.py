@@ -10,7 +10,7 @@ from kvoffload.advise.units import percent_text
 from kvoffload.replay import CEILINGS, GroupChunks, ReplayResult
 from kvoffload.replay.policies import implementation_of
 
-from ._sources import BlockSize, Source
+from ._sources import BlockTokens, Source
 from ._terminal import Column, print_tables
 
 
@@ -157,7 +157,7 @@ def as_object(cell: Cell) -> dict[str, object]:
 def print_cells(
     source: Source,
     cells: list[Cell],
-    block_size: BlockSize,
+    block_tokens: BlockTokens,
     unique_blocks: int | None,
     device_blocks: int,
     *,
@@ -169,8 +169,8 @@ def print_cells(
     facts = [source.name]
     if source.ids_text is not None:
         facts.append(source.ids_text)
-    if block_size.tokens is not None:
-        facts.append(str(block_size))
+    if block_tokens.count is not None:
+        facts.append(str(block_tokens))
     if unique_blocks is not None:
         facts.append(f"{unique_blocks:,} unique blocks")
     if device_blocks:

@@ -232,24 +232,24 @@ def _unchained_text(survey: Survey, source: Source) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSize:
+class BlockTokens:
     """The number of tokens per block, and its origin.
 
     Attributes
     ----------
-    tokens : int or None
+    count : int or None
         Tokens per block; None where no one size fits all requests.
     origin : str or None
         ``"trace"`` if the trace states it, ``"lengths"`` if it was inferred from the requests'
         lengths, ``"option"`` if those are not known and it was given.
     """
 
-    tokens: int | None
+    count: int | None
     origin: str | None
 
     @classmethod
-    def of(cls, source: Source, survey: Survey, given: int | None) -> BlockSize:
-        """Determine the block size of a trace that has been read, given the user's option.
+    def of(cls, source: Source, survey: Survey, given: int | None) -> BlockTokens:
+        """Determine the tokens per block of a trace that has been read, given the user's option.
 
         Raises
         ------
@@ -265,12 +265,12 @@ class BlockSize:
                 raise click.UsageError(
                     f"--block-tokens must agree with the trace, got {given:,}: {contradiction}"
                 )
-        tokens = named or given or survey.block_tokens
-        if tokens is None:
+        count = named or given or survey.block_tokens
+        if count is None:
             return cls(None, None)
         if named is not None:
-            return cls(tokens, "trace")
-        return cls(tokens, "lengths" if survey.input_tokens else "option")
+            return cls(count, "trace")
+        return cls(count, "lengths" if survey.input_tokens else "option")
 
     def full_blocks(self, requests: Iterable[Request], *, quiet: bool) -> Iterable[Request]:
         """Return requests without the blocks that prompts fill in part, for ``--full-blocks``.
@@ -278,19 +278,19 @@ class BlockSize:
         Raises
         ------
         click.UsageError
-            If the block size is not known.
+            If they are not known.
         """
-        if self.tokens is None:
+        if self.count is None:
             raise click.UsageError(
                 "--full-blocks needs --block-tokens: no block size fits all requests"
             )
         if self.origin == "option":
             note("the trace has no lengths: --full-blocks leaves all blocks", quiet=quiet)
-        return Selection(requests, full_block_tokens=self.tokens)
+        return Selection(requests, full_block_tokens=self.count)
 
     def __str__(self) -> str:
-        believed = " (as given, the trace has no lengths)" if self.origin == "option" else ""
-        return f"blocks of {self.tokens:,} tokens{believed}"
+        origin = " (as given, the trace has no lengths)" if self.origin == "option" else ""
+        return f"blocks of {self.count:,} tokens{origin}"
 
 
 def _is_pipe(path: str) -> bool:

@@ -17,7 +17,7 @@ from kvoffload.replay.policies import implementation_of
 
 from ._model_options import groups_object
 from ._replay_result import steps_text
-from ._sources import BlockSize, Source
+from ._sources import BlockTokens, Source
 from ._terminal import Column, print_json, print_prose, print_tables
 
 
@@ -35,7 +35,7 @@ class Grid:
         Distinct blocks of the trace.
     block_bytes : int or None
         Size of a block, where it is known.
-    block_size : BlockSize
+    block_tokens : BlockTokens
         Tokens per block, and their origin.
     sizes : dict of str to int
         By capacity as given, its number of blocks.
@@ -57,7 +57,7 @@ class Grid:
     version: str
     unique_blocks: int
     block_bytes: int | None
-    block_size: BlockSize
+    block_tokens: BlockTokens
     sizes: dict[str, int]
     cells: list[Cell]
     counts: dict[Cell, ReplayResult]
@@ -81,7 +81,7 @@ class Grid:
         """The reason why no share of tokens is known; None if it is."""
         if not self.counts[self.cells[0]].tokens:
             return "the trace has no lengths of prompts"
-        if self.block_size.tokens is None:
+        if self.block_tokens.count is None:
             return "no block size fits all requests: give --block-tokens"
         return None
 
@@ -118,7 +118,7 @@ def print_grid(grid: Grid) -> None:
 
 def _print_shares_of_tokens(grid: Grid) -> None:
     if grid.no_tokens is None:
-        title = [f"share of prompt tokens hit, {grid.block_size}"]
+        title = [f"share of prompt tokens hit, {grid.block_tokens}"]
         _print_matrix(title, grid, lambda found: percent_text(found.token_hit_ratio))
     else:
         print_prose(f"share of prompt tokens hit: not known, {grid.no_tokens}")
@@ -179,8 +179,8 @@ def print_grid_json(grid: Grid) -> None:
             "version": grid.version,
             "unique_blocks": grid.unique_blocks,
             "block_bytes": grid.block_bytes,
-            "block_tokens": grid.block_size.tokens,
-            "block_tokens_from": grid.block_size.origin,
+            "block_tokens": grid.block_tokens.count,
+            "block_tokens_from": grid.block_tokens.origin,
             "no_token_hit_ratio": grid.no_tokens,
             **grid.order,
             "step_tokens": grid.step_tokens,

@@ -56,7 +56,7 @@ from ._options import (
 )
 from ._output import check_outputs
 from ._sources import (
-    BlockSize,
+    BlockTokens,
     Source,
     check_order,
     note_order,
@@ -238,19 +238,19 @@ def advise(
         if not unchained_ids:
             check_order(survey, source)
         note_order(survey, source, quiet=quiet)
-        block_size = BlockSize.of(source, survey, block_tokens)
-        if block_size.tokens is None:
-            raise click.UsageError(f"--block-tokens is needed: {_why_no_block_size(survey)}")
-        full = survey.block_lengths.fits(block_size.tokens)
+        known = BlockTokens.of(source, survey, block_tokens)
+        if known.count is None:
+            raise click.UsageError(f"--block-tokens is needed: {_why_no_block_tokens(survey)}")
+        full = survey.block_lengths.fits(known.count)
         recorded = RecordedTrace.of(
-            Selection(source.requests, full_block_tokens=block_size.tokens if full else None)
+            Selection(source.requests, full_block_tokens=known.count if full else None)
         )
         setup = _setup(
             capacities,
             device_memory,
             recorded.trace.unique_blocks,
-            block_tokens=block_size.tokens,
-            token_bytes=size.of(source, block_size.tokens),
+            block_tokens=known.count,
+            token_bytes=size.of(source, known.count),
             cache=size.cache,
             full_blocks=full,
             policies=tuple(policy for policy in policies if policy not in CEILINGS),
@@ -283,7 +283,7 @@ def advise(
                 same_ids,
                 unchained_ids,
             ).text(),
-            block_size.origin or "lengths",
+            known.origin or "lengths",
             alone,
             details(recorded, advice, behind),
             source.files,
@@ -351,7 +351,7 @@ def _write(subject: Subject, report: str) -> OSError | None:
     return None
 
 
-def _why_no_block_size(survey: Survey) -> str:
+def _why_no_block_tokens(survey: Survey) -> str:
     if not survey.input_tokens:
         return "the trace does not say how long its requests are"
     mean = survey.input_tokens / (survey.blocks or 1)

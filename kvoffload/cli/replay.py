@@ -45,7 +45,7 @@ from ._options import (
 )
 from ._output import check_outputs
 from ._replay_result import Cell, as_object, print_cells
-from ._sources import BlockSize, note_order, open_or_generate, order_object
+from ._sources import BlockTokens, note_order, open_or_generate, order_object
 from ._streams import standard_input_waits
 from ._terminal import note, note_bad_lines, print_json, progress_bar
 
@@ -128,8 +128,8 @@ def replay(
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)
         order = order_object(survey)
-        block_size = BlockSize.of(source, survey, block_tokens)
-        block_tokens = block_size.tokens
+        known = BlockTokens.of(source, survey, block_tokens)
+        block_tokens = known.count
         check_steps(step_tokens, block_tokens)
         block_bytes = cache.block_bytes(block_tokens) or block_bytes or source.block_bytes
         check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
@@ -137,7 +137,7 @@ def replay(
         policies = without_unknown_ceilings(policies, groups, quiet=quiet)
         requests = source.requests
         if full_blocks:
-            requests = block_size.full_blocks(requests, quiet=quiet)
+            requests = known.full_blocks(requests, quiet=quiet)
             if needs_unique:
                 survey = Survey.of(requests)
         elif block_tokens is None:
@@ -184,7 +184,7 @@ def replay(
                     "implementation": IMPLEMENTATION,
                     "version": __version__,
                     "block_tokens": block_tokens,
-                    "block_tokens_from": block_size.origin,
+                    "block_tokens_from": known.origin,
                     "unique_blocks": survey.unique_blocks,
                     "device_blocks": device_blocks,
                     "step_tokens": step_tokens,
@@ -198,7 +198,7 @@ def replay(
             print_cells(
                 source,
                 cells,
-                block_size,
+                known,
                 survey.unique_blocks,
                 device_blocks,
                 step_tokens=step_tokens,

@@ -46,7 +46,7 @@ from ._options import (
     value_of,
 )
 from ._output import STDOUT, check_outputs
-from ._sources import BlockSize, Source, note_order, open_source, order_object
+from ._sources import BlockTokens, Source, note_order, open_source, order_object
 from ._sweep_result import Grid, csv_text, print_grid, print_grid_json
 from ._terminal import note, note_bad_lines, progress_bar
 
@@ -182,14 +182,14 @@ def sweep(
         limit=limit,
         same_ids=same_ids,
     ) as source:
-        decoded, block_size, survey = _read(
+        decoded, known, survey = _read(
             source, block_tokens, limit, full_blocks=full_blocks, quiet=quiet
         )
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)
-    check_steps(step_tokens, block_size.tokens)
-    groups = cache.groups(block_size.tokens)
-    block_bytes = cache.block_bytes(block_size.tokens) or block_bytes or source.block_bytes
+    check_steps(step_tokens, known.count)
+    groups = cache.groups(known.count)
+    block_bytes = cache.block_bytes(known.count) or block_bytes or source.block_bytes
     check_sizes(block_bytes, capacity=capacities, device_memory=[device_memory])
     unique = unique_chunks(groups, decoded.unique_blocks)
     unit = groups.slot_name
@@ -214,11 +214,11 @@ def sweep(
         __version__,
         decoded.unique_blocks,
         block_bytes,
-        block_size,
+        known,
         sizes,
         cells,
         counts,
-        cache.text(block_size.tokens),
+        cache.text(known.count),
         groups,
         order_object(survey),
         step_tokens,
@@ -269,7 +269,7 @@ def _read(
     *,
     full_blocks: bool,
     quiet: bool,
-) -> tuple[DecodedTrace, BlockSize, Survey]:
+) -> tuple[DecodedTrace, BlockTokens, Survey]:
     """Decode the trace and determine its block size, which full blocks have to be known for.
 
     The survey is of the whole blocks and the partial ones.
@@ -280,13 +280,13 @@ def _read(
             survey = Survey.of(
                 source.requests, unique=False, block_tokens=block_tokens, progress=progress
             )
-        block_size = BlockSize.of(source, survey, block_tokens)
-        requests = block_size.full_blocks(source.requests, quiet=quiet)
+        known = BlockTokens.of(source, survey, block_tokens)
+        requests = known.full_blocks(source.requests, quiet=quiet)
     else:
         requests = survey.counting(source.requests)
     with progress_bar("reading", limit, quiet=quiet) as progress:
         decoded = DecodedTrace.of(requests, progress)
-    return decoded, BlockSize.of(source, survey, block_tokens), survey
+    return decoded, BlockTokens.of(source, survey, block_tokens), survey
 
 
 def _counts(

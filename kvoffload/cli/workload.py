@@ -12,7 +12,7 @@ from kvoffload.traces.outputs import open_output
 
 from ._options import examples, reading_options, traces_argument
 from ._output import STDOUT, check_output_option
-from ._sources import BlockSize, note_order, open_source
+from ._sources import BlockTokens, note_order, open_source
 from ._terminal import note, note_bad_lines, progress_bar
 
 
@@ -80,15 +80,15 @@ def workload(
             note(source.ids_text, quiet=quiet)
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)
-        block_size = BlockSize.of(source, survey, block_tokens)
-        if block_size.tokens is None:
+        known = BlockTokens.of(source, survey, block_tokens)
+        if known.count is None:
             raise click.UsageError("--block-tokens is needed: no block size fits all requests")
         requests = source.requests
         if full_blocks:
-            requests = Selection(requests, full_block_tokens=block_size.tokens, cut_length=True)
+            requests = Selection(requests, full_block_tokens=known.count, cut_length=True)
         if output == STDOUT:
-            write_prompts(requests, sys.stdout.buffer, block_size.tokens)
+            write_prompts(requests, sys.stdout.buffer, known.count)
             sys.stdout.buffer.flush()
         else:
             with open_output(output) as file:
-                write_prompts(requests, file, block_size.tokens)
+                write_prompts(requests, file, known.count)

@@ -229,10 +229,10 @@ def test_the_lines_above_a_table_fit_the_width_where_a_word_does(kvoffload):
 def test_not_admitted_is_shown_where_a_policy_refuses_blocks(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     from kvoffload.cli._replay_result import Cell, print_cells
-    from kvoffload.cli._sources import BlockSize, Source
+    from kvoffload.cli._sources import BlockTokens, Source
     from kvoffload.replay import GroupChunks, ReplayResult
 
-    unknown, plain = BlockSize(None, None), GroupChunks.of_blocks()
+    unknown, plain = BlockTokens(None, None), GroupChunks.of_blocks()
     source = Source("t", ())
     cell = Cell("lru", "5", 5, ReplayResult(not_admitted=1234))
     print_cells(source, [cell], unknown, None, 0, groups=plain)
