@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -93,6 +93,7 @@ class Setup:
     block_tokens: int
     token_bytes: int
     device_memory: int = 0
+    _: KW_ONLY
     full_blocks: bool = False
     policies: tuple[str, ...] = registry.names()
     others: tuple[int, ...] = ()

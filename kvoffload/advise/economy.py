@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from .accelerators import MEMORY_SHARE, Accelerator
@@ -44,6 +44,7 @@ class Engine:
     accelerator: Accelerator | None = None
     workers: int = 1
     device_memory: int = 0
+    _: KW_ONLY
     prefill_given: bool = False
     link_given: bool = False
 
