@@ -11,11 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.policies import registry
-from kvoffload.replay import (
-    STEP_TOKENS,
-    DecodedTrace,
-    GroupChunks,
-)
+from kvoffload.replay import DecodedTrace, GroupChunks
+from kvoffload.replay.groups import STEP_TOKENS
 from kvoffload.replay.offline import INFINITE
 from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Request

@@ -8,13 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import BlockHash
-from kvoffload.replay import (
-    TierCounts,
-    simulate_requests,
-    simulate_tiers,
-    stack_distances,
-)
-from kvoffload.replay.simulate import Demand
+from kvoffload.replay import TierCounts, simulate_tiers, stack_distances
+from kvoffload.replay.simulate import Demand, simulate_requests
 
 from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, RecordedTrace
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvoffload.replay import Cell, DecodedTrace, GroupChunks, ReplayResult, run_grid
-from kvoffload.replay.grid import GridWork
+from kvoffload.replay import DecodedTrace, GroupChunks, ReplayResult
+from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.offline import BELADY
 
 __all__ = ["PARTS", "Grid", "Outcome", "part_seconds", "replay_grid"]

@@ -16,8 +16,8 @@ import click
 from kvoffload import CPUOffloadingManager
 from kvoffload import _sizes as sizes
 from kvoffload.errors import describe
-from kvoffload.replay import CEILINGS
 from kvoffload.replay.groups import MAX_CHUNK_TOKENS, MAX_STEP_TOKENS
+from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own, new_manager
 from kvoffload.replay.policies import read_policy as parse_policy
 from kvoffload.traces.formats import FORMATS

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from kvoffload._printable import printable
 from kvoffload.advise.axes import apart, ratio_text, ratio_ticks
 from kvoffload.advise.units import bytes_text
-from kvoffload.replay import CEILINGS
+from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces.outputs import open_output
 
 from ._sweep_result import Grid

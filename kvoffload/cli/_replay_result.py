@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.units import percent_text
-from kvoffload.replay import CEILINGS, GroupChunks, ReplayResult
+from kvoffload.replay import GroupChunks, ReplayResult
+from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import implementation_of
 
 from ._sources import BlockTokens, Source

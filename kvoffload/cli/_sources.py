@@ -12,16 +12,9 @@ import click
 
 from kvoffload.advise.units import duration_text
 from kvoffload.replay import Selection
-from kvoffload.traces import (
-    MergedTrace,
-    Request,
-    Survey,
-    Trace,
-    Workload,
-    trace_files,
-    write_requests,
-)
+from kvoffload.traces import MergedTrace, Request, Survey, Trace, Workload, write_requests
 from kvoffload.traces.lines import STDIN
+from kvoffload.traces.merged import trace_files
 from kvoffload.traces.scratch import scratch_file
 
 from ._terminal import note

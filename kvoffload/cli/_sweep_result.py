@@ -12,7 +12,9 @@ import click
 from kvoffload import IMPLEMENTATION
 from kvoffload.advise.remarks import group_remarks
 from kvoffload.advise.units import bytes_text, percent_text
-from kvoffload.replay import CEILINGS, Cell, GroupChunks, ReplayResult
+from kvoffload.replay import GroupChunks, ReplayResult
+from kvoffload.replay.grid import Cell
+from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import implementation_of
 
 from ._model_options import groups_object

@@ -29,7 +29,9 @@ from kvoffload.advise.report import require_report, write_report
 from kvoffload.advise.retention import RetentionCell, compared, retentions
 from kvoffload.advise.subject import Subject
 from kvoffload.policies import registry
-from kvoffload.replay import CEILINGS, STEP_TOKENS, Selection
+from kvoffload.replay import Selection
+from kvoffload.replay.groups import STEP_TOKENS
+from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces import Survey
 from kvoffload.traces.lines import STDIN
 

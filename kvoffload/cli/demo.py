@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kvoffload._extras import require
-from kvoffload.replay import serve
 from kvoffload.replay.policies import new_manager
 from kvoffload.replay.requests import BlockKeys
+from kvoffload.replay.serving import serve
 from kvoffload.traces import Request, Survey
 
 from ._options import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kvoffload.policies import registry
-from kvoffload.replay import CEILINGS
+from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import summary
 
 from ._options import examples, json_option

@@ -8,12 +8,9 @@ import click
 
 from kvoffload import IMPLEMENTATION, __version__
 from kvoffload.advise import ModelShape
-from kvoffload.replay import (
-    CEILINGS,
-    DecodedTrace,
-    DeviceCache,
-)
+from kvoffload.replay import DecodedTrace, DeviceCache
 from kvoffload.replay import replay as replay_trace
+from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.simulate import Demand
 from kvoffload.traces import Survey
 

@@ -11,9 +11,11 @@ from kvoffload import __version__
 from kvoffload._extras import require
 from kvoffload.advise import ModelShape
 from kvoffload.policies import registry
-from kvoffload.replay import CEILINGS, Cell, DecodedTrace, ReplayResult, ResultsFile, run_grid
-from kvoffload.replay.grid import GridWork
+from kvoffload.replay import DecodedTrace, ReplayResult
+from kvoffload.replay.grid import Cell, GridWork, run_grid
+from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own
+from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces import Survey
 from kvoffload.traces.outputs import open_output
 

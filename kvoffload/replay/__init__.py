@@ -4,57 +4,34 @@ from typing import Any
 
 from kvoffload._former import former_names
 
+from . import grid as _grid
+from . import groups as _groups
+from . import offline as _offline
+from . import results as _results
+from . import results_file as _results_file
+from . import serving as _serving
+from . import simulate as _simulate
 from .device import DeviceCache, device_hits, device_hits_and_junctions
-from .grid import Cell, run_grid
-from .grid import GridWork as _GridWork
-from .groups import (
-    STEP_TOKENS,
-    Group,
-    GroupChunks,
-    GroupKind,
-    GroupLayout,
-    Retention,
-)
-from .groups import Place as _Place
-from .groups import Runs as _Runs
-from .offline import CEILINGS, belady, infinite_hits, stack_distances
+from .groups import Group, GroupChunks, GroupLayout
+from .offline import stack_distances
 from .requests import DecodedTrace, Selection
-from .results import DurationHistogram, ReplayResult
-from .results_file import ResultsFile
-from .serving import GroupServed, GroupServer, Served, group_key, serve
-from .simulate import replay, simulate, simulate_in_parts, simulate_requests
+from .results import ReplayResult
+from .simulate import replay, simulate
 from .tiers import TierCounts, simulate_tiers
 
 __all__ = [
-    "CEILINGS",
-    "STEP_TOKENS",
-    "Cell",
     "DecodedTrace",
     "DeviceCache",
-    "DurationHistogram",
     "Group",
     "GroupChunks",
-    "GroupKind",
     "GroupLayout",
-    "GroupServed",
-    "GroupServer",
     "ReplayResult",
-    "ResultsFile",
-    "Retention",
     "Selection",
-    "Served",
     "TierCounts",
-    "belady",
     "device_hits",
     "device_hits_and_junctions",
-    "group_key",
-    "infinite_hits",
     "replay",
-    "run_grid",
-    "serve",
     "simulate",
-    "simulate_in_parts",
-    "simulate_requests",
     "simulate_tiers",
     "stack_distances",
 ]
@@ -64,14 +41,26 @@ def _replay_groups(requests: Any, manager: Any, chunks: GroupChunks, **options: 
     return replay(requests, manager, groups=chunks, **options)
 
 
-_INSIDE = "it is a part of the inside"
+_INSIDE = {
+    _grid: ("Cell", "GridWork", "run_grid"),
+    _groups: ("GroupKind", "Place", "Retention", "Runs"),
+    _offline: ("CEILINGS",),
+    _results: ("DurationHistogram",),
+    _results_file: ("ResultsFile",),
+    _serving: ("GroupServed", "GroupServer", "Served", "group_key", "serve"),
+    _simulate: ("simulate_in_parts", "simulate_requests"),
+}
 __getattr__ = former_names(
     __name__,
     {
+        name: (getattr(module, name), f"it is a part of the inside, {module.__name__}")
+        for module, names in _INSIDE.items()
+        for name in names
+    }
+    | {
         "Counts": (ReplayResult, "it is ReplayResult"),
-        "GridWork": (_GridWork, f"{_INSIDE}, kvoffload.replay.grid"),
-        "Place": (_Place, f"{_INSIDE}, kvoffload.replay.groups"),
-        "Runs": (_Runs, f"{_INSIDE}, kvoffload.replay.groups"),
+        "belady": (_offline.belady, 'simulate takes "belady" as a policy'),
+        "infinite_hits": (_offline.infinite_hits, 'simulate takes "infinite" as a policy'),
         "replay_groups": (_replay_groups, "replay takes groups"),
     },
 )

@@ -41,7 +41,7 @@ from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import STAGING_BYTES, TierOptions
 from kvoffload.tiers.region import Region
 
-__all__ = ["FaultyTier", "TierConformance", "block_bytes_of", "run", "tier_machine"]
+__all__ = ["FaultyTier", "TierConformance", "tier_machine"]
 
 PATIENCE_S = 60.0
 """Seconds that a job has before a test gives up: far more than any needs."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from kvoffload._extras import MissingExtraError
+from kvoffload._former import former_names
 
 from .errors import TraceError
-from .merged import MergedTrace, trace_files
+from .merged import MergedTrace
+from .merged import trace_files as _trace_files
 from .prompts import write_prompts
 from .reader import Trace
 from .recorder import TraceRecorder
@@ -23,8 +25,12 @@ __all__ = [
     "TraceError",
     "TraceRecorder",
     "Workload",
-    "trace_files",
     "write_prompts",
     "write_requests",
     "write_trace",
 ]
+
+__getattr__ = former_names(
+    __name__,
+    {"trace_files": (_trace_files, "it is a part of the inside, kvoffload.traces.merged")},
+)

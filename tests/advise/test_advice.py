@@ -10,7 +10,8 @@ from kvoffload import CPUOffloadingManager
 from kvoffload.advise import Setup, advise
 from kvoffload.advise.wording import findings, headline
 from kvoffload.policies import registry
-from kvoffload.replay import DecodedTrace, device_hits, grid, infinite_hits, replay, simulate
+from kvoffload.replay import DecodedTrace, device_hits, grid, replay, simulate
+from kvoffload.replay.offline import infinite_hits
 from kvoffload.traces import Request, Workload
 
 MIB = 2**20

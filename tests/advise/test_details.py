@@ -8,14 +8,8 @@ import pytest
 from kvoffload.advise import Disk, RecordedTrace, Setup, advise, details
 from kvoffload.advise.details import POINTS
 from kvoffload.advise.wording import findings
-from kvoffload.replay import (
-    DecodedTrace,
-    device_hits,
-    simulate,
-    simulate_requests,
-    simulate_tiers,
-    stack_distances,
-)
+from kvoffload.replay import DecodedTrace, device_hits, simulate, simulate_tiers, stack_distances
+from kvoffload.replay.simulate import simulate_requests
 from kvoffload.traces import Request, Workload
 
 pytestmark = pytest.mark.fast

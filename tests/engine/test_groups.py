@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("tests.engine.kernels", reason="needs an engine; see .ci/vllm-env --engine")
 
 from kvoffload import CPUOffloadingManager
-from kvoffload.replay import Group, GroupChunks, GroupLayout, GroupServer, group_key, replay
+from kvoffload.replay import Group, GroupChunks, GroupLayout, replay
 from kvoffload.replay.requests import BlockKeys
+from kvoffload.replay.serving import GroupServer, group_key
 from kvoffload.traces import Request, Trace
 from tests.engine.load import Client, plan
 from tests.engine.metrics import Metrics

@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload.policies import registry
-from kvoffload.replay import CEILINGS, DecodedTrace, device_hits, simulate
+from kvoffload.replay import DecodedTrace, device_hits, simulate
+from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces import Trace
 from tests.policies.steps import request
 

@@ -9,16 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvoffload.policies import registry
-from kvoffload.replay import (
-    Cell,
-    DecodedTrace,
-    GroupChunks,
-    ResultsFile,
-    device_hits,
-    run_grid,
-    simulate,
-)
-from kvoffload.replay.grid import GridWork
+from kvoffload.replay import DecodedTrace, GroupChunks, device_hits, simulate
+from kvoffload.replay.grid import Cell, GridWork, run_grid
+from kvoffload.replay.results_file import ResultsFile
 from kvoffload.traces import Workload
 
 BLOCKS = GroupChunks.of_blocks(512)

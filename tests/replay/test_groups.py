@@ -7,22 +7,19 @@ import pytest
 from kvoffload import CPUOffloadingManager
 from kvoffload.policies import registry
 from kvoffload.replay import (
-    Cell,
     DecodedTrace,
     DeviceCache,
     Group,
     GroupChunks,
     GroupLayout,
-    GroupServer,
     device_hits,
     device_hits_and_junctions,
-    group_key,
     replay,
-    run_grid,
     simulate,
-    simulate_requests,
 )
-from kvoffload.replay.grid import GridWork
+from kvoffload.replay.grid import Cell, GridWork, run_grid
+from kvoffload.replay.serving import GroupServer, group_key
+from kvoffload.replay.simulate import simulate_requests
 from kvoffload.traces import Request
 
 FULL = Group("full", 12, 16)
@@ -473,3 +470,22 @@ def test_earlier_names_work_and_warn() -> None:
     assert found == replay(system_prompt(3), CPUOffloadingManager(16, 350), groups=chunks)
     with pytest.raises(AttributeError, match="no attribute 'GroupDevice'"):
         kvoffload.replay.GroupDevice  # noqa: B018
+
+
+def test_what_is_no_longer_public_works_and_warns() -> None:
+    import kvoffload.replay
+    import kvoffload.traces
+    from kvoffload.replay import grid, offline, serving
+    from kvoffload.traces import merged
+
+    for package, module, name in [
+        (kvoffload.replay, grid, "Cell"),
+        (kvoffload.replay, offline, "CEILINGS"),
+        (kvoffload.replay, serving, "serve"),
+        (kvoffload.traces, merged, "trace_files"),
+    ]:
+        assert name not in package.__all__
+        with pytest.warns(DeprecationWarning, match=f"{name} goes in 0.5: .*{module.__name__}"):
+            assert getattr(package, name) is getattr(module, name)
+    with pytest.warns(DeprecationWarning, match='simulate takes "belady" as a policy'):
+        assert kvoffload.replay.belady is offline.belady

@@ -11,17 +11,10 @@ from hypothesis import strategies as st
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.policies import registry
-from kvoffload.replay import (
-    CEILINGS,
-    DecodedTrace,
-    belady,
-    device_hits,
-    infinite_hits,
-    replay,
-    simulate,
-    simulate_in_parts,
-)
+from kvoffload.replay import DecodedTrace, device_hits, replay, simulate
+from kvoffload.replay.offline import CEILINGS, belady, infinite_hits
 from kvoffload.replay.processes import mapped_arrays, shared_arrays
+from kvoffload.replay.simulate import simulate_in_parts
 from kvoffload.traces import Request, Survey, Workload
 
 pytestmark = pytest.mark.fast

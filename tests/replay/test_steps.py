@@ -6,22 +6,19 @@ import pytest
 
 from kvoffload import CPUBackend, CPUOffloadingManager, LRUOffloadingManager
 from kvoffload.replay import (
-    Cell,
     DecodedTrace,
     Group,
     GroupChunks,
     GroupLayout,
-    GroupServer,
-    ResultsFile,
     device_hits,
-    group_key,
     replay,
-    run_grid,
     simulate,
-    simulate_requests,
 )
-from kvoffload.replay.grid import GridWork
+from kvoffload.replay.grid import Cell, GridWork, run_grid
 from kvoffload.replay.groups import step_ends
+from kvoffload.replay.results_file import ResultsFile
+from kvoffload.replay.serving import GroupServer, group_key
+from kvoffload.replay.simulate import simulate_requests
 from kvoffload.traces import Request, Workload
 
 

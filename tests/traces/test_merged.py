@@ -13,9 +13,9 @@ from kvoffload.traces import (
     TraceError,
     TraceRecorder,
     Workload,
-    trace_files,
     write_trace,
 )
+from kvoffload.traces.merged import trace_files
 
 pytestmark = pytest.mark.fast
 

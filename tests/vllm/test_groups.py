@@ -46,14 +46,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.policies import registry
-from kvoffload.replay import (
-    DeviceCache,
-    Group,
-    GroupChunks,
-    GroupLayout,
-    GroupServer,
-    group_key,
-)
+from kvoffload.replay import DeviceCache, Group, GroupChunks, GroupLayout
+from kvoffload.replay.serving import GroupServer, group_key
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import HEAD_SIZE, HEADS, MODEL, SPECS
 
