@@ -119,8 +119,8 @@ class Engine:
             self.free_slots.extend(slots.tolist())
             return
         prompt.is_storing = True
-        place = dict(zip(hashes, slots.tolist(), strict=True))
-        sources = np.array([place[one] for one in output.block_hashes_to_store], np.int64)
+        slot_of = dict(zip(hashes, slots.tolist(), strict=True))
+        sources = np.array([slot_of[one] for one in output.block_hashes_to_store], np.int64)
         self.copy(prompt, self.device, sources, self.host, output.store_spec.block_ids)
 
     def stored(self, prompt: Prompt) -> None:

@@ -1,4 +1,4 @@
-"""Names that a module has had: they work, with a warning, until the release that ends them."""
+"""Former names of modules and classes: they work, with a warning, until a release ends them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["former_names"]
+__all__ = ["former_attribute", "former_names"]
 
 
 def former_names(module: str, names: Mapping[str, tuple[Any, str]]) -> Callable[[str], Any]:
@@ -29,3 +29,22 @@ def former_names(module: str, names: Mapping[str, tuple[Any, str]]) -> Callable[
         return value
 
     return find
+
+
+def former_attribute(owner: str, former: str, present: str) -> Any:
+    """Return a property that warns and gives the attribute's value under its present name.
+
+    Parameters
+    ----------
+    owner : str
+        Name of the class.
+    former, present : str
+        Names of the attribute.
+    """
+
+    def value(self: object) -> Any:
+        text = f"{owner}.{former} is called {present}; the name goes in 0.5"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(self, present)
+
+    return property(value)

@@ -48,20 +48,20 @@ class Random(ChainedPolicy):
     def _reset(self) -> None:
         self._random = random.Random(self.seed)
         self._list: list[bytes] = []
-        self._places: dict[bytes, int] = {}
+        self._indexes: dict[bytes, int] = {}
 
     def _added(self, block_hash: bytes) -> None:
-        self._places[block_hash] = len(self._list)
+        self._indexes[block_hash] = len(self._list)
         self._list.append(block_hash)
 
     def _touched(self, block_hash: bytes, *, is_access: bool) -> None:
         pass
 
     def _gone(self, block_hash: bytes, *, evicted: bool) -> None:  # noqa: ARG002
-        place, last = self._places.pop(block_hash), self._list.pop()
+        index, last = self._indexes.pop(block_hash), self._list.pop()
         if last != block_hash:
-            self._list[place] = last
-            self._places[last] = place
+            self._list[index] = last
+            self._indexes[last] = index
 
     def _choose(self, may_leave: MayLeave, arrivals: int) -> bytes | None:  # noqa: ARG002
         for _ in range(min(DRAWS, len(self._list))):

@@ -13,7 +13,7 @@ Sketch
     Count-min with conservative update: four rows of counters to 15, one in each row for a block;
     only the least of the four are increased, and the least is the estimate. After ten accesses per
     block of the capacity all counters are halved. At most 2**20 counters per row, 4 MiB in all. The
-    places come from BLAKE2b under a key that is drawn when the policy is made, so that nobody can
+    indexes come from BLAKE2b under a key that is drawn when the policy is made, so that nobody can
     choose prompts whose counts collide; `seed` fixes it, for experiments that can be repeated.
 Differs from the paper
     A block waits for those behind it in its chain (see ``_chained``), and a block that moves to
@@ -155,11 +155,11 @@ class Sketch:
 
     def add(self, block_hash: bytes) -> None:
         """Count an access."""
-        places = self._places(block_hash)
-        least = min(row[place] for row, place in zip(self._rows, places, strict=True))
+        indexes = self._indexes(block_hash)
+        least = min(row[index] for row, index in zip(self._rows, indexes, strict=True))
         if least < self.LARGEST:
-            for row, place in zip(self._rows, places, strict=True):
-                row[place] = max(row[place], least + 1)
+            for row, index in zip(self._rows, indexes, strict=True):
+                row[index] = max(row[index], least + 1)
         self._added += 1
         if self._added >= self._period:
             self._rows = [row.translate(_HALVES) for row in self._rows]
@@ -167,10 +167,10 @@ class Sketch:
 
     def estimate(self, block_hash: bytes) -> int:
         """Return the count of a block, 0 ... 15; collisions make it larger, never smaller."""
-        places = self._places(block_hash)
-        return min(row[place] for row, place in zip(self._rows, places, strict=True))
+        indexes = self._indexes(block_hash)
+        return min(row[index] for row, index in zip(self._rows, indexes, strict=True))
 
-    def _places(self, block_hash: bytes) -> list[int]:
+    def _indexes(self, block_hash: bytes) -> list[int]:
         digest = blake2b(block_hash, digest_size=4 * self.ROWS, key=self._key).digest()
         return [
             int.from_bytes(digest[first : first + 4], "little") & self._mask

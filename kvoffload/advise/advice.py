@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -10,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload._former import former_attribute
 from kvoffload.policies import registry
 from kvoffload.replay import DecodedTrace, GroupChunks
 from kvoffload.replay.groups import STEP_TOKENS
@@ -239,7 +241,7 @@ class Advice:
     memories, capacities : list of int
         The memories that were compared, bytes and blocks.
     cells : dict of (str, int) to Cell
-        By policy and place in `memories`.
+        By policy and index in `memories`.
     choices : list of Choice
         The choice in each memory, whether or not the trace suffices: among the policies that pay,
         where that is known and there are any.
@@ -277,8 +279,8 @@ class Advice:
     all_tokens: int
 
     @property
-    def place(self) -> int:
-        """Place in `memories` of the one that was asked for."""
+    def memory_index(self) -> int:
+        """Index in `memories` of the one that was asked for."""
         return self.memories.index(self.setup.memory)
 
     @property
@@ -286,7 +288,7 @@ class Advice:
         """The recommended policy; None if the trace does not suffice, or where none pays."""
         if self.objections or self.pays is False:
             return None
-        return self.choices[self.place].policy
+        return self.choices[self.memory_index].policy
 
     @property
     def pays(self) -> bool | None:
@@ -296,7 +298,7 @@ class Advice:
         """
         if self.objections or self.paying is None:
             return None
-        return bool(self.paying[self.place])
+        return bool(self.paying[self.memory_index])
 
     @property
     def device_hit_ratio(self) -> float:
@@ -308,9 +310,20 @@ class Advice:
         """Blocks, or tokens with groups, that the accelerator's own cache answers for."""
         return (self.all_tokens - self.facts.asked_tokens) // self.setup.chunks.hit_unit
 
-    def cell(self, policy: str, place: int | None = None) -> Cell:
-        """Return the results of a policy in the memory that was asked for, or at another place."""
-        return self.cells[policy, self.place if place is None else place]
+    place = former_attribute("Advice", "place", "memory_index")
+
+    def cell(
+        self, policy: str, memory_index: int | None = None, *, place: int | None = None
+    ) -> Cell:
+        """Return the results of a policy in the memory asked for, or in that of another index.
+
+        ``place`` is the former name of ``memory_index``, and goes in 0.5.
+        """
+        if place is not None:
+            text = "place of Advice.cell is called memory_index; the name goes in 0.5"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            memory_index = place
+        return self.cells[policy, self.memory_index if memory_index is None else memory_index]
 
     @property
     def vllm_default(self) -> Cell:
@@ -324,7 +337,7 @@ class Advice:
         def tokens(ratio: float) -> int:
             return round(ratio * (self.facts.asked_tokens // unit)) * unit
 
-        best = self.ceilings[self.place]
+        best = self.ceilings[self.memory_index]
         return None if best is None else tokens(best), tokens(self.unbounded)
 
     def ranking(self) -> list[str]:
@@ -384,17 +397,17 @@ def advise(
         asked_tokens=int(demand.asked.sum()),
     )
     cells = {
-        (policy, place): _cell(grid.outcomes[policy, capacity], setup, seconds)
+        (policy, index): _cell(grid.outcomes[policy, capacity], setup, seconds)
         for policy in setup.replayed
-        for place, capacity in enumerate(used)
+        for index, capacity in enumerate(used)
     }
     paying = _paying(cells, setup, len(used))
     choices = [
         choose(
             [grid.outcomes[policy, capacity] for policy in setup.policies],
-            among=() if paying is None else paying[place],
+            among=() if paying is None else paying[index],
         )
-        for place, capacity in enumerate(used)
+        for index, capacity in enumerate(used)
     ]
     asked, whole = facts.asked_tokens or 1, int(demand.whole.sum())
     unbounded = unbounded_tokens(demand) / asked
@@ -473,8 +486,8 @@ class RecordedTrace:
 def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
     loaded = [part.loaded_slots or 0 for part in outcome.parts]
     rates = [
-        (part.stored_slots * setup.block_bytes / time, number * setup.block_bytes / time)
-        for part, number, time in zip(outcome.parts, loaded, seconds, strict=True)
+        (part.stored_slots * setup.block_bytes / time, count * setup.block_bytes / time)
+        for part, count, time in zip(outcome.parts, loaded, seconds, strict=True)
         if time >= LEAST_SECONDS
     ]
     busiest = max(rates, key=sum, default=(None, None))
@@ -496,15 +509,15 @@ def _cell(outcome: Outcome, setup: Setup, seconds: Sequence[float]) -> Cell:
 
 
 def _paying(
-    cells: dict[tuple[str, int], Cell], setup: Setup, places: int
+    cells: dict[tuple[str, int], Cell], setup: Setup, num_memories: int
 ) -> list[tuple[str, ...]] | None:
     """Return the policies that pay in each memory; None where that is not known."""
     rates = setup.rates
     if rates is None:
         return None
     return [
-        tuple(p for p in setup.policies if balance_of(setup, cells[p, place], rates).pays)
-        for place in range(places)
+        tuple(p for p in setup.policies if balance_of(setup, cells[p, index], rates).pays)
+        for index in range(num_memories)
     ]
 
 

@@ -21,7 +21,7 @@ def ratio_ticks(highest: float, most: int = 5) -> list[float]:
     steps = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
     step = next((step for step in steps if highest / step <= most), 0.2)
     count = max(1, math.ceil(highest / step - 1e-9))
-    return [number * step for number in range(count + 1)]
+    return [index * step for index in range(count + 1)]
 
 
 def ratio_text(ratio: float) -> str:
@@ -30,19 +30,19 @@ def ratio_text(ratio: float) -> str:
 
 
 def apart(
-    places: Sequence[float],
+    positions: Sequence[float],
     distance: float,
     least: float = -math.inf,
     most: float = math.inf,
 ) -> list[float]:
-    """Move rising places as little as it takes for all to be `distance` apart.
+    """Move rising positions as little as it takes for all to be `distance` apart.
 
     Labels that would touch form a group, which is centred on the mean of what its members want.
     None lies above `most`, and none below `least` as long as there is space for all.
     """
     groups: list[tuple[float, int]] = []  # centre and number of members
-    for place in places:
-        centre, size = place, 1
+    for position in positions:
+        centre, size = position, 1
         while groups:
             before, members = groups[-1]
             if centre - before >= distance * (size + members) / 2:
@@ -52,14 +52,14 @@ def apart(
             size += members
         groups.append((centre, size))
     moved = [
-        centre + distance * (number - (size - 1) / 2)
+        centre + distance * (index - (size - 1) / 2)
         for centre, size in groups
-        for number in range(size)
+        for index in range(size)
     ]
-    for number, place in enumerate(moved):
-        moved[number] = max(place, least)
-        least = moved[number] + distance
-    for number in reversed(range(len(moved))):
-        moved[number] = min(moved[number], most)
-        most = moved[number] - distance
+    for index, position in enumerate(moved):
+        moved[index] = max(position, least)
+        least = moved[index] + distance
+    for index in reversed(range(len(moved))):
+        moved[index] = min(moved[index], most)
+        most = moved[index] - distance
     return moved

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-NAME_PLACE = 17
+NAME_OFFSET = 17
 """User units between the plot and the names beside it."""
 
 NAME_UNITS = 8.8
@@ -40,7 +40,7 @@ class Point:
 
     x: float
     y: float
-    place: int
+    column: int
     text: str
 
 
@@ -112,7 +112,7 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
     """
     left, right, top, bottom = 48, width - NAME_MARGIN, 16, height - 44
     longest = max(map(len, advice.setup.replayed))
-    width = right + max(NAME_MARGIN, math.ceil(NAME_PLACE + NAME_UNITS * longest))
+    width = right + max(NAME_MARGIN, math.ceil(NAME_OFFSET + NAME_UNITS * longest))
     ratios = [cell.hit_ratio for cell in advice.cells.values()]
     ceilings = [ratio for ratio in advice.ceilings if ratio is not None]
     highest = max([*ratios, *ceilings, advice.unbounded])
@@ -123,23 +123,23 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
 
     last = max(1, len(advice.memories) - 1)
 
-    def x(place: int) -> float:
-        return round(left + (right - left) * place / last, 1)
+    def x(column: int) -> float:
+        return round(left + (right - left) * column / last, 1)
 
     def points(ratios: Iterable[float], texts: Iterable[str]) -> list[Point]:
         pairs = zip(ratios, texts, strict=True)
-        return [Point(x(place), y(r), place, text) for place, (r, text) in enumerate(pairs)]
+        return [Point(x(column), y(r), column, text) for column, (r, text) in enumerate(pairs)]
 
     memories = [bytes_text(memory) for memory in advice.memories]
-    places = range(len(memories))
+    columns = range(len(memories))
     lines = [
         Line(
             policy,
             "chosen" if policy == advice.policy else "policy",
             color,
             points(
-                [advice.cell(policy, place).hit_ratio for place in places],
-                [_cell_text(advice, policy, place) for place in places],
+                [advice.cell(policy, column).hit_ratio for column in columns],
+                [_cell_text(advice, policy, column) for column in columns],
             ),
             0.0,
         )
@@ -167,9 +167,9 @@ def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Char
         right,
         top,
         bottom,
-        [Tick(x(place), text) for place, text in enumerate(memories)],
+        [Tick(x(column), text) for column, text in enumerate(memories)],
         [Tick(y(ratio), ratio_text(ratio)) for ratio in ticks],
-        x(advice.place),
+        x(advice.memory_index),
         # the last drawn is on top
         sorted(_with_labels(lines, top, bottom, label_height), key=_layer),
     )
@@ -179,10 +179,10 @@ def _layer(line: Line) -> int:
     return ("ceiling", "policy", "chosen").index(line.kind)
 
 
-def _cell_text(advice: Advice, policy: str, place: int) -> str:
-    cell = advice.cell(policy, place)
+def _cell_text(advice: Advice, policy: str, index: int) -> str:
+    cell = advice.cell(policy, index)
     text = (
-        f"{policy}, {bytes_text(advice.memories[place])}: {percent_text(cell.hit_ratio)} hit, "
+        f"{policy}, {bytes_text(advice.memories[index])}: {percent_text(cell.hit_ratio)} hit, "
         f"{count_text(cell.saved_tokens)} prefill tokens saved"
     )
     if cell.store_rate is None:
@@ -193,11 +193,11 @@ def _cell_text(advice: Advice, policy: str, place: int) -> str:
 def _with_labels(lines: list[Line], top: int, bottom: int, height: int) -> list[Line]:
     """Return the lines with labels placed near their ends, without overlap."""
     order = sorted(range(len(lines)), key=lambda n: (lines[n].points[-1].y, lines[n].kind))
-    places = apart([lines[number].points[-1].y for number in order], height, top, bottom)
-    at = dict(zip(order, places, strict=True))
+    positions = apart([lines[index].points[-1].y for index in order], height, top, bottom)
+    at = dict(zip(order, positions, strict=True))
     return [
-        Line(line.name, line.kind, line.color, line.points, round(at[number], 1))
-        for number, line in enumerate(lines)
+        Line(line.name, line.kind, line.color, line.points, round(at[index], 1))
+        for index, line in enumerate(lines)
     ]
 
 
@@ -265,11 +265,11 @@ def bars(advice: Advice, found: Details, *, width: int, row: int) -> Bars:
     drawn = []
     y = 4.0
     for label, first, last in _CLASSES:
-        for number, policy in enumerate(found.policies):
+        for index, policy in enumerate(found.policies):
             whole = sum(policy.requests_by_share) or 1
             share = sum(policy.requests_by_share[first:last]) / whole
             length = round((right - left) * share, 1)
-            name = label if number == 0 else ""
+            name = label if index == 0 else ""
             color = advice.setup.replayed.index(policy.policy)
             drawn.append(Bar(name, y, length, f"{share * 100:.1f} %", color % 8))
             y += row

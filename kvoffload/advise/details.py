@@ -144,8 +144,8 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     trace = recorded.trace
     keys = trace.keys()
     demand = Demand.of(trace, advice.setup.chunks, advice.setup.device_blocks)
-    chosen = advice.policy or advice.choices[advice.place].best
-    capacity = _capacity(advice, advice.place)
+    chosen = advice.policy or advice.choices[advice.memory_index].best
+    capacity = _capacity(advice, advice.memory_index)
     policies = []
     for policy in dict.fromkeys((chosen, VLLM_DEFAULT)):
         hits = simulate_requests(
@@ -167,8 +167,8 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     return Details(policies, _reuse(recorded, advice), disk, cells)
 
 
-def _capacity(advice: Advice, place: int) -> int:
-    return advice.setup.capped(advice.memories[place], advice.facts.unique_blocks)
+def _capacity(advice: Advice, index: int) -> int:
+    return advice.setup.capped(advice.memories[index], advice.facts.unique_blocks)
 
 
 def _over_time(hits: npt.NDArray[np.int64], asked: npt.NDArray[np.int64]) -> list[float]:
@@ -198,8 +198,8 @@ def _reuse(recorded: RecordedTrace, advice: Advice) -> Reuse:
     at = {}
     if len(distances):
         for percent in (10, 25, 50, 75, 90, 99):
-            place = min(len(distances) - 1, len(distances) * percent // 100)
-            at[percent] = float(distances[place]) * block_bytes
+            index = min(len(distances) - 1, len(distances) * percent // 100)
+            at[percent] = float(distances[index]) * block_bytes
     blocks, unique = recorded.trace.num_blocks, recorded.trace.unique_blocks
     return Reuse((blocks - unique) / (blocks or 1), at, share)
 
@@ -215,17 +215,17 @@ def _disk_cells(
 ) -> list[DiskCell]:
     block_bytes, seconds = advice.setup.block_bytes, advice.facts.seconds
     disk_capacity = max(1, min(disk.size // block_bytes, advice.facts.unique_blocks))
-    fronts = [(policy, place) for place in range(len(advice.memories))]
-    fronts += [] if policy == VLLM_DEFAULT else [(VLLM_DEFAULT, advice.place)]
+    fronts = [(policy, index) for index in range(len(advice.memories))]
+    fronts += [] if policy == VLLM_DEFAULT else [(VLLM_DEFAULT, advice.memory_index)]
     cells = []
     for disk_policy in disk.policies:
-        for host_policy, place in fronts:
-            memory = advice.memories[place]
+        for host_policy, index in fronts:
+            memory = advice.memories[index]
             counts = simulate_tiers(
                 recorded.trace,
                 keys,
                 policy=host_policy,
-                capacity=_capacity(advice, place),
+                capacity=_capacity(advice, index),
                 disk_policy=disk_policy,
                 disk_capacity=disk_capacity,
                 device_hits=front,

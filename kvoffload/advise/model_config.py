@@ -190,7 +190,7 @@ class _Config(Fields):
         """Return what each layer keeps, a value of `_TYPES`; layers that share a cache once."""
         types = self._listed()
         if types is None:
-            types = self._by_number(self.integer(*_LAYERS, most=MOST_LAYERS))
+            types = self._by_counts(self.integer(*_LAYERS, most=MOST_LAYERS))
         if self.given("num_kv_shared_layers"):
             shared = self.integer("num_kv_shared_layers", most=MOST_LAYERS)
             if shared >= len(types):
@@ -226,7 +226,7 @@ class _Config(Fields):
             raise ValueError(f"{self.path}: {name} must have {layers} layers, got {len(listed)}")
         return [_TYPES[one] for one in listed[:layers]]
 
-    def _by_number(self, layers: int) -> list[str]:
+    def _by_counts(self, layers: int) -> list[str]:
         """Return the types from the fields that give the numbers of layers of one type."""
         if self.model_type == "falcon_h1":
             return ["both"] * layers
@@ -234,14 +234,14 @@ class _Config(Fields):
         other = "window"
         full: Iterable[int] | None = None
         if self.given("hybrid_layer_pattern"):
-            listed = self.numbers("hybrid_layer_pattern", least=layers)
-            full = [number for number in every if listed[number] == 0]
+            listed = self.integers("hybrid_layer_pattern", least=layers)
+            full = [layer for layer in every if listed[layer] == 0]
         elif (delta := self.part("linear_attn_config")) is not None:
-            other, full = "state", [one - 1 for one in delta.numbers("full_attn_layers")]
+            other, full = "state", [one - 1 for one in delta.integers("full_attn_layers")]
         elif self.given("full_attn_idxs"):
-            other, full = "state", self.numbers("full_attn_idxs")
+            other, full = "state", self.integers("full_attn_idxs")
         elif self.given("attn_layer_indices"):
-            other, full = "state", self.numbers("attn_layer_indices")
+            other, full = "state", self.integers("attn_layer_indices")
         elif self.given("attn_layer_period"):
             period = self.integer("attn_layer_period")
             offset = self.integer("attn_layer_offset") if self.given("attn_layer_offset") else 0
@@ -257,13 +257,13 @@ class _Config(Fields):
         if full is None:
             return ["full"] * layers
         kept = set(full)
-        return ["full" if number in kept else other for number in every]
+        return ["full" if layer in kept else other for layer in every]
 
     def _without_rotary(self, layers: int) -> list[int]:
         """Return the layers of Llama 4 that attend to all tokens: those without rotary keys."""
         if self.given("no_rope_layers"):
-            listed = self.numbers("no_rope_layers", least=layers)
-            return [number for number in range(layers) if listed[number] == 0]
+            listed = self.integers("no_rope_layers", least=layers)
+            return [layer for layer in range(layers) if listed[layer] == 0]
         return list(self._every("no_rope_layer_interval", layers) or ())
 
     def _every(self, name: str, layers: int) -> range | None:

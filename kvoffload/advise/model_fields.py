@@ -62,7 +62,7 @@ class Fields:
         """Return a number 1 ... `MOST`, or `default` if the field is not set."""
         return self.integer(name) if self.given(name) else default
 
-    def numbers(self, name: str, least: int = 0) -> list[int]:
+    def integers(self, name: str, least: int = 0) -> list[int]:
         """Return a list of at least `least` numbers 0 ... `MOST_LAYERS`."""
         value = self.config.get(name)
         if (
@@ -70,9 +70,9 @@ class Fields:
             or len(value) < least
             or not all(type(one) is int and 0 <= one <= MOST_LAYERS for one in value)
         ):
-            number = f"at least {least}" if least else "a list of"
+            count = f"at least {least}" if least else "a list of"
             raise ValueError(
-                f"{self.path}: {name} must be {number} numbers 0 ... {MOST_LAYERS}, got "
+                f"{self.path}: {name} must be {count} numbers 0 ... {MOST_LAYERS}, got "
                 f"{describe(value)}"
             )
         return value

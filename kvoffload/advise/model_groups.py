@@ -74,10 +74,10 @@ class State:
         """
         groups = self.groups if self.groups % workers == 0 else workers
         channels = self.channels + groups * self.group_channels
-        for number, what in ((self.heads, "heads"), (channels, "channels")):
-            if number % workers:
+        for count, what in ((self.heads, "heads"), (channels, "channels")):
+            if count % workers:
                 raise ValueError(
-                    f"tensor_parallel must divide the {number} {what} of a state of {name}, got "
+                    f"tensor_parallel must divide the {count} {what} of a state of {name}, got "
                     f"{workers}"
                 )
         convolution = channels // workers * self.taps * _MODEL_BYTES
@@ -185,10 +185,11 @@ def group_layout(name: str, kinds: Sequence[Layers], dtype: str, workers: int) -
     pages = _equal(name, pages)
     counts = [one.layers.count for one in pages]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
-    number = sum(-(-count // size) for count in counts)
-    if number > MAX_GROUPS:
+    num_groups = sum(-(-count // size) for count in counts)
+    if num_groups > MAX_GROUPS:
         raise ValueError(
-            f"{name} is not counted: its layers must be at most {MAX_GROUPS} groups, got {number}"
+            f"{name} is not counted: its layers must be at most {MAX_GROUPS} groups, got "
+            f"{num_groups}"
         )
     groups = tuple(
         Group(one.layers.kind, layers, one.tokens, one.layers.window)
@@ -242,5 +243,5 @@ def _equal(name: str, pages: Sequence[_Pages]) -> list[_Pages]:
 
 def _divided(layers: int, size: int) -> list[int]:
     """Return the layers of each group when `layers` are dealt out to groups of at most `size`."""
-    number = -(-layers // size)
-    return [len(range(first, layers, number)) for first in range(number)]
+    count = -(-layers // size)
+    return [len(range(first, layers, count)) for first in range(count)]

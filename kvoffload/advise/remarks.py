@@ -9,20 +9,20 @@ from kvoffload.replay.groups import GroupChunks
 __all__ = ["group_remarks", "prompt_text"]
 
 PROMPT_TOKENS = 8192
-"""Tokens of the prompt whose slots are told."""
+"""Tokens of the prompt whose slots `prompt_text` counts."""
 
 
 def prompt_text(groups: GroupChunks) -> str:
     """Return how many slots a prompt takes, and how many of them for its windows and states."""
     length = max(PROMPT_TOKENS, *groups.chunk_tokens)
     kinds = [group.kind for group in groups.layout.groups]
-    places = {place for call in groups.offers(length, 0, 0) for place in call}
-    slots = Counter(kinds[place.group] for place in places)
+    indexes = {index for call in groups.offers(length, 0, 0) for index in call}
+    slots = Counter(kinds[index.group] for index in indexes)
     texts = [str(slots["full"] + slots["chunked"])]
     for kind in ("window", "state"):
-        number = kinds.count(kind)
-        if number:
-            texts.append(f"{slots[kind]} for its {kind}{'s' if number > 1 else ''}")
+        count = kinds.count(kind)
+        if count:
+            texts.append(f"{slots[kind]} for its {kind}{'s' if count > 1 else ''}")
     if not slots["full"] + slots["chunked"]:
         texts = texts[1:]
     return f"a prompt of {length:,} tokens takes {', and '.join(texts)}"

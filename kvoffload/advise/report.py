@@ -20,7 +20,7 @@ from kvoffload.replay.policies import summary
 from kvoffload.traces.outputs import open_output
 
 from .advice import Advice
-from .chart import NAME_PLACE, bars, chart, strip
+from .chart import NAME_OFFSET, bars, chart, strip
 from .choice import by_simplicity
 from .configuration import python_text, vllm_text
 from .economy import balance
@@ -94,7 +94,7 @@ def report_html(subject: Subject) -> str:
     template = environment.from_string(_page("report.html.jinja"))
     columns = _columns(subject)
     setup = advice.setup
-    capacity = advice.capacities[advice.place]
+    capacity = advice.capacities[advice.memory_index]
     return template.render(
         subject=subject,
         policy=policy,
@@ -104,7 +104,7 @@ def report_html(subject: Subject) -> str:
         simplicity=", ".join(by_simplicity(setup.policies)),
         wide=chart(advice, **_WIDE),
         narrow=chart(advice, **_NARROW),
-        name_place=NAME_PLACE,
+        name_offset=NAME_OFFSET,
         asked=bytes_text(setup.memory),
         counted=setup.counted,
         hit=setup.counted.removesuffix("s"),
@@ -134,15 +134,15 @@ def _columns(subject: Subject) -> list[_Column]:
     ranking = advice.ranking()
     blank = ["", ""]
     columns = []
-    for place, memory in enumerate(advice.memories):
-        ratios = [advice.cell(policy, place).hit_ratio for policy in ranking]
-        ends = [advice.ceilings[place], advice.unbounded]
+    for index, memory in enumerate(advice.memories):
+        ratios = [advice.cell(policy, index).hit_ratio for policy in ranking]
+        ends = [advice.ceilings[index], advice.unbounded]
         title = f"hit ratio, {bytes_text(memory)}"
         texts = [percent_text(ratio) for ratio in [*ratios, *ends]]
-        columns.append(_Column(title, texts, _best(ratios), place == advice.place))
+        columns.append(_Column(title, texts, _best(ratios), index == advice.memory_index))
     if alone is not None:
         ratios = [alone.cell(policy).hit_ratio for policy in ranking]
-        ends = [alone.ceilings[alone.place], alone.unbounded]
+        ends = [alone.ceilings[alone.memory_index], alone.unbounded]
         title = f"{bytes_text(alone.setup.memory)}, no device cache"
         texts = [percent_text(ratio) for ratio in [*ratios, *ends]]
         columns.append(_Column(title, texts, _best(ratios)))
@@ -165,10 +165,10 @@ def _columns(subject: Subject) -> list[_Column]:
 
 
 def _best(values: Sequence[float]) -> set[int]:
-    """Return the places of the greatest values, none where all are equal."""
+    """Return the indexes of the greatest values, none where all are equal."""
     if not values or min(values) == max(values):
         return set()
-    return {place for place, value in enumerate(values) if value == max(values)}
+    return {index for index, value in enumerate(values) if value == max(values)}
 
 
 def _rows(subject: Subject, columns: list[_Column]) -> list[dict[str, object]]:
@@ -179,11 +179,11 @@ def _rows(subject: Subject, columns: list[_Column]) -> list[dict[str, object]]:
             "name": name,
             "chosen": name == advice.policy,
             "cells": [
-                {"text": column.texts[number], "best": number in column.best, "column": column}
+                {"text": column.texts[row], "best": row in column.best, "column": column}
                 for column in columns
             ],
         }
-        for number, name in enumerate(names)
+        for row, name in enumerate(names)
     ]
 
 

@@ -90,7 +90,7 @@ def retentions(
     intervals = compared(groups)
     if not intervals:
         return []
-    policy = advice.policy or advice.choices[advice.place].best
+    policy = advice.policy or advice.choices[advice.memory_index].best
     known, whole = advice.cell(policy), advice.all_tokens
     served = (known.saved_tokens + whole - advice.facts.asked_tokens) / (whole or 1)
     given = groups.retention

@@ -96,7 +96,7 @@ class Subject:
         lines = [(*titles, *(["time gained"] if self.engine else []))]
         whole = self.advice.setup.device_memory
         for one in found:
-            best = one.policy or one.choices[one.place].best
+            best = one.policy or one.choices[one.memory_index].best
             cell, size = one.cell(best), one.setup.device_memory
             name = f"{bytes_text(size)}, {size / whole * 100:.0f} %" if size else "none"
             texts = [name, percent_text(one.device_hit_ratio), verdict(one)]
@@ -141,7 +141,7 @@ class Subject:
         """Return the bytes per block or slot, and how much of the trace the memory holds."""
         setup = self.advice.setup
         model = "" if self.model is None else f"{self.model.name}, {self.dtype}: "
-        capacity = self.advice.capacities[self.advice.place]
+        capacity = self.advice.capacities[self.advice.memory_index]
         if not setup.chunks.is_plain:
             return (
                 f"{model}{bytes_text(setup.block_bytes)} per slot; {bytes_text(setup.memory)} "

@@ -199,7 +199,7 @@ def verdict(advice: Advice) -> str:
 def _short(advice: Advice) -> str:
     policy, counted = advice.policy, advice.setup.counted
     if policy is None:
-        best = advice.choices[advice.place].best
+        best = advice.choices[advice.memory_index].best
         hits = f"{best} hits {percent_text(advice.cell(best).hit_ratio)} of the {counted} asked for"
         return f"{'it does not pay' if advice.pays is False else 'no recommendation'}, {hits}"
     cell = advice.cell(policy)
@@ -254,7 +254,7 @@ def _retention(advice: Advice, cells: Sequence[RetentionCell]) -> str:
     """Return the hits at several retention intervals, and the argument that gains a point."""
     setup = advice.setup
     given = setup.chunks.retention
-    policy = advice.policy or advice.choices[advice.place].best
+    policy = advice.policy or advice.choices[advice.memory_index].best
     hits = ", ".join(f"{percent_text(c.hit_ratio)} at {or_none(c.interval)}" for c in cells)
     text = (
         "Windows and states can be resumed at the end of a prompt alone (0, vLLM's default), "
@@ -312,7 +312,7 @@ def _ceiling_of_all(advice: Advice) -> str:
 
 
 def _reason(advice: Advice, policy: str) -> str:
-    choice = advice.choices[advice.place]
+    choice = advice.choices[advice.memory_index]
     left_out = [p for p in advice.ranking() if p not in choice.candidates]
     if not left_out:
         return _reason_among(advice, choice, policy)
@@ -359,7 +359,7 @@ def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
         cell = advice.cell(name)
         return (cell.stored_per_hit or 0.0) * cell.hit_ratio
 
-    least = min(advice.choices[advice.place].within_noise(), key=stored)
+    least = min(advice.choices[advice.memory_index].within_noise(), key=stored)
     if least == policy or stored(least) > FEW_STORES * stored(policy):
         return []
     share = percent_text(stored(least) / stored(policy))
@@ -373,14 +373,14 @@ def _fewer_stores(advice: Advice, policy: str) -> list[Finding]:
 
 
 def _more_memory(advice: Advice, policy: str) -> str:
-    place = advice.place
-    now = advice.cell(policy, place)
+    index = advice.memory_index
+    now = advice.cell(policy, index)
     texts = []
-    if place + 1 < len(advice.memories):
-        more = advice.cell(policy, place + 1)
+    if index + 1 < len(advice.memories):
+        more = advice.cell(policy, index + 1)
         gain = more.hit_ratio - now.hit_ratio
-        next_memory = bytes_text(advice.memories[place + 1])
-        if advice.memories[place + 1] == 2 * advice.memories[place]:
+        next_memory = bytes_text(advice.memories[index + 1])
+        if advice.memories[index + 1] == 2 * advice.memories[index]:
             next_memory = f"doubling it to {next_memory}"
         if gain <= -LITTLE:
             texts.append(f"{next_memory} would lose {points(-gain)}")
@@ -392,9 +392,9 @@ def _more_memory(advice: Advice, policy: str) -> str:
                 f"{next_memory} buys {points(gain)}, to {percent_text(more.hit_ratio)}: {tokens} "
                 "prefill tokens more over the trace"
             )
-    if place > 0:
-        loss = now.hit_ratio - advice.cell(policy, place - 1).hit_ratio
-        less_memory = bytes_text(advice.memories[place - 1])
+    if index > 0:
+        loss = now.hit_ratio - advice.cell(policy, index - 1).hit_ratio
+        less_memory = bytes_text(advice.memories[index - 1])
         if loss <= -LITTLE:
             texts.append(f"with {less_memory} it would hit {points(-loss)} more")
         elif loss < LITTLE:
@@ -418,7 +418,7 @@ def _more_memory(advice: Advice, policy: str) -> str:
 
 
 def _ceiling(advice: Advice, policy: str) -> str:
-    ceiling, unbounded = advice.ceilings[advice.place], percent_text(advice.unbounded)
+    ceiling, unbounded = advice.ceilings[advice.memory_index], percent_text(advice.unbounded)
     memory, groups = bytes_text(advice.setup.memory), advice.setup.chunks
     at = " at this retention interval" if groups.layout.is_sparse else ""
     if not advice.unbounded_is_ceiling:
@@ -445,7 +445,7 @@ def _ceiling(advice: Advice, policy: str) -> str:
 
 def _ceiling_of_belady(advice: Advice, policy: str) -> str:
     """Return the ceiling where a cache without bounds is none."""
-    ceiling, memory = advice.ceilings[advice.place], bytes_text(advice.setup.memory)
+    ceiling, memory = advice.ceilings[advice.memory_index], bytes_text(advice.setup.memory)
     text = (
         f"A cache without bounds would hit {percent_text(advice.unbounded)} at this retention "
         "interval, which limits no policy: what hits less computes more, and may store other "

@@ -58,7 +58,9 @@ def as_object(subject: Subject) -> dict[str, object]:
         "configuration": None
         if policy is None
         else {
-            "python": python_text(policy, advice.capacities[advice.place], setup.block_tokens),
+            "python": python_text(
+                policy, advice.capacities[advice.memory_index], setup.block_tokens
+            ),
             "vllm": vllm_arguments(policy, setup.memory, setup.chunks),
             **_vllm_flag(subject),
         },
@@ -66,14 +68,14 @@ def as_object(subject: Subject) -> dict[str, object]:
         "engine": _engine(subject),
         "unbounded_hit_ratio": advice.unbounded,
         "unbounded_is_ceiling": advice.unbounded_is_ceiling,
-        "memories": [_memory(subject, advice, place) for place in range(len(advice.memories))],
+        "memories": [_memory(subject, advice, index) for index in range(len(advice.memories))],
         "without_device_memory": None
         if subject.alone is None
         else {
             **_recommendation(subject.alone),
             "memories": [
-                _memory(subject, subject.alone, place)
-                for place in range(len(subject.alone.memories))
+                _memory(subject, subject.alone, index)
+                for index in range(len(subject.alone.memories))
             ],
         },
         "by_device_memory": [
@@ -81,7 +83,7 @@ def as_object(subject: Subject) -> dict[str, object]:
                 "device_memory": one.setup.device_memory,
                 "device_hit_ratio": one.device_hit_ratio,
                 **_recommendation(one),
-                **_memory(subject, one, one.place),
+                **_memory(subject, one, one.memory_index),
             }
             for one in subject.by_device_memory()
         ],
@@ -141,26 +143,26 @@ def _times(subject: Subject, advice: Advice, cell: Cell) -> dict[str, object]:
     return {**asdict(found), "net_seconds": found.net_seconds}
 
 
-def _memory(subject: Subject, advice: Advice, place: int) -> dict[str, object]:
-    choice = advice.choices[place]
+def _memory(subject: Subject, advice: Advice, index: int) -> dict[str, object]:
+    choice = advice.choices[index]
     return {
-        "memory": advice.memories[place],
-        "capacity": advice.capacities[place],
-        "best_possible_hit_ratio": advice.ceilings[place],
+        "memory": advice.memories[index],
+        "capacity": advice.capacities[index],
+        "best_possible_hit_ratio": advice.ceilings[index],
         "best": choice.best,
         "simplest_within_noise": choice.policy,
         "policies": {
-            policy: _cell(advice, policy, place)
-            | _times(subject, advice, advice.cell(policy, place))
+            policy: _cell(advice, policy, index)
+            | _times(subject, advice, advice.cell(policy, index))
             | {"behind": choice.behind[policy], "noise": choice.noise[policy]}
             for policy in advice.setup.policies
         },
     }
 
 
-def _cell(advice: Advice, policy: str, place: int) -> dict[str, object]:
+def _cell(advice: Advice, policy: str, index: int) -> dict[str, object]:
     """Return a cell; what is loaded differs from what is hit with groups only."""
-    cell = asdict(advice.cell(policy, place))
+    cell = asdict(advice.cell(policy, index))
     if advice.setup.chunks.is_plain:
         del cell["loaded"]
     return cell
@@ -184,7 +186,7 @@ def print_advice(subject: Subject) -> None:
     if policy is None:
         return
     click.echo("\nPython:\n")
-    capacity = advice.capacities[advice.place]
+    capacity = advice.capacities[advice.memory_index]
     click.echo(textwrap.indent(python_text(policy, capacity, setup.block_tokens), "    "))
     vllm = vllm_text(policy, setup.memory, setup.chunks)
     if vllm is not None:
@@ -203,10 +205,10 @@ def _table(subject: Subject) -> None:
     hit_ratios = [
         Column(
             f"hit ratio\n{bytes_text(memory)}",
-            [percent_text(advice.cell(policy, place).hit_ratio) for policy in ranking]
-            + [percent_text(advice.ceilings[place]), percent_text(advice.unbounded)],
+            [percent_text(advice.cell(policy, index).hit_ratio) for policy in ranking]
+            + [percent_text(advice.ceilings[index]), percent_text(advice.unbounded)],
         )
-        for place, memory in enumerate(advice.memories)
+        for index, memory in enumerate(advice.memories)
     ]
     cells = [advice.cell(policy) for policy in ranking]
     blank = ["-", "-"]
@@ -219,7 +221,7 @@ def _table(subject: Subject) -> None:
             Column(
                 f"{asked}, no\ndevice cache",
                 [percent_text(alone.cell(policy).hit_ratio) for policy in ranking]
-                + [percent_text(alone.ceilings[alone.place]), percent_text(alone.unbounded)],
+                + [percent_text(alone.ceilings[alone.memory_index]), percent_text(alone.unbounded)],
             )
         )
     rest = [
@@ -249,8 +251,8 @@ def _table(subject: Subject) -> None:
     if subject.alone is not None:
         titles, *lines = subject.device_table()
         columns = [
-            Column(title, [line[number] for line in lines], numeric=title not in NAMES)
-            for number, title in enumerate(titles)
+            Column(title, [line[index] for line in lines], numeric=title not in NAMES)
+            for index, title in enumerate(titles)
         ]
         click.echo()
         print_tables(

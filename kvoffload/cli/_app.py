@@ -101,8 +101,8 @@ def run(arguments: Sequence[str]) -> int:
             raise
         if isinstance(error, BrokenPipeError):
             return NO_READER
-        place = "" if error.filename is None else f"{os.fspath(error.filename)}: "
-        return _fail(f"{place}{error.strerror or error}", DATA_ERROR)
+        location = "" if error.filename is None else f"{os.fspath(error.filename)}: "
+        return _fail(f"{location}{error.strerror or error}", DATA_ERROR)
     except MemoryError:
         return _fail("there is not enough memory for this", DATA_ERROR)
 
@@ -117,18 +117,18 @@ def _ended_by_signals() -> Iterator[None]:
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-                handlers[number] = signal.signal(number, _exit)
+            signum = getattr(signal, name, None)  # Windows has no SIGHUP
+            if signum is not None and signal.getsignal(signum) is signal.SIG_DFL:
+                handlers[signum] = signal.signal(signum, _exit)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
-def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(BY_SIGNAL + number)
+def _exit(signum: int, _frame: FrameType | None) -> None:
+    sys.exit(BY_SIGNAL + signum)
 
 
 def _invoke(arguments: Sequence[str]) -> int:

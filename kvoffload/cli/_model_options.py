@@ -234,7 +234,7 @@ class CacheOptions:
         if groups.is_plain:
             return f"{text} block"
         kinds = Counter(group.kind for group in groups.layout.groups)
-        parts = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+        parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         return f"{text} slot, groups: {parts}; retention {or_none(groups.retention)}"
 
     def token_bytes(self) -> int | None:

@@ -44,8 +44,8 @@ def check_number(text: str) -> None:
         raise ValueError(f"must have at most 18 digits, got {describe(text)}, which is too large")
     half = _HALF_A_UNIT.fullmatch(text)
     if half is not None:
-        number, letter = half[1], half[2].upper()
-        raise ValueError(f"must be {number}{letter}B or {number}{letter}iB, got {text!r}: which?")
+        digits, letter = half[1], half[2].upper()
+        raise ValueError(f"must be {digits}{letter}B or {digits}{letter}iB, got {text!r}: which?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,9 +413,9 @@ def present_name(name: str) -> str:
     context = click.get_current_context(silent=True)
     if present is None:
         return name
-    told = set() if context is None else context.find_root().meta.setdefault(__name__, set())
-    if name not in told:
-        told.add(name)
+    noted = set() if context is None else context.find_root().meta.setdefault(__name__, set())
+    if name not in noted:
+        noted.add(name)
         remark = "; a number alone is blocks" if name == "memory" else ""
         click.echo(f"note: --{name} is called --{present} now{remark}", err=True)
     return present

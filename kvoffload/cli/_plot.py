@@ -30,7 +30,7 @@ FIGURE_INCHES = (6.6, 4.6)  # of which the axes have AXES; what lies around them
 AXES = (0.1, 0.1, 0.7, 0.8)
 FONT_POINTS = 10  # about 7 pixels where the picture is as wide as a phone
 LABEL_STEP = 1.25 * FONT_POINTS / (72 * FIGURE_INCHES[1] * AXES[3])  # of labels, share of height
-LABEL_PLACE = 1.035  # where labels begin, share of the width
+LABEL_X = 1.035  # where labels begin, share of the width
 MARGIN_INCHES = 0.12  # around all that is drawn
 TITLE_CHARACTERS = 76  # of a line of the title
 
@@ -57,7 +57,7 @@ def _picture(grid: Grid, form: str) -> bytes:
         figure = Figure(figsize=FIGURE_INCHES)
         axes = figure.add_axes(AXES)
         ends = []
-        number = 0
+        index = 0
         for policy in grid.policies:
             row = sorted(grid.row(policy), key=lambda pair: pair[0].capacity)
             x = [cell.capacity for cell, _ in row]
@@ -69,8 +69,8 @@ def _picture(grid: Grid, form: str) -> bytes:
                     "zorder": 1,
                 }
             else:
-                style = {**look(number), "markersize": 4.5, "zorder": 3}
-                number += 1
+                style = {**look(index), "markersize": 4.5, "zorder": 3}
+                index += 1
             axes.plot(x, y, linewidth=1.4, **style)
             ends.append((policy, y[-1], style))
         _set_axes(axes, grid)
@@ -101,10 +101,10 @@ _DATE = {"svg": "Date", "pdf": "CreationDate"}
 """Fields of a file that would make two pictures of one sweep differ."""
 
 
-def look(number: int) -> dict[str, str]:
-    """Return the colour and the marker of a policy by its place; 64 differ."""
-    marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
-    return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
+def look(index: int) -> dict[str, str]:
+    """Return the colour and the marker of a policy by its index; 64 differ."""
+    marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
+    return {"color": COLOURS[index % len(COLOURS)], "marker": marker}
 
 
 def _title(grid: Grid) -> str:
@@ -176,27 +176,27 @@ def _label_ends(axes: Any, ends: list[tuple[str, float, dict[str, Any]]]) -> Non
     )
     x_line = float(to_axes.transform((x_end, 0))[0])
     # None above the axes, where the second scale stands.
-    places = apart([end[0] for end in wanted], LABEL_STEP, most=1.0)
-    for place, (height, policy, style) in zip(places, wanted, strict=True):
+    positions = apart([end[0] for end in wanted], LABEL_STEP, most=1.0)
+    for position, (height, policy, style) in zip(positions, wanted, strict=True):
         axes.plot(
-            (x_line + 0.008, LABEL_PLACE - 0.004),
-            (height, place),
+            (x_line + 0.008, LABEL_X - 0.004),
+            (height, position),
             transform=axes.transAxes,
             color=style["color"],
             linewidth=0.6,
             clip_on=False,
         )
         axes.plot(
-            (LABEL_PLACE, LABEL_PLACE + 0.01, LABEL_PLACE + 0.02),
-            (place, place, place),
+            (LABEL_X, LABEL_X + 0.01, LABEL_X + 0.02),
+            (position, position, position),
             transform=axes.transAxes,
             **(style | {"markevery": (1, 2)}),
             linewidth=1.4,
             clip_on=False,
         )
         axes.text(
-            LABEL_PLACE + 0.028,
-            place,
+            LABEL_X + 0.028,
+            position,
             policy,
             transform=axes.transAxes,
             color=LABEL_COLOUR,

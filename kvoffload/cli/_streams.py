@@ -107,8 +107,8 @@ def standard_input_waits() -> bool:
 
 def _fill_closed() -> None:
     """Open closed standard descriptors in the wrong direction, so that using them fails."""
-    for number, direction in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
-        if not _is_open(number):
+    for fileno, direction in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
+        if not _is_open(fileno):
             os.set_inheritable(os.open(os.devnull, direction), True)  # takes the lowest free number
 
 
@@ -120,12 +120,12 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def _over(stream: TextIO | None, number: int, kind: type[OutputFile]) -> TextIO:
+def _over(stream: TextIO | None, fileno: int, kind: type[OutputFile]) -> TextIO:
     """Return a new stream over a standard descriptor, if the current one writes to it."""
     encoding = None
     if stream is not None:
         try:
-            is_standard = stream.fileno() == number
+            is_standard = stream.fileno() == fileno
         except (OSError, ValueError):
             is_standard = False
         if not is_standard or (sys.platform == "win32" and stream.isatty()):
@@ -134,12 +134,12 @@ def _over(stream: TextIO | None, number: int, kind: type[OutputFile]) -> TextIO:
             return stream
         stream.flush()
         encoding = stream.encoding
-    is_closed = (sys.__stdout__ if number == 1 else sys.__stderr__) is None  # since the start
-    descriptor = os.open(os.devnull, os.O_RDONLY) if is_closed else number
-    file = kind(descriptor, STDOUT if number == 1 else "<stderr>", closefd=False)
+    is_closed = (sys.__stdout__ if fileno == 1 else sys.__stderr__) is None  # since the start
+    descriptor = os.open(os.devnull, os.O_RDONLY) if is_closed else fileno
+    file = kind(descriptor, STDOUT if fileno == 1 else "<stderr>", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(file),
         encoding=encoding,
         errors="backslashreplace",  # a file name need not be text in any encoding
-        line_buffering=number == 2 or file.isatty(),
+        line_buffering=fileno == 2 or file.isatty(),
     )

@@ -135,8 +135,8 @@ def _print_matrix(title: list[str], grid: Grid, text: Callable[[ReplayResult], s
     if grid.block_bytes is not None:
         headings["size"] = [bytes_text(blocks * grid.block_bytes) for blocks in grid.sizes.values()]
     columns = [
-        [Column("\n".join(heading), [row[number] for row in rows])]
-        for number, heading in enumerate(zip(*headings.values(), strict=True))
+        [Column("\n".join(heading), [row[index] for row in rows])]
+        for index, heading in enumerate(zip(*headings.values(), strict=True))
     ]
     leading = Column("\n".join(headings), grid.policies, numeric=False)
     print_tables(title, [leading], columns)

@@ -48,10 +48,10 @@ def note(message: str, *, quiet: bool) -> None:
         click.echo(f"note: {printable(message)}", err=True)
 
 
-def note_bad_lines(number: int, *, quiet: bool) -> None:
+def note_bad_lines(count: int, *, quiet: bool) -> None:
     """Print how many bad lines were skipped, if any."""
-    if number:
-        note(f"{number:,} bad line{'s' * (number > 1)} skipped", quiet=quiet)
+    if count:
+        note(f"{count:,} bad line{'s' * (count > 1)} skipped", quiet=quiet)
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,11 +325,11 @@ def _by_device_memory(
         for one in setups:
             before = sum(other.setup.replays for other in found)
 
-            def told(done: int, before: int = before) -> None:
+            def report_progress(done: int, before: int = before) -> None:
                 if progress is not None:
                     progress(before + done)
 
-            found.append(advise_on(recorded, one, jobs=jobs, progress=told))
+            found.append(advise_on(recorded, one, jobs=jobs, progress=report_progress))
     return found[0], found[1] if len(found) > 1 else None, tuple(found[2:])
 
 

@@ -247,8 +247,8 @@ def _serving(watch: Watch, port: int, prefix: str) -> Iterator[str]:
 def _paced(requests: Iterable[Request], rate: float) -> Iterator[Request]:
     """Yield requests at even intervals; one that is late is not waited for."""
     start = time.monotonic()
-    for number, request in enumerate(requests):
-        wait = start + number / rate - time.monotonic()
+    for index, request in enumerate(requests):
+        wait = start + index / rate - time.monotonic()
         if wait > 0:
             time.sleep(wait)
         yield request

@@ -51,7 +51,7 @@ def _counted(
     requests: Iterable[Request], progress: Callable[[int], None] | None
 ) -> Iterable[Request]:
     """Yield requests and report how many there were."""
-    for number, request in enumerate(requests, start=1):
+    for count, request in enumerate(requests, start=1):
         yield request
         if progress is not None:
-            progress(number)
+            progress(count)

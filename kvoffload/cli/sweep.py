@@ -75,12 +75,12 @@ class _Sweep(click.Command):
         if "--" in options:
             rest = options[(end := options.index("--")) :]
             del options[end:]
-        for place in reversed([n for n, option in enumerate(options) if option == "--csv"]):
-            following = options[place + 1 : place + 2]
+        for index in reversed([n for n, option in enumerate(options) if option == "--csv"]):
+            following = options[index + 1 : index + 2]
             if following and following[0].lower().endswith(".csv"):
-                options[place : place + 2] = [f"--csv={following[0]}"]
+                options[index : index + 2] = [f"--csv={following[0]}"]
             else:
-                options[place] = f"--csv={STDOUT}"
+                options[index] = f"--csv={STDOUT}"
         return super().parse_args(ctx, [*options, *rest])
 
 

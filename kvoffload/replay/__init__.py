@@ -43,7 +43,7 @@ def _replay_groups(requests: Any, manager: Any, chunks: GroupChunks, **options: 
 
 _INSIDE = {
     _grid: ("Cell", "GridWork", "run_grid"),
-    _groups: ("GroupKind", "Place", "Retention", "Runs"),
+    _groups: ("GroupKind", "Retention", "Runs"),
     _offline: ("CEILINGS",),
     _results: ("DurationHistogram",),
     _results_file: ("ResultsFile",),
@@ -59,6 +59,7 @@ __getattr__ = former_names(
     }
     | {
         "Counts": (ReplayResult, "it is ReplayResult"),
+        "Place": (_groups.ChunkIndex, "it is a part of the inside, kvoffload.replay.groups"),
         "belady": (_offline.belady, 'simulate takes "belady" as a policy'),
         "infinite_hits": (_offline.infinite_hits, 'simulate takes "infinite" as a policy'),
         "replay_groups": (_replay_groups, "replay takes groups"),

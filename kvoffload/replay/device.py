@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .groups import GroupChunks, Place
+from .groups import ChunkIndex, GroupChunks
 from .requests import DecodedTrace
 
 __all__ = ["DeviceCache", "device_hits", "device_hits_and_junctions"]
@@ -65,12 +65,12 @@ class DeviceCache:
         groups = self._groups
         strides = [tokens // groups.block_tokens for tokens in groups.chunk_tokens]
 
-        def key(place: Place) -> Hashable:
-            return place.group, blocks[(place.chunk + 1) * strides[place.group] - 1]
+        def key(index: ChunkIndex) -> Hashable:
+            return index.group, blocks[(index.chunk + 1) * strides[index.group] - 1]
 
         length = groups.length_of(input_length, len(blocks))
-        local, junction = groups.local(length, lambda place: key(place) in self._cached)
-        self._insert([key(place) for place in groups.left_on_device(length, junction)])
+        local, junction = groups.local(length, lambda index: key(index) in self._cached)
+        self._insert([key(index) for index in groups.left_on_device(length, junction)])
         return local // groups.block_tokens, junction // groups.block_tokens
 
     def _insert(self, keys: Sequence[Hashable]) -> None:
@@ -110,6 +110,6 @@ def device_hits_and_junctions(
     found = np.zeros((2, trace.num_requests), dtype=np.int64)
     if num_slots:
         asked = map(DeviceCache(num_slots, groups).ask, trace.rows(), trace.lengths.tolist())
-        for number, pair in enumerate(asked):
-            found[:, number] = pair
+        for index, pair in enumerate(asked):
+            found[:, index] = pair
     return found[0], found[1]

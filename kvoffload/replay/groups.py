@@ -16,11 +16,11 @@ from kvoffload._checks import check_int
 
 __all__ = [
     "STEP_TOKENS",
+    "ChunkIndex",
     "Group",
     "GroupChunks",
     "GroupKind",
     "GroupLayout",
-    "Place",
     "Retention",
     "Runs",
 ]
@@ -32,7 +32,7 @@ MAX_CHUNK_TOKENS = 2**24
 """Most tokens of a chunk."""
 
 STEP_TOKENS = 8192
-"""Tokens of a prompt that a scheduler step computes at most, unless told."""
+"""Most tokens of a prompt that a scheduler step computes, by default."""
 
 MAX_STEP_TOKENS = 2**31 - 1
 """Most tokens of a step."""
@@ -97,7 +97,7 @@ chunk.
 """
 
 
-class Place(NamedTuple):
+class ChunkIndex(NamedTuple):
     """A chunk of a group in a prompt.
 
     Attributes
@@ -281,10 +281,10 @@ class GroupChunks:
             _Rule.of(group, chunk, group.block_tokens if exact else chunk)
             for group, chunk in zip(layout.groups, chunks, strict=True)
         )
-        sparse = [number for number, rule in enumerate(rules) if rule.span]
-        full = [number for number, rule in enumerate(rules) if not rule.span]
-        sparse.sort(key=lambda number: -rules[number].span)
-        of_full = {rules[number].chunk for number in full}
+        sparse = [group for group, rule in enumerate(rules) if rule.span]
+        full = [group for group, rule in enumerate(rules) if not rule.span]
+        sparse.sort(key=lambda group: -rules[group].span)
+        of_full = {rules[group].chunk for group in full}
         return cls(
             layout=layout,
             block_tokens=block_tokens,
@@ -454,17 +454,17 @@ class GroupChunks:
         while groups:
             asked, groups = groups, ()
             asked_sparse = False
-            for number in asked:
-                rule = rules[number]
+            for group in asked:
+                rule = rules[group]
                 chunk, keys = rule.chunk, length // rule.chunk
                 limit = min(limit, keys * chunk)
                 if limit - local < chunk:
                     return 0
                 start = local // chunk
                 if rule.span:
-                    count = _last_run(runs, number, rule, local, limit)
+                    count = _last_run(runs, group, rule, local, limit)
                 else:
-                    count = runs.leading(number, start, _whole(limit, chunk))
+                    count = runs.leading(group, start, _whole(limit, chunk))
                 if not count:
                     return 0
                 limit = min(limit, chunk * (start + count))
@@ -476,9 +476,9 @@ class GroupChunks:
                 hit = limit - local
         return hit
 
-    def loaded(self, local: int, hit: int) -> list[Place]:
+    def loaded(self, local: int, hit: int) -> list[ChunkIndex]:
         """Return the chunks that are loaded for `hit` tokens after the first `local` ones."""
-        return _places(self.loaded_chunks(local, hit))
+        return _indexes(self.loaded_chunks(local, hit))
 
     def loaded_chunks(self, local: int, hit: int) -> Chunks:
         """Return what `loaded` does, the chunks of each group together."""
@@ -486,17 +486,19 @@ class GroupChunks:
         if self.is_plain:
             return [(0, range(local // self.block_tokens, end // self.block_tokens))]
         found: Chunks = []
-        for number, rule in enumerate(self._rules):
+        for group, rule in enumerate(self._rules):
             first = max(_whole(local, rule.block), rule.first_kept(end))
             if hit and first < _whole(end, rule.block):
                 found.append(
-                    (number, range(first // rule.blocks_per_chunk, _whole(end, rule.chunk)))
+                    (group, range(first // rule.blocks_per_chunk, _whole(end, rule.chunk)))
                 )
         return found
 
     # -- what is offered ---------------------------------------------------------------------
 
-    def offers(self, length: int, local: int, hit: int, junction: int = 0) -> list[list[Place]]:
+    def offers(
+        self, length: int, local: int, hit: int, junction: int = 0
+    ) -> list[list[ChunkIndex]]:
         """Return the chunks that are offered to store, in order, one list per call.
 
         Parameters
@@ -507,7 +509,7 @@ class GroupChunks:
             Leading tokens that the accelerator's full groups have where others have less; else 0.
         """
         steps = self.offers_by_step(length, local, hit, junction)
-        return [_places(call) for _, calls in steps for call in calls]
+        return [_indexes(call) for _, calls in steps for call in calls]
 
     def offers_by_step(
         self, length: int, local: int, hit: int, junction: int = 0
@@ -532,15 +534,15 @@ class GroupChunks:
         ends = [kept] if hit else []
         for step, end in self._step_ends(length, kept, junction):
             calls: list[Chunks] = [
-                [(place.group, [place.chunk])]
-                for place in self._states(length, [*ends, end], junction)
+                [(index.group, [index.chunk])]
+                for index in self._states(length, [*ends, end], junction)
             ]
             ends = []
             call: Chunks = []
-            for number, rule in enumerate(self._rules):
+            for group, rule in enumerate(self._rules):
                 if rule.kind == "state":
                     continue
-                start, stop = starts[number], end // rule.chunk
+                start, stop = starts[group], end // rule.chunk
                 first = rule.first_kept(kept)
                 chunks = [
                     chunk
@@ -549,8 +551,8 @@ class GroupChunks:
                     or self._is_kept(rule, chunk, first, length, junction)
                 ]
                 if chunks:
-                    call.append((number, chunks))
-                starts[number] = max(start, stop)
+                    call.append((group, chunks))
+                starts[group] = max(start, stop)
             if call:
                 calls.append(call)
             if calls:
@@ -563,15 +565,15 @@ class GroupChunks:
         size = self.block_tokens
         start = first // size
         length = max(length, kept + 1)  # of a prompt that is there as a whole, a token is computed
-        for number, end in step_ends(length, kept, self.step_tokens or length, size):
+        for step, end in step_ends(length, kept, self.step_tokens or length, size):
             stop = end // size
             if stop > start:
-                yield number, [[(0, range(start, stop))]]
+                yield step, [[(0, range(start, stop))]]
                 start = stop
 
     # -- the accelerator's own cache ---------------------------------------------------------
 
-    def local(self, length: int, is_there: Callable[[Place], bool]) -> tuple[int, int]:
+    def local(self, length: int, is_there: Callable[[ChunkIndex], bool]) -> tuple[int, int]:
         """Return the leading tokens that the accelerator has, and the junction.
 
         Parameters
@@ -583,21 +585,21 @@ class GroupChunks:
         """
         align = math.lcm(*self.chunk_tokens)
         kinds: dict[_Rule, list[int]] = {}
-        for number in self._order[: self.num_full] + tuple(range(len(self._rules))):
-            numbers = kinds.setdefault(self._rules[number], [])
-            if number not in numbers:
-                numbers.append(number)
+        for group in self._order[: self.num_full] + tuple(range(len(self._rules))):
+            groups = kinds.setdefault(self._rules[group], [])
+            if group not in groups:
+                groups.append(group)
         hit, longest = length - 1, 0
         of_full: dict[_Rule, int] = {}
         while True:
             found = hit
-            for rule, numbers in kinds.items():
+            for rule, groups in kinds.items():
                 if rule in of_full:
                     found = min(found, of_full[rule])
                     continue
 
-                def has(chunk: int, numbers: list[int] = numbers) -> bool:
-                    return all(is_there(Place(number, chunk)) for number in numbers)
+                def has(chunk: int, groups: list[int] = groups) -> bool:
+                    return all(is_there(ChunkIndex(group, chunk)) for group in groups)
 
                 found = _local_hit(rule, found, align, has)
                 if rule.kind == "full":
@@ -608,23 +610,23 @@ class GroupChunks:
             hit = found
         return found, longest if longest > found else 0
 
-    def left_on_device(self, length: int, junction: int = 0) -> list[Place]:
+    def left_on_device(self, length: int, junction: int = 0) -> list[ChunkIndex]:
         """Return the chunks that a prompt leaves in the accelerator's cache, head first."""
-        places = [
-            Place(number, chunk)
-            for number, rule in enumerate(self._rules)
+        indexes = [
+            ChunkIndex(group, chunk)
+            for group, rule in enumerate(self._rules)
             if rule.kind != "state"
             for chunk in self._stored(rule, 0, length // rule.chunk, length, junction)
         ]
         for _, end in self._step_ends(length, 0, junction):
-            places.extend(self._states(length, [end], junction))
+            indexes.extend(self._states(length, [end], junction))
         tokens = self.chunk_tokens
-        return sorted(places, key=lambda place: ((place.chunk + 1) * tokens[place.group], place))
+        return sorted(indexes, key=lambda index: ((index.chunk + 1) * tokens[index.group], index))
 
     # -- parts -------------------------------------------------------------------------------
 
     def _step_ends(self, length: int, start: int, junction: int) -> Iterator[tuple[int, int]]:
-        """Yield the number of each step that matters, and the tokens that are there after it.
+        """Yield each step that matters, counted from 1, and the tokens that are there after it.
 
         A state is only where a step ends, so that with states the engine ends steps at its blocks.
         Without states and without `step_tokens` the calls of several steps are taken as one.
@@ -635,7 +637,7 @@ class GroupChunks:
             return
         block = self._step_block
         step = max(block, self.step_tokens or STEP_TOKENS)
-        for number in itertools.count(1):
+        for count in itertools.count(1):
             if start >= length:
                 return
             end = min(start + step, length)
@@ -647,19 +649,19 @@ class GroupChunks:
             if start < junction < end:
                 stops.append(start + (junction - start) // block * block)
             end = min((stop for stop in stops if start < stop < end), default=end)
-            yield number, end
+            yield count, end
             start = end
 
-    def _states(self, length: int, ends: list[int], junction: int) -> Iterator[Place]:
+    def _states(self, length: int, ends: list[int], junction: int) -> Iterator[ChunkIndex]:
         """Yield the states after so many tokens that are stored, each group's in order."""
         block = self._step_block
         points = {point // block * block for point in (length - 1, junction)}
-        for number, rule in enumerate(self._rules):
+        for group, rule in enumerate(self._rules):
             for end in ends if rule.kind == "state" else ():
                 every = rule.block if self.retention is None else self._interval
                 is_stored = end in points or (every and end % every == 0)
                 if is_stored and end % rule.chunk == 0:
-                    yield Place(number, end // rule.chunk - 1)
+                    yield ChunkIndex(group, end // rule.chunk - 1)
 
     def _stored(
         self, rule: _Rule, start: int, end: int, length: int, junction: int
@@ -717,8 +719,8 @@ class GroupChunks:
                 yield begin, min(tail, last)
 
 
-def _places(chunks: Chunks) -> list[Place]:
-    return [Place(group, chunk) for group, numbers in chunks for chunk in numbers]
+def _indexes(chunks: Chunks) -> list[ChunkIndex]:
+    return [ChunkIndex(group, chunk) for group, indexes in chunks for chunk in indexes]
 
 
 def _whole(tokens: int, size: int) -> int:
@@ -749,7 +751,7 @@ def _local_hit(rule: _Rule, limit: int, align: int, has: Callable[[int], bool]) 
     return run * size // align * align
 
 
-def _last_run(runs: Runs, number: int, rule: _Rule, local: int, limit: int) -> int:
+def _last_run(runs: Runs, group: int, rule: _Rule, local: int, limit: int) -> int:
     """Return the end of the last run of chunks before `limit` that is long enough, or 0.
 
     So is a run that reaches the chunk at `local`, from which chunks are counted.
@@ -757,7 +759,7 @@ def _last_run(runs: Runs, number: int, rule: _Rule, local: int, limit: int) -> i
     start, end = local // rule.chunk, _whole(limit, rule.chunk)
     needed = rule.span_before(limit)
     while end > start:
-        run = runs.trailing(number, max(start, end - needed), end)
+        run = runs.trailing(group, max(start, end - needed), end)
         if run == needed or end - run == start:
             return end - start
         end -= run + 1
@@ -814,9 +816,9 @@ def step_ends(length: int, start: int, step: int, unit: int) -> Iterator[tuple[i
     (int, int)
         Number of the step, and the tokens that are there after it.
     """
-    number, end = 0, start
+    count, end = 0, start
     while end < length:
         behind = min((end // unit + 1) * unit, length)
-        number = -(-(behind - start) // step)
-        end = min(start + number * step, length)
-        yield number, end
+        count = -(-(behind - start) // step)
+        end = min(start + count * step, length)
+        yield count, end

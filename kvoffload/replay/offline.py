@@ -33,8 +33,8 @@ INFINITE = "infinite"
 CEILINGS = (BELADY, INFINITE)
 """Names of the simulations that know the future, or have no bound."""
 
-MOST_PLACES = 1_000_000
-"""Most places to examine for reuse distances; a longer trace is sampled by its blocks."""
+MOST_POSITIONS = 1_000_000
+"""Most positions to examine for reuse distances; a longer trace is sampled by its blocks."""
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: scatters close numbers
 
@@ -68,8 +68,8 @@ def infinite_hits_of_each(
     _, first = np.unique(trace.blocks, return_index=True)
     is_new = np.zeros(trace.num_blocks + 1, dtype=np.bool_)
     is_new[first] = True
-    new_places = np.append(np.flatnonzero(is_new), trace.num_blocks)
-    first_new = new_places[np.searchsorted(new_places, starts)]
+    new_positions = np.append(np.flatnonzero(is_new), trace.num_blocks)
+    first_new = new_positions[np.searchsorted(new_positions, starts)]
     hits: npt.NDArray[np.int64] = (np.minimum(first_new - starts, lengths) - device_hits).clip(
         min=0
     )
@@ -122,12 +122,12 @@ def belady(
     blocks = array("I", trace.blocks.tobytes())
     in_cache = bytearray(trace.unique_blocks)
     size = hits = stored = 0
-    # Negated places of the next use of what is in the cache, the last use on top. An entry whose
-    # place has passed was followed by a newer one; such entries never come to the top.
+    # Negated positions of the next use of what is in the cache, the last use on top. An entry whose
+    # position has passed was followed by a newer one; such entries never come to the top.
     uses: list[int] = []
     most_entries = 2 * capacity + 1024
     followed_by = array("q", next_asked.tobytes())
-    for place, (block, following) in enumerate(zip(blocks, followed_by, strict=True)):
+    for position, (block, following) in enumerate(zip(blocks, followed_by, strict=True)):
         if in_cache[block]:  # until a use that the manager is asked for: this one
             hits += 1
             if following == end:
@@ -136,7 +136,7 @@ def belady(
                 continue
             heapq.heappush(uses, -following)
             if len(uses) > most_entries:
-                uses = [entry for entry in uses if -entry > place]
+                uses = [entry for entry in uses if -entry > position]
                 heapq.heapify(uses)
         elif following < end:
             if size < capacity:
@@ -202,9 +202,9 @@ def belady_of_groups(
 
 
 def _next_asked(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return for each place that of the block's next use if the manager is asked for it then.
+    """Return for each position that of the block's next use if the manager is asked for it then.
 
-    Otherwise, or without a next use, that is the number of places.
+    Otherwise, or without a next use, that is the number of positions.
     """
     end = trace.num_blocks
     lengths = np.diff(trace.starts)
@@ -219,7 +219,7 @@ def _next_asked(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> npt.
 
 
 def stack_distances(
-    trace: DecodedTrace, most: int = MOST_PLACES
+    trace: DecodedTrace, most: int = MOST_POSITIONS
 ) -> tuple[npt.NDArray[np.float64], float]:
     """Return the distinct blocks between each use of a block and the one before.
 
@@ -230,8 +230,8 @@ def stack_distances(
     trace : DecodedTrace
         The requests; the blocks of each are used in order.
     most : int
-        Most places to examine. Of a longer trace a share of the blocks is taken, with all of their
-        uses, and the distances are scaled by that share (Waldspurger et al., "Efficient MRC
+        Most positions to examine. Of a longer trace a share of the blocks is taken, with all of
+        their uses, and the distances are scaled by that share (Waldspurger et al., "Efficient MRC
         Construction with SHARDS", FAST 2015).
 
     Returns
@@ -256,13 +256,13 @@ def stack_distances(
     before = _previous(blocks)
     again = before >= 0
     # Blocks used between p and i, each counted at its first use there: those whose use before is
-    # at p or earlier. Up to p itself that holds of every place.
+    # at p or earlier. Up to p itself that holds of every position.
     counts = _not_greater_before(before)[again] - (before[again] + 1)
     return np.sort(counts / share), share
 
 
 def _previous(blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the place of the use before of each place's block, -1 where there is none."""
+    """Return the position of the use before of each position's block, -1 where there is none."""
     order = np.argsort(blocks, kind="stable")
     before = np.full(len(blocks), -1, dtype=np.int64)
     same = blocks[order][1:] == blocks[order][:-1]
@@ -271,18 +271,18 @@ def _previous(blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _not_greater_before(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return for each place how many places before it hold a value that is not greater.
+    """Return for each position how many positions before it hold a value that is not greater.
 
     Merge sort from the bottom up, all pairs of runs of a level at a time.
     """
     size = len(values)
     counts = np.zeros(size, dtype=np.int64)
-    places = np.arange(size)
+    positions = np.arange(size)
     width = 1
     while width < size:
-        pair, is_right = places // (2 * width), (places // width) % 2
-        # equal values of the left run come first: the order of places keeps them so
-        order = np.lexsort((places, values, pair))
+        pair, is_right = positions // (2 * width), (positions // width) % 2
+        # equal values of the left run come first: the order of positions keeps them so
+        order = np.lexsort((positions, values, pair))
         left = is_right[order] == 0
         seen = np.cumsum(left)
         first = np.searchsorted(pair[order], pair[order], side="left")

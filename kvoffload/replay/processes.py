@@ -135,9 +135,9 @@ def _signals_held() -> Iterator[None]:
     came: list[int] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():  # the only one that they interrupt
-        for number in _ENDING:
-            if callable(signal.getsignal(number)):
-                handlers[number] = signal.signal(number, lambda number, _: came.append(number))
+        for signum in _ENDING:
+            if callable(signal.getsignal(signum)):
+                handlers[signum] = signal.signal(signum, lambda signum, _: came.append(signum))
     mask = None
     if hasattr(signal, "pthread_sigmask"):  # not on Windows
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
@@ -146,8 +146,8 @@ def _signals_held() -> Iterator[None]:
     finally:
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
         if came:
             signal.raise_signal(came[0])
 

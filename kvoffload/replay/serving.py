@@ -172,7 +172,7 @@ class GroupServer:
         self.in_flight: set[BlockHash] = set()
         self.learning = _Learning.of(manager)
         self._ends_stores = ends_stores and groups.step_tokens is not None
-        self._suffixes = [group_key(b"", number) for number in range(len(groups.chunk_tokens))]
+        self._suffixes = [group_key(b"", group) for group in range(len(groups.chunk_tokens))]
         self._strides = [tokens // groups.block_tokens for tokens in groups.chunk_tokens]
         self.is_state = [group.kind == "state" for group in groups.layout.groups]
 
@@ -301,12 +301,12 @@ class _SteppedRequest:
     def keys(self, chunks: Chunks) -> list[BlockHash]:
         """Return the keys of chunks."""
         found: list[BlockHash] = []
-        for group, numbers in chunks:
+        for group, indexes in chunks:
             keys = self._keys[group]
-            if isinstance(numbers, range):
-                found += keys[numbers.start : numbers.stop]
+            if isinstance(indexes, range):
+                found += keys[indexes.start : indexes.stop]
             else:
-                found += [keys[number] for number in numbers]
+                found += [keys[index] for index in indexes]
         return found
 
     def _every(self, sign: int = 1) -> Sequence[BlockHash]:
@@ -315,12 +315,12 @@ class _SteppedRequest:
             return self._keys[0]
         if sign not in self._orders:
             groups = enumerate(zip(self._keys, self._chunk_tokens, strict=True))
-            placed = [
+            positioned = [
                 ((chunk + 1) * tokens, sign * group, key)
                 for group, (keys, tokens) in groups
                 for chunk, key in enumerate(keys)
             ]
-            self._orders[sign] = [key for _, _, key in sorted(placed)]
+            self._orders[sign] = [key for _, _, key in sorted(positioned)]
         return self._orders[sign]
 
     def _in_order(self, keys: set[BlockHash], sign: int = 1) -> Sequence[BlockHash]:
@@ -355,7 +355,7 @@ class _SteppedRequest:
         Parameters
         ----------
         steps : iterable of (int, list of Chunks)
-            The steps that compute the prompt: the number of each, and its offers in order. Those
+            The steps that compute the prompt: which step, and its offers in order. Those
             that offer nothing may be left out. A state that is refused is not offered again.
         ends_stores : bool
             Whether stores end while the request goes on; else they all end after it.
@@ -382,12 +382,12 @@ class _SteppedRequest:
                     stores.append((last, stored))
                 if not is_state:
                     waiting = keys if stored is None else []
-        for number in (last + 1, last + 2):  # of the answer: then all stores have ended
-            if waiting and end_stores(number - 1):
+        for step in (last + 1, last + 2):  # of the answer: then all stores have ended
+            if waiting and end_stores(step - 1):
                 stored = self._offer(waiting)
                 if stored is not None:
                     waiting = []
-                    stores.append((number, stored))
+                    stores.append((step, stored))
 
     def end(self) -> None:
         """Use what was loaded or offered: the head is the most recent."""

@@ -33,8 +33,8 @@ from kvoffload import (
 __all__ = ["PolicyConformance", "policy_machine"]
 
 KEYS = tuple(
-    BlockHash((b"%d." % number).ljust(length, b"#"))
-    for number, length in enumerate((3, 16, 32, 36, 37, 64, 256, 300) * 3)
+    BlockHash((b"%d." % index).ljust(length, b"#"))
+    for index, length in enumerate((3, 16, 32, 36, 37, 64, 256, 300) * 3)
 )
 """Blocks of the random calls: few, so that they meet again, and of many lengths."""
 
@@ -61,7 +61,7 @@ def _raises(kind: type[Exception], what: str, call: Callable[[], object]) -> Non
 
 
 def _keys(count: int, first: int = 0) -> list[BlockHash]:
-    return [BlockHash(b"block %d" % number) for number in range(first, first + count)]
+    return [BlockHash(b"block %d" % index) for index in range(first, first + count)]
 
 
 def _status(block_id: int, ref_cnt: int = 0) -> BlockStatus:
@@ -261,7 +261,7 @@ class _Driven:
         if self._spared is not None:
             self._spared.clear()
 
-    def refused_numbers(self) -> None:
+    def refused_counts(self) -> None:
         """Ask for what must be refused."""
         _raises(ValueError, "evict(-1)", lambda: self._policy.evict(-1, frozenset()))
 
@@ -368,8 +368,8 @@ class PolicyConformance(ABC):
         _equal(policy.evict(1, frozenset()), None, "evict(1) of an empty policy")
 
     def test_a_capacity_is_checked(self) -> None:
-        for number in (-1, 2**31, 2**70):
-            _raises(ValueError, f"capacity {number}", partial(self.make_policy, number))
+        for capacity in (-1, 2**31, 2**70):
+            _raises(ValueError, f"capacity {capacity}", partial(self.make_policy, capacity))
         make: Callable[[Any], object] = self.make_policy
         for other in (True, 1.5, "4", None):
             _raises(TypeError, f"capacity {other!r}", partial(make, other))
@@ -385,7 +385,7 @@ class PolicyConformance(ABC):
     def test_get_finds_what_was_inserted(self) -> None:
         policy, keys = self.filled()
         found = [(_live(policy, key).ref_cnt, _live(policy, key).block_id) for key in keys]
-        _equal(found, [(0, number) for number in range(6)], "(ref_cnt, block_id)")
+        _equal(found, [(0, index) for index in range(6)], "(ref_cnt, block_id)")
         _equal(policy.get(b"absent"), None, "get of an absent block")
 
     def test_get_changes_no_order(self) -> None:
@@ -425,12 +425,12 @@ class PolicyConformance(ABC):
         held = {key: _live(policy, key) for key in keys}
         policy.remove(keys[0])
         given = dict(policy.evict(2, frozenset()) or ())
-        for number, key in enumerate(_keys(30, 100)):
-            policy.insert(key, _status(10 + number))
+        for index, key in enumerate(_keys(30, 100)):
+            policy.insert(key, _status(10 + index))
             _live(policy, key).ref_cnt = 3
-        for number, key in enumerate(keys):
+        for index, key in enumerate(keys):
             shown = (held[key].ref_cnt, held[key].block_id)
-            _equal(shown, (0, number), f"a status of block {number}, held")
+            _equal(shown, (0, index), f"a status of block {index}, held")
         for victim, status in given.items():
             shown = (status.ref_cnt, status.block_id)
             _equal(keys[shown[1]], victim, "the block of the status that evict gave")
@@ -645,8 +645,8 @@ class PolicyConformance(ABC):
         _equal(policy.evict(1, frozenset()), None, "evict(1) after clear")
         orders = []
         for each in (policy, self.make_policy(8)):
-            for number, key in enumerate(keys):
-                each.insert(key, _status(number))
+            for index, key in enumerate(keys):
+                each.insert(key, _status(index))
             each.touch(keys[2:4])
             orders.append(_order(each))
         if self.is_deterministic:
@@ -675,8 +675,8 @@ class PolicyConformance(ABC):
                     _raises(kind, f"{name} of {bad!r}", call)
             for other in (None, 5, (0, 1)):
                 _raises(TypeError, f"insert of {other}", partial(made.insert, b"new", other))
-            for number in (True, 1.0, "1", None):
-                _raises(TypeError, f"evict({number!r})", partial(made.evict, number, ()))
+            for count in (True, 1.0, "1", None):
+                _raises(TypeError, f"evict({count!r})", partial(made.evict, count, ()))
             _raises(TypeError, "touch of a hash", lambda: made.touch(keys[0]))
             _raises(TypeError, "a hash as protected", lambda: made.evict(1, keys[0]))
             _raises(ValueError, "make_room with -1", lambda: made.make_room([b"new"], -1, ()))
@@ -767,7 +767,7 @@ def _random_call(driven: _Driven, chooser: random.Random) -> None:
     elif roll < 0.97:
         driven.hold(chooser.choice(resident))
     elif roll < 0.99:
-        driven.refused_numbers()
+        driven.refused_counts()
     else:
         driven.clear()
 
@@ -846,8 +846,8 @@ def policy_machine(
                 self.driven.hold(data.draw(st.sampled_from(self.driven.resident())))
 
         @rule()
-        def refused_numbers(self) -> None:
-            self.driven.refused_numbers()
+        def refused_counts(self) -> None:
+            self.driven.refused_counts()
 
         @rule()
         def clear(self) -> None:

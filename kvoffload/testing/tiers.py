@@ -301,7 +301,7 @@ class TierConformance(ABC):
 
     def keys(self, count: int, start: int = 0) -> list[bytes]:
         """Return keys like those of an engine: 36 bytes."""
-        return [b"%032d" % number + b"\0\0\0\0" for number in range(start, start + count)]
+        return [b"%032d" % index + b"\0\0\0\0" for index in range(start, start + count)]
 
     def data(self, key: bytes) -> bytes:
         """Return the bytes that belong to a key."""
@@ -774,7 +774,7 @@ def tier_machine(open_tier: Callable[[], Tier], block_bytes: int, num_keys: int 
     from hypothesis import strategies as st
     from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-    names = [b"key-%d" % number for number in range(num_keys - 2)] + [b"", b"long" * 30]
+    names = [b"key-%d" % index for index in range(num_keys - 2)] + [b"", b"long" * 30]
     batches = st.lists(st.sampled_from(names), max_size=12)
 
     class TierMachine(RuleBasedStateMachine):

@@ -123,14 +123,14 @@ cdef inline char* put_text(char* end, const char* text) noexcept nogil:
     return end + size
 
 
-cdef char* put_number(char* end, uint64_t number) noexcept nogil:
+cdef char* put_digits(char* end, uint64_t value) noexcept nogil:
     cdef char[20] text
     cdef int first = 20
     while True:
         first -= 1
-        text[first] = <char>(48 + number % 10)
-        number //= 10
-        if not number:
+        text[first] = <char>(48 + value % 10)
+        value //= 10
+        if not value:
             break
     memcpy(end, &text[first], 20 - first)
     return end + 20 - first
@@ -191,9 +191,9 @@ def request_lines(
         blocks = len(request) // WORD_BYTES - 1
         memcpy(&moment, words, WORD_BYTES)
         end = put_text(end, b'{"timestamp":')
-        end = put_number(end, (moment - start) // 1_000_000)
+        end = put_digits(end, (moment - start) // 1_000_000)
         end = put_text(end, b',"input_length":')
-        end = put_number(end, blocks * block_tokens + (moment & 1))
+        end = put_digits(end, blocks * block_tokens + (moment & 1))
         end = put_text(end, b',"output_length":0,"hash_ids":[')
         if blocks > MANY_BLOCKS:
             with nogil:

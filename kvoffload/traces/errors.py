@@ -35,5 +35,7 @@ class TraceError(OffloadError, ValueError):
         self.rule = rule
 
     def __str__(self) -> str:
-        place = printable(self.file) if self.line is None else f"{printable(self.file)}:{self.line}"
-        return f"{place}: {self.rule}"
+        location = (
+            printable(self.file) if self.line is None else f"{printable(self.file)}:{self.line}"
+        )
+        return f"{location}: {self.rule}"

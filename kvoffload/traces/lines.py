@@ -87,15 +87,15 @@ class Lines:
     ----------
     name : str
         Name of the file in messages.
-    number : int
-        Number of the line read last, from 1; 0 before the first.
+    count : int
+        Lines read: the number of the line read last.
     is_recording : bool
         Whether the first bytes are those of a file of a `TraceRecorder`.
     """
 
     def __init__(self, path: str, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self.name = "<stdin>" if path == STDIN else path
-        self.number = 0
+        self.count = 0
         self._max_line_bytes = max_line_bytes
         self.is_recording = False
         self._is_within_line = False
@@ -158,13 +158,13 @@ class Lines:
             self._pass_over()
         blank_lines = 0
         while line := self._read():
-            self.number += 1
+            self.count += 1
             if len(line) > self._max_line_bytes and not line.endswith(b"\n"):
                 self._is_within_line = True  # reported at once: the line may have no end
                 rule = f"a line must be at most {self._max_line_bytes} bytes long, got a longer one"
                 raise BadLineError(rule)
             line = line.strip()
-            if self.number == 1:
+            if self.count == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of some editors
             if line:
                 return line
@@ -189,7 +189,7 @@ class Lines:
         if self.is_recording and _is_cut_off(error):
             return b""
         rule = f"must be readable to its end: {_why(error)}"
-        raise TraceError(self.name, self.number + 1, rule) from None
+        raise TraceError(self.name, self.count + 1, rule) from None
 
     def _pass_over(self) -> None:
         """Skip to the end of the line."""
@@ -211,7 +211,7 @@ class Lines:
         end = ahead.rfind(b"\n", 0, blank) + 1
         if end and self._stream is not None:
             self._stream.read(end)
-            self.number += ahead.count(b"\n", 0, end)
+            self.count += ahead.count(b"\n", 0, end)
 
 
 class _Resumed(io.RawIOBase):

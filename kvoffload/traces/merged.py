@@ -178,8 +178,8 @@ class MergedTrace:
         starts = [trace.start for trace, _ in started if trace.start is not None]
         earliest = min(starts, default=0.0)
         spaces: list[int | None] = [
-            None if self._same_ids or trace.has_hashes else number
-            for number, (trace, _) in enumerate(started)
+            None if self._same_ids or trace.has_hashes else index
+            for index, (trace, _) in enumerate(started)
         ]
         self.id_spaces = len(set(spaces))
         moved = [
@@ -201,14 +201,14 @@ def _moved(requests: Iterator[Request], milliseconds: float) -> Iterator[Request
     return (replace(request, timestamp=request.timestamp + later) for request in requests)
 
 
-def _apart(requests: Iterator[Request], number: int, files: int) -> Iterator[Request]:
+def _apart(requests: Iterator[Request], index: int, files: int) -> Iterator[Request]:
     """Yield the requests of one file with ids and sessions distinct from the others'."""
     limit = (MAX_HASH_ID + 1) // files
-    moved_by = (number + 1) * _STRIDE
+    moved_by = (index + 1) * _STRIDE
     for request in requests:
         ids = [
-            hash_id * files + number if hash_id < limit else (hash_id + moved_by) & MAX_HASH_ID
+            hash_id * files + index if hash_id < limit else (hash_id + moved_by) & MAX_HASH_ID
             for hash_id in request.hash_ids
         ]
-        session = None if request.session is None else f"{number}:{request.session}"
+        session = None if request.session is None else f"{index}:{request.session}"
         yield replace(request, hash_ids=tuple(ids), session=session)

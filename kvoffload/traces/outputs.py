@@ -30,7 +30,7 @@ __all__ = ["OutputFile", "check_output", "open_output", "own_descriptor"]
 
 _MOST_LINKS = 40  # followed, as on Linux
 _DESCRIPTOR = re.compile(
-    r"(?:/dev|/proc/(?P<process>\d+)(?:/task/\d+)?)/fd/(?P<number>\d+)", re.ASCII
+    r"(?:/dev|/proc/(?P<process>\d+)(?:/task/\d+)?)/fd/(?P<descriptor>\d+)", re.ASCII
 )
 _CLOSED_IN_CHILDREN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED_IN_CHILDREN
@@ -137,7 +137,7 @@ def check_output(path: str | os.PathLike[str], *, append: bool = False) -> None:
 def own_descriptor(name: str) -> int | None:
     """Return the number of the process's own descriptor that a path leads to, or None."""
     found = _descriptor(name)
-    return int(found["number"]) if found is not None and _is_own(found) else None
+    return int(found["descriptor"]) if found is not None and _is_own(found) else None
 
 
 def _descriptor(name: str) -> re.Match[str] | None:
@@ -163,7 +163,7 @@ def _open_through(name: str) -> int | None:
     """Open a file that must not be replaced; return None for a regular or missing one."""
     found = _descriptor(name)
     if found is not None and _is_own(found):
-        return os.dup(int(found["number"]))  # opening it again would overwrite a file
+        return os.dup(int(found["descriptor"]))  # opening it again would overwrite a file
     if found is not None:
         return os.open(name, _THROUGH | os.O_APPEND)
     mode = _mode(name)

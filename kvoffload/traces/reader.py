@@ -114,7 +114,7 @@ class Trace:
                     break
                 except BadLineError as error:
                     if not self.skip_bad:
-                        raise TraceError(self.name, lines.number, str(error)) from None
+                        raise TraceError(self.name, lines.count, str(error)) from None
                     self.bad_lines += 1
                     continue
                 is_settled = True
@@ -127,14 +127,14 @@ class Trace:
                 self.block_tokens, self.block_bytes = parse.block_tokens, parse.block_bytes
                 yield request
             if requests == 0:
-                number, kind = self.bad_lines or lines.number, "bad" if self.bad_lines else "blank"
-                found = f"{number} {kind} line{'s' * (number > 1)}" if number else "an empty file"
+                count, kind = self.bad_lines or lines.count, "bad" if self.bad_lines else "blank"
+                found = f"{count} {kind} line{'s' * (count > 1)}" if count else "an empty file"
                 wanted = ""
                 if self._model_name is not None:
                     wanted = f" to model {self._model_name!r}"
                     found = parse.models_text or found
                 rule = f"a trace must hold at least one request{wanted}, got {found}"
-                raise TraceError(self.name, max(1, lines.number), rule)
+                raise TraceError(self.name, max(1, lines.count), rule)
 
     def _check_that_models_are_named(self) -> None:
         if self.format not in MODEL_FORMATS:

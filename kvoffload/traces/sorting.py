@@ -27,16 +27,16 @@ def sorted_by_time(requests: Iterable[Request]) -> Iterator[Request]:
     OSError
         If the temporary file cannot be written; it names the folder.
     """
-    times, places = array("d"), array("q")
+    times, offsets = array("d"), array("q")
     with scratch_file() as (stream, path):
         end = 0
         for request in requests:
             times.append(request.timestamp)
-            places.append(end)
+            offsets.append(end)
             end += stream.write(trace_line(request))
         stream.flush()
         parse = MOONCAKE.new_parser()
         with Path(path).open("rb") as file:
-            for number in np.argsort(times, kind="stable").tolist():
-                file.seek(places[number])
+            for index in np.argsort(times, kind="stable").tolist():
+                file.seek(offsets[index])
                 yield parse(file.readline())

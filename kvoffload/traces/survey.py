@@ -35,8 +35,8 @@ class SeenIds:
         """Return for each id whether it is in the set."""
         found = np.zeros(len(ids), dtype=np.bool_)
         for run in self._runs:
-            places = np.minimum(np.searchsorted(run, ids), len(run) - 1)
-            found |= run[places] == ids
+            positions = np.minimum(np.searchsorted(run, ids), len(run) - 1)
+            found |= run[positions] == ids
         return found
 
     def add(self, ids: Ids) -> None:
@@ -204,8 +204,8 @@ class IdealCounter:
         self._seen.add(distinct[~old])
         # A block is found if it was in an earlier batch, or in an earlier row of this one.
         missed = ~old[inverse] & (first[inverse] >= np.repeat(starts, lengths))
-        places = np.where(missed, np.arange(len(ids)), len(ids))
-        first_missed = np.minimum.reduceat(places, starts)
+        positions = np.where(missed, np.arange(len(ids)), len(ids))
+        first_missed = np.minimum.reduceat(positions, starts)
         self.ideal_hits += int(np.minimum(first_missed - starts, lengths).sum())
         self.unique_blocks = len(self._seen)
 

@@ -158,17 +158,17 @@ class Workload:
         dice = _Dice(self.seed)
         fresh = itertools.count()
         shared: dict[tuple[str, int], list[int]] = {}
-        numbers = itertools.count()
-        # (second of the next turn, number of the session, the session, the turn)
+        session_ids = itertools.count()
+        # (second of the next turn, id of the session, the session, the turn)
         under_way: list[tuple[float, int, _Session, Turn]] = []
         arrival = dice.exponential(1 / SESSIONS_PER_SECOND)
         while True:
             while not under_way or arrival <= under_way[0][0]:
-                number = next(numbers)
-                session = self._new_session(dice, number, shared, fresh)
-                heapq.heappush(under_way, (arrival, number, session, next(session.turns)))
+                session_id = next(session_ids)
+                session = self._new_session(dice, session_id, shared, fresh)
+                heapq.heappush(under_way, (arrival, session_id, session, next(session.turns)))
                 arrival += dice.exponential(1 / SESSIONS_PER_SECOND)
-            now, number, session, turn = heapq.heappop(under_way)
+            now, session_id, session, turn = heapq.heappop(under_way)
             request = session.request(now, turn, self.block_tokens, fresh)
             if request is None:
                 continue
@@ -176,12 +176,12 @@ class Workload:
             following = next(session.turns, None)
             if following is not None:
                 later = now + request.output_length / ANSWER_TOKENS_PER_SECOND + following[0]
-                heapq.heappush(under_way, (later, number, session, following))
+                heapq.heappush(under_way, (later, session_id, session, following))
 
     def _new_session(
         self,
         dice: _Dice,
-        number: int,
+        session_id: int,
         shared: dict[tuple[str, int], list[int]],
         fresh: Iterator[int],
     ) -> _Session:
@@ -194,7 +194,7 @@ class Workload:
         else:
             kind, turns = "one-shot", _one_shot(dice)
             prompts = ONE_SHOT_PROMPTS if dice.uniform() < 0.5 else ()
-        session = _Session(f"{kind}-{number}", turns, 0)
+        session = _Session(f"{kind}-{session_id}", turns, 0)
         if prompts:
             chosen = dice.popular(len(prompts))
             session.tokens = prompts[chosen]

@@ -333,10 +333,10 @@ class Watch:
         for quarter, stretches in enumerate(core.take_requests()):
             # Which request is which is not kept: they are spread over those since the last time.
             step = (num_requests - start) / max(1, sum(map(len, stretches)))
-            number = float(start)
+            position = float(start)
             for after, requests in enumerate(stretches):
-                numbers = [number + (place + 1) * step for place in range(len(requests))]
-                number += len(requests) * step
+                positions = [position + (index + 1) * step for index in range(len(requests))]
+                position += len(requests) * step
                 for mini in self._subject.minis:
                     if after:
                         mini.reset(quarter)
@@ -344,7 +344,7 @@ class Watch:
                         mini.feed(quarter, requests)
                     else:
                         mini.feed_overlapping(
-                            quarter, requests, numbers, lag, waits=core.waits_for_stores
+                            quarter, requests, positions, lag, waits=core.waits_for_stores
                         )
         if begins and start:
             self._start_anew()
@@ -495,8 +495,8 @@ class Watch:
     def _overdue(self, manager: object) -> list[Overdue]:
         found = find_overdue(self._core, manager, self.deadline)
         for each in found:
-            if each.number not in self._logged:
-                self._logged.add(each.number)
+            if each.id not in self._logged:
+                self._logged.add(each.id)
                 logger.warning(
                     "a %s of %d blocks was prepared %.0f s ago and not completed; %d blocks are "
                     "still held, the first in slot %d",
@@ -506,7 +506,7 @@ class Watch:
                     len(each.block_ids),
                     each.block_ids[0],
                 )
-        self._logged.intersection_update([each.number for each in found])
+        self._logged.intersection_update([each.id for each in found])
         return found
 
     def open_seconds(self) -> dict[str, float]:
@@ -725,18 +725,18 @@ def median_age(bins: Sequence[int]) -> float | None:
     rank = (sum(bins) + 1) // 2
     if not rank:
         return None
-    for number, count in enumerate(bins):
+    for index, count in enumerate(bins):
         rank -= count
         if rank <= 0:
-            return (bin_start(number) + bin_start(number + 1) - 1) / 2000
+            return (bin_start(index) + bin_start(index + 1) - 1) / 2000
     return None
 
 
-def bin_start(number: int) -> int:
+def bin_start(index: int) -> int:
     """Return the least age in ms of a bin."""
-    if number < 8:
-        return number
-    return (8 + number % 8) << (number // 8 - 1)
+    if index < 8:
+        return index
+    return (8 + index % 8) << (index // 8 - 1)
 
 
 def _lru_misses(judged: Sequence[Sequence[int]], size: int) -> list[int]:

@@ -88,13 +88,13 @@ def estimate(
     if shadow is base:
         return 1 - miss_ratio, 0.0
     ratio = found / total
-    number = len(base)
+    count = len(base)
     rests = [(found - s, total - b) for b, s in zip(base, shadow, strict=True)]
-    if number < 2 or any(rest <= 0 for _, rest in rests):
+    if count < 2 or any(rest <= 0 for _, rest in rests):
         return 1 - miss_ratio * ratio, math.inf
     left_out = [part / rest for part, rest in rests]
-    mean = sum(left_out) / number
-    variance = (number - 1) / number * sum((each - mean) ** 2 for each in left_out)
+    mean = sum(left_out) / count
+    variance = (count - 1) / count * sum((each - mean) ** 2 for each in left_out)
     counting = math.sqrt(abs(total - found) + 1) / total
     error = math.hypot(STUDENT_T * math.sqrt(variance) * miss_ratio, counting * miss_ratio, bias)
     hit_ratio = min(1.0, max(0.0, 1 - miss_ratio * ratio))

@@ -56,7 +56,7 @@ def samples(watch: Watch) -> Iterator[Sample]:
         name: [((), counters[key])] for name, key in _EXACT.items()
     }
     shadows: Mapping[tuple[str, float], tuple[int, int]] = counters["shadows"]
-    places = {key: (key[0], memory_label(key[1])) for key in shadows}
+    by_shadow = {key: (key[0], memory_label(key[1])) for key in shadows}
     open_since = watch.open_seconds()
     values |= {
         "sampled_missed_blocks": [
@@ -69,8 +69,8 @@ def samples(watch: Watch) -> Iterator[Sample]:
         "base_missed_blocks": [
             ((), shadows[key][0]) for key in [(report.policy or "", 1.0)] if key in shadows
         ],
-        "shadow_missed_blocks": [(places[key], pair[0]) for key, pair in shadows.items()],
-        "shadow_stored_blocks": [(places[key], pair[1]) for key, pair in shadows.items()],
+        "shadow_missed_blocks": [(by_shadow[key], pair[0]) for key, pair in shadows.items()],
+        "shadow_stored_blocks": [(by_shadow[key], pair[1]) for key, pair in shadows.items()],
         "shadow_hit_ratio": [
             ((point.policy, memory_label(point.memory), marks_label(point.marks)), point.hit_ratio)
             for point in report.points
@@ -105,10 +105,10 @@ def age_histogram(bins: Sequence[int]) -> Histogram:
     """Return bins of ages as a histogram over `AGE_BOUNDS`; its sum takes their middles."""
     counts = [0] * (len(AGE_BOUNDS) + 1)
     total = 0.0
-    for number, count in enumerate(bins):
+    for index, count in enumerate(bins):
         if count:
-            start = bin_start(number) / 1000
+            start = bin_start(index) / 1000
             bucket = sum(bound <= start for bound in AGE_BOUNDS)
             counts[bucket] += count
-            total += count * (bin_start(number) + bin_start(number + 1) - 1) / 2000
+            total += count * (bin_start(index) + bin_start(index + 1) - 1) / 2000
     return Histogram(counts, total)

@@ -80,19 +80,19 @@ class Miniature:
         self,
         quarter: int,
         requests: Sequence[SampledRequest],
-        numbers: Sequence[float],
+        positions: Sequence[float],
         lag: float,
         *,
         waits: bool,
     ) -> None:
         """Serve requests with stores that take a while.
 
-        `numbers` are the requests' places among all. A store ends after `lag` more requests; until
-        then a lookup misses its blocks or, if it `waits`, ends it.
+        `positions` are those of the requests among all. A store ends after `lag` more requests;
+        until then a lookup misses its blocks or, if it `waits`, ends it.
         """
         manager = self.managers[quarter]
-        for (hashes, first, end), number in zip(requests, numbers, strict=True):
-            self._complete(quarter, number - lag)
+        for (hashes, first, end), position in zip(requests, positions, strict=True):
+            self._complete(quarter, position - lag)
             if waits:
                 manager.complete_store(hashes)
             request = manager.begin(hashes)
@@ -100,7 +100,7 @@ class Miniature:
             output = request.prepare_store()
             request.finish()
             if output is not None and output.block_hashes_to_store:
-                self._pending[quarter].append((number, request))
+                self._pending[quarter].append((position, request))
 
     def reset(self, quarter: int) -> None:
         """Reset the manager of a quarter with what is under way."""
@@ -110,7 +110,7 @@ class Miniature:
         self._reset_at[quarter] = manager.stats()["lookup_blocks"]
 
     def _complete(self, quarter: int, before: float) -> None:
-        """Complete the stores of the requests before a number."""
+        """Complete the stores of the requests before a position."""
         pending = self._pending[quarter]
         while pending and pending[0][0] < before:
             pending.popleft()[1].complete_store()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvoffload._former import former_attribute
 from kvoffload.managers._watching import KINDS
 
 __all__ = ["Overdue", "find_overdue"]
@@ -29,15 +30,17 @@ class Overdue:
         Its slots that are still pinned (load) or pending (store).
     num_blocks : int
         Blocks of the whole transfer.
-    number : int
-        Number of the transfer, counted from 1 in the order of preparation.
+    id : int
+        Id of the transfer, counted from 1 in the order of preparation.
     """
 
     kind: str
     seconds: float
     block_ids: tuple[int, ...]
     num_blocks: int
-    number: int
+    id: int
+
+    number = former_attribute("Overdue", "number", "id")
 
 
 def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
@@ -62,8 +65,8 @@ def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
     """
     now = core.now()
     late = [
-        (number, kind, age, ids)
-        for number, kind, time, ids in core.open_transfers()
+        (transfer_id, kind, age, ids)
+        for transfer_id, kind, time, ids in core.open_transfers()
         if (age := (now - time) / 1000) > deadline
     ]
     if not late:
@@ -74,10 +77,10 @@ def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
         set(table["block_id"][table["ref_cnt"] < 0].tolist()),
     )
     found = []
-    for number, kind, age, ids in late:
+    for transfer_id, kind, age, ids in late:
         held = tuple(block_id for block_id in ids if block_id in busy[kind])
         if held:
-            found.append(Overdue(KINDS[kind], age, held, len(ids), number))
+            found.append(Overdue(KINDS[kind], age, held, len(ids), transfer_id))
         else:
-            core.close_transfer(number)
+            core.close_transfer(transfer_id)
     return found

@@ -254,22 +254,22 @@ def _shadows(engines: Sequence[Engine]) -> Iterable[Shadow]:
         if (weight := engine.value("window_asked_blocks")) > 0
     ]
     whole = sum(weight for _, weight in weighted)
-    places = {
+    keys = {
         own[:2]
         for engine in engines
         for name in ("shadow_missed_blocks", "shadow_hit_ratio", "shadow_withheld")
         for own in engine.values.get(name, {})
     }
-    sums: dict[tuple[str, ...], _Sum] = {place: _Sum() for place in places}
+    sums: dict[tuple[str, ...], _Sum] = {key: _Sum() for key in keys}
     for engine, weight in weighted:
         share = weight / whole
-        for *place, reason in engine.values.get("shadow_withheld", {}):
-            sums[tuple(place)].reasons.add(reason)
+        for *key, reason in engine.values.get("shadow_withheld", {}):
+            sums[tuple(key)].reasons.add(reason)
         ratios: dict[tuple[str, ...], float] = {}
-        for (*place, label), ratio in engine.values.get("shadow_hit_ratio", {}).items():
+        for (*key, label), ratio in engine.values.get("shadow_hit_ratio", {}).items():
             # A point without the label is of a version that did not export marks.
-            sums[tuple(place)].marks |= {mark or "unknown" for mark in label.split(",")}
-            ratios.setdefault(tuple(place), ratio)
+            sums[tuple(key)].marks |= {mark or "unknown" for mark in label.split(",")}
+            ratios.setdefault(tuple(key), ratio)
         for point, ratio in ratios.items():
             error = engine.value("shadow_error", *point)
             sums[point].add(share * ratio, share * error)

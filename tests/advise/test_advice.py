@@ -32,14 +32,22 @@ def test_it_compares_half_once_twice_and_four_times_the_memory(advice):
 def test_a_memory_beyond_what_a_float_holds_is_found_among_those_compared():
     setup = Setup(memory=2**60 + 1, block_tokens=512, token_bytes=2**40)
     assert setup.memories()[1] == setup.memory
-    assert advise([Request(0, 512, 1, (1,))], setup).place == 1
+    assert advise([Request(0, 512, 1, (1,))], setup).memory_index == 1
+
+
+def test_former_names_of_the_index_work_and_warn(advice):
+    with pytest.warns(DeprecationWarning, match="Advice.place is called memory_index"):
+        assert advice.place == advice.memory_index == 1
+    with pytest.warns(DeprecationWarning, match="place of Advice.cell is called memory_index"):
+        found = advice.cell("lru", place=2)
+    assert found is advice.cell("lru", 2) is not advice.cell("lru")
 
 
 def test_memories_that_are_given_are_the_ones_compared():
     setup = dataclasses.replace(SETUP, others=(50 * MIB, 900 * MIB, 200 * MIB))
     found = advise(WORKLOAD, setup)
     assert found.capacities == [50, 200, 900]
-    assert found.place == 1
+    assert found.memory_index == 1
     assert found.cell("lru") == found.cells["lru", 1]
 
 
@@ -68,7 +76,7 @@ def test_no_policy_exceeds_the_ceilings(advice):
 
 def test_the_ceilings_save_the_tokens_of_their_hits(advice):
     best, unbounded = advice.ceiling_tokens()
-    assert best == round(advice.ceilings[advice.place] * advice.facts.blocks) * 512
+    assert best == round(advice.ceilings[advice.memory_index] * advice.facts.blocks) * 512
     trace = DecodedTrace.of(WORKLOAD)
     assert unbounded == infinite_hits(trace, device_hits(trace, 0)) * 512
     saved = [advice.cell(policy).saved_tokens for policy in registry.names()]

@@ -95,7 +95,10 @@ def test_a_small_trace_by_hand():
     setup = Setup(64 * 4096, 16, 0, policies=("lru",), engine=engine, groups=groups)
     found = advise(requests, setup)
     cell = found.cell("lru")
-    assert (found.capacities[found.place], found.facts.asked_tokens) == (64, 65 + 97 + 97 + 81)
+    assert (found.capacities[found.memory_index], found.facts.asked_tokens) == (
+        64,
+        65 + 97 + 97 + 81,
+    )
     assert (cell.saved_tokens, cell.loaded, cell.stored) == (64 + 96, 6 + 8, 6 + 4 + 5)
     assert cell.stored_per_hit == 1.5  # of 10 blocks that are hit
     assert (cell.store_rate, cell.load_rate) == (15 * 4096 / 10, 14 * 4096 / 10)

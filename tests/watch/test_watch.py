@@ -790,5 +790,7 @@ def test_an_overdue_transfer_is_logged_once_by_all_threads(twin, caplog, monkeyp
     monkeypatch.setattr(_watch, "find_overdue", overtaken)
     assert manager.watch.overdue() == []
     other.join()
-    assert len(manager.watch.overdue()) == 1
+    (found,) = manager.watch.overdue()
     assert len(caplog.records) == 1
+    with pytest.warns(DeprecationWarning, match="Overdue.number is called id"):
+        assert found.number == found.id == 1

@@ -13,7 +13,7 @@
     top.replaceChildren(line.querySelector("polyline").cloneNode());
     line.querySelectorAll(".point").forEach((mark) => {
       const dot = mark.cloneNode();
-      ["tabindex", "role", "aria-label", "data-place", "data-asked"].forEach((name) => dot.removeAttribute(name));
+      ["tabindex", "role", "aria-label", "data-column", "data-asked"].forEach((name) => dot.removeAttribute(name));
       dot.setAttribute("class", mark === point ? "dot read" : "dot");
       top.append(dot);
     });
@@ -33,13 +33,13 @@
   }
 
   function neighbour(chart, point, key) {
-    const place = Number(point.dataset.place);
+    const index = Number(point.dataset.column);
     const line = Array.from(point.parentNode.querySelectorAll(".point"));
-    if (key === "ArrowLeft") return line[place - 1];
-    if (key === "ArrowRight") return line[place + 1];
+    if (key === "ArrowLeft") return line[index - 1];
+    if (key === "ArrowRight") return line[index + 1];
     if (key === "Home") return line[0];
     if (key === "End") return line[line.length - 1];
-    const column = Array.from(chart.querySelectorAll(`.point[data-place="${place}"]`))
+    const column = Array.from(chart.querySelectorAll(`.point[data-column="${index}"]`))
       .sort((a, b) => Number(a.getAttribute("cy")) - Number(b.getAttribute("cy")));
     const at = column.indexOf(point);
     if (key === "ArrowUp") return column[at - 1];
