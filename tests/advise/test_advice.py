@@ -53,10 +53,10 @@ def test_memories_that_are_given_are_the_ones_compared():
 
 @pytest.mark.parametrize("policy", registry.names())
 def test_its_figures_are_those_of_a_replay(advice, policy):
-    for place, capacity in enumerate(advice.capacities):
+    for position, capacity in enumerate(advice.capacities):
         manager = CPUOffloadingManager(512, capacity, policy)
         result = replay(WORKLOAD, manager, block_tokens=512, step_tokens=8192)
-        cell = advice.cell(policy, place)
+        cell = advice.cell(policy, position)
         assert cell.hit_ratio == result.hit_ratio
         assert cell.saved_tokens == result.hit_blocks * 512
         assert cell.stored_per_hit == result.stored_slots / result.hit_blocks
@@ -69,9 +69,9 @@ def test_its_figures_are_those_of_a_replay(advice, policy):
 
 
 def test_no_policy_exceeds_the_ceilings(advice):
-    for place, ceiling in enumerate(advice.ceilings):
+    for position, ceiling in enumerate(advice.ceilings):
         assert ceiling <= advice.unbounded
-        assert all(advice.cell(p, place).hit_ratio <= ceiling for p in registry.names())
+        assert all(advice.cell(p, position).hit_ratio <= ceiling for p in registry.names())
 
 
 def test_the_ceilings_save_the_tokens_of_their_hits(advice):

@@ -27,8 +27,8 @@ def test_ticks_are_round_and_reach_the_highest_ratio(highest, most, expected):
 @pytest.mark.parametrize(
     "places", [[0.5] * 9, [0.0] * 20, [0.1, 0.5, 0.9], [0.98, 0.99, 1.0], [0.0, 0.01, 0.4, 0.41]]
 )
-def test_labels_keep_apart_and_stay_inside(places):
-    moved = apart(places, 0.05, 0.0, 1.0)
+def test_labels_keep_apart_and_stay_inside(positions):
+    moved = apart(positions, 0.05, 0.0, 1.0)
     gaps = [after - before for before, after in itertools.pairwise(moved)]
     assert min(gaps) >= 0.05 - 1e-9
     assert moved[0] >= -1e-9

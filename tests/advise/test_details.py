@@ -52,9 +52,9 @@ def stack(blocks):
     order, distances = [], []
     for block in blocks:
         if block in order:
-            place = order.index(block)
-            distances.append(place)
-            order.pop(place)
+            position = order.index(block)
+            distances.append(position)
+            order.pop(position)
         order.insert(0, block)
     return sorted(distances)
 
@@ -113,7 +113,7 @@ def test_a_disk_hits_what_host_memory_has_not():
     assert (alone.host_hits, alone.disk_hits, alone.disk_stored) == (hits(800), 0, 0)
 
 
-def test_what_is_written_to_the_disk_is_told_per_day(found):
+def test_what_is_written_to_the_disk_is_reported_per_day(found):
     advice, closer = found
     assert len(closer.disk_cells) == 2 * (4 + (advice.policy != "lru"))
     for cell in closer.disk_cells:
@@ -124,7 +124,7 @@ def test_what_is_written_to_the_disk_is_told_per_day(found):
     assert titles[-4:] == ["Warm-up", "Requests", "Reuse", "Disk"]
 
 
-def test_without_times_blocks_written_are_told():
+def test_without_times_blocks_written_are_reported():
     recorded = RecordedTrace.of(dataclasses.replace(r, timestamp=0) for r in WORKLOAD)
     advice = advise(recorded, SETUP)
     closer = details(recorded, advice, Disk(1000 * MIB, ("lru",)))

@@ -111,8 +111,8 @@ def test_a_policy_that_does_not_pay_is_never_recommended(advice):
     assert found.paying[1] == tuple(p for p in SETUP.policies if ratios[p] > between)
     assert found.pays is True
     assert found.policy in found.paying[1]
-    for place, choice in enumerate(found.choices):
-        assert not found.paying[place] or choice.policy in found.paying[place]
+    for position, choice in enumerate(found.choices):
+        assert not found.paying[position] or choice.policy in found.paying[position]
     assert headline(found).startswith(f"Take {found.policy}: ")
     text = " ".join(finding.text for finding in findings(found))
     assert f". With {chosen}, " in titled(findings(found), "Reason")

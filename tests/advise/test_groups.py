@@ -39,10 +39,10 @@ BLOCK = 16
 SHARED, OWN = 4096, 368  # tokens of a prompt: of the system's, and its own
 
 
-def prompts_that_share_a_beginning(number=200):
+def prompts_that_share_a_beginning(count=200):
     system = tuple(range(SHARED // BLOCK))
     blocks = OWN // BLOCK
-    for n in range(number):
+    for n in range(count):
         own = range(10_000 + n * blocks, 10_000 + (n + 1) * blocks)
         yield Request(1000 * n, SHARED + OWN, 1, (*system, *own))
 
@@ -65,10 +65,10 @@ def test_memory_is_divided_into_slots(advice):
 
 @pytest.mark.parametrize("policy", registry.names())
 def test_its_figures_are_those_of_a_replay(advice, policy):
-    for place, capacity in enumerate(advice.capacities):
+    for position, capacity in enumerate(advice.capacities):
         manager = CPUOffloadingManager(512, capacity, policy)
         result = replay(WORKLOAD, manager, groups=CHUNKS)
-        cell = advice.cell(policy, place)
+        cell = advice.cell(policy, position)
         assert cell.hit_ratio == result.loaded_tokens / result.asked_tokens
         assert cell.saved_tokens == result.loaded_tokens
         assert cell.stored == result.stored_slots
@@ -107,9 +107,9 @@ def test_a_small_trace_by_hand():
 
 
 def test_no_policy_exceeds_the_ceilings(advice):
-    for place, ceiling in enumerate(advice.ceilings):
+    for position, ceiling in enumerate(advice.ceilings):
         for policy in registry.names():
-            assert advice.cell(policy, place).hit_ratio <= min(ceiling, advice.unbounded)
+            assert advice.cell(policy, position).hit_ratio <= min(ceiling, advice.unbounded)
 
 
 def prompts_that_a_cache_without_bounds_resumes_earlier():
@@ -266,10 +266,10 @@ def test_intervals_are_compared_in_any_number_of_processes(recorded):
         Setup(25 * MIB, 512, 0, device_memory=12 * MIB, policies=("lru",), groups=each)
         for each in groups
     ]
-    told: list[int] = []
+    reported: list[int] = []
     advised = [advise(recorded, setup) for setup in several]
-    first = retentions(recorded, advised[0], progress=told.append)
-    assert told == [2, 3]
+    first = retentions(recorded, advised[0], progress=reported.append)
+    assert reported == [2, 3]
     assert [cell.interval for cell in first] == [0, 512, None]
     assert retentions(recorded, advised[1]) == first
     assert retentions(recorded, advised[0], jobs=2) == first
@@ -342,7 +342,7 @@ def test_what_a_prompt_takes_depends_on_the_interval():
     texts = [prompt_text(GroupChunks.of(layout, 512, interval)) for interval in (0, 2048, None)]
     windows = [1, 5, 16]
     assert texts == [
-        f"a prompt of 8,192 tokens takes 16, and {number} for its window" for number in windows
+        f"a prompt of 8,192 tokens takes 16, and {count} for its window" for count in windows
     ]
 
 

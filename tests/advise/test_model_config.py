@@ -140,7 +140,7 @@ def test_what_is_no_configuration_is_said(tmp_path, config, rule):
         {"index_topk": 1, "model_type": "\n\x1b[31m" * 9000},
     ],
 )
-def test_what_a_file_says_is_told_in_one_line(tmp_path, more):
+def test_what_a_file_says_is_reported_in_one_line(tmp_path, more):
     with pytest.raises(ValueError, match=r"must be|is not counted") as raised:
         shape(tmp_path, LLAMA | more)
     message = str(raised.value)

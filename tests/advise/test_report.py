@@ -99,10 +99,10 @@ def test_without_a_recommendation_there_is_no_configuration():
 @pytest.mark.parametrize("requests", [1, 20, 300])
 def test_names_at_the_lines_ends_keep_their_distance_and_stay_inside(requests):
     drawing = chart(subject(requests=requests).advice, width=340, height=360, label_height=16)
-    places = sorted(line.label_y for line in drawing.lines)
-    assert all(b - a > 15.8 for a, b in itertools.pairwise(places))  # rounded to tenths
-    assert drawing.top <= places[0]
-    assert places[-1] <= drawing.bottom
+    positions = sorted(line.label_y for line in drawing.lines)
+    assert all(b - a > 15.8 for a, b in itertools.pairwise(positions))  # rounded to tenths
+    assert drawing.top <= positions[0]
+    assert positions[-1] <= drawing.bottom
     for line in drawing.lines:
         for point in line.points:
             assert drawing.left <= point.x <= drawing.right

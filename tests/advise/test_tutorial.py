@@ -116,10 +116,10 @@ def test_the_table_of_models_is_right(name):
     shape = model_shape(name)
     layout = shape.layout()
     groups = []
-    for group, number in Counter(layout.groups).items():
+    for group, count in Counter(layout.groups).items():
         window = f" {group.window:,}" if group.window else ""
         groups.append(
-            f"{number} × {group.layers} {group.kind}{window}, {group.block_tokens:,} tokens"
+            f"{count} × {group.layers} {group.kind}{window}, {group.block_tokens:,} tokens"
         )
     cells = [f"`{name}`", "; ".join(groups), f"{layout.block_bytes:,}"]
     source = f"[{shape.repository}]({shape.source})"

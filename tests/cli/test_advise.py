@@ -397,7 +397,7 @@ def test_one_numbering_of_files_that_have_their_own_is_named(kvoffload, tmp_path
 def test_the_size_of_an_assumed_cache_is_shown_where_it_decides(kvoffload, tmp_path):
     """37.5 GiB of prompts in turn: all of the accelerator's cache serves them, half of it none."""
     path = tmp_path / "turns"
-    prompts = [tuple(range(20 * number, 20 * number + 20)) for number in range(30)]
+    prompts = [tuple(range(20 * index, 20 * index + 20)) for index in range(30)]
     write_trace((Request(n, 20 * 512, 1, prompts[n % 30]) for n in range(400)), path)
     options = ["--capacity=24GiB", "--model=llama-3.1-8b", "--policy=lru,hit-density", "--quiet"]
     done = kvoffload("advise", path, *options, COLUMNS="80")

@@ -91,7 +91,7 @@ def test_a_block_size_that_agrees_is_taken(run, command, trace, given):
     assert (done.code, done.err) == (0, "")
 
 
-def test_it_is_told_who_says_it(run):
+def test_its_origin_is_reported(run):
     for trace, origin in ((Workload(30), "lengths"), (LMCACHE, "trace"), (BAILIAN, "trace")):
         for command in ("replay", "advise", "sweep"):
             whole = json.loads(run(command, trace, "--json").out)

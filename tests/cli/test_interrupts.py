@@ -37,17 +37,17 @@ def trace(tmp_path_factory):
     return path
 
 
-def running(number):
+def running(pid):
     """Return whether a process runs; one that has ended may still wait for its parent."""
     try:
-        return state(number)[0] != "Z"
+        return state(pid)[0] != "Z"
     except OSError:
         return False
 
 
-def state(number):
+def state(pid):
     """Return the state of a process, the number of its parent, and more."""
-    return Path("/proc", str(number), "stat").read_text().rpartition(")")[2].split()
+    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
 
 
 def children(parent):
@@ -155,10 +155,10 @@ def test_a_signal_that_asks_to_end_leaves_nothing_behind(
     command, name, whole_group, trace, tmp_path
 ):
     with working(command, trace, tmp_path) as process:
-        workers, number = children(process.pid), getattr(signal, name)
-        os.killpg(process.pid, number) if whole_group else process.send_signal(number)
+        workers, signum = children(process.pid), getattr(signal, name)
+        os.killpg(process.pid, signum) if whole_group else process.send_signal(signum)
         out, error = process.communicate(timeout=60)
-        assert process.returncode == 128 + number
+        assert process.returncode == 128 + signum
         assert (out, error) == (b"", b"")
         wait_for(lambda: not any(map(running, workers)))
     assert list(tmp_path.iterdir()) == []
@@ -251,7 +251,7 @@ def test_control_c_while_modules_are_imported_prints_nothing(called, tmp_path):
     script.write_text(CONSOLE_SCRIPT)
     command = ["-m", "kvoffload"] if called == "module" else [script]
     environment = os.environ | {"PYTHONPATH": os.fspath(Path(__file__).parents[2])}
-    for number in range(40):
+    for attempt in range(40):
         with subprocess.Popen(
             [sys.executable, "-X", "importtime", *command, "replay"],
             stdin=subprocess.DEVNULL,
@@ -262,11 +262,11 @@ def test_control_c_while_modules_are_imported_prints_nothing(called, tmp_path):
         ) as process:
             while not process.stderr.readline().rstrip().endswith(b" kvoffload._interrupts"):
                 assert process.poll() is None
-            time.sleep(0.3 * number / 40)
+            time.sleep(0.3 * attempt / 40)
             process.send_signal(signal.SIGINT)
             out, error = process.communicate(timeout=60)
-        assert process.returncode == 130, number
-        assert (out, IMPORTED.sub(b"", error)) == (b"", b""), number
+        assert process.returncode == 130, attempt
+        assert (out, IMPORTED.sub(b"", error)) == (b"", b""), attempt
 
 
 def test_a_program_that_imports_the_package_keeps_its_handling_of_control_c():

@@ -98,7 +98,7 @@ def test_one_file_in_two_places_is_an_error_that_changes_nothing(folder, run, co
         ("folder.svg", "Is a directory"),
     ],
 )
-def test_an_output_that_cannot_be_written_is_told_before_the_trace_is_read(
+def test_an_output_that_cannot_be_written_is_reported_before_the_trace_is_read(
     folder, run, command, name, message
 ):
     (folder / "folder.svg").mkdir()

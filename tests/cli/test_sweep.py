@@ -245,7 +245,7 @@ def test_more_policies_than_colours_are_told_apart_by_their_marks(kvoffload, tra
     pytest.importorskip("matplotlib", reason="the picture needs the plot extra")
     from kvoffload.cli._plot import COLOURS, MARKERS, look
 
-    looks = [tuple(look(number).items()) for number in range(len(COLOURS) * len(MARKERS))]
+    looks = [tuple(look(index).items()) for index in range(len(COLOURS) * len(MARKERS))]
     assert len(set(looks)) == len(looks)
 
 

@@ -38,7 +38,7 @@ def exported() -> bytes:
     rng = random.Random(1)
     for _ in range(1_000):
         document = min(int(rng.expovariate(1 / 40)), 149)
-        serve(manager, [block_hash(100 * document + place) for place in range(12)])
+        serve(manager, [block_hash(100 * document + position) for position in range(12)])
     manager.prepare_store([block_hash(-1)])
     registry = CollectorRegistry()
     registry.register(WatchCollector(watch, {"engine": "0"}))
@@ -411,10 +411,10 @@ def test_labels_are_bounded_and_their_sums_take_no_time(exported, label):
         "policy": ("shadow_withheld", ',memory="2",reason="x"'),
     }[label]
     line = f'kvoffload_{metric}{{{{engine="{{}}",{label}="{{}}"{rest}}}}} 1\n'
-    many = "".join(line.format(0, number) for number in range(2000))
+    many = "".join(line.format(0, index) for index in range(2000))
     with pytest.raises(ValueError, match="more than 1,024 values of labels"):
         read_engines("a", many)
-    at_most = "".join(line.format(number % 4000, number % 1000) for number in range(120_000))
+    at_most = "".join(line.format(index % 4000, index % 1000) for index in range(120_000))
     asked = "".join(f'kvoffload_window_asked_blocks{{engine="{n}"}} 1\n' for n in range(4000))
     engines = read_engines("a", at_most + asked)
     start = time.monotonic()

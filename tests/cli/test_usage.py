@@ -145,7 +145,7 @@ def test_what_cannot_be_opened(kvoffload, tmp_path, command):
     assert done.error.endswith("no\\nne: must be a readable file: No such file or directory")
 
 
-def test_an_error_is_told_without_a_traceback_by_the_process(tmp_path):
+def test_an_error_is_reported_without_a_traceback_by_the_process(tmp_path):
     done = run_process("info", tmp_path / "absent")
     absent = f"{tmp_path / 'absent'}: must be a readable file: No such file or directory"
     assert (done.code, done.error) == (1, absent)

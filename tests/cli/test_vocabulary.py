@@ -287,7 +287,7 @@ def test_an_error_of_the_system_in_a_class_of_ones_own_is_not_the_command_s(
 
 
 @pytest.mark.parametrize("command", REPLAYS)
-def test_a_class_of_ones_own_that_breaks_the_contract_is_told_in_one_line(
+def test_a_class_of_ones_own_that_breaks_the_contract_is_reported_in_one_line(
     kvoffload, trace, own, command
 ):
     policy = ("--policy", "lru,mine:Greedy", "--capacity", "9,10", "--quiet")
@@ -316,14 +316,14 @@ def test_policies_lists_what_there_is(kvoffload):
 
 def test_several_files_and_one_model_of_a_log(kvoffload, tmp_path):
     shape = {"shapes": [[2, 8, 4, 16]], "dtypes": ["bfloat16"]}
-    for number in range(3):
+    for index in range(3):
         rows = [
-            {"timestamp": 60 * number + n, "chunk_size": 4, "seq_len": 4 * 3,
+            {"timestamp": 60 * index + n, "chunk_size": 4, "seq_len": 4 * 3,
              "model_name": "ab"[n % 2], "chunk_hashes": [f"0x{n % 7}{b}" for b in range(3)]} | shape
             for n in range(60)
         ]  # fmt: skip
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / f"log{number}.jsonl").write_text(text)
+        (tmp_path / f"log{index}.jsonl").write_text(text)
     whole = found(kvoffload("info", tmp_path, "--json"))
     assert (whole["requests"], whole["seconds"]) == (180, 179)
     again = found(kvoffload("info", *sorted(tmp_path.glob("*.jsonl")), "--json"))
@@ -348,8 +348,8 @@ ADVISE = ("advise", "--policy=lru", "--capacity=10", "--kv-bytes-per-token=1", *
 def two_seeds(kvoffload, tmp_path, monkeypatch):
     """The current folder, with two generated traces whose ids begin at 0."""
     monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(SEEDS):
-        kvoffload("generate", "--requests", 300, "--seed", number, "-o", name)
+    for index, name in enumerate(SEEDS):
+        kvoffload("generate", "--requests", 300, "--seed", index, "-o", name)
     return tmp_path
 
 

@@ -35,20 +35,20 @@ def bound(*groups: Group, block_tokens: int = 16, retention: int | None = 0) -> 
 class Has:
     """Runs over a set of places."""
 
-    def __init__(self, *places: tuple[int, range]) -> None:
-        self.places = {(group, chunk) for group, chunks in places for chunk in chunks}
+    def __init__(self, *indexes: tuple[int, range]) -> None:
+        self.indexes = {(group, chunk) for group, chunks in indexes for chunk in chunks}
 
     def leading(self, group: int, start: int, end: int) -> int:
-        found = [(group, chunk) in self.places for chunk in range(start, end)]
+        found = [(group, chunk) in self.indexes for chunk in range(start, end)]
         return found.index(False) if False in found else len(found)
 
     def trailing(self, group: int, start: int, end: int) -> int:
-        found = [(group, chunk) in self.places for chunk in range(end - 1, start - 1, -1)]
+        found = [(group, chunk) in self.indexes for chunk in range(end - 1, start - 1, -1)]
         return found.index(False) if False in found else len(found)
 
 
-def of_group(places, group: int) -> list[int]:
-    return [place.chunk for place in places if place.group == group]
+def of_group(indexes, group: int) -> list[int]:
+    return [index.chunk for index in indexes if index.group == group]
 
 
 # -- chunks and the trace --------------------------------------------------------------------------
@@ -150,10 +150,10 @@ def test_full_chunks_of_several_sizes_store_every_chunk_of_a_window() -> None:
 def test_states_are_offered_step_by_step() -> None:
     chunks = bound(FULL, STATE)
     first, second = chunks.offers(40, 0, 0)
-    assert [tuple(place) for place in first] == [(1, 1)]  # after 32 tokens
+    assert [tuple(index) for index in first] == [(1, 1)]  # after 32 tokens
     assert of_group(second, 0) == [0, 1]
     calls = bound(FULL, STATE, retention=None).offers(48, 0, 0)
-    assert [[tuple(place) for place in call] for call in calls] == [
+    assert [[tuple(index) for index in call] for call in calls] == [
         [(1, 1)],
         [(0, 0), (0, 1)],
         [(1, 2)],
@@ -233,13 +233,13 @@ def test_what_a_later_group_lowers_is_asked_again() -> None:
 
 def test_on_the_accelerator_a_window_that_reaches_the_beginning_is_long_enough() -> None:
     there = {(0, chunk) for chunk in range(4)} | {(1, 0), (1, 1)}
-    assert bound(FULL, WINDOW).local(65, lambda place: place in there) == (32, 64)
+    assert bound(FULL, WINDOW).local(65, lambda index: index in there) == (32, 64)
 
 
 def test_a_window_of_one_token_asks_for_its_own_chunk() -> None:
     there = {(0, chunk) for chunk in range(4)} | {(1, 2)}
     windows = bound(FULL, Group("window", 12, 16, 1))
-    assert windows.local(65, lambda place: place in there) == (48, 64)
+    assert windows.local(65, lambda index: index in there) == (48, 64)
 
 
 def test_chunks_are_left_in_the_order_of_their_last_tokens() -> None:
@@ -261,12 +261,11 @@ def test_what_is_loaded() -> None:
 # -- replays ---------------------------------------------------------------------------------------
 
 
-def system_prompt(number: int = 40) -> list[Request]:
+def system_prompt(count: int = 40) -> list[Request]:
     """Prompts that share 4,096 tokens and nothing else; of 4,480 tokens each."""
     shared = tuple(range(1, 257))
     return [
-        Request(0, 4480, 0, (*shared, *range(1000 * n, 1000 * n + 24)))
-        for n in range(1, number + 1)
+        Request(0, 4480, 0, (*shared, *range(1000 * n, 1000 * n + 24))) for n in range(1, count + 1)
     ]
 
 

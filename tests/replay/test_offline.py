@@ -32,11 +32,11 @@ def best_hits(trace: DecodedTrace, capacity: int, front: list[int]) -> int:
     """Return the most hits over all choices, at each use of a block, of what to store and evict."""
     states = {frozenset[int](): 0}  # by what the cache holds, the most hits so far
     for row, on_device in zip(trace.rows(), front, strict=True):
-        for place, block in enumerate(row):
+        for position, block in enumerate(row):
             after: dict[frozenset[int], int] = {}
             for cached, hits in states.items():
                 if block in cached:
-                    choices, hits = [cached], hits + (place >= on_device)
+                    choices, hits = [cached], hits + (position >= on_device)
                 else:
                     choices = [cached]
                     if len(cached) < capacity:
@@ -75,10 +75,10 @@ def best_managed_hits(trace: DecodedTrace, capacity: int, front: list[int]) -> i
     return max(states.values())
 
 
-def tiny_traces(number: int, *, chained: bool, seed: int = 0):
+def tiny_traces(count: int, *, chained: bool, seed: int = 0):
     """Yield short traces of few blocks, each with a capacity and with what an accelerator has."""
     rng = random.Random(seed)
-    for _ in range(number):
+    for _ in range(count):
         rows = []
         for _ in range(rng.randint(2, 6)):
             if chained:  # a path from a root of a tree, which has two children everywhere

@@ -28,8 +28,8 @@ def serve(manager, size, step, hashes, **how):
     return server.serve(hashes, size * len(hashes))
 
 
-def keys(*numbers: int) -> list[bytes]:
-    return [b"%d" % number for number in numbers]
+def keys(*indexes: int) -> list[bytes]:
+    return [b"%d" % index for index in indexes]
 
 
 def test_a_prompt_larger_than_memory_evicts_the_others_and_keeps_its_head() -> None:

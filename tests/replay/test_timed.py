@@ -151,9 +151,9 @@ def test_keys_remembered_are_bounded(monkeypatch):
 
 
 def test_progress_is_called_between_requests():
-    told: list[int] = []
-    replay(Workload(200), CPUOffloadingManager(16, 9), progress=told.append)
-    assert told == [64, 128, 192]
+    reported: list[int] = []
+    replay(Workload(200), CPUOffloadingManager(16, 9), progress=reported.append)
+    assert reported == [64, 128, 192]
 
 
 def test_is_lazy():

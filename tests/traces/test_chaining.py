@@ -36,10 +36,10 @@ def exact(rows) -> tuple[int, int, int]:
     before: dict[int, set[int]] = {}
     twice = set()
     for row in rows:
-        for number, hash_id in enumerate(row):
+        for index, hash_id in enumerate(row):
             times[hash_id] = times.get(hash_id, 0) + 1
-            if number:
-                before.setdefault(hash_id, set()).add(row[number - 1])
+            if index:
+                before.setdefault(hash_id, set()).add(row[index - 1])
         twice |= {hash_id for hash_id in row if row.count(hash_id) > 1}
     unchained = twice | {hash_id for hash_id, found in before.items() if len(found) > 1}
     return sum(n > 1 for n in times.values()), len(unchained), sum(map(bool, rows))
@@ -114,7 +114,7 @@ def test_memory_is_bounded_however_many_ids_there_are(step):
     counter = ChainingCounter()
     peaks = []
     for start in range(0, 24 * BATCH, 64):
-        counter.add(tuple(number * step % 2**64 for number in range(start, start + 64)))
+        counter.add(tuple(index * step % 2**64 for index in range(start, start + 64)))
         if start in (12 * BATCH, 23 * BATCH):
             peaks.append(tracemalloc.get_traced_memory()[1])
     tracemalloc.stop()
@@ -149,9 +149,9 @@ def test_a_recording_is_chained(tmp_path):
 
     path = tmp_path / "trace.jsonl.gz"
     with TraceRecorder(CPUOffloadingManager(16, 100), path) as manager:
-        for number, request in enumerate(Workload(600)):
+        for index, request in enumerate(Workload(600)):
             hashes = [b"%d" % hash_id for hash_id in request.hash_ids]
-            manager.lookup(hashes[number % 3 :])  # behind the accelerator's own cache
+            manager.lookup(hashes[index % 3 :])  # behind the accelerator's own cache
     chaining = Survey.of(Trace(path), unique=False).chaining
     assert chaining.repeated_ids > 0
     assert chaining.unchained_ids == 0
@@ -166,7 +166,7 @@ def test_timestamps_that_run_backwards_are_counted():
 @given(st.lists(st.integers(0, 5) | st.floats(0, 5, allow_nan=False), max_size=30))
 def test_sorting_by_time_is_stable_and_changes_nothing_else(times):
     requests = [
-        Request(time, number, 1, (number, 2**64 - 1), str(number) if number % 2 else None)
-        for number, time in enumerate(times)
+        Request(time, index, 1, (index, 2**64 - 1), str(index) if index % 2 else None)
+        for index, time in enumerate(times)
     ]
     assert list(sorted_by_time(iter(requests))) == sorted(requests, key=lambda r: r.timestamp)

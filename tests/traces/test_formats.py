@@ -89,7 +89,7 @@ def test_the_format_of_the_first_good_line_holds_for_all(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["not json", "bad", "add face", '{"', '"x"', "-5"])
-def test_what_is_in_no_format_is_told_by_the_rules_of_the_first(tmp_path, line):
+def test_what_is_in_no_format_is_reported_by_the_rules_of_the_first(tmp_path, line):
     assert recognise(line.encode()).name == "mooncake"
     assert rule(tmp_path, line).startswith("must be a JSON object")
 

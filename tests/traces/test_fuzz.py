@@ -14,17 +14,17 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 from kvoffload.traces import Request, Trace, TraceError
 from kvoffload.traces.lines import zstd_module
 
-numbers = st.one_of(
+values = st.one_of(
     st.integers(-2, 2), st.integers(0, 2**70), st.floats(), st.just("7"), st.none(), st.booleans()
 )
 near_rows = st.fixed_dictionaries(
     {},
     optional={
-        "timestamp": numbers,
-        "input_length": numbers,
-        "output_length": numbers,
-        "hash_ids": st.one_of(st.lists(st.integers(0, 9), max_size=4), numbers),
-        "session": st.one_of(numbers, st.text(max_size=9)),
+        "timestamp": values,
+        "input_length": values,
+        "output_length": values,
+        "hash_ids": st.one_of(st.lists(st.integers(0, 9), max_size=4), values),
+        "session": st.one_of(values, st.text(max_size=9)),
     },
 )
 good_rows = st.fixed_dictionaries(
@@ -49,8 +49,8 @@ def broken(draw):
     if draw(st.booleans()):
         data = data[: draw(st.integers(0, len(data)))]
     if data and draw(st.booleans()):
-        place = draw(st.integers(0, len(data) - 1))
-        data = data[:place] + bytes([draw(st.integers(0, 255))]) + data[place + 1 :]
+        position = draw(st.integers(0, len(data) - 1))
+        data = data[:position] + bytes([draw(st.integers(0, 255))]) + data[position + 1 :]
     return data
 
 

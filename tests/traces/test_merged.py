@@ -116,8 +116,8 @@ def test_hashes_are_one_space_by_nature(tmp_path):
     assert Survey.of(hexadecimal).unique_blocks == 2
     path = tmp_path / "recorded.jsonl.gz"
     with TraceRecorder(CPUOffloadingManager(16, 10), path, max_bytes=2**16) as recorder:
-        for number in range(2500):  # more than one of the two files may hold
-            recorder.lookup([b"shared", *(b"%d %d" % (number, k) for k in range(8))])
+        for index in range(2500):  # more than one of the two files may hold
+            recorder.lookup([b"shared", *(b"%d %d" % (index, k) for k in range(8))])
     assert recorder.log.previous_path.exists()
     recorded = MergedTrace([str(recorder.log.previous_path), str(path)])
     first = {request.hash_ids[0] for request in recorded}

@@ -226,9 +226,9 @@ def test_refuses_what_its_name_does_not_hold(tmp_path, pack, suffix):
 @pytest.mark.parametrize("pack", [gzip.compress, zst], ids=["gz", "zst"])
 def test_refuses_damaged_data(tmp_path, pack):
     whole = bytearray(pack(b"\n".join(row(timestamp=i * 7919) for i in range(500))))
-    for place in range(20, len(whole), 97):
+    for position in range(20, len(whole), 97):
         damaged = whole.copy()
-        damaged[place] ^= 0x55
+        damaged[position] ^= 0x55
         path = write(tmp_path, bytes(damaged))
         try:
             requests = list(Trace(path))
@@ -377,7 +377,7 @@ def wait_until_taken(pipe):
         time.sleep(0.001)
 
 
-def test_an_overlong_line_is_told_before_it_ends(tmp_path):
+def test_an_overlong_line_is_reported_before_it_ends(tmp_path):
     """The writer waits for the answer before it continues the line."""
     mkfifo = getattr(os, "mkfifo", None) or pytest.skip("needs named pipes")
     mkfifo(tmp_path / "pipe")
@@ -400,8 +400,8 @@ def test_an_overlong_line_is_told_before_it_ends(tmp_path):
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zst], ids=["plain", "gz", "zst"])
 @pytest.mark.parametrize("blank", [b"\n", b"\r\n", b" \t\n", b"\x0b\x0c\n"])
 def test_blank_lines_are_counted_and_cost_no_step_each(tmp_path, monkeypatch, pack, blank):
-    number = 300_000
-    path = write(tmp_path, pack(GOOD + b"\n" + blank * number + GOOD + b"\n" + blank * 40 + b"bad"))
+    count = 300_000
+    path = write(tmp_path, pack(GOOD + b"\n" + blank * count + GOOD + b"\n" + blank * 40 + b"bad"))
     reads = 0
     real = Lines._read
 
@@ -415,8 +415,8 @@ def test_blank_lines_are_counted_and_cost_no_step_each(tmp_path, monkeypatch, pa
     assert [next(trace), next(trace)] == [REQUEST, REQUEST]
     with pytest.raises(TraceError) as caught:
         next(trace)
-    assert caught.value.line == number + 43
-    assert reads < number / 100
+    assert caught.value.line == count + 43
+    assert reads < count / 100
 
 
 @pytest.mark.parametrize("blanks", [15, 16, 17, 18, 40])
@@ -426,7 +426,7 @@ def test_what_follows_many_blank_lines_is_read(tmp_path, blanks, rest):
     assert list(Trace(path)) == [REQUEST] * (1 + rest.count(GOOD))
 
 
-def test_a_fault_after_many_blank_lines_is_told(tmp_path):
+def test_a_fault_after_many_blank_lines_is_reported(tmp_path):
     whole = gzip.compress(GOOD + b"\n" * 500_000)
     path = write(tmp_path, whole[: len(whole) // 2])
     for skip_bad in (False, True):

@@ -312,7 +312,7 @@ def test_a_file_that_cannot_be_exchanged_stops_the_recording(path, monkeypatch, 
     assert len(recorded(recorder.log.previous_path)) > 10
 
 
-def test_a_request_that_is_too_long_for_the_files_is_left_out_and_told(path, caplog):
+def test_a_request_that_is_too_long_for_the_files_is_left_out_and_reported(path, caplog):
     with TraceRecorder(CPUOffloadingManager(16, 9), path, max_bytes=2**16) as recorder:
         recorder.lookup(HASHES)
         recorder.lookup([os.urandom(32) for _ in range(20_000)])
@@ -553,7 +553,7 @@ def test_a_recorder_whose_construction_failed_says_so():
                 getattr(recorder, method)(*arguments)
 
 
-def test_what_cannot_be_created_is_told_at_once(tmp_path):
+def test_what_cannot_be_created_is_reported_at_once(tmp_path):
     with pytest.raises(FileNotFoundError):
         TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / "none" / "t.gz")
 
@@ -619,14 +619,14 @@ def test_a_recorder_that_is_dropped_writes_what_waits_and_leaves_no_thread_and_n
 def test_many_recorders_that_are_dropped_leave_no_thread(tmp_path):
     """Each ends at its next look at the queue, because a finaliser may wake no thread."""
     threads = []
-    for number in range(50):
-        recorder = TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / f"{number}.gz")
+    for index in range(50):
+        recorder = TraceRecorder(CPUOffloadingManager(16, 9), tmp_path / f"{index}.gz")
         recorder.lookup(HASHES)
         threads.append(recorder.log._thread)
         del recorder
     gc.collect()
     assert all(map(ended, threads))
-    assert all(len(recorded(tmp_path / f"{number}.gz")) == 1 for number in range(50))
+    assert all(len(recorded(tmp_path / f"{index}.gz")) == 1 for index in range(50))
 
 
 def test_a_recorder_of_which_only_the_lookup_is_kept_goes_on(path):
@@ -751,7 +751,7 @@ def test_a_handler_of_the_log_that_raises_reaches_nobody(path, monkeypatch, hand
     assert {thread for _, thread in seen} == {"kvoffload-recorder"}, "not the engine's"
 
 
-def test_a_fault_of_the_last_frame_is_told_when_closing(path, monkeypatch, caplog):
+def test_a_fault_of_the_last_frame_is_reported_when_closing(path, monkeypatch, caplog):
     monkeypatch.setattr(request_log, "POLL_SECONDS", 100)
 
     def full(file, data):

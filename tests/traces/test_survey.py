@@ -119,9 +119,9 @@ def test_without_unique_blocks_they_are_none():
 
 
 def test_progress_is_reported_now_and_then():
-    told: list[int] = []
-    Survey.of(Workload(600), progress=told.append)
-    assert told == [256, 512]
+    reported: list[int] = []
+    Survey.of(Workload(600), progress=reported.append)
+    assert reported == [256, 512]
 
 
 @given(st.integers(1, 600), st.lists(st.integers(1, 5_000), min_size=1, max_size=20))

@@ -66,18 +66,18 @@ class Fleet:
         registry = CollectorRegistry()
         registry.register(TierCollector(self.tiers, LABELS))
         self._registries.append(registry)
-        self.managers[0].prepare_store([block_hash(-place) for place in (1, 2, 3)])
+        self.managers[0].prepare_store([block_hash(-position) for position in (1, 2, 3)])
         self._serve((700, 2_500, 400))
 
-    def _serve(self, numbers: tuple[int, ...]) -> None:
-        for engine, number in enumerate(numbers):
-            for _ in range(number):
+    def _serve(self, counts: tuple[int, ...]) -> None:
+        for engine, count in enumerate(counts):
+            for _ in range(count):
                 document = min(int(self._rng.expovariate(1 / (40 + 50 * engine))), 400)
                 length = self._rng.randrange(1, 40 - 10 * engine)
                 self._served += 1
                 serve(
                     self.managers[engine],
-                    [block_hash(1000 * document + place) for place in range(length)],
+                    [block_hash(1000 * document + position) for position in range(length)],
                 )
 
     def scrape(self) -> bytes:
@@ -85,7 +85,7 @@ class Fleet:
         if not self.frozen:
             self._serve((100, 60, 0))
             for tier in self.tiers:
-                keys = [block_hash(self._served + place) for place in range(8)]
+                keys = [block_hash(self._served + position) for position in range(8)]
                 tier.wait([tier.put(keys, range(8))], 60)
                 tier.wait([tier.get(keys, range(8))], 60)
                 list(tier.poll())

@@ -23,9 +23,9 @@ from .watched import SECRET, serve
 def busy_watch(num_requests: int, policy: str = "lru") -> Watch:
     watch = Watch(max_rate=1.0, slots=2**20, policy_slots=2**20, secret=SECRET)
     manager = CPUOffloadingManager(16, 600, policy, watch=watch)
-    for number in range(num_requests):
-        document = number * 7919 % 61
-        serve(manager, [block_hash(1000 * document + place) for place in range(20)])
+    for index in range(num_requests):
+        document = index * 7919 % 61
+        serve(manager, [block_hash(1000 * document + position) for position in range(20)])
     watch.manager = manager  # type: ignore[attr-defined] # a watch does not keep it alive
     return watch
 
@@ -48,7 +48,7 @@ def test_several_watches_in_one_registry() -> None:
     registry = CollectorRegistry()
     registry.register(WatchCollector(watches, {"host": "a"}))
     found = scraped(registry)
-    number = 0
+    count = 0
     for name, watch in watches.items():
         for metric, labels, value in samples(watch):
             more = {"host": "a", "manager": name}
@@ -56,11 +56,11 @@ def test_several_watches_in_one_registry() -> None:
             key = tuple(sorted({**labels, **more}.items()))
             got = found[f"{WATCH_PREFIX}{metric.name}{suffix}"][key]
             assert got == (sum(value.counts) if isinstance(value, Histogram) else value)
-            number += 1
-    assert number == sum(
+            count += 1
+    assert count == sum(
         len(found[name]) for name in found if not name.endswith(("_bucket", "_sum"))
     )
-    assert number > 2 * len(WATCH_METRICS)
+    assert count > 2 * len(WATCH_METRICS)
     engines = read_engines("here", generate_latest(registry).decode())
     assert sorted(dict(engine.labels)["manager"] for engine in engines) == ["chat", "code"]
 

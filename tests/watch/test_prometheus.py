@@ -133,20 +133,16 @@ class Counted:
     def giving(self) -> dict[Labels, list[int]]:
         """Return the engines that were asked, and give a point without marks, by point."""
         found: dict[Labels, list[int]] = {}
-        for number, report in enumerate(self.reports):
+        for index, report in enumerate(self.reports):
             for point in report.points:
-                if (
-                    point.hit_ratio is not None
-                    and not point.marks
-                    and self.engines[number]["asked"]
-                ):
-                    found.setdefault((point.policy, f"{point.memory:g}"), []).append(number)
+                if point.hit_ratio is not None and not point.marks and self.engines[index]["asked"]:
+                    found.setdefault((point.policy, f"{point.memory:g}"), []).append(index)
         return found
 
-    def scaled(self, number: int, key: Labels, part: int) -> float:
+    def scaled(self, index: int, key: Labels, part: int) -> float:
         """Return what a shadow missed, or stored, of all blocks of an engine."""
-        engine = self.engines[number]
-        base = engine["shadows"][self.reports[number].policy, 1.0][0]
+        engine = self.engines[index]
+        base = engine["shadows"][self.reports[index].policy, 1.0][0]
         found: float = engine["shadows"][key[0], float(key[1])][part] / base * engine["missed"]
         return found
 
@@ -154,20 +150,18 @@ class Counted:
         """Return what `share` says of the sums of the engines that give each point."""
         return {
             key: share(
-                sum(self.scaled(number, key, part) for number in numbers),
-                sum(self.engines[number]["asked"] for number in numbers),
-                sum(self.engines[number]["missed"] for number in numbers),
+                sum(self.scaled(index, key, part) for index in indexes),
+                sum(self.engines[index]["asked"] for index in indexes),
+                sum(self.engines[index]["missed"] for index in indexes),
             )
-            for key, numbers in self.giving().items()
+            for key, indexes in self.giving().items()
         }
 
     def per_engine(self, part: int, share: Any) -> dict[Labels, float]:
         return {
-            (str(number), *key): share(
-                self.scaled(number, key, part), self.engines[number]["asked"]
-            )
-            for key, numbers in self.giving().items()
-            for number in numbers
+            (str(index), *key): share(self.scaled(index, key, part), self.engines[index]["asked"])
+            for key, indexes in self.giving().items()
+            for index in indexes
         }
 
     def in_window(self) -> tuple[dict[Labels, float], dict[Labels, float]]:
@@ -231,7 +225,7 @@ def expected(counted: Counted) -> dict[str, dict[Labels, float]]:
     """Return the values of each expression of the dashboard, by title and legend, and each rule."""
     asked, missed = counted.sum("asked"), counted.sum("missed")
     ratios, errors = counted.in_window()
-    busy = [number for number, engine in enumerate(counted.engines) if engine["asked"]]
+    busy = [index for index, engine in enumerate(counted.engines) if engine["asked"]]
     assert busy == [0, 1]
     every = counted.reports
     of = "{{policy}} {{memory}}x"

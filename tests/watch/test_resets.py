@@ -16,12 +16,12 @@ from .watched import Clock, serve, watched, whole
 EVERY = 50
 
 
-def requests(seed: int, number: int = 600) -> list[list[bytes]]:
+def requests(seed: int, count: int = 600) -> list[list[bytes]]:
     """Return chains that share documents."""
     rng = random.Random(seed)
-    documents = [min(int(rng.expovariate(0.1)), 60) for _ in range(number)]
+    documents = [min(int(rng.expovariate(0.1)), 60) for _ in range(count)]
     return [
-        [block_hash(1000 * document + place) for place in range(rng.randrange(1, 20))]
+        [block_hash(1000 * document + position) for position in range(rng.randrange(1, 20))]
         for document in documents
     ]
 
@@ -30,8 +30,8 @@ def serve_all(manager: Any, asked: list[list[bytes]], under_way: int = 0) -> int
     """Serve requests with as many stores under way, and resets; return the hits."""
     stores: list[Any] = []
     hits = 0
-    for number, hashes in enumerate(asked):
-        if number and number % EVERY == 0:
+    for index, hashes in enumerate(asked):
+        if index and index % EVERY == 0:
             manager.reset_cache()
             stores.clear()
         request = manager.begin(hashes)
@@ -132,20 +132,20 @@ def test_what_a_reset_dropped_is_the_cause_of_its_next_miss_while_there_is_room_
     def causes() -> dict[str, int]:
         return {k: n for k, n in manager.watch.report().sampled_missed.items() if n}
 
-    for number in range(6):  # the first two are evicted
-        serve(manager, [block_hash(number)])
+    for index in range(6):  # the first two are evicted
+        serve(manager, [block_hash(index)])
     manager.reset_cache()
     manager._check()
-    for number in range(6):
-        serve(manager, [block_hash(number)])
+    for index in range(6):
+        serve(manager, [block_hash(index)])
     assert causes() == {"never_or_long_ago": 6, "evicted": 2, "reset": 4}
     manager.reset_cache()
     manager.reset_cache()
     serve(manager, [block_hash(5)])
     assert causes()["reset"] == 5
     # The list remembers 32 blocks, the newest.
-    for number in range(100, 131):
-        serve(manager, [block_hash(number)])
+    for index in range(100, 131):
+        serve(manager, [block_hash(index)])
         manager._check()
     manager.lookup([block_hash(4)])
     assert causes()["reset"] == 5
@@ -189,13 +189,13 @@ def test_a_size_that_was_full_before_a_reset_is_not_filling_after_it(twin):
 def test_a_policy_that_learns_anew_after_each_reset_is_marked(twin):
     manager = whole(twin, 300, policies=("hit-density",))
     marks = []
-    for number in range(20):
+    for index in range(20):
         for start in range(0, 600, 10):
             serve(manager, block_hashes(*range(start, start + 10)))
         marks.append(
             any("learning" in p.marks for p in manager.watch.report().points if p.policy != "lru")
         )
-        if number in (9, 10):
+        if index in (9, 10):
             manager.reset_cache()
     assert marks == [True] * 3 + [False] * 7 + [True] * 10
 

@@ -27,8 +27,8 @@ def served(
 ) -> Any:
     """Serve requests with as many stores under way, and resets between them; return the manager."""
     stores: deque[list[bytes]] = deque()
-    for number, hashes in enumerate(asked):
-        if reset_every and number and number % reset_every == 0:
+    for index, hashes in enumerate(asked):
+        if reset_every and index and index % reset_every == 0:
             manager.reset_cache()
             stores.clear()
         manager.touch(hashes)
@@ -44,7 +44,7 @@ def served(
 def requests_of(name: str) -> list[list[bytes]]:
     decoded = DecodedTrace.of(trace(name))
     keys = decoded.keys()
-    return [[keys[number] for number in row] for row in decoded.rows()]
+    return [[keys[index] for index in row] for row in decoded.rows()]
 
 
 class Covered:
@@ -63,9 +63,9 @@ class Covered:
             self.truths[policy, memory] = stats["hit_blocks"] / stats["lookup_blocks"]
         return self.truths[policy, memory]
 
-    def add(self, number: int, **options: Any) -> None:
+    def add(self, index: int, **options: Any) -> None:
         """Watch with one sample, and compare its points without marks, but for the present one."""
-        secret = sha512(b"%d" % number).digest()
+        secret = sha512(b"%d" % index).digest()
         watch = Watch(secret=secret, max_rate=1.0, window=1e9, clock=lambda: 0.0, **options)
         manager = CPUOffloadingManager(1, self.capacity, self.live, watch=watch)
         for point in served(manager, self.asked, **self.course).watch.report().points:
@@ -84,8 +84,8 @@ class Covered:
 def test_points_of_a_cache_that_is_reset_are_within_their_bars(live, every):
     """With a reset each 500 requests twice the memory was said to hit .22, and hits .13."""
     found = Covered(requests_of("mooncake_conversation"), 9_139, live, reset_every=every)
-    for number in range(4):
-        found.add(number)
+    for index in range(4):
+        found.add(index)
     assert len(found.covers) >= 16
     assert all(found.covers), found.errors
 
@@ -103,8 +103,8 @@ def test_points_of_a_cache_that_is_reset_are_within_their_bars(live, every):
 def test_whatever_is_live_the_points_are_right_where_stores_overlap(live, under_way):
     """Under another policy LRU's were .025 too high, and no error bar covered."""
     found = Covered(requests_of("mooncake_conversation"), 18_279, live, under_way=under_way)
-    for number in range(10):
-        found.add(number)
+    for index in range(10):
+        found.add(index)
     assert len(found.covers) >= 40
     assert sum(found.covers) >= 0.9 * len(found.covers)
     assert abs(fmean(found.errors)) <= 0.005

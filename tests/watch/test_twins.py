@@ -23,7 +23,7 @@ OPTIONS = [
     {"max_rate": 1.0, "slots": 2**20, "policy_slots": 8, "policies": ["arc", "hit-density"]},
     {"max_rate": 0.5, "slots": 2**20, "memory": [0.3, 3], "policies": []},
 ]
-KEYS = [block_hash(number) for number in range(64)]
+KEYS = [block_hash(index) for index in range(64)]
 CALLS = st.binary(min_size=8, max_size=500)
 
 
@@ -35,12 +35,12 @@ def test_the_twins_see_the_same(twins, options, data):
     sequence = Sequence(data)
     driver = Driver((python, compiled), sequence)
     pair = driver.pair
-    for number, operation in enumerate(sequence.calls(), start=1):
+    for index, operation in enumerate(sequence.calls(), start=1):
         clock.seconds += operation / 7
         driver.call(operation)
         driver.check()
         require_equal(seen(pair.python), seen(pair.compiled), what="what the watch holds")
-        if number % LOOK_EVERY == 0:
+        if index % LOOK_EVERY == 0:
             reports = [manager.watch.report() for manager in (pair.python, pair.compiled)]
             require_equal(*reports, what="the report")
             answers = [manager.watch.explain(KEYS) for manager in (pair.python, pair.compiled)]
@@ -54,10 +54,10 @@ def test_the_twins_collect_the_same_requests(twins, data):
     sequence = Sequence(data)
     driver = Driver((python, compiled), sequence)
     pair = driver.pair
-    for number, operation in enumerate(sequence.calls(), start=1):
+    for index, operation in enumerate(sequence.calls(), start=1):
         driver.call(operation)
         driver.check()
-        if number % LOOK_EVERY == 0:
+        if index % LOOK_EVERY == 0:
             cores = [manager.watch._core for manager in (pair.python, pair.compiled)]
             taken = [core.take_requests() for core in cores]
             require_equal(*taken, what="the collected requests")
@@ -85,13 +85,13 @@ def test_the_twins_see_the_same_of_a_long_run(twins, policy, seed):
     rng = random.Random(seed)
     clock = Clock()
     managers = [whole(twin, 100, policy, clock=clock) for twin in twins]
-    for number in range(400):
+    for index in range(400):
         clock.seconds += rng.random()
         document = rng.randrange(30)
-        hashes = [block_hash(100 * document + place) for place in range(rng.randrange(1, 30))]
+        hashes = [block_hash(100 * document + position) for position in range(rng.randrange(1, 30))]
         for manager in managers:
             serve(manager, hashes)
-        if number % 50 == 0:
+        if index % 50 == 0:
             require_equal(*map(seen, managers), what="what the watch holds")
             require_equal(*(manager.watch.report() for manager in managers), what="the report")
     require_equal(*(manager.watch.counters() for manager in managers), what="the counters")
@@ -103,9 +103,9 @@ def test_the_twins_see_the_same_where_stores_overlap(twins, seed):
     rng = random.Random(seed)
     managers = [whole(twin, 60, clock=Clock()) for twin in twins]
     under_way: list[list[bytes]] = []
-    for number in range(300):
+    for index in range(300):
         document = rng.randrange(30)
-        hashes = [block_hash(100 * document + place) for place in range(rng.randrange(1, 20))]
+        hashes = [block_hash(100 * document + position) for position in range(rng.randrange(1, 20))]
         for manager in managers:
             manager.touch(hashes)
             manager.lookup(hashes)
@@ -115,7 +115,7 @@ def test_the_twins_see_the_same_where_stores_overlap(twins, seed):
             ended = under_way.pop(rng.randrange(len(under_way)))
             for manager in managers:
                 manager.complete_store(ended)
-        if number % 25 == 0:
+        if index % 25 == 0:
             require_equal(*map(seen, managers), what="what the watch holds")
     require_equal(*(manager.watch.report() for manager in managers), what="the report")
 
@@ -123,9 +123,9 @@ def test_the_twins_see_the_same_where_stores_overlap(twins, seed):
 def test_what_no_lookup_takes_is_bounded(twins):
     """An engine that only stores never lets its watch take requests."""
     managers = [whole(twin, 40_000) for twin in twins]
-    for number in range(0, 20_000, 100):
+    for index in range(0, 20_000, 100):
         for manager in managers:
-            store(manager, [block_hash(place) for place in range(number, number + 100)])
+            store(manager, [block_hash(position) for position in range(index, index + 100)])
     cores = [manager.watch._core for manager in managers]
     assert all(core.due for core in cores)
     taken = [core.take_requests() for core in cores]
@@ -140,9 +140,9 @@ def test_what_no_lookup_takes_is_bounded(twins):
 @pytest.mark.refused_allocations
 def test_without_memory_a_request_is_not_collected(twins):
     outcomes = []
-    for number in range(20):
+    for index in range(20):
         manager = whole(twins[1], 100)
-        fail_after(number)
+        fail_after(index)
         try:
             served = manager.lookup(KEYS) == 0
         except MemoryError:
@@ -158,10 +158,10 @@ def test_without_memory_a_request_is_not_collected(twins):
 
 
 def test_both_hash_alike(twins):
-    words = [int.from_bytes(SECRET[place : place + 8], "little") for place in range(0, 64, 8)]
-    keys = [
-        block_hash(number, length) for number, length in enumerate((*KEY_LENGTHS, *range(1, 70)))
+    words = [
+        int.from_bytes(SECRET[position : position + 8], "little") for position in range(0, 64, 8)
     ]
+    keys = [block_hash(index, length) for index, length in enumerate((*KEY_LENGTHS, *range(1, 70)))]
     for twin in twins:
         manager = whole(twin, 200)
         for key in keys:

@@ -22,14 +22,14 @@ from tests.blocks import A, B, C, D, E, block_hash, block_hashes, store
 from .watched import Clock, serve, watched, whole
 
 
-def requests(seed: int, number: int = 600) -> list[list[bytes]]:
+def requests(seed: int, count: int = 600) -> list[list[bytes]]:
     """Return chains that share documents, as chats do."""
     rng = random.Random(seed)
     found = []
-    for _ in range(number):
+    for _ in range(count):
         document = min(int(rng.expovariate(0.1)), 60)
         length = rng.randrange(1, 20)
-        found.append([block_hash(1000 * document + place) for place in range(length)])
+        found.append([block_hash(1000 * document + position) for position in range(length)])
     return found
 
 
@@ -176,7 +176,7 @@ def test_what_a_policy_declined_is_a_cause(twin):
     manager = whole(twin, 20, "hit-density")
     rng = random.Random(3)
     for _ in range(300):
-        serve(manager, [block_hash(rng.randrange(40) * 100 + place) for place in range(8)])
+        serve(manager, [block_hash(rng.randrange(40) * 100 + position) for position in range(8)])
     assert manager.stats()["not_admitted"] > 0
     assert manager.watch.report().declined == manager.stats()["not_admitted"]
     assert manager.watch.report().sampled_missed["declined"] > 0
@@ -197,7 +197,7 @@ def test_causes_and_waste_are_the_same_whatever_sizes_are_asked_about(twin, memo
 
 def test_requests_that_met_a_block_being_stored_are_counted_and_mark_the_points(twin):
     manager = whole(twin, 500, memory=(1, 2), policies=())
-    asked = [[A, block_hash(1000 + number)] for number in range(100)]
+    asked = [[A, block_hash(1000 + index)] for index in range(100)]
     for hashes in asked:
         serve(manager, hashes)
 
@@ -242,8 +242,8 @@ def test_the_lag_is_a_mean_of_the_last_16_stores(twin):
     for lag in (5, 21):
         output = manager.prepare_store(hashes := block_hashes(100 * lag, 100 * lag + 1))
         assert output is not None
-        for number in range(lag):
-            manager.lookup([block_hash(10_000 + number)])
+        for index in range(lag):
+            manager.lookup([block_hash(10_000 + index)])
         manager.complete_store(hashes)
     assert manager.watch._core.progress()[3] == 5 + (21 - 5) / 16
 
@@ -271,12 +271,12 @@ def test_where_stores_overlap_the_points_are_right_and_without_marks(twin, polic
     """Chats go on before their last turns are stored; stores that end at once would hit those."""
     rng = random.Random(7)
     asked = []
-    chats = [(number, rng.randrange(1, 20)) for number in range(8)]
-    for number in range(8, 1_508):
-        place = rng.randrange(8)
-        chat, turns = chats[place]
+    chats = [(index, rng.randrange(1, 20)) for index in range(8)]
+    for index in range(8, 1_508):
+        position = rng.randrange(8)
+        chat, turns = chats[position]
         asked.append([block_hash(1000 * chat + each) for each in range(5 * turns)])
-        chats[place] = (chat, turns + 1) if turns < 20 else (number, 1)
+        chats[position] = (chat, turns + 1) if turns < 20 else (index, 1)
     manager = watched(twin, max_rate=1.0, slots=2**20, policy_slots=2**20).CPUOffloadingManager(
         16, capacity, policy
     )
@@ -299,10 +299,10 @@ def test_where_stores_overlap_the_points_are_right_and_without_marks(twin, polic
     manager._check()
 
 
-def meet(manager: Any, number: int) -> None:
+def meet(manager: Any, count: int) -> None:
     """Ask as often for a block that is being stored."""
     output = manager.prepare_store([A])
-    for _ in range(number):
+    for _ in range(count):
         manager.lookup([A])
     manager.complete_store(output.block_hashes_to_store)
 
@@ -323,8 +323,8 @@ def test_lru_has_miniatures_from_the_first_requests_that_overlap(
     twin, policy, before, overlapping, begin
 ):
     manager = whole(twin, 500, policy)
-    for number in range(before):
-        serve(manager, [block_hash(1000 + number)])
+    for index in range(before):
+        serve(manager, [block_hash(1000 + index)])
     meet(manager, overlapping)
     report = manager.watch.report()
     minis = [mini.memory for mini in manager.watch._subject.minis if mini.policy == "lru"]
@@ -336,12 +336,12 @@ def test_lru_has_miniatures_from_the_first_requests_that_overlap(
 def test_the_counters_of_lru_go_on_when_its_miniatures_begin(twin):
     """The requests since the last time are those of the miniatures, and are counted once."""
     manager = whole(twin, 500, "slru")
-    for number in range(300):
-        serve(manager, [block_hash(1000 + number)])
+    for index in range(300):
+        serve(manager, [block_hash(1000 + index)])
     before = manager.watch.counters()
     assert before["shadows"]["lru", 1.0] == (300, 300)
-    for number in range(60):
-        serve(manager, [block_hash(2000 + number)])
+    for index in range(60):
+        serve(manager, [block_hash(2000 + index)])
     meet(manager, 20)
     after = manager.watch.counters()
     assert manager.watch._overlap is not None
@@ -363,15 +363,15 @@ def test_what_lru_held_before_its_miniatures_is_in_the_error_until_they_are_full
         counts = {"asked": 100, "missed": 100, "resets": 0}
         return manager.watch._cold(counts, before, [100])[1.0]
 
-    for number in range(300):
-        serve(manager, [block_hash(1000 + number)])
+    for index in range(300):
+        serve(manager, [block_hash(1000 + index)])
     manager.watch.report()
     meet(manager, 20)
     assert possible_shift() == pytest.approx(2.99)
-    for number in range(60):
+    for index in range(60):
         clock.seconds += 4
-        for place in range(10):
-            serve(manager, [block_hash(10_000 + 10 * number + place)])
+        for position in range(10):
+            serve(manager, [block_hash(10_000 + 10 * index + position)])
     assert [mini.policy for mini in subject.minis].count("lru") == 1
     assert possible_shift() == 0
 
@@ -380,10 +380,12 @@ def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(
     """As generated tokens do, here half of what is stored; the curve was off by 15 points."""
     rng = random.Random(5)
 
-    def serve_and_generate(manager: Any, document: int, number: int) -> int:
-        hashes = [block_hash(100 * document + place) for place in range(10)]
+    def serve_and_generate(manager: Any, document: int, index: int) -> int:
+        hashes = [block_hash(100 * document + position) for position in range(10)]
         found = manager.lookup(hashes)
-        whole_request = hashes + [block_hash(10**6 + 10 * number + place) for place in range(10)]
+        whole_request = hashes + [
+            block_hash(10**6 + 10 * index + position) for position in range(10)
+        ]
         output = manager.prepare_store(whole_request)
         manager.touch(whole_request)
         if output is not None:
@@ -392,8 +394,8 @@ def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(
 
     documents = [min(int(rng.expovariate(1 / 12)), 50) for _ in range(800)]
     manager = whole(twin, 200, memory=(0.5, 1, 2), policies=("lru", "arc"))
-    for number, document in enumerate(documents):
-        serve_and_generate(manager, document, number)
+    for index, document in enumerate(documents):
+        serve_and_generate(manager, document, index)
     judged = manager.watch._core.counts()["judged"][0]
     asked = sum(judged)
     for size, memory in enumerate((0.5, 1, 2)):
@@ -410,8 +412,8 @@ def test_blocks_that_are_stored_and_never_looked_up_take_room_in_the_shadow_too(
 def test_stores_refused_for_want_of_room_mark_the_points(twin):
     manager = whole(twin, 4, memory=(1, 2), policies=())
     held = manager.prepare_store([A, B, C])
-    for number in range(5):
-        assert manager.prepare_store(block_hashes(100 + 2 * number, 101 + 2 * number)) is None
+    for index in range(5):
+        assert manager.prepare_store(block_hashes(100 + 2 * index, 101 + 2 * index)) is None
         manager.lookup([D])
     assert all("in_flight" in point.marks for point in manager.watch.report().points)
     manager.complete_store(held.block_hashes_to_store)
@@ -452,7 +454,7 @@ def test_explain(twin):
 
 def test_blocks_outside_the_sample_are_not_explained(twin):
     manager = watched(twin, max_rate=0.25, slots=2**20).CPUOffloadingManager(16, 1_000)
-    keys = [block_hash(number) for number in range(400)]
+    keys = [block_hash(index) for index in range(400)]
     serve(manager, keys)
     explained = manager.watch.explain(keys)
     sampled = [each for each in explained if each.sampled]
@@ -494,7 +496,7 @@ def test_overdue_transfers_are_listed_and_logged_once(twin, caplog):
 def test_a_thread_may_find_at_any_line_of_a_call_that_a_transfer_has_ended(twins):
     """It is taken out of the ledger of the Python twin while that is looked through."""
     python, _ = twins
-    for number in range(1, 1_000):
+    for index in range(1, 1_000):
         clock = Clock()
         manager = whole(python, 8, clock=clock, deadline=1)
         store(manager, [A, B])
@@ -503,7 +505,7 @@ def test_a_thread_may_find_at_any_line_of_a_call_that_a_transfer_has_ended(twins
         for key in (C, D):
             manager.complete_store([key])  # not as a whole
         clock.seconds += 2
-        left = number
+        left = index
 
         def trace(frame, event, argument, watch=manager.watch):
             nonlocal left
@@ -525,7 +527,7 @@ def test_a_thread_may_find_at_any_line_of_a_call_that_a_transfer_has_ended(twins
         assert [kind for _, kind, *_ in manager.watch._core.open_transfers()] == [STORE]
         if left > 0:
             break
-    assert number > 20
+    assert index > 20
 
 
 def test_a_load_that_leaked_grows_old_beside_later_ones_of_the_same_blocks(twin):
@@ -606,7 +608,7 @@ def test_the_list_of_sizes_and_capacities_without_room(twin):
 def test_requests_longer_than_the_memory_are_marked(twin, capacity, marked):
     manager = watched(twin, max_rate=1.0, slots=2**20).CPUOffloadingManager(16, capacity)
     for start in range(4):
-        serve(manager, [block_hash(1000 * start + number) for number in range(400)])
+        serve(manager, [block_hash(1000 * start + index) for index in range(400)])
     marks = {p.memory: p.marks for p in manager.watch.report().points if p.policy == "lru"}
     assert {memory for memory, some in marks.items() if "long_requests" in some} == marked
     assert "filling" in marks[8.0]
@@ -614,7 +616,7 @@ def test_requests_longer_than_the_memory_are_marked(twin, capacity, marked):
 
 def test_keys_that_share_their_first_bytes_are_sampled_one_by_one(twin):
     manager = watched(twin, max_rate=0.25, slots=2**20).CPUOffloadingManager(16, 4_000)
-    keys = [b"the same " + number.to_bytes(23, "big") for number in range(2_000)]
+    keys = [b"the same " + index.to_bytes(23, "big") for index in range(2_000)]
     serve(manager, keys)
     share = sum(map(len, manager.watch._core.order())) / len(keys)
     assert 0.2 < share < 0.3
@@ -640,7 +642,7 @@ def test_a_clock_that_fails_stands_still(twin):
 
 def test_a_clock_that_calls_the_manager_harms_nothing(twin):
     """Its calls come between those of the user, not in the middle of one."""
-    keys = [block_hash(number) for number in range(400)]
+    keys = [block_hash(index) for index in range(400)]
     depth = [0]
 
     def clock() -> float:
@@ -654,9 +656,9 @@ def test_a_clock_that_calls_the_manager_harms_nothing(twin):
 
     found, served = {}, []
     found["manager"] = manager = whole(twin, 64, clock=clock)
-    for number in range(0, 400, 8):
-        served.append(number)
-        hashes = keys[number : number + 8]
+    for index in range(0, 400, 8):
+        served.append(index)
+        hashes = keys[index : index + 8]
         output = manager.prepare_store(hashes)
         if output is not None:
             stored = output.block_hashes_to_store
@@ -732,20 +734,20 @@ def test_a_watch_that_is_none(twin):
 def test_an_instance_with_ghosts_can_be_watched(twin):
     policy = twin.policy_class("arc")(cache_capacity=4)
     first = twin.CPUOffloadingManager(16, 4, policy)
-    for number in range(20):
-        serve(first, [block_hash(number)])
-    for number in range(16, 20):
-        store(first, [block_hash(number)])
+    for index in range(20):
+        serve(first, [block_hash(index)])
+    for index in range(16, 20):
+        store(first, [block_hash(index)])
     assert first.policy.num_ghosts
     del first
     gc.collect()
-    for key in [block_hash(number) for number in range(20)]:
+    for key in [block_hash(index) for index in range(20)]:
         if policy.get(key) is not None:
             policy.remove(key)
     watch = Watch(max_rate=0.5, slots=2**20)
     manager = twin.CPUOffloadingManager(16, 4, policy, watch=watch)
-    for number in range(20):
-        serve(manager, [block_hash(number)])
+    for index in range(20):
+        serve(manager, [block_hash(index)])
     manager._check()
 
 
@@ -753,7 +755,7 @@ def test_the_default_sample_cannot_be_foreseen():
     orders = []
     for _ in range(2):
         manager = CPUOffloadingManager(16, 1_000, watch=Watch(max_rate=0.5, slots=2**20))
-        keys = [block_hash(number) for number in range(64)]
+        keys = [block_hash(index) for index in range(64)]
         serve(manager, keys)
         orders.append([each.sampled for each in manager.watch.explain(keys)])
     assert orders[0] != orders[1]
