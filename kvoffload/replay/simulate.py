@@ -129,7 +129,7 @@ def replay(
     groups : GroupChunks, optional
         The KV groups of the model; by default those of `GroupChunks.of_blocks`, with the next two.
     block_tokens, step_tokens : int, optional
-        As in `GroupChunks.of_blocks`. With steps the manager is driven by `GroupServer`.
+        As in `GroupChunks.of_blocks`. Steps drive the manager as vLLM drives its own.
     device : DeviceCache, optional
         The accelerator's own cache, of the same groups, which is asked first.
     progress : callable, optional

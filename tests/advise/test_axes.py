@@ -25,7 +25,7 @@ def test_ticks_are_round_and_reach_the_highest_ratio(highest, most, expected):
 
 
 @pytest.mark.parametrize(
-    "places", [[0.5] * 9, [0.0] * 20, [0.1, 0.5, 0.9], [0.98, 0.99, 1.0], [0.0, 0.01, 0.4, 0.41]]
+    "positions", [[0.5] * 9, [0.0] * 20, [0.1, 0.5, 0.9], [0.98, 0.99, 1.0], [0.0, 0.01, 0.4, 0.41]]
 )
 def test_labels_keep_apart_and_stay_inside(positions):
     moved = apart(positions, 0.05, 0.0, 1.0)

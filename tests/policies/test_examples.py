@@ -196,10 +196,10 @@ def test_a_sketch_never_counts_too_little_and_fades() -> None:
     assert all(sketch.estimate(key) == count // 2 for key, count in before.items())
 
 
-def test_a_sketch_is_bounded_and_its_places_cannot_be_predicted() -> None:
+def test_a_sketch_is_bounded_and_its_indexes_cannot_be_predicted() -> None:
     assert sum(map(len, Sketch(2**31 - 1, seed=0)._rows)) == 4 * 2**20
-    places = {tuple(Sketch(10**5, seed=None)._places(b"a")) for _ in range(5)}
-    assert len(places) == 5
+    indexes = {tuple(Sketch(10**5, seed=None)._indexes(b"a")) for _ in range(5)}
+    assert len(indexes) == 5
 
 
 # -- against textbook versions -------------------------------------------------------------------
