@@ -42,7 +42,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"ABC|abc\.ABC|NDArray|Path|Structure|ImportError"),
     ("py:class", r"kvoffload\.tiers\.engine\.contract\.Pool"),  # not of users
     ("py:class", r"kvoffload\.traces\.chaining\.ChainingCounter"),  # likewise
-    ("py:class", r"kvoffload\.replay\.(grid\.GridWork|groups\.(_Rule|Place|Runs))"),  # likewise
+    ("py:class", r"kvoffload\.replay\.groups\.(_Rule|ChunkIndex|Runs)"),  # likewise
     ("py:class", r"kvoffload\.tiers\.engine\.native\.Twin"),  # likewise
 ]
 
