@@ -29,10 +29,9 @@ from kvoffload._checks import check_int
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Done, State, Status, Tier
 from kvoffload.tiers.engine import threads
-from kvoffload.tiers.engine.contract import Block, Pool, Store
+from kvoffload.tiers.engine.contract import Block, Pool, Store, Wait
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.native import Twin, chosen
-from kvoffload.tiers.engine.parts import Wait
 from kvoffload.tiers.engine.stores import MemoryStore
 from kvoffload.tiers.engine.tier import ComposedTier
 from kvoffload.tiers.local.index import Index, check_num_slots, make_manager

@@ -2,7 +2,6 @@
 
 from kvoffload._former import former_names
 
-from .address import open_tier
 from .base import (
     Done,
     Health,
@@ -22,7 +21,7 @@ from .epoch import parse_epoch as _parse_epoch
 from .local.memory import MemoryTier
 from .local.slab import FileTier
 from .namespace import Namespace, weights_identity
-from .options import TierOptions, read_options
+from .options import TierOptions, open_tier, read_options
 from .region import Region
 from .remote.directory import DirectoryTier
 from .remote.mooncake import MooncakeTier

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -21,12 +22,19 @@ from pathlib import Path
 
 from kvoffload.errors import describe
 
-from .descriptors import above_streams
-
-__all__ = ["MAX_DEPTH", "Folder", "check_path", "make_folders", "temporary_name"]
+__all__ = [
+    "MAX_DEPTH",
+    "Folder",
+    "above_streams",
+    "check_path",
+    "make_folders",
+    "temporary_name",
+]
 
 MAX_DEPTH = 8
 """Levels of folders that are removed below the one that is named; the tier makes two."""
+LAST_STREAM = 2
+"""Descriptor of standard error."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -362,3 +370,25 @@ class Folder:
 def temporary_name(name: str) -> str:
     """Return an unpredictable name that begins with `name`; a sweep removes it when old."""
     return f"{name}.{os.urandom(8).hex()}.tmp"
+
+
+def above_streams(fd: int) -> int:
+    """Return a descriptor of the same file, above those of the standard streams.
+
+    In a daemon whose standard streams are closed, the next files that are opened get the
+    descriptors 0 to 2. A process that it starts has other files there, and a library that writes to
+    standard error writes to the file that has descriptor 2.
+
+    A lower descriptor is closed, also where this raises. Children inherit neither.
+
+    Raises
+    ------
+    OSError
+        If there are too many descriptors.
+    """
+    if fd > LAST_STREAM:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LAST_STREAM + 1)
+    finally:
+        os.close(fd)

@@ -1,16 +1,20 @@
-"""The counters of a tier, and its samples for exporters."""
+"""What a tier reports: counters, their samples for exporters, events and lines of log."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS, Histogram, Sample
 
-from .base import Status
+from .base import Status, TierEvent
 
-__all__ = ["LOSSES", "LOWER", "MISSING", "TierMetrics"]
+__all__ = ["LOSSES", "LOWER", "MISSING", "Events", "TierMetrics", "write_line"]
+
+log = logging.getLogger("kvoffload.tiers")
 
 LOSSES = MISSING, LOWER = "missing", "lower"
 """Why a shared medium makes a process forget: it has no epoch that can be read, or a lower one."""
@@ -124,3 +128,56 @@ class TierMetrics:
         for metric in TIER_METRICS:
             for labels, value in values.get(metric.name, ()):
                 yield Sample(metric, labels, value)
+
+
+class Events:
+    """The events of a tier.
+
+    Parameters
+    ----------
+    metrics : TierMetrics
+        Where blocks that left are counted.
+    are_kept : bool
+        Whether `take` has something to give.
+    """
+
+    def __init__(self, metrics: TierMetrics, are_kept: bool) -> None:
+        self._metrics = metrics
+        self._events: list[TierEvent] | None = [] if are_kept else None
+
+    def stored(self, keys: list[bytes]) -> None:
+        """Record blocks that can be read from now on."""
+        if self._events is not None and keys:
+            self._events.append(TierEvent(list(keys), False))
+
+    def removed(self, keys: list[bytes], reason: str) -> None:
+        """Record blocks that left; none and ``"forgotten"`` stand for all."""
+        self._metrics.evicted[reason] += len(keys)
+        if self._events is not None and (keys or reason == "forgotten"):
+            self._events.append(TierEvent(list(keys), True, reason))
+
+    def take(self) -> Iterator[TierEvent]:
+        """Return the events since the last call, oldest first, and forget them."""
+        if not self._events:
+            return iter(())
+        events, self._events = self._events, []
+        return iter(events)
+
+
+def write_line(level: int, message: str, *arguments: object) -> None:
+    """Log a line, and drop what a handler of the application raises.
+
+    Tiers log in threads that have jobs, and between two steps of a `forget`: the exception would
+    end the thread or keep the second step from being taken.
+
+    Parameters
+    ----------
+    level : int
+        A level of `logging`.
+    message : str
+        The line, with places for the arguments, as `logging.Logger.log` takes it.
+    *arguments : object
+        What belongs in these places.
+    """
+    with contextlib.suppress(Exception):
+        log.log(level, message, *arguments, stacklevel=2)

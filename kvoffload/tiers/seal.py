@@ -23,11 +23,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvoffload import IMPLEMENTATION
+from kvoffload._extras import require
 from kvoffload.errors import describe
-
-from .hashing import xxh3_64
 
 __all__ = ["SEAL_BYTES", "Seal", "seed_of", "stored_key", "stored_keys", "xxh3_64"]
 
@@ -41,6 +41,18 @@ DIGESTED_BYTES = MAX_KEY_BYTES + 1
 _PADDING = bytes(DIGESTED_BYTES - DIGEST_BYTES)
 _LAYOUT = struct.Struct("<2sBBI40sQ")
 _SUM = struct.Struct("<Q")
+
+
+if TYPE_CHECKING:
+
+    def xxh3_64(data: Any, seed: int = 0) -> int:
+        """Return the XXH3-64 of a buffer; large ones without the interpreter's lock."""
+        ...
+
+elif IMPLEMENTATION == "python":
+    xxh3_64 = require("xxhash", "kvoffload.tiers without the extensions", "tiers").xxh3_64_intdigest
+else:
+    from kvoffload._core.io import xxh3_64
 
 
 def stored_key(key: bytes) -> bytes:

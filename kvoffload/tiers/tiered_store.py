@@ -39,8 +39,12 @@ from kvoffload import (
 )
 from kvoffload._checks import as_batch, check_bool, check_part
 from kvoffload.errors import describe, request_finished
-from kvoffload.tiers.engine.arguments import check_deadline, check_timeout
-from kvoffload.tiers.engine.tier import TRANSFER_BYTES_PER_S, TRANSFER_DEADLINE_S
+from kvoffload.tiers.engine.tier import (
+    TRANSFER_BYTES_PER_S,
+    TRANSFER_DEADLINE_S,
+    check_deadline,
+    check_timeout,
+)
 
 from .base import Done, State, Status, Tier
 from .region import Region

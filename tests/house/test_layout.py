@@ -54,24 +54,11 @@ FORMER_PLACES = {"tiers/testing.py"}  # of public names: they import from the ne
 # Within tiers a module or folder may import from those of the lines above, and from itself; those
 # of the first line may import from each other.
 TIERS_LAYERS = [
-    {
-        *(
-            "base",
-            "descriptors",
-            "epoch",
-            "events",
-            "folder",
-            "hashing",
-            "logs",
-            "metrics",
-            "namespace",
-        ),
-        *("options", "region", "seal"),
-    },
+    {"base", "epoch", "folder", "metrics", "namespace", "options", "region", "seal"},
     {"engine"},
     {"local", "remote"},
     {"tiered_store"},
-    {"address", "prometheus"},
+    {"prometheus"},
     {"__init__"},
 ]
 TIERS_LEVELS = {name: level for level, names in enumerate(TIERS_LAYERS) for name in names}

@@ -23,12 +23,13 @@ from kvoffload.tiers.epoch import (
     EARLIEST_MS,
     FAR_AHEAD_MS,
     RANDOM_BITS,
+    Agreement,
+    Decision,
     is_epoch,
     is_far_ahead,
     new_epoch,
 )
 from kvoffload.tiers.metrics import LOWER, MISSING
-from kvoffload.tiers.remote.agreement import Agreement, Decision
 from kvoffload.tiers.remote.shared import SharedStore
 from tests.conftest import read_budget
 

@@ -28,10 +28,10 @@ from kvoffload.tiers import (
     stored_key,
     weights_identity,
 )
-from kvoffload.tiers.address import ENTRY_POINTS
 from kvoffload.tiers.engine.breaker import FAILURES, Breaker
-from kvoffload.tiers.engine.staging import Staging
+from kvoffload.tiers.engine.transfer import Staging
 from kvoffload.tiers.metrics import TierMetrics
+from kvoffload.tiers.options import ENTRY_POINTS
 from kvoffload.tiers.seal import SEAL_BYTES, Seal, seed_of, stored_keys
 from tests.conftest import AVAILABLE
 from tests.isolated.scripts import run_script

@@ -229,7 +229,7 @@ def test_looking_at_a_slab_does_not_keep_an_engine_from_it(slab: Path) -> None:
 
 
 def test_verifying_keeps_an_engine_out_and_says_so(slab: Path, monkeypatch) -> None:
-    monkeypatch.setattr("kvoffload.tiers.local.slab.lock.READERS_S", 0.05)
+    monkeypatch.setattr("kvoffload.tiers.local.slab.folder.READERS_S", 0.05)
     refused = []
 
     def during(_: int) -> None:

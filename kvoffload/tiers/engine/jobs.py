@@ -19,13 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.tiers.base import Done, Operation, Status
-from kvoffload.tiers.events import Events
-from kvoffload.tiers.metrics import TierMetrics
+from kvoffload.tiers.metrics import Events, TierMetrics
 from kvoffload.tiers.options import TierOptions
 
 from .breaker import Breaker
-from .contract import CHORE, ENDED, LATE, QUERY, READ, SETTLED, WRITE, Pool
-from .parts import Catalog
+from .contract import CHORE, ENDED, LATE, QUERY, READ, SETTLED, WRITE, Catalog, Pool
 
 __all__ = ["QUERY_DEADLINE_S", "Jobs", "Record"]
 

@@ -51,8 +51,7 @@ from .contract import (
     Entry,
     Store,
 )
-from .staging import Staging
-from .transfer import SLICE_BYTES, copy, status_of
+from .transfer import SLICE_BYTES, Staging, copy, status_of
 
 __all__ = ["Pool"]
 

@@ -31,10 +31,10 @@ from kvoffload._checks import MAX_NUM_BLOCKS, check_int
 from kvoffload.errors import describe
 from kvoffload.policies import registry
 from kvoffload.tiers.base import State, Status
+from kvoffload.tiers.engine.contract import Catalog, Medium
 from kvoffload.tiers.engine.jobs import Jobs, Record
 from kvoffload.tiers.engine.native import Twin
-from kvoffload.tiers.engine.parts import Catalog, Medium
-from kvoffload.tiers.logs import write_line
+from kvoffload.tiers.metrics import write_line
 
 __all__ = ["Index", "LocalMedium", "check_num_slots", "make_manager"]
 

@@ -9,11 +9,10 @@ import numpy as np
 from kvoffload import CachePolicy
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.errors import describe
-from kvoffload.tiers.engine.arguments import check_region
 from kvoffload.tiers.engine.contract import Pool
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.native import Twin, chosen_or
-from kvoffload.tiers.engine.tier import ComposedTier
+from kvoffload.tiers.engine.tier import ComposedTier, check_region
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import (
     LOCAL,

@@ -35,7 +35,7 @@ from kvoffload._extras import require
 from kvoffload.errors import describe
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import MOVING, Block
-from kvoffload.tiers.engine.staging import staging_buffers
+from kvoffload.tiers.engine.transfer import staging_buffers
 from kvoffload.tiers.epoch import EPOCH_CHARACTERS, epoch_text, parse_epoch
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import (

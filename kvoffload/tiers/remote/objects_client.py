@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvoffload.tiers.descriptors import above_streams
+from kvoffload.tiers.folder import above_streams
 
 from . import _objects_worker as worker
 

@@ -6,7 +6,7 @@ Structure
     `RemoteStore`.
 Epochs
     An epoch (see ``epoch``) lies on the medium, beside the namespace. It is part of every block's
-    name and seeds its seal: a new one forgets everything at once, for every process. ``agreement``
+    name and seeds its seal: a new one forgets everything at once, for every process. `Agreement`
     decides whether a process adopts the medium's epoch or gives it a new one.
     A put carries the epoch that its process used when it was submitted, and is dropped when the
     medium has another one: what was computed before a `forget` never comes to lie behind it.
@@ -27,11 +27,11 @@ from collections.abc import Iterable, Sequence
 
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import DROP, MOVING, QUERY, READ, TOUCH, WRITE, Block, Store
+from kvoffload.tiers.epoch import Agreement, Decision
 from kvoffload.tiers.metrics import LOWER, MISSING
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import Seal
 
-from .agreement import Agreement, Decision
 from .store import LEAST_S, OtherEpochError, RemoteStore
 
 __all__ = ["EPOCH_S", "SharedStore", "pack_keys"]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
 from kvoffload.tiers.epoch import epoch_text, parse_epoch
-from kvoffload.tiers.logs import write_line
+from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES, Seal

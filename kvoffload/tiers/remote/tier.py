@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 
 from kvoffload.errors import describe
-from kvoffload.tiers.engine.contract import FORGET, MEET, Pool
+from kvoffload.tiers.engine.contract import FORGET, MEET, Medium, Pool, Wait
 from kvoffload.tiers.engine.jobs import Jobs
-from kvoffload.tiers.engine.parts import Medium, Wait
 from kvoffload.tiers.engine.threads import Pool as Threads
 from kvoffload.tiers.engine.tier import ComposedTier
-from kvoffload.tiers.logs import write_line
+from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.options import TierOptions
 from kvoffload.tiers.region import Region
 

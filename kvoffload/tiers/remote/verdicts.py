@@ -26,10 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.tiers.base import State, Status
-from kvoffload.tiers.engine.contract import DROP, FORGET, TOUCH
+from kvoffload.tiers.engine.contract import DROP, FORGET, TOUCH, Catalog
 from kvoffload.tiers.engine.jobs import Jobs, Record
-from kvoffload.tiers.engine.parts import Catalog
-from kvoffload.tiers.logs import write_line
+from kvoffload.tiers.metrics import write_line
 
 from .shared import SharedStore, pack_keys
 from .store import RemoteStore

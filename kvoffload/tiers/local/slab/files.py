@@ -26,7 +26,7 @@ from kvoffload.tiers.namespace import Namespace
 from kvoffload.tiers.region import round_up
 from kvoffload.tiers.seal import SEAL_BYTES
 
-from .folder import OpenFolder
+from .folder import LockedFolder, OpenFolder
 from .layout import (
     BLOCKS,
     FORGETTING,
@@ -40,7 +40,6 @@ from .layout import (
     Header,
     record_offset,
 )
-from .lock import LockedFolder
 
 __all__ = [
     "SlabFiles",

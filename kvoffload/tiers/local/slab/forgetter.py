@@ -22,7 +22,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from kvoffload.tiers.logs import write_line
+from kvoffload.tiers.metrics import write_line
 
 from .folder import OpenFolder
 from .layout import FORGETTING, TABLE

@@ -21,9 +21,8 @@ from kvoffload.tiers.namespace import FINGERPRINT_BYTES
 from kvoffload.tiers.seal import seed_of, xxh3_64
 
 from .files import data_pieces, read_header, read_seals
-from .folder import OpenFolder
+from .folder import LockedFolder, OpenFolder, holder_of, lock_shared
 from .layout import BLOCKS, FILES, FORGETTING, NAMESPACE, TABLE, Header
-from .lock import LockedFolder, holder_of, lock_shared
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -31,16 +31,14 @@ from kvoffload import CachePolicy
 from kvoffload._checks import check_bool
 from kvoffload._sizes import check_size, parse_size
 from kvoffload.tiers.base import Status
-from kvoffload.tiers.engine.arguments import LONGEST_DEADLINE_S
-from kvoffload.tiers.engine.contract import Pool
+from kvoffload.tiers.engine.contract import Pool, Wait
 from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.native import Twin, chosen_or
-from kvoffload.tiers.engine.parts import Wait
-from kvoffload.tiers.engine.tier import ComposedTier
+from kvoffload.tiers.engine.tier import LONGEST_DEADLINE_S, ComposedTier
 from kvoffload.tiers.epoch import new_epoch
 from kvoffload.tiers.folder import check_path
 from kvoffload.tiers.local.index import Index, LocalMedium, check_num_slots, make_manager
-from kvoffload.tiers.logs import write_line
+from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.options import (
     MAX_QUEUED_BYTES,
