@@ -86,9 +86,9 @@ def new_epoch(above: int = 0) -> int:
     return max(drawn, above + 1 + random) if is_epoch(above) else drawn
 
 
-def is_epoch(number: int) -> bool:
+def is_epoch(value: int) -> bool:
     """Return whether a number can be an epoch: above 0, and at most a century ahead."""
-    return 0 < number <= last_epoch()
+    return 0 < value <= last_epoch()
 
 
 def is_far_ahead(epoch: int) -> bool:

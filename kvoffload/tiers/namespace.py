@@ -153,8 +153,8 @@ def _check_plain(name: str, value: Any, depth: int = 0) -> None:
                 raise TypeError(f"{name} must have text as keys, got {describe(key)}")
             _check_plain(f"{name}[{describe(key)}]", item, depth + 1)
     elif isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            _check_plain(f"{name}[{place}]", item, depth + 1)
+        for index, item in enumerate(value):
+            _check_plain(f"{name}[{index}]", item, depth + 1)
     else:
         raise TypeError(
             f"{name} must hold text, numbers, lists and dicts of them, got {describe(value)}"

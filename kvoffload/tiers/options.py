@@ -130,7 +130,7 @@ def flag(text: str) -> bool:
     return known[text.lower()]
 
 
-def number(text: str) -> int:
+def whole_number(text: str) -> int:
     """Return a whole number.
 
     Raises
@@ -144,7 +144,7 @@ def number(text: str) -> int:
 
 
 LOCAL: Readers = {
-    "threads": ("threads", number),
+    "threads": ("threads", whole_number),
     "queue": ("max_queued_bytes", parse_size),
     "name": ("name", str),
     "events": ("enable_events", flag),

@@ -108,8 +108,8 @@ class Region:
         """
         region = cls.__new__(cls)
         checked = []
-        for place, part in enumerate(_elements("parts", parts)):
-            name = f"parts[{place}]"
+        for index, part in enumerate(_elements("parts", parts)):
+            name = f"parts[{index}]"
             offset, stride, nbytes = _elements(name, part, 3)
             checked.append(
                 (
@@ -155,12 +155,12 @@ class Region:
 
     def _refuse_overlaps(self) -> None:
         if self.num_blocks > 1:
-            for place, (_, stride, nbytes) in enumerate(self.parts):
+            for index, (_, stride, nbytes) in enumerate(self.parts):
                 if stride < nbytes:
-                    raise ValueError(f"parts[{place}] stride must be >= {nbytes}, got {stride}")
-        for (place, part), (other_place, other) in combinations(enumerate(self.parts), 2):
+                    raise ValueError(f"parts[{index}] stride must be >= {nbytes}, got {stride}")
+        for (index, part), (other_index, other) in combinations(enumerate(self.parts), 2):
             if _overlap(part, other, self.num_blocks):
-                raise ValueError(f"parts[{place}] and parts[{other_place}] must not overlap")
+                raise ValueError(f"parts[{index}] and parts[{other_index}] must not overlap")
 
     @property
     def aligned(self) -> bool:

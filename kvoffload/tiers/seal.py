@@ -86,8 +86,8 @@ def stored_keys(keys: Iterable[bytes]) -> list[bytes]:
         except TypeError:
             raise TypeError(f"keys must be an iterable of bytes, got {describe(keys)}") from None
     if not _BYTES_ONLY.issuperset(map(type, keys)):
-        place, wrong = next((i, key) for i, key in enumerate(keys) if type(key) is not bytes)
-        raise TypeError(f"keys[{place}] must be bytes, got {type(wrong).__name__}")
+        index, wrong = next((i, key) for i, key in enumerate(keys) if type(key) is not bytes)
+        raise TypeError(f"keys[{index}] must be bytes, got {type(wrong).__name__}")
     if keys and not (max(map(len, keys)) <= MAX_KEY_BYTES and all(keys)):
         return [stored_key(key) for key in keys]
     return keys

@@ -454,10 +454,10 @@ class TieredStore:
 
     def _find(self, key: BlockHash, first: int, *, maybe: bool = False) -> int | None:
         """Return the nearest tier from `first` on that has a key, or may have it."""
-        for place in range(first, len(self.tiers)):
-            state = self.tiers[place].state(key)
+        for index in range(first, len(self.tiers)):
+            state = self.tiers[index].state(key)
             if state == State.HIT or (maybe and state == State.UNKNOWN):
-                return place
+                return index
         return None
 
     def touch(self, hashes: Iterable[bytes]) -> None:
@@ -558,18 +558,18 @@ class TieredStore:
         lost = []
         now = time.monotonic()
         for key in keys:
-            place = self._find(key, first, maybe=True)
-            if place is None or self._loads[key].deadline <= now:
+            index = self._find(key, first, maybe=True)
+            if index is None or self._loads[key].deadline <= now:
                 lost.append(key)
             else:
-                by_tier.setdefault(place, []).append(key)
-        for place, some in by_tier.items():
+                by_tier.setdefault(index, []).append(key)
+        for index, some in by_tier.items():
             ids = np.array([self._loads[key].block_id for key in some], np.int64)
             seconds = min(self._loads[key].deadline for key in some) - now
-            if any(self._find(key, place + 1, maybe=True) is not None for key in some):
+            if any(self._find(key, index + 1, maybe=True) is not None for key in some):
                 seconds /= 2  # leave the next tier as much
-            job = self.tiers[place].get(some, ids, seconds)
-            self._jobs[place][job] = _Job("load", some, ids)
+            job = self.tiers[index].get(some, ids, seconds)
+            self._jobs[index][job] = _Job("load", some, ids)
         if lost:
             self._lose(lost)
 
@@ -583,7 +583,7 @@ class TieredStore:
             for fetch in load.fetches:
                 fetch.awaited.discard(key)
 
-    def _loaded(self, place: int, job: _Job, done: Done) -> None:
+    def _loaded(self, index: int, job: _Job, done: Done) -> None:
         """Accept the blocks that a tier gave, and ask the next for the others."""
         is_ok = (done.status == Status.OK).tolist()
         found = [key for key, ok in zip(job.keys, is_ok, strict=True) if ok]
@@ -596,9 +596,9 @@ class TieredStore:
                     fetch.awaited.discard(key)
                     self._pin(fetch, [key])
         if self.promote:
-            for nearer in range(place):
+            for nearer in range(index):
                 self._put(nearer, "promote", found)
-        self._ask(others, place + 1)
+        self._ask(others, index + 1)
 
     def _end_if_done(self, fetch: _Fetch) -> None:
         """End a fetch that waits for nothing, or whose time is over."""
@@ -668,8 +668,8 @@ class TieredStore:
             if not success:
                 self._owner[block_id] = None  # its bytes are nobody's
         if success and self.write == "through":
-            for place in range(len(self.tiers)):
-                self._put(place, "write", stored)
+            for index in range(len(self.tiers)):
+                self._put(index, "write", stored)
 
     def _take_over(
         self, output: PrepareStoreOutput[BlockIDsLoadStoreSpec]
@@ -707,22 +707,22 @@ class TieredStore:
         if keys:
             self._offer(0, keys, np.array(buffers, np.int64))
 
-    def _offer(self, place: int, keys: list[BlockHash], buffers: npt.NDArray[np.int64]) -> None:
+    def _offer(self, index: int, keys: list[BlockHash], buffers: npt.NDArray[np.int64]) -> None:
         """Put blocks from buffers to a tier, the nearest that may take them."""
-        if place == len(self.tiers):
+        if index == len(self.tiers):
             self._counters["demote_dropped_blocks"] += len(keys)
             self._buffers.extend(buffers.tolist())
             return
-        job = self.tiers[place].put(keys, buffers)
-        self._jobs[place][job] = _Job("demote", keys, buffers)
+        job = self.tiers[index].put(keys, buffers)
+        self._jobs[index][job] = _Job("demote", keys, buffers)
 
-    def _put(self, place: int, kind: Literal["write", "promote"], keys: list[BlockHash]) -> None:
+    def _put(self, index: int, kind: Literal["write", "promote"], keys: list[BlockHash]) -> None:
         """Put blocks of host memory to a tier; they are pinned meanwhile."""
-        tier = self.tiers[place]
+        tier = self.tiers[index]
         absent = [key for key in keys if tier.state(key) != State.HIT]
         if absent:
             ids = self.manager.prepare_load(absent).block_ids
-            self._jobs[place][tier.put(absent, ids)] = _Job(kind, absent, ids)
+            self._jobs[index][tier.put(absent, ids)] = _Job(kind, absent, ids)
 
     # -- going on ----------------------------------------------------------------------------
 
@@ -735,15 +735,15 @@ class TieredStore:
         return ended
 
     def _go_on(self) -> None:
-        for place, tier in enumerate(self.tiers):
+        for index, tier in enumerate(self.tiers):
             for done in tier.poll():
-                job = self._jobs[place].pop(done.job, None)
+                job = self._jobs[index].pop(done.job, None)
                 if job is not None:  # else a query of someone else's
-                    self._take_in(place, job, done)
+                    self._take_in(index, job, done)
         for fetch in list(self._fetches.values()):
             self._end_if_done(fetch)
 
-    def _take_in(self, place: int, job: _Job, done: Done) -> None:
+    def _take_in(self, index: int, job: _Job, done: Done) -> None:
         if job.is_forgotten:
             if job.kind == "demote":
                 self._buffers.extend(job.ids.tolist())
@@ -751,16 +751,16 @@ class TieredStore:
                 self._forgotten_jobs -= 1
             return
         if job.kind == "load":
-            self._loaded(place, job, done)
+            self._loaded(index, job, done)
             return
         is_ok = done.status == Status.OK
         if job.kind == "demote":
             self._counters["demoted_blocks"] += int(np.count_nonzero(is_ok))
             self._buffers.extend(job.ids[is_ok].tolist())
             if not is_ok.all():
-                places = np.flatnonzero(~is_ok)
-                keys = [job.keys[at] for at in places.tolist()]
-                self._offer(place + 1, keys, job.ids[places])
+                left = np.flatnonzero(~is_ok)
+                keys = [job.keys[position] for position in left.tolist()]
+                self._offer(index + 1, keys, job.ids[left])
             return
         name = "promoted_blocks" if job.kind == "promote" else "written_blocks"
         self._counters[name] += int(np.count_nonzero(is_ok))

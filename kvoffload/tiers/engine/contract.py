@@ -397,7 +397,7 @@ class Block:
         Its stored key.
     slot, block_id : int
         Where it is in the store and in the region.
-    place : int
+    position : int
         Its position in the job.
     status : int
         `MOVING`, or its `Status`.
@@ -416,18 +416,18 @@ class Block:
         "buffer",
         "job",
         "key",
-        "place",
+        "position",
         "slot",
         "slot_views",
         "status",
         "views",
     )
 
-    def __init__(self, key: bytes, slot: int, block_id: int, place: int) -> None:
+    def __init__(self, key: bytes, slot: int, block_id: int, position: int) -> None:
         self.key = key
         self.slot = slot
         self.block_id = block_id
-        self.place = place
+        self.position = position
         self.status = MOVING
         self.views: list[memoryview] = []
         self.slot_views: list[memoryview] = []

@@ -46,7 +46,7 @@ class Record:
     Attributes
     ----------
     job : int
-        Its number.
+        Its id.
     op : str
         ``"query"``, ``"put"`` or ``"get"``.
     started : float
@@ -107,7 +107,7 @@ class Jobs:
     events : Events
         What came and what left.
     records : dict of int to Record
-        Jobs that have not settled, by number.
+        Jobs that have not settled, by id.
 
     Notes
     -----
@@ -124,7 +124,7 @@ class Jobs:
         self.events = Events(self.metrics, options.enable_events)
         self.records: dict[int, Record] = {}
         self._is_shared = is_shared
-        self._last_number = 0
+        self._last_id = 0
         self._done: list[Done] = []  # those that `take_done` has not returned
         self._chores: dict[int, Callable[[int], None]] = {}
         self._queued_bytes = 0
@@ -132,10 +132,10 @@ class Jobs:
 
     # -- the beginning -----------------------------------------------------------------------
 
-    def new_number(self) -> int:
-        """Return the number of a new job."""
-        self._last_number += 1
-        return self._last_number
+    def new_id(self) -> int:
+        """Return the id of a new job."""
+        self._last_id += 1
+        return self._last_id
 
     def room(self) -> int:
         """Return how many blocks the queue has room for."""
@@ -168,9 +168,9 @@ class Jobs:
 
         `kind` and `data` are those of `Pool.chore`: for a file, an offset and bytes to write there.
         """
-        number = self.new_number()
-        self._chores[number] = done
-        self._pool().chore(number, kind, data, False)
+        chore_id = self.new_id()
+        self._chores[chore_id] = done
+        self._pool().chore(chore_id, kind, data, False)
 
     def finish_at_once(
         self, job: int, op: Operation, started: float, status: npt.NDArray[np.int8]

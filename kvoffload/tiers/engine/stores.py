@@ -124,8 +124,8 @@ class FileStore(Store):
         """Read a run in one call; what does not match its sum loses its seal too."""
         views = [view for block in run for view in block.slot_views]
         got = transfer(os.preadv, self.data_fd, views, run[0].slot * self.slot_bytes)
-        for place, block in enumerate(run):
-            whole = got >= (place + 1) * self.slot_bytes
+        for index, block in enumerate(run):
+            whole = got >= (index + 1) * self.slot_bytes
             if whole and self._sum(block) == int(self.sums[block.slot]):
                 block.status = Status.OK
             else:
@@ -142,8 +142,8 @@ class FileStore(Store):
             records.append(seal.pack(epoch))
             self.sums[block.slot] = seal.sum
         views = [view for block in run for view in block.slot_views]
-        place = run[0].slot * self.slot_bytes
-        if transfer(os.pwritev, self.data_fd, views, place) < len(run) * self.slot_bytes:
+        offset = run[0].slot * self.slot_bytes
+        if transfer(os.pwritev, self.data_fd, views, offset) < len(run) * self.slot_bytes:
             raise OSError(errno.EIO, "the file system wrote nothing")
         if run[0].taken_back:  # what was summed and what was written need not be one
             for block in run:

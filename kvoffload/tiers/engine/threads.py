@@ -76,9 +76,9 @@ class _Job:
         "epoch",
         "found",
         "in_flight",
+        "job_id",
         "late",
         "next",
-        "number",
         "op",
         "run_blocks",
         "taken_back",
@@ -86,7 +86,7 @@ class _Job:
 
     def __init__(
         self,
-        number: int,
+        job_id: int,
         op: int,
         blocks: list[Block],
         *,
@@ -94,7 +94,7 @@ class _Job:
         epoch: int,
         run_blocks: int,
     ) -> None:
-        self.number = number
+        self.job_id = job_id
         self.op = op
         self.blocks = blocks
         self.deadline = deadline
@@ -120,7 +120,7 @@ class _Job:
     def cut(self, count: int, status: Status) -> None:
         """Work on the first `count` blocks only; the others have this status."""
         for block in self.blocks[count : self.count]:
-            self.found[block.place] = status
+            self.found[block.position] = status
         del self.blocks[count:]  # a call that hangs holds on to no more than it has
         self.count = count
 
@@ -176,8 +176,8 @@ class Pool:
         self._writers = max(1, threads - READ_ONLY_THREADS)
         self._running: list[_Job | None] = [None] * threads
         self._threads = [
-            threading.Thread(target=self._serve, args=(number,), daemon=True)
-            for number in range(threads)
+            threading.Thread(target=self._serve, args=(index,), daemon=True)
+            for index in range(threads)
         ]
         self._threads.append(threading.Thread(target=self._keep_watch, daemon=True))
         try:
@@ -205,8 +205,8 @@ class Pool:
         epoch: int,
     ) -> None:
         """Take a job."""
-        places = zip(range(len(keys)), keys, slots.tolist(), ids.tolist(), strict=True)
-        blocks = [Block(key, slot, block_id, place) for place, key, slot, block_id in places]
+        each = zip(range(len(keys)), keys, slots.tolist(), ids.tolist(), strict=True)
+        blocks = [Block(key, slot, block_id, i) for i, key, slot, block_id in each]
         blocks.sort(key=attrgetter("slot"))
         made = _Job(
             job,
@@ -302,7 +302,7 @@ class Pool:
             for job in list(self._jobs.values()):
                 while job.copying:
                     self._idle.wait()
-                if job.number in self._jobs:
+                if job.job_id in self._jobs:
                     self._give_up(job)
             self._work.notify_all()
             self._keep.notify_all()
@@ -371,13 +371,13 @@ class Pool:
     def _give_up(self, job: _Job) -> None:
         """End a job that is not being copied: a staged one at once, else when its calls return."""
         self._drop(job, job.next, Status.UNAVAILABLE)
-        if self._staging is not None and not job.ended and job.number in self._jobs:
+        if self._staging is not None and not job.ended and job.job_id in self._jobs:
             self._end(job, Status.UNAVAILABLE)
 
     def _end(self, job: _Job, unfinished: Status) -> None:
         """Give the region's blocks back to the caller."""
         job.ended = True
-        self._tell(Entry(job.number, ENDED, job.statuses(unfinished)))
+        self._tell(Entry(job.job_id, ENDED, job.statuses(unfinished)))
 
     def _settle_if_idle(self, job: _Job) -> None:
         staged_put = self._staging is not None and job.op == WRITE
@@ -389,9 +389,9 @@ class Pool:
 
     def _settle(self, job: _Job) -> None:
         """Remove a job that no thread works on any more, and report it."""
-        del self._jobs[job.number]
+        del self._jobs[job.job_id]
         flags = SETTLED if job.ended else SETTLED | ENDED
-        self._tell(Entry(job.number, flags, job.statuses(Status.FAILED)))
+        self._tell(Entry(job.job_id, flags, job.statuses(Status.FAILED)))
         self._idle.notify_all()
 
     def _tell(self, entry: Entry) -> None:
@@ -402,12 +402,12 @@ class Pool:
 
     # -- threads -----------------------------------------------------------------------------
 
-    def _serve(self, number: int) -> None:
+    def _serve(self, index: int) -> None:
         """Serve queries, reads, chores and writes, in this order, until the pool closes."""
-        writes = number < self._writers
+        writes = index < self._writers
         while True:
             with self._lock:
-                self._running[number] = None
+                self._running[index] = None
                 while True:
                     run, chore = self._take_query() or self._take(READ), None
                     if not run and writes:
@@ -421,7 +421,7 @@ class Pool:
                     if self._closing:
                         return
                     self._work.wait()
-                self._running[number] = run[0] if run else None
+                self._running[index] = run[0] if run else None
             if run:
                 self._move(*run)
             elif chore:
@@ -479,7 +479,7 @@ class Pool:
         with self._lock:
             for block in run:
                 lost = block.status == Status.OK and not delivered
-                job.found[block.place] = Status.TIMEOUT if lost else block.status
+                job.found[block.position] = Status.TIMEOUT if lost else block.status
             job.in_flight -= len(run)
             if self._staging is not None and job.op != QUERY:
                 self._staging.give_back((block.buffer for block in run), put=job.op == WRITE)
@@ -594,13 +594,13 @@ class Pool:
                 continue  # who copies says when it is done
             staged_put = self._staging is not None and job.op == WRITE
             self._drop(job, job.copied if staged_put else job.next, Status.TIMEOUT)
-            if job.number not in self._jobs:
+            if job.job_id not in self._jobs:
                 continue  # it has settled
             if self._staging is not None:
                 self._end(job, Status.OK if staged_put and self._ack_copied else Status.TIMEOUT)
             else:
                 job.late = True
-                self._tell(Entry(job.number, LATE, np.empty(0, np.int8)))
+                self._tell(Entry(job.job_id, LATE, np.empty(0, np.int8)))
 
     def _copy_some(self) -> bool:
         """Copy blocks of the first staged put; False if there is none, or no buffer."""

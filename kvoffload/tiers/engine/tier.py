@@ -140,7 +140,7 @@ class ComposedTier(Tier):
 
     def _start(self, begin: Callable[..., None], started: float, *arguments: Any) -> int:
         """Begin a job and return its number; where an exception ends this, take the job back."""
-        job = self._jobs.new_number()
+        job = self._jobs.new_id()
         try:
             self._is_ready = False
             self._starting = job

@@ -60,7 +60,7 @@ REQUEST = struct.Struct("<BdQQI")
 ITEM = struct.Struct("<HHQ")
 """Bytes of the path, of the version that is replaced and of the data, which follow."""
 ANSWER = struct.Struct("<IBHQ")
-"""Place of the object in the request, outcome, bytes of the text and of the data, which follow."""
+"""Index of the object in the request, outcome, bytes of the text and of the data, which follow."""
 LENGTH = struct.Struct("<Q")
 """Bytes of the settings, which follow on the control."""
 
@@ -178,8 +178,8 @@ class _Worker:
     ) -> None:
         """Ask for all at once; answer each as it comes, and what has not come in time."""
         tasks = {
-            asyncio.ensure_future(self._outcome(verb, item, size)): place
-            for place, item in enumerate(items)
+            asyncio.ensure_future(self._outcome(verb, item, size)): index
+            for index, item in enumerate(items)
         }
         del items
         waiting = set(tasks)
@@ -240,9 +240,9 @@ class _Worker:
 
 
 def _answer(
-    connection: socket.socket, place: int, outcome: int, text: bytes = b"", data: Data = b""
+    connection: socket.socket, index: int, outcome: int, text: bytes = b"", data: Data = b""
 ) -> None:
-    head = ANSWER.pack(place, outcome, len(text), len(data)) + text
+    head = ANSWER.pack(index, outcome, len(text), len(data)) + text
     sent = connection.sendmsg([head, data])
     if sent < len(head):
         connection.sendall(head[sent:])

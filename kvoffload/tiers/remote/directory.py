@@ -54,8 +54,8 @@ from kvoffload.tiers.options import (
     STAGING_BYTES,
     Readers,
     TierOptions,
-    number,
     read_options,
+    whole_number,
 )
 from kvoffload.tiers.seal import SEAL_BYTES, xxh3_64
 
@@ -476,7 +476,7 @@ def _status(error: OSError) -> Status:
 _READERS: Readers = {
     **STAGED,
     "capacity": ("capacity_bytes", parse_size),
-    "sweep": ("sweep_s", number),
+    "sweep": ("sweep_s", whole_number),
 }
 
 

@@ -193,12 +193,12 @@ class ObjectStore(RemoteStore):
             return []
         sound = []
 
-        def told(answer: Answer) -> None:
+        def callback(answer: Answer) -> None:
             error = _error(answer)
             if error is None:
                 sound.append(answer)
             else:
-                run[answer.place].status = self.meaning(error)
+                run[answer.position].status = self.meaning(error)
 
         paths = [self._path(block.key, epoch) for block in run]
         if verb == worker.CREATE:
@@ -209,12 +209,12 @@ class ObjectStore(RemoteStore):
             items = [Item(path) for path in paths]
         into = [block.views[0] for block in run] if verb == worker.GET else ()
         try:
-            self._client.ask(verb, items, self.seconds_left(), told, size=size, into=into)
+            self._client.ask(verb, items, self.seconds_left(), callback, size=size, into=into)
         except Exception as error:  # noqa: BLE001 # what was answered is sound
             status = self.meaning(error)
-            answered = {answer.place for answer in sound}
-            for place, block in enumerate(run):
-                if block.status == MOVING and place not in answered:
+            answered = {answer.position for answer in sound}
+            for index, block in enumerate(run):
+                if block.status == MOVING and index not in answered:
                     block.status = status
         return sound
 
@@ -224,37 +224,37 @@ class ObjectStore(RemoteStore):
                 some = part[start : start + PROBES]
                 for answer in self._each(worker.HEAD, some, epoch):
                     absent = answer.outcome == worker.ABSENT
-                    some[answer.place].status = Status.MISS if absent else Status.OK
+                    some[answer.position].status = Status.MISS if absent else Status.OK
 
         count = len(run)
         if count <= PROBES:
             ask(run)
             return
-        probed = sorted({place * (count - 1) // (PROBES - 1) for place in range(PROBES)})
-        ask([run[place] for place in probed])
-        if any(run[place].status not in (Status.OK, Status.MISS) for place in probed):
+        probed = sorted({index * (count - 1) // (PROBES - 1) for index in range(PROBES)})
+        ask([run[index] for index in probed])
+        if any(run[index].status not in (Status.OK, Status.MISS) for index in probed):
             # Nothing is known of the others either: the first trouble stands for all.
             trouble = next(run[p].status for p in probed if run[p].status > Status.MISS)
             _fill(run, 0, count, Status(trouble))
             return
-        absent = next((place for place in probed if run[place].status == Status.MISS), count)
-        there = max((place for place in probed if place < absent), default=-1)
+        absent = next((index for index in probed if run[index].status == Status.MISS), count)
+        there = max((index for index in probed if index < absent), default=-1)
         ask(run[there + 1 : absent])
         _fill(run, 0, there + 1, Status.OK)
         _fill(run, absent, count, Status.MISS)
 
     def fetch(self, run: Sequence[Block], epoch: int) -> None:
         size = (self.block_bytes, self.block_bytes)
-        for place, outcome, _, data in self._each(worker.GET, run, epoch, size=size):
+        for index, outcome, _, data in self._each(worker.GET, run, epoch, size=size):
             if outcome == worker.DONE:
-                self.check(run[place], memoryview(data), epoch)
+                self.check(run[index], memoryview(data), epoch)
             else:
                 absent = outcome == worker.ABSENT
-                run[place].status = Status.MISS if absent else Status.CORRUPT
+                run[index].status = Status.MISS if absent else Status.CORRUPT
 
     def store(self, run: Sequence[Block], epoch: int) -> None:
         for answer in self._each(worker.CREATE, run, epoch):
-            run[answer.place].status = Status.OK
+            run[answer.position].status = Status.OK
 
     def drop(self, keys: Sequence[bytes], epoch: int) -> None:
         for start in range(0, len(keys), PROBES):
@@ -287,9 +287,9 @@ def _error(answer: Answer) -> Exception | None:
 
 def _fill(run: Sequence[Block], start: int, stop: int, status: Status) -> None:
     """Set the statuses of blocks that were not asked for."""
-    for place in range(start, stop):
-        if run[place].status == MOVING:
-            run[place].status = status
+    for index in range(start, stop):
+        if run[index].status == MOVING:
+            run[index].status = status
 
 
 class ObjectTier(RemoteTier):
@@ -347,7 +347,7 @@ class ObjectTier(RemoteTier):
         enable_events: bool = False,
         max_queued_bytes: int | str = MAX_QUEUED_BYTES,
     ) -> None:
-        place = _public(url)
+        address = _public(url)
         settings = _settings(url, config or {}, client_options or {})
         options = TierOptions.read(
             threads,
@@ -362,7 +362,7 @@ class ObjectTier(RemoteTier):
         moving = min(requests, staging_buffers(options.staging_bytes, block_bytes)) * block_bytes
         memory_bytes = MEMORY_BYTES + 2 * moving + requests * REQUEST_BYTES
         store = ObjectStore(namespace, ObjectsClient(settings, threads, memory_bytes))
-        store.place = place
+        store.place = address
         super().__init__(store, options)
 
 

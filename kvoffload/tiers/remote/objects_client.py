@@ -59,7 +59,7 @@ class Answer(NamedTuple):
 
     Attributes
     ----------
-    place : int
+    position : int
         Which of the request's.
     outcome : int
         `DONE`, `ABSENT`, `EXISTS`, `OTHER_SIZE`, `LATE`, `UNREACHED` or `FAILED`.
@@ -69,7 +69,7 @@ class Answer(NamedTuple):
         What was read.
     """
 
-    place: int
+    position: int
     outcome: int
     text: str = ""
     data: bytes | memoryview = b""
@@ -285,7 +285,7 @@ class ObjectsClient:
         verb: int,
         items: Sequence[worker.Item],
         seconds: float,
-        told: Callable[[Answer], None],
+        callback: Callable[[Answer], None],
         *,
         size: tuple[int, int] = (0, 0),
         into: Sequence[memoryview] = (),
@@ -300,7 +300,7 @@ class ObjectsClient:
             The objects.
         seconds : float
             When to give up what was not answered.
-        told : callable
+        callback : callable
             Called with each answer, in any order.
         size : tuple of int
             Bytes of an object that is read, at least and at most.
@@ -318,7 +318,7 @@ class ObjectsClient:
         process = self._running()
         connection = process.take(until)
         try:
-            _exchange(connection, verb, items, until, told, size=size, into=into)
+            _exchange(connection, verb, items, until, callback, size=size, into=into)
         except BlockingIOError:
             process.drop(connection)
             raise TimeoutError from None
@@ -349,7 +349,7 @@ def _exchange(
     verb: int,
     items: Sequence[worker.Item],
     until: float,
-    told: Callable[[Answer], None],
+    callback: Callable[[Answer], None],
     *,
     size: tuple[int, int],
     into: Sequence[memoryview],
@@ -365,12 +365,12 @@ def _exchange(
     _send(connection, parts)
     for _ in items:
         head = worker.receive(connection, worker.ANSWER.size)
-        place, outcome, text_bytes, nbytes = worker.ANSWER.unpack(head)
-        if text_bytes > worker.MAX_TEXT_BYTES or nbytes > size[1] or place >= len(items):
+        index, outcome, text_bytes, nbytes = worker.ANSWER.unpack(head)
+        if text_bytes > worker.MAX_TEXT_BYTES or nbytes > size[1] or index >= len(items):
             raise EOFError  # it is no process of ours any more
         text = worker.receive(connection, text_bytes).decode()
         if into and nbytes:
-            data = into[place][:nbytes]
+            data = into[index][:nbytes]
             got = 0
             while got < nbytes:
                 piece = connection.recv_into(data[got:], 0, socket.MSG_WAITALL)
@@ -379,7 +379,7 @@ def _exchange(
                 got += piece
         else:
             data = worker.receive(connection, nbytes)
-        told(Answer(place, outcome, text, data))
+        callback(Answer(index, outcome, text, data))
 
 
 def _send(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> None:

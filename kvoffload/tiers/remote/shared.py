@@ -268,9 +268,9 @@ def pack_keys(keys: Iterable[bytes]) -> bytes:
 
 
 def _unpack_keys(data: bytes) -> list[bytes]:
-    keys, place = [], 0
-    while place < len(data):
-        stop = place + 1 + data[place]
-        keys.append(data[place + 1 : stop])
-        place = stop
+    keys, start = [], 0
+    while start < len(data):
+        stop = start + 1 + data[start]
+        keys.append(data[start + 1 : stop])
+        start = stop
     return keys

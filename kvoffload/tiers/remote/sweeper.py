@@ -273,9 +273,9 @@ class Sweeper:
             blocks = folder.below(f"{epoch:016x}")
         except (FileNotFoundError, NotADirectoryError):
             return
-        for number in range(256):
+        for index in range(256):
             try:
-                hh = blocks.below(f"{number:02x}")
+                hh = blocks.below(f"{index:02x}")
                 with os.scandir(hh.fd) as entries:
                     for entry in entries:
                         self._go_on(lease)

@@ -36,9 +36,9 @@ GRACE_S = 0.1
 
 
 class _Header(NamedTuple):
-    """A header that is wanted, and its number: one higher each time."""
+    """A header that is wanted, and its id: one higher each time."""
 
-    number: int
+    header_id: int
     page: bytes
 
 
@@ -58,7 +58,7 @@ class Forgetter:
         self._name = name
         self._news = threading.Condition()
         self._wanted = _Header(0, b"")
-        self._written = 0  # the number of the last header that the medium confirmed
+        self._written = 0  # the id of the last header that the medium confirmed
         self._marked = False  # the marker may be there
         self._has_failed = False  # a try for the header that is wanted
         self._closing = False
@@ -67,14 +67,14 @@ class Forgetter:
     @property
     def confirmed(self) -> bool:
         """Whether the last header that was asked for is on the medium."""
-        return self._written == self._wanted.number
+        return self._written == self._wanted.header_id
 
     def want(self, page: bytes) -> None:
         """Queue a header to be written."""
         with self._news:
             self._marked = True
             self._has_failed = False
-            self._wanted = _Header(self._wanted.number + 1, page)
+            self._wanted = _Header(self._wanted.header_id + 1, page)
             self._start()
             self._news.notify_all()
 
@@ -118,34 +118,34 @@ class Forgetter:
         pause = FIRST_PAUSE_S
         while True:
             with self._news:
-                (number, page), last = self._wanted, self._closing
-            self._try(number, page)
+                (header_id, page), last = self._wanted, self._closing
+            self._try(header_id, page)
             with self._news:
-                if not self._marked or (last and number == self._wanted.number):
+                if not self._marked or (last and header_id == self._wanted.header_id):
                     self._thread = None
                     return
-                if number != self._wanted.number:
+                if header_id != self._wanted.header_id:
                     pause = FIRST_PAUSE_S
                 elif not self._closing:
                     self._news.wait(pause)
                     pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _try(self, number: int, page: bytes) -> None:
+    def _try(self, header_id: int, page: bytes) -> None:
         """Make the steps for one header, as far as they work."""
-        if self._written < number and not self._write(page):
+        if self._written < header_id and not self._write(page):
             self._has_failed = True
             return
-        is_marked = self._wanted.number != number  # a newer one is made with the same marker
+        is_marked = self._wanted.header_id != header_id  # a newer one is made with the same marker
         if not is_marked:
             try:
                 self._folder.unlink(FORGETTING)
             except OSError:
                 is_marked = True  # a restart would find nothing: tried again
         with self._news:
-            if self._has_failed and self._wanted.number == number > self._written:
+            if self._has_failed and self._wanted.header_id == header_id > self._written:
                 write_line(logging.WARNING, "tier %r has forgotten for good", self._name)
-            self._written = number
-            self._marked = is_marked or self._wanted.number != number
+            self._written = header_id
+            self._marked = is_marked or self._wanted.header_id != header_id
             self._news.notify_all()
 
     def _write(self, page: bytes) -> bool:
