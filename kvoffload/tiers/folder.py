@@ -44,13 +44,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, e
 
 
 def check_path(path: object) -> Path:
-    """Return the path of a directory that a caller names.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is neither text nor a path, or is empty, or no file can have it.
-    """
+    """Return the path of a directory that a caller names; TypeError, ValueError if it is none."""
     if not isinstance(path, str | Path) or not str(path):
         raise TypeError(f"path must be the path of a directory, got {describe(path)}")
     if "\0" in str(path):
@@ -67,11 +61,6 @@ def make_folders(path: Path, made: list[Path] | None = None) -> None:
         The directory; it may be there.
     made : list of Path, optional
         What is made is added to it, the outermost first, and stays in it where this raises.
-
-    Raises
-    ------
-    OSError
-        If one cannot be made.
     """
     missing = [path]
     while not missing[-1].exists() and missing[-1].parent != missing[-1]:
@@ -93,8 +82,8 @@ class Folder:
 
     Notes
     -----
-    Names are of single files, without a slash. Thread-safety: any thread; the threads that work in
-    a folder hold it open.
+    Names are of single files, without a slash. Every call raises OSError where the system refuses
+    it. Thread-safety: any thread; the threads that work in a folder hold it open.
     """
 
     __slots__ = ("fd",)
@@ -114,15 +103,7 @@ class Folder:
         return cls(os.open(path, _FOLDER_FLAGS))
 
     def below(self, name: str) -> Folder:
-        """Open a folder in this one.
-
-        Raises
-        ------
-        NotADirectoryError
-            If there is something else, such as a link.
-        OSError
-            If it cannot be opened.
-        """
+        """Open a folder in this one; NotADirectoryError if something else is there, as a link."""
         try:
             return Folder(os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=self.fd))
         except OSError as error:
@@ -131,15 +112,7 @@ class Folder:
             raise
 
     def make(self, name: str, mode: int = 0o700) -> Folder:
-        """Open a folder in this one, after making it if there is none.
-
-        Raises
-        ------
-        NotADirectoryError
-            If there is something else, such as a link.
-        OSError
-            If it cannot be made or opened.
-        """
+        """Open a folder in this one, made if there is none; NotADirectoryError as in `below`."""
         try:
             return self.below(name)
         except FileNotFoundError:
@@ -148,13 +121,7 @@ class Folder:
             return self.below(name)
 
     def make_in_place(self, name: str) -> Folder:
-        """Open a folder in this one, after making it, in place of whatever else is there.
-
-        Raises
-        ------
-        OSError
-            If it cannot be made or opened.
-        """
+        """Open a folder in this one, made in place of whatever else is there."""
         try:
             return self.make(name)
         except NotADirectoryError:
@@ -168,24 +135,12 @@ class Folder:
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     def open(self, name: str, flags: int = _READ_FLAGS) -> int:
-        """Return a descriptor of what has the name; a pipe is not waited for.
-
-        Raises
-        ------
-        OSError
-            If it cannot be opened; a link cannot.
-        """
+        """Return a descriptor of what has the name, no link; a pipe is not waited for."""
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         return above_streams(os.open(name, flags, 0o600, dir_fd=self.fd))
 
     def create(self, name: str) -> int:
-        """Return a descriptor to write to, of a file that was not there.
-
-        Raises
-        ------
-        OSError
-            If it cannot be made: FileExistsError where there is one.
-        """
+        """Return a descriptor to write to, of a new file; FileExistsError if it is not new."""
         return above_streams(os.open(name, _NEW_FLAGS, 0o600, dir_fd=self.fd))
 
     def read(self, name: str, most: int) -> bytes | None:
@@ -195,11 +150,6 @@ class Folder:
         -------
         bytes or None
             None where there is nothing; no bytes where it is no plain file.
-
-        Raises
-        ------
-        OSError
-            If it cannot be read.
         """
         try:
             fd = self.open(name)
@@ -230,11 +180,6 @@ class Folder:
             What it is to have.
         check : callable
             Is called when all is on the disk but the name; what it raises leaves the old file.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written.
         """
         temporary = temporary_name(name)
         fd = self.create(temporary)
@@ -253,15 +198,7 @@ class Folder:
         os.fsync(self.fd)
 
     def link(self, temporary: str, name: str) -> None:
-        """Give a complete file its name, and remove the former one.
-
-        Raises
-        ------
-        FileExistsError
-            If the name is taken.
-        OSError
-            If it cannot be done.
-        """
+        """Give a complete file its name, and remove the former one; or FileExistsError."""
         fd = self.fd
         try:
             try:
@@ -294,13 +231,7 @@ class Folder:
             os.unlink(name, dir_fd=self.fd)
 
     def take_away(self, name: str) -> None:
-        """Free a name: remove what has it, or rename a folder to a temporary name.
-
-        Raises
-        ------
-        OSError
-            If it cannot be done.
-        """
+        """Free a name: remove what has it, or rename a folder to a temporary name."""
         try:
             self.unlink(name)
         except OSError as error:
@@ -380,11 +311,6 @@ def above_streams(fd: int) -> int:
     standard error writes to the file that has descriptor 2.
 
     A lower descriptor is closed, also where this raises. Children inherit neither.
-
-    Raises
-    ------
-    OSError
-        If there are too many descriptors.
     """
     if fd > LAST_STREAM:
         return fd

@@ -124,13 +124,7 @@ class Namespace:
 
 
 def check_namespace(namespace: Any) -> Namespace:
-    """Return a namespace.
-
-    Raises
-    ------
-    TypeError
-        If it is none.
-    """
+    """Return a namespace; TypeError if it is none."""
     if not isinstance(namespace, Namespace):
         raise TypeError(f"namespace must be a Namespace, got {describe(namespace)}")
     return namespace

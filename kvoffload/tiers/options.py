@@ -93,13 +93,7 @@ class TierOptions:
         enable_events: bool = False,
         max_queued_bytes: int | str = MAX_QUEUED_BYTES,
     ) -> TierOptions:
-        """Return options whose sizes may be text, as the constructors of tiers take them.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If one is wrong.
-        """
+        """Return options whose sizes may be text, as the constructors of tiers take them."""
         staging = check_size("staging_bytes", staging_bytes)
         queued = check_size("max_queued_bytes", max_queued_bytes)
         return cls(threads, name, staging, ack, enable_events, queued)
@@ -117,13 +111,7 @@ Readers: TypeAlias = dict[str, tuple[str, Callable[[str], Any]]]
 
 
 def flag(text: str) -> bool:
-    """Return a truth value.
-
-    Raises
-    ------
-    ValueError
-        If the text is none.
-    """
+    """Return a truth value; ValueError if the text is none."""
     known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     if text.lower() not in known:
         raise ValueError(f"must be true or false, got {describe(text)}")
@@ -131,13 +119,7 @@ def flag(text: str) -> bool:
 
 
 def whole_number(text: str) -> int:
-    """Return a whole number.
-
-    Raises
-    ------
-    ValueError
-        If the text is none, or of more than 9 digits.
-    """
+    """Return a whole number of up to 9 digits; ValueError if the text is none."""
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise ValueError(f"must be a whole number, got {describe(text)}")
     return int(text)

@@ -258,13 +258,7 @@ def _overlap(part: Part, other: Part, num_blocks: int) -> bool:
 
 
 def allocate(nbytes: int) -> memoryview:
-    """Return new, zeroed memory, aligned to a page and in huge pages where there are some.
-
-    Raises
-    ------
-    MemoryError
-        If there is not enough.
-    """
+    """Return new, zeroed memory, aligned to a page, in huge pages where there are some."""
     try:
         if hasattr(mmap, "MAP_ANONYMOUS"):
             memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

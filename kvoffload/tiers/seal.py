@@ -73,12 +73,8 @@ def stored_key(key: bytes) -> bytes:
 def stored_keys(keys: Iterable[bytes]) -> list[bytes]:
     """Consume keys whole and return the forms in which tiers store them.
 
-    A list of keys that are stored as they are is returned as it is, not copied.
-
-    Raises
-    ------
-    TypeError
-        If an element is not exactly ``bytes``; the message gives its position.
+    A list of keys that are stored as they are is returned as it is, not copied. Raises TypeError,
+    with the position, if an element is not exactly ``bytes``.
     """
     if type(keys) is not list:
         try:

@@ -60,13 +60,7 @@ def chosen() -> Twin:
 
 
 def chosen_or(twin: Twin | None) -> Twin:
-    """Return an implementation that was asked for, else that of this process.
-
-    Raises
-    ------
-    TypeError
-        If it is none.
-    """
+    """Return the implementation that was asked for, or this process's; TypeError if it is none."""
     if not isinstance(twin, Twin | None):
         raise TypeError(f"twin must be a Twin, got {describe(twin)}")
     return chosen() if twin is None else twin

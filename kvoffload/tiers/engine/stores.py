@@ -156,7 +156,6 @@ class FileStore(Store):
             block.status = Status.OK
 
     def chore(self, offset: int, data: bytes, sync: bool) -> None:
-        """Write bytes to the table."""
         self._write_table(data, offset)
         if sync:
             os.fsync(self.table_fd)

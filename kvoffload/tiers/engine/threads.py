@@ -204,7 +204,6 @@ class Pool:
         timeout_s: float,
         epoch: int,
     ) -> None:
-        """Take a job."""
         each = zip(range(len(keys)), keys, slots.tolist(), ids.tolist(), strict=True)
         blocks = [Block(key, slot, block_id, i) for i, key, slot, block_id in each]
         blocks.sort(key=attrgetter("slot"))
@@ -239,7 +238,6 @@ class Pool:
                 self._queues[op].append(made)
 
     def cancel(self, job: int) -> bool:
-        """Take a job back: what is not done is UNAVAILABLE."""
         with self._lock:
             taken_back = self._jobs.get(job)
             if taken_back is None:
@@ -257,7 +255,6 @@ class Pool:
             return True
 
     def chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
-        """Write bytes to the store's table, in a thread."""
         with self._lock:
             if self._closing:
                 self._tell(Entry(job, CHORE, np.array([Status.UNAVAILABLE], np.int8)))
@@ -265,24 +262,19 @@ class Pool:
             self._queue_chore(job, offset, data, sync)
 
     def poll(self) -> deque[Entry]:
-        """Return what happened, oldest first; the caller removes what it has taken in."""
         self._signal.clear()  # first: what comes from now on sets it again
         return self._entries
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until `poll` has something to return, or someone called `notify`."""
         return self._signal.wait(timeout_s)
 
     def notify(self) -> None:
-        """Make the file descriptor readable, and end a `wait`."""
         self._signal.set()
 
     def fileno(self) -> int:
-        """Return a file descriptor that is readable when `wait` would not wait."""
         return self._signal.fd
 
     def stats(self) -> dict[str, int]:
-        """Return ``late_jobs`` and ``staging_bytes``."""
         with self._lock:
             now = time.monotonic()
             late = sum(job.in_flight > 0 and job.deadline < now for job in self._jobs.values())
@@ -290,7 +282,6 @@ class Pool:
         return {"late_jobs": late, "staging_bytes": held}
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads."""
         until = time.monotonic() + timeout_s
         with self._lock:
             self._may_retry = False
@@ -316,7 +307,6 @@ class Pool:
         return True
 
     def abandon(self) -> None:
-        """Forget the threads, in a forked child, where there are none."""
         self._threads = []
         self._signal.abandon()
 

@@ -186,7 +186,6 @@ class ComposedTier(Tier):
     # -- jobs --------------------------------------------------------------------------------
 
     def attach(self, region: Region) -> None:
-        """Name the host memory that jobs move blocks from and to."""
         self._require_ready()
         check_region("region", region, self.block_bytes)
         if self._region is region:
@@ -198,7 +197,6 @@ class ComposedTier(Tier):
         self._medium.attached(self._wait_until)
 
     def query(self, keys: Iterable[bytes], deadline_s: float | None = None) -> int:
-        """Find out about keys."""
         started = time.monotonic()
         self._enter()
         seconds, stored = check_deadline(deadline_s), stored_keys(keys)
@@ -234,7 +232,6 @@ class ComposedTier(Tier):
         jobs.submit(record, positions, timeout_s)
 
     def put(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
-        """Store the block ``ids[i]`` of the region under ``keys[i]``."""
         started = time.monotonic()
         stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=False)
         return self._start(self._put, started, stored, checked, timeout_s)
@@ -276,7 +273,6 @@ class ComposedTier(Tier):
         jobs.submit(record, ids, timeout_s)
 
     def get(self, keys: Iterable[bytes], ids: BlockIDs, deadline_s: float | None = None) -> int:
-        """Load ``keys[i]`` into the block ``ids[i]`` of the region."""
         started = time.monotonic()
         stored, checked, timeout_s = self._transfer(keys, ids, deadline_s, distinct=True)
         return self._start(self._get, started, stored, checked, timeout_s)
@@ -342,7 +338,6 @@ class ComposedTier(Tier):
         return stored, checked, seconds
 
     def poll(self) -> list[Done]:
-        """Return the jobs that ended since the last call."""
         if not self._is_closed:
             self._enter()
             self._collect()
@@ -351,11 +346,9 @@ class ComposedTier(Tier):
         return self._jobs.take_done()
 
     def fileno(self) -> int:
-        """Return a file descriptor that is readable while `poll` has something to return."""
         return self._enter().fileno()
 
     def wait(self, jobs: Collection[int], timeout_s: float) -> bool:
-        """Wait until jobs have ended; `poll` still returns them."""
         timeout_s = check_timeout(timeout_s)
         if not isinstance(jobs, Iterable):
             raise TypeError(f"jobs must be a collection of jobs, got {describe(jobs)}")
@@ -365,7 +358,6 @@ class ComposedTier(Tier):
     # -- keys --------------------------------------------------------------------------------
 
     def state(self, key: bytes) -> int:
-        """Return what is known about one key, a `State`."""
         if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES:
             key = stored_key(key)
         if not self._is_ready:
@@ -382,7 +374,6 @@ class ComposedTier(Tier):
         return state
 
     def lookup(self, keys: Iterable[bytes]) -> npt.NDArray[np.int8]:
-        """Return what is known about each key, a `State` each."""
         self._require_ready()
         return self._states(stored_keys(keys))
 
@@ -400,17 +391,14 @@ class ComposedTier(Tier):
         return states
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Mark blocks as recently used, last key first."""
         self._require_ready()
         self._change(self._catalog.touch, stored_keys(keys))
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Drop blocks; unknown keys are no error."""
         self._require_ready()
         self._change(self._catalog.discard, stored_keys(keys))
 
     def forget(self) -> bool:
-        """Drop everything."""
         self._require_ready()
         self._change(self._forget)
         return self._medium.confirm(self._wait_until)
@@ -422,7 +410,6 @@ class ComposedTier(Tier):
     # -- how it is ---------------------------------------------------------------------------
 
     def health(self, reset: bool = False) -> Health:
-        """Return whether the tier answers."""
         reads, writes = self._jobs.reads, self._jobs.writes
         if check_bool("reset", reset):
             reads.reset()
@@ -432,7 +419,6 @@ class ComposedTier(Tier):
         return Health(reads.state, writes.state, late, self._medium.has_forgotten, is_interrupted)
 
     def stats(self) -> dict[str, int]:
-        """Return the counters since the tier was opened, and present sizes."""
         return {**self._jobs.metrics.stats(), **self._gauges()}
 
     def samples(self) -> Iterator[Sample]:
@@ -453,7 +439,6 @@ class ComposedTier(Tier):
         return {} if pool is None or self._is_closed else pool.stats()
 
     def take_events(self) -> Iterator[TierEvent]:
-        """Return the events since the last call, oldest first, and forget them."""
         if not (self._is_ready or self._is_closed) or os.getpid() != self._pid:
             self._refuse()
         return self._jobs.events.take()
@@ -461,7 +446,6 @@ class ComposedTier(Tier):
     # -- the end -----------------------------------------------------------------------------
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Let jobs under way end, and give everything back."""
         timeout_s = check_timeout(timeout_s)
         until = time.monotonic() + timeout_s
         if os.getpid() != self._pid:
@@ -505,13 +489,7 @@ class ComposedTier(Tier):
 
 
 def block_ids(ids: BlockIDs) -> npt.NDArray[np.int64]:
-    """Return block ids as ``(n,)`` int64.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If they are not integers in one dimension.
-    """
+    """Return block ids as ``(n,)`` int64; TypeError, ValueError if they are none."""
     array = np.asarray(ids)
     if array.ndim != 1:
         raise ValueError(f"ids must have one dimension, got {array.ndim}")
@@ -544,24 +522,12 @@ def check_region(name: str, region: Any, block_bytes: int) -> None:
 
 
 def check_deadline(deadline_s: float | None) -> float | None:
-    """Return a deadline in seconds, None for none given.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is not a number > 0.
-    """
+    """Return a deadline in seconds, > 0, or None; TypeError, ValueError if it is neither."""
     return None if deadline_s is None else _seconds("deadline_s", deadline_s, at_least_zero=False)
 
 
 def check_timeout(timeout_s: float) -> float:
-    """Return the seconds that a call may wait, a day at most.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is not a number >= 0.
-    """
+    """Return the seconds, >= 0, that a call may wait, a day at most, or TypeError, ValueError."""
     return _seconds("timeout_s", timeout_s, at_least_zero=True)
 
 

@@ -136,15 +136,12 @@ class Index(Catalog):
 
     @property
     def epoch(self) -> int:
-        """Epoch of the seals that are written now."""
         return self._medium.epoch
 
     def known(self, key: bytes) -> int:
-        """Return what is known about a key, a `State`."""
         return HIT if key in self._index and key not in self._hidden else ABSENT
 
     def readable(self, keys: list[bytes]) -> list[bool]:
-        """Return for each key whether it can be read."""
         index, hidden = self._index, self._hidden
         if not hidden:
             return [key in index for key in keys]
@@ -251,18 +248,15 @@ class Index(Catalog):
     # -- get ---------------------------------------------------------------------------------
 
     def pin(self, keys: list[bytes]) -> npt.NDArray[np.int64]:
-        """Pin keys until their get settles; return their slots."""
         slots: npt.NDArray[np.int64] = self._slot_of[self._index.prepare_load(keys).block_ids]
         return slots
 
     # -- what became of it -------------------------------------------------------------------
 
     def is_stale(self, record: Record) -> bool:
-        """Return whether everything was forgotten since a job was submitted."""
         return record.generation != self.generation
 
     def settle(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
-        """Record what the store did with a job's blocks."""
         if self.is_stale(record):
             self._busy.subtract(record.slots.tolist())
             self._busy = +self._busy
@@ -356,14 +350,12 @@ class Index(Catalog):
     # -- recency, removal --------------------------------------------------------------------
 
     def touch(self, keys: list[bytes]) -> None:
-        """Mark blocks as recently used, last key first."""
         self._index.touch(keys)
         there = [key for key, is_there in zip(keys, self.readable(keys), strict=True) if is_there]
         if there:
             self._medium.used(np.array(self.slots_of(there[::-1]), np.int64))
 
     def discard(self, keys: list[bytes]) -> None:
-        """Drop blocks."""
         hidden = self._hidden
         for key in keys if hidden else ():
             why = hidden.get(key)
@@ -374,7 +366,6 @@ class Index(Catalog):
         self._kill(keys, "discarded")
 
     def forget(self, records: Iterable[Record]) -> None:
-        """Drop everything."""
         self.generation += 1
         self._index.reset_cache()
         self._hidden.clear()
@@ -383,7 +374,6 @@ class Index(Catalog):
         self._jobs.events.removed([], "forgotten")
 
     def sizes(self) -> dict[str, int]:
-        """Return present sizes."""
         kept = len(self._index) - len(self._hidden)
         used_bytes = kept * self._jobs.block_bytes
         return {"used_bytes": used_bytes, "blocks": kept, "slots": self._num_slots}

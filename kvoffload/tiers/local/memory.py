@@ -112,7 +112,6 @@ class SecondRegion(LocalMedium):
         self._store = twin.memory_store(memory, fingerprint, sums)
 
     def open_pool(self, region: Region) -> Pool:
-        """Start the threads."""
         return self._twin.pool(region, self._store, self._jobs.options.threads)
 
 

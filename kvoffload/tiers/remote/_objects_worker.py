@@ -92,13 +92,7 @@ class Item(NamedTuple):
 
 
 def encode_settings(settings: dict[str, Any]) -> bytes:
-    """Return settings as JSON.
-
-    Raises
-    ------
-    TypeError
-        If a value is neither of JSON nor bytes nor a `timedelta`; the message does not show it.
-    """
+    """Return settings as JSON; TypeError, whose text shows no value, if one cannot be written."""
 
     def plain(value: Any) -> dict[str, Any]:
         if isinstance(value, timedelta):
@@ -125,13 +119,7 @@ def decode_settings(data: bytes) -> dict[str, Any]:
 
 
 def receive(connection: socket.socket, nbytes: int) -> bytes:
-    """Return so many bytes.
-
-    Raises
-    ------
-    EOFError
-        If the other side closed the connection before.
-    """
+    """Return so many bytes; EOFError if the other side closed the connection before."""
     data = connection.recv(nbytes, socket.MSG_WAITALL) if nbytes else b""
     while len(data) < nbytes:  # a signal came in between
         piece = connection.recv(nbytes - len(data), socket.MSG_WAITALL)

@@ -107,7 +107,6 @@ class DirectoryStore(RemoteStore):
         self._is_open_to_all = False
 
     def start(self) -> None:
-        """Sweep from time to time."""
         if self.sweeper is not None:
             self.sweeper.start()
 
@@ -117,7 +116,6 @@ class DirectoryStore(RemoteStore):
             self.sweeper.stop(STOP_S)
 
     def take_evicted(self) -> list[bytes]:
-        """Return the keys of blocks that were swept since the last call."""
         return [] if self.sweeper is None else self.sweeper.take_swept()
 
     def close(self) -> None:
@@ -215,13 +213,7 @@ class DirectoryStore(RemoteStore):
         return cast("Folder", self.open_namespace(make=True))
 
     def _take_lease(self, folder: Folder, name: str) -> Lease:
-        """Take a lock, waiting for it until the deadline.
-
-        Raises
-        ------
-        TimeoutError
-            If another process keeps it until the deadline.
-        """
+        """Take a lock, waiting for it until the deadline; TimeoutError if it is not free then."""
         while True:
             lease = Lease.take(folder, name, lease_s=EPOCH_LEASE_S)
             if lease is not None:

@@ -75,11 +75,6 @@ class Lease:
         -------
         Lease or None
             None where another process has it, or had it within `rest_s`.
-
-        Raises
-        ------
-        OSError
-            If the folder cannot be written to.
         """
         renewed_within_s = lease_s
         fd = _open(folder, name)

@@ -114,7 +114,6 @@ class MooncakeStore(RemoteStore):
         self._client: Any = None
 
     def use(self, memory: Region) -> None:
-        """Keep the buffers, to be registered with the client."""
         self._memory = memory
 
     def _name(self, key: bytes, epoch: int) -> str:
@@ -145,13 +144,7 @@ class MooncakeStore(RemoteStore):
         return client
 
     def _knock(self) -> None:
-        """Check that the master and its metadata server answer, before the client is set up.
-
-        Raises
-        ------
-        OSError
-            If one of them does not.
-        """
+        """Check that the master and its metadata server answer; OSError if one does not."""
         host, _, port = str(self._settings["master"]).rpartition(":")
         socket.create_connection((host, int(port)), self.seconds_left()).close()
         metadata = str(self._settings["metadata"])

@@ -123,13 +123,7 @@ class ObjectStore(RemoteStore):
     # -- small objects -----------------------------------------------------------------------
 
     def _ask(self, verb: int, items: Sequence[Item], most: int = 0) -> list[Answer]:
-        """Ask for objects of at most so many bytes; return the answers, in order.
-
-        Raises
-        ------
-        TimeoutError, RequestError, OSError
-            If one of them got none.
-        """
+        """Return the answers for small objects, in order; raise the first error."""
         answers: list[Answer] = []
         self._client.ask(verb, items, self.seconds_left(), answers.append, size=(0, most))
         for answer in answers:
@@ -272,7 +266,6 @@ class ObjectStore(RemoteStore):
         return error.kind if isinstance(error, RequestError) else super().name_of(error)
 
     def close(self) -> None:
-        """End the client."""
         self._client.close()
 
 
@@ -369,13 +362,7 @@ class ObjectTier(RemoteTier):
 def _settings(
     url: str, config: Mapping[str, Any], client_options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what the client is made with.
-
-    Raises
-    ------
-    ValueError
-        If obstore does not take it; the message does not show it.
-    """
+    """Return what the client is made with; ValueError, which shows none of it, if it is wrong."""
     require("obstore", "ObjectTier", "objects")
     import obstore.exceptions
     import obstore.store
@@ -402,13 +389,7 @@ def _settings(
 
 
 def _public(url: Any) -> str:
-    """Return an address without user, password and options.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is none.
-    """
+    """Return an address without user, password and options; TypeError, ValueError if it is none."""
     if not isinstance(url, str):
         raise TypeError(f"url must be text, got {type(url).__name__}")
     parts = urlsplit(url)

@@ -133,12 +133,7 @@ class _Process:
     def take(self, until: float) -> socket.socket:
         """Take a connection; `give_back` it, or `end` the process.
 
-        Raises
-        ------
-        TimeoutError
-            If none could be had by a time of the monotonic clock.
-        ObjectsClientError
-            If the process has ended.
+        Raises TimeoutError if none is free in time, ObjectsClientError if the process has ended.
         """
         with self._changed:
             while not self._free:
@@ -230,11 +225,6 @@ class ObjectsClient:
     memory_bytes : int
         Bytes that the process may take for what it moves.
 
-    Raises
-    ------
-    TypeError
-        If a setting cannot be sent.
-
     Notes
     -----
     Thread-safety: `ask` may be called by any number of threads, the others by one.
@@ -254,13 +244,7 @@ class ObjectsClient:
         self._closed = False
 
     def start(self) -> None:
-        """Start the process where there is none; `ask` does so, too.
-
-        Raises
-        ------
-        ObjectsClientError
-            If it cannot be started, or has ended just now.
-        """
+        """Start the process where there is none, as `ask` does; or ObjectsClientError."""
         self._running()
 
     def _running(self) -> _Process:

@@ -98,12 +98,9 @@ class _BoundedSocket:
         return self._timeout
 
     def _limit(self) -> None:
-        """Set the timeout of the next call of the socket to the time that is left.
+        """Give the socket's next call the time that is left; TimeoutError if there is none.
 
-        Raises
-        ------
-        TimeoutError
-            If the call should have ended: each byte would have a bit of time otherwise.
+        Each byte of a slow server would have a bit of time otherwise.
         """
         if self._store.is_overdue():
             raise TimeoutError("the call has passed its deadline")
@@ -228,13 +225,7 @@ class RedisStore(RemoteStore):
         )
 
     def count_received(self, nbytes: int) -> None:
-        """Count bytes from the server.
-
-        Raises
-        ------
-        ConnectionAbortedError
-            If they are more than the present call asked for.
-        """
+        """Count bytes from the server; ConnectionAbortedError if more come than were asked for."""
         call: Any = self._call
         call.budget = getattr(call, "budget", SLACK_BYTES) - nbytes
         if call.budget < 0:
@@ -312,13 +303,7 @@ class RedisStore(RemoteStore):
         return isinstance(reply, self._redis.ResponseError) and _says(reply, "unknown command")
 
     def _text(self, reply: Any) -> bytes | None:
-        """Return the bytes of a reply; None where there is no text, but another kind of value.
-
-        Raises
-        ------
-        Exception
-            The error that the reply is, if it is another one.
-        """
+        """Return the bytes of a reply, None for another kind of value; raise any other error."""
         if isinstance(reply, Exception):
             if isinstance(reply, self._redis.ResponseError) and _says(reply, "WRONGTYPE"):
                 return None
@@ -326,13 +311,7 @@ class RedisStore(RemoteStore):
         return reply if isinstance(reply, bytes) else None
 
     def _same_epoch(self, reply: Any, epoch: int) -> None:
-        """Check that a call used the epoch of the server.
-
-        Raises
-        ------
-        OtherEpochError
-            If it did.
-        """
+        """Raise OtherEpochError unless a call used the epoch of the server."""
         if parse_epoch(self._text(reply)) != epoch:
             raise OtherEpochError
 
@@ -445,7 +424,6 @@ class RedisStore(RemoteStore):
         return Status.FAILED
 
     def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             self._client.close()
             if not self._cluster:
@@ -532,13 +510,7 @@ class RedisTier(RemoteTier):
 
 
 def _parse(url: Any) -> dict[str, Any]:
-    """Return what an address says, as arguments of a connection.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is none; the message does not show it.
-    """
+    """Return what an address says, as arguments of a connection; no error shows it."""
     if not isinstance(url, str):
         raise TypeError(f"url must be text, got {type(url).__name__}")
     redis = _client_package()

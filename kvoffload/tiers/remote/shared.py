@@ -79,7 +79,6 @@ class SharedStore(Store):
         self._met_at = 0.0  # when that was
 
     def use(self, memory: Region) -> None:
-        """Register the buffers with the medium."""
         self.medium.use(memory)
 
     def close(self) -> None:
@@ -110,13 +109,7 @@ class SharedStore(Store):
             self._is_met = False
 
     def meet(self) -> int:
-        """Return the epoch, once the medium has it too; I/O, where that is not known.
-
-        Raises
-        ------
-        Exception
-            Whatever the medium says.
-        """
+        """Return the epoch, once the medium has it too; I/O, where that is not known."""
         deadline = self.medium.deadline
         epoch = self._met_epoch()
         if epoch:
@@ -177,15 +170,12 @@ class SharedStore(Store):
     # -- what threads call -------------------------------------------------------------------
 
     def begin(self, deadline: float) -> None:
-        """Set the deadline of the calls of this thread, in seconds of the monotonic clock."""
         self.medium.deadline = deadline
 
     def run_length(self, blocks: Sequence[Block], start: int, stop: int) -> int:  # noqa: ARG002
-        """Return how many of the blocks from `start` on move in one call."""
         return min(stop - start, self.medium.blocks_per_call)
 
     def find(self, run: Sequence[Block]) -> None:
-        """Set the statuses of blocks, to OK, MISS, or why it is not known."""
         self._do(QUERY, run, None)
 
     def read(self, run: Sequence[Block]) -> None:
@@ -236,13 +226,7 @@ class SharedStore(Store):
             medium.store(run, epoch)
 
     def chore(self, offset: int, data: bytes, sync: bool) -> None:  # noqa: ARG002
-        """Do a chore: `offset` says which, `data` has the keys.
-
-        Raises
-        ------
-        OSError
-            If it could not be done.
-        """
+        """Do a chore: `offset` says which, `data` has the keys; OSError if it could not be done."""
         self.begin(time.monotonic() + CHORE_S)
         try:
             epoch = self.meet()

@@ -97,13 +97,7 @@ class Sweeper:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Sweep from now on.
-
-        Raises
-        ------
-        MemoryError
-            If no thread can be started.
-        """
+        """Sweep from now on; MemoryError if no thread can be started."""
         thread = threading.Thread(target=self._serve, daemon=True)
         try:
             thread.start()
@@ -165,11 +159,6 @@ class Sweeper:
         -------
         int or None
             Blocks that were removed to make room; None where nothing was swept.
-
-        Raises
-        ------
-        OSError
-            If the directory cannot be read or locked.
         """
         with self._changed:
             self._early = False

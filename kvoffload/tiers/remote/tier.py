@@ -96,7 +96,6 @@ class _SharedMedium(Medium):
         self._is_closed = False
 
     def open_pool(self, region: Region) -> Pool:
-        """Start the threads."""
         options = self._jobs.options
         pool = Threads(
             region, self._shared, options.threads, options.staging_bytes, options.ack_copied
@@ -130,12 +129,10 @@ class _SharedMedium(Medium):
         return not self._orders
 
     def forget(self) -> None:
-        """Have the medium told."""
         if self._jobs.pool is not None:
             self._order(FORGET)
 
     def confirm(self, wait: Wait) -> bool:
-        """Wait a moment until the medium has been told."""
         if self._jobs.pool is None:
             return False
         wait(self._has_no_order, FORGET_S)
@@ -150,7 +147,6 @@ class _SharedMedium(Medium):
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether the medium has confirmed the last `forget`."""
         return not self._shared.owed
 
     def before_close(self) -> None:
@@ -160,7 +156,6 @@ class _SharedMedium(Medium):
         self._store.stop()
 
     def close(self, until: float, has_ended: bool) -> bool:  # noqa: ARG002
-        """Close connections."""
         if not self._is_closed:
             self._is_closed = True
             if self._shared.owed:
@@ -174,5 +169,4 @@ class _SharedMedium(Medium):
         return has_ended
 
     def leave(self) -> None:
-        """Release everything in a forked child."""
         self._store.abandon()

@@ -184,13 +184,11 @@ class Beliefs(Catalog):
     # -- what is there -----------------------------------------------------------------------
 
     def known(self, key: bytes) -> int:
-        """Return what is known about a key, a `State`."""
         if key in self._storing or self._is_hidden(key):
             return ABSENT
         return self.verdicts.state(key)
 
     def states(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
-        """Return what is known about keys, a `State` each."""
         return np.array([self.known(key) for key in keys], np.int8)
 
     def _is_hidden(self, key: bytes) -> bool:
@@ -199,7 +197,6 @@ class Beliefs(Catalog):
     # -- put and get -------------------------------------------------------------------------
 
     def wanted(self, keys: list[bytes]) -> list[bytes]:
-        """Return the keys of a put that are neither there nor on their way, each once."""
         self._follow()
         wanted: dict[bytes, None] = {}
         for key in keys:
@@ -212,7 +209,6 @@ class Beliefs(Catalog):
     def take(
         self, keys: list[bytes], room: int, refused: dict[bytes, Status]
     ) -> tuple[list[bytes], npt.NDArray[np.int64]]:
-        """Begin to store keys."""
         refused.update(dict.fromkeys(keys[room:], Status.FULL))
         taken = keys[:room]
         self._storing.update(dict.fromkeys(taken, True))
@@ -221,7 +217,6 @@ class Beliefs(Catalog):
         return taken, np.arange(len(taken))
 
     def readable(self, keys: list[bytes]) -> list[bool]:
-        """Return for each key whether it is worth a read."""
         self._follow()
         return [not self._is_hidden(key) for key in keys]
 
@@ -232,7 +227,6 @@ class Beliefs(Catalog):
     # -- what became of it -------------------------------------------------------------------
 
     def settle(self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int]) -> None:
-        """Record what the store did with a job's blocks."""
         if self.is_stale(record):
             return
         keys = record.keys
@@ -310,7 +304,6 @@ class Beliefs(Catalog):
         self._is_forgetting = False
 
     def touch(self, keys: list[bytes]) -> None:
-        """Mark blocks as recently used, last key first."""
         seconds = self._medium.touch_s
         if seconds is None or self._jobs.pool is None or self._is_touching:
             return
@@ -355,5 +348,4 @@ class Beliefs(Catalog):
             self._remove(keys)
 
     def sizes(self) -> dict[str, int]:
-        """Return present sizes."""
         return {"verdicts": len(self.verdicts)}

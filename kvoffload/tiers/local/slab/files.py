@@ -198,15 +198,6 @@ class SlabFiles:
         The seals that were found; empty for a new slab.
     stamps : numpy.ndarray
         ``(num_slots,)`` int64: the stamps that were found, 0 where there was none.
-
-    Raises
-    ------
-    TierInUseError
-        If someone has the slab open.
-    TierSpaceError
-        If the file system has too little space; nothing is left behind.
-    TierError
-        If a file cannot be made or opened.
     """
 
     def __init__(self, path: Path, namespace: Namespace, num_slots: int) -> None:
@@ -398,13 +389,7 @@ def _no_space(folder: Path, wanted: int) -> TierSpaceError:
 
 
 def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
-    """Check that the file system has room for a capacity, before anything is made for it.
-
-    Raises
-    ------
-    TierSpaceError
-        If it has not.
-    """
+    """Check that there is room for a capacity, before anything is made; else TierSpaceError."""
     folder = path / namespace.fingerprint.hex()
     wanted = num_slots * round_up(namespace.block_bytes)
     held = 0
@@ -420,13 +405,7 @@ def check_space(path: Path, namespace: Namespace, num_slots: int) -> None:
 
 
 def _allocate(fd: int, nbytes: int) -> None:
-    """Allocate space for so many bytes.
-
-    Raises
-    ------
-    OSError
-        If there is not enough.
-    """
+    """Allocate space for so many bytes; OSError if there is not enough."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, nbytes)
     elif os.fstat(fd).st_size < nbytes:

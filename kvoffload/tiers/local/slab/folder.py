@@ -82,15 +82,7 @@ class OpenFolder(Folder):
             raise
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """Return a descriptor of an ordinary file.
-
-        Raises
-        ------
-        TierError
-            If it is none, or not as it must be.
-        OSError
-            If it cannot be opened.
-        """
+        """Return a descriptor of an ordinary file; TierError if it is not as it must be."""
         path = self.path / name
         try:
             fd = super().open(name, flags)
@@ -147,17 +139,7 @@ class OpenFolder(Folder):
 
 
 class LockedFolder(OpenFolder):
-    """A folder that this object alone has open; it is made if there is none.
-
-    Raises
-    ------
-    TierInUseError
-        If someone has it open.
-    TierError
-        If it, or the lock, is not as it must be.
-    OSError
-        If it, or the lock, cannot be opened.
-    """
+    """A folder that this object alone has open, made if there is none; else TierInUseError."""
 
     def __init__(self, path: Path, *, private: bool) -> None:
         self._pid = os.getpid()
@@ -219,12 +201,7 @@ def _take(fd: int, path: Path, until: float) -> None:
 def lock_shared(folder: OpenFolder) -> None:
     """Keep other processes from opening a folder until it is closed; nothing is written.
 
-    Raises
-    ------
-    TierInUseError
-        If someone has it open.
-    OSError
-        If there is a lock that cannot be opened.
+    Raises TierInUseError if one has it open.
     """
     with contextlib.suppress(FileNotFoundError):
         fd = folder.keep(LOCK)

@@ -230,7 +230,6 @@ class _Slab(LocalMedium):
         return self._num_restored
 
     def open_pool(self, region: Region) -> Pool:
-        """Start the threads."""
         files, options = self._files, self._jobs.options
         reason = None
         if self._staged:
@@ -265,7 +264,6 @@ class _Slab(LocalMedium):
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
-        """Epoch of the seals that are written now."""
         return self._files.header.epoch
 
     # -- stamps ------------------------------------------------------------------------------
@@ -348,7 +346,6 @@ class _Slab(LocalMedium):
         self._forgetter.want(self._files.write_header(new_epoch(self.epoch)))
 
     def confirm(self, wait: Wait) -> bool:  # noqa: ARG002
-        """Wait a moment until the new epoch is on the disk."""
         if self._forgetter.wait(FORGET_S):
             return True
         write_line(
@@ -360,13 +357,11 @@ class _Slab(LocalMedium):
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether the last epoch is on the disk."""
         return self._forgetter.confirmed
 
     # -- the end -----------------------------------------------------------------------------
 
     def before_close(self) -> None:
-        """Write the stamps."""
         self._write_stamps(None)
         self._has_threads = False
 
@@ -394,11 +389,9 @@ class _Slab(LocalMedium):
                     self._files.write_table(record_offset(slot), bytes(SEAL_BYTES))
 
     def leave(self) -> None:
-        """Close the files in a forked child, and where they could not be read."""
         self._files.close()
 
     def sizes(self) -> dict[str, int]:
-        """Return present sizes."""
         return {"restored": self._num_restored}
 
 
