@@ -179,7 +179,7 @@ cdef class Pool:
     cdef bint ended
     cdef int pid
 
-    def __cinit__(self, region, store, threads, staging_bytes=0, ack_copied=True):
+    def __cinit__(self, region, store, threads, staging_bytes=0, *, ack_copied=True):
         cdef kvo_region described
         cdef int num_threads = threads
         cdef int64_t staging = staging_bytes
@@ -250,7 +250,7 @@ cdef class Pool:
                 PyErr_CheckSignals()
         return found != 0
 
-    def chore(self, job, offset, bytes data, sync):
+    def chore(self, job, offset, bytes data, *, sync):
         """Write bytes to the store's table, in a thread."""
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
         if kvo_submit_chore(self.pool, job, offset, start, len(data), bool(sync)) < 0:

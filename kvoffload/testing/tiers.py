@@ -98,7 +98,11 @@ class _FaultyMedium(SecondRegion):
         """Start the threads."""
         options = self._jobs.options
         return threads.Pool(
-            region, self.store, options.threads, options.staging_bytes, options.ack_copied
+            region,
+            self.store,
+            options.threads,
+            options.staging_bytes,
+            ack_copied=options.ack_copied,
         )
 
     def forget(self) -> None:

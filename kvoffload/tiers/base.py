@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
 
@@ -142,7 +142,7 @@ class TierEvent:
     """
 
     keys: list[bytes]
-    removed: bool
+    removed: bool = field(kw_only=True)
     reason: str = ""
 
 
@@ -169,8 +169,8 @@ class Health:
     reads: str
     writes: str
     late_jobs: int
-    forgotten: bool = True
-    interrupted: bool = False
+    forgotten: bool = field(default=True, kw_only=True)
+    interrupted: bool = field(default=False, kw_only=True)
 
     @property
     def ok(self) -> bool:
@@ -421,7 +421,7 @@ class Tier(ABC):
         """
 
     @abstractmethod
-    def health(self, reset: bool = False) -> Health:
+    def health(self, *, reset: bool = False) -> Health:
         """Return whether the tier answers; with `reset`, close both breakers first."""
 
     @abstractmethod

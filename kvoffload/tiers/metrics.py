@@ -141,20 +141,20 @@ class Events:
         Whether `take` has something to give.
     """
 
-    def __init__(self, metrics: TierMetrics, are_kept: bool) -> None:
+    def __init__(self, metrics: TierMetrics, *, are_kept: bool) -> None:
         self._metrics = metrics
         self._events: list[TierEvent] | None = [] if are_kept else None
 
     def stored(self, keys: list[bytes]) -> None:
         """Record blocks that can be read from now on."""
         if self._events is not None and keys:
-            self._events.append(TierEvent(list(keys), False))
+            self._events.append(TierEvent(list(keys), removed=False))
 
     def removed(self, keys: list[bytes], reason: str) -> None:
         """Record blocks that left; none and ``"forgotten"`` stand for all."""
         self._metrics.evicted[reason] += len(keys)
         if self._events is not None and (keys or reason == "forgotten"):
-            self._events.append(TierEvent(list(keys), True, reason))
+            self._events.append(TierEvent(list(keys), reason, removed=True))
 
     def take(self) -> Iterator[TierEvent]:
         """Return the events since the last call, oldest first, and forget them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
@@ -69,6 +69,7 @@ class TierOptions:
     name: str = "remote"
     staging_bytes: int = STAGING_BYTES
     ack: str = "copied"
+    _: KW_ONLY
     enable_events: bool = False
     max_queued_bytes: int = MAX_QUEUED_BYTES
 
@@ -89,14 +90,21 @@ class TierOptions:
         name: str,
         staging_bytes: int | str = STAGING_BYTES,
         ack: str = "copied",
+        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
         *,
         enable_events: bool = False,
-        max_queued_bytes: int | str = MAX_QUEUED_BYTES,
     ) -> TierOptions:
         """Return options whose sizes may be text, as the constructors of tiers take them."""
         staging = check_size("staging_bytes", staging_bytes)
         queued = check_size("max_queued_bytes", max_queued_bytes)
-        return cls(threads, name, staging, ack, enable_events, queued)
+        return cls(
+            threads,
+            name,
+            staging,
+            ack,
+            enable_events=enable_events,
+            max_queued_bytes=queued,
+        )
 
     @property
     def ack_copied(self) -> bool:

@@ -22,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -264,12 +263,7 @@ class TieredRequest:
         self._require_open("with")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Finish the request."""
         self.finish()
 
@@ -334,6 +328,7 @@ class TieredStore:
         manager: OffloadingManager[BlockIDsLoadStoreSpec],
         tiers: Sequence[Tier],
         write: Literal["through", "demote"] = "through",
+        *,
         promote: bool = True,
     ) -> None:
         if not isinstance(region, Region):
@@ -362,7 +357,7 @@ class TieredStore:
         self.promote = promote
         for tier in self.tiers:
             tier.attach(region)
-        self._set_declining(not self.tiers)
+        self._set_declining(allowed=not self.tiers)
         self._owner: list[BlockHash | None] = [None] * num_blocks
         self._buffers = list(range(num_blocks, region.num_blocks))
         self._storing: dict[BlockHash, _Storing] = {}  # of `prepare_store`, not completed
@@ -378,7 +373,7 @@ class TieredStore:
             0,
         )  # fmt: skip
 
-    def _set_declining(self, allowed: bool) -> None:
+    def _set_declining(self, *, allowed: bool) -> None:
         """Allow the policy of host memory to decline blocks, or forbid it."""
         policy = getattr(self.manager, "policy", None)
         if isinstance(policy, CachePolicy):
@@ -852,9 +847,17 @@ class TieredStore:
         if os.getpid() != self._pid:
             return True
         clean = [tier.close(timeout_s) for tier in self.tiers]
-        self._set_declining(True)
+        self._set_declining(allowed=True)
         self._closed = True
         return all(clean)
+
+    def __enter__(self) -> Self:
+        """Return the store."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close every tier."""
+        self.close()
 
 
 def _check_tiers(tiers: Any) -> tuple[Tier, ...]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvoffload import tiers
 from kvoffload._metrics import SECONDS_BOUNDS, TIER_METRICS
 from kvoffload._sizes import parse_size
 from kvoffload.testing.tiers import FaultyTier
@@ -37,6 +39,35 @@ from tests.conftest import AVAILABLE
 from tests.isolated.scripts import run_script
 
 pytestmark = pytest.mark.fast
+
+
+class TestSignatures:
+    PUBLIC = [getattr(tiers, name) for name in tiers.__all__]
+    CLASSES = [each for each in PUBLIC if inspect.isclass(each)]
+
+    def test_booleans_are_given_by_name(self) -> None:
+        """But for `success` of a store's end, which managers have so as well."""
+        calls = [each for each in self.PUBLIC if inspect.isfunction(each)]
+        for each in self.CLASSES:
+            members = inspect.getmembers(each, inspect.isroutine)
+            calls += [call for name, call in members if name == "__init__" or name[0] != "_"]
+        by_position = {
+            f"{call.__qualname__}: {parameter.name}"
+            for call in calls
+            if inspect.isfunction(call) or inspect.ismethod(call)
+            for parameter in inspect.signature(call).parameters.values()
+            if "bool" in str(parameter.annotation).partition("[")[0]
+            and parameter.kind is not parameter.KEYWORD_ONLY
+        }
+        assert by_position == {
+            "TieredRequest.complete_store: success",
+            "TieredStore.complete_store: success",
+        }
+
+    def test_what_is_closed_is_a_context_manager(self) -> None:
+        closed = [each for each in self.CLASSES if hasattr(each, "close")]
+        assert len(closed) > 8
+        assert all(issubclass(each, contextlib.AbstractContextManager) for each in closed)
 
 
 class TestRegion:

@@ -578,7 +578,7 @@ class TestCutOff:
             thread = threading.Thread(target=tier._shared.forget)  # as `forget`, without its wait
             thread.start()
             thread.join()
-            threads_of(tier).chore(NOBODY, FORGET, b"", False)
+            threads_of(tier).chore(NOBODY, FORGET, b"", sync=False)
             assert epoch_of(tier) == 0, "none is used until the server has one"
         own_server.resume()
         wait_until(lambda: tier.health().forgotten)

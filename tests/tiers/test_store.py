@@ -85,6 +85,14 @@ class TestRemoteTier(TierConformance):
         return RemoteTier(DictStore(Namespace("test", self.block_bytes)))
 
 
+def test_a_store_is_closed_at_the_end_of_a_block() -> None:
+    closed = []
+    with DictStore() as store:
+        store.close = lambda: closed.append(True)
+        assert closed == []
+    assert closed == [True]
+
+
 World = SimpleNamespace
 
 

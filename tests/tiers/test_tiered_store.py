@@ -814,6 +814,14 @@ class TestArguments:
         with pytest.raises(ValueError, match="manager must be empty, got 1 blocks"):
             TieredStore(Region.allocate(HOST, BLOCK), manager, [])
 
+    def test_it_is_closed_at_the_end_of_a_block(self) -> None:
+        tier = memory()
+        with make([tier]).store as store:
+            assert store.lookup([]) == (0, 0)
+        for call in (store.step, tier.forget):
+            with pytest.raises(RuntimeError, match="is closed"):
+                call()
+
     def test_timeouts(self) -> None:
         engine = make([memory()])
         for call in (engine.store.wait, engine.store.forget):

@@ -250,7 +250,7 @@ class Medium(ABC):
     def before_close(self) -> None:  # noqa: B027
         """Make the last use of the threads."""
 
-    def close(self, until: float, has_ended: bool) -> bool:  # noqa: ARG002
+    def close(self, until: float, *, has_ended: bool) -> bool:  # noqa: ARG002
         """Give files and the like back, when the threads have ended; may be called again.
 
         Parameters
@@ -335,7 +335,7 @@ class Pool(Protocol):
             Epoch of the seals that are written.
         """
 
-    def chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
+    def chore(self, job: int, offset: int, data: bytes, *, sync: bool) -> None:
         """Write bytes to the store's table, in a thread; with `sync`, until they are on the medium.
 
         Runs of puts that no thread has taken wait for it, so that it cannot undo what they write.
@@ -514,6 +514,6 @@ class Store(ABC):
             end += 1
         return end - start
 
-    def chore(self, offset: int, data: bytes, sync: bool) -> None:
+    def chore(self, offset: int, data: bytes, *, sync: bool) -> None:
         """Write bytes to a table, where the store has one."""
         raise NotImplementedError

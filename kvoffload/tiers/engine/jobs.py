@@ -121,7 +121,7 @@ class Jobs:
         self.reads = Breaker()
         self.writes = Breaker()
         self.metrics = TierMetrics()
-        self.events = Events(self.metrics, options.enable_events)
+        self.events = Events(self.metrics, are_kept=options.enable_events)
         self.records: dict[int, Record] = {}
         self._is_shared = is_shared
         self._last_id = 0
@@ -170,7 +170,7 @@ class Jobs:
         """
         chore_id = self.new_id()
         self._chores[chore_id] = done
-        self._pool().chore(chore_id, kind, data, False)
+        self._pool().chore(chore_id, kind, data, sync=False)
 
     def finish_at_once(
         self, job: int, op: Operation, started: float, status: npt.NDArray[np.int8]

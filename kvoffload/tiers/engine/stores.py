@@ -155,7 +155,7 @@ class FileStore(Store):
         for block in run:
             block.status = Status.OK
 
-    def chore(self, offset: int, data: bytes, sync: bool) -> None:
+    def chore(self, offset: int, data: bytes, *, sync: bool) -> None:
         self._write_table(data, offset)
         if sync:
             os.fsync(self.table_fd)

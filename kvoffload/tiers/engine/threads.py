@@ -152,6 +152,7 @@ class Pool:
         store: Store,
         threads: int,
         staging_bytes: int = 0,
+        *,
         ack_copied: bool = True,
     ) -> None:
         self._region = region
@@ -254,12 +255,12 @@ class Pool:
                     self._idle.wait(taken_back.deadline - time.monotonic())
             return True
 
-    def chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
+    def chore(self, job: int, offset: int, data: bytes, *, sync: bool) -> None:
         with self._lock:
             if self._closing:
                 self._tell(Entry(job, CHORE, np.array([Status.UNAVAILABLE], np.int8)))
                 return
-            self._queue_chore(job, offset, data, sync)
+            self._queue_chore(job, offset, data, sync=sync)
 
     def poll(self) -> deque[Entry]:
         self._signal.clear()  # first: what comes from now on sets it again
@@ -336,7 +337,7 @@ class Pool:
         threads = self._running[: self._writers] if op == WRITE else self._running
         return all(job is not None and job.deadline < now for job in threads)
 
-    def _queue_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
+    def _queue_chore(self, job: int, offset: int, data: bytes, *, sync: bool) -> None:
         """Add a chore to the queue; the last step, or an exception could leave threads asleep."""
         self._work.notify_all()
         self._chores.append((job, offset, data, sync))
@@ -415,7 +416,8 @@ class Pool:
             if run:
                 self._move(*run)
             elif chore:
-                self._do_chore(*chore)
+                job_id, offset, data, sync = chore
+                self._do_chore(job_id, offset, data, sync=sync)
 
     def _take_query(self) -> tuple[_Job, list[Block]] | None:
         """Take a run from the front of the queries, whose blocks need no memory; under the lock."""
@@ -526,9 +528,9 @@ class Pool:
             self._idle.notify_all()
         return True
 
-    def _do_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
+    def _do_chore(self, job: int, offset: int, data: bytes, *, sync: bool) -> None:
         try:
-            self._store.chore(offset, data, sync)
+            self._store.chore(offset, data, sync=sync)
             status = Status.OK
         except OSError as error:
             status = status_of(error)
@@ -572,7 +574,7 @@ class Pool:
         now = time.monotonic()
         if self._retry_at <= now:
             self._retry_at = math.inf
-            self._queue_chore(NOBODY, MEET, b"", False)
+            self._queue_chore(NOBODY, MEET, b"", sync=False)
         self._wake_at = self._retry_at
         for job in list(self._jobs.values()):
             if job.ended or job.late:

@@ -409,14 +409,18 @@ class ComposedTier(Tier):
 
     # -- how it is ---------------------------------------------------------------------------
 
-    def health(self, reset: bool = False) -> Health:
+    def health(self, *, reset: bool = False) -> Health:
         reads, writes = self._jobs.reads, self._jobs.writes
         if check_bool("reset", reset):
             reads.reset()
             writes.reset()
-        is_interrupted = not (self._is_ready or self._is_closed)
-        late = self._threads().get("late_jobs", 0)
-        return Health(reads.state, writes.state, late, self._medium.has_forgotten, is_interrupted)
+        return Health(
+            reads.state,
+            writes.state,
+            self._threads().get("late_jobs", 0),
+            forgotten=self._medium.has_forgotten,
+            interrupted=not (self._is_ready or self._is_closed),
+        )
 
     def stats(self) -> dict[str, int]:
         return {**self._jobs.metrics.stats(), **self._gauges()}
@@ -455,7 +459,7 @@ class ComposedTier(Tier):
             self._is_closed = True
             self._is_ready = False
             _OPEN.discard(self)
-        return self._medium.close(until, self._has_ended)
+        return self._medium.close(until, has_ended=self._has_ended)
 
     def _end_threads(self, timeout_s: float) -> None:
         """Let jobs under way end; those of an interrupted tier have no `Done`."""

@@ -399,12 +399,7 @@ class DirectoryTier(RemoteTier):
         if not isinstance(sweep_s, int | float) or not sweep_s > 0:  # type: ignore[redundant-expr]
             raise ValueError(f"sweep_s must be a number > 0, got {describe(sweep_s)}")
         options = TierOptions.read(
-            threads,
-            name,
-            staging_bytes,
-            ack,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
+            threads, name, staging_bytes, ack, max_queued_bytes, enable_events=enable_events
         )
         self._files = files = DirectoryStore(namespace, Path(path))
         capacity_bytes = check_size("capacity_bytes", capacity_bytes, namespace.block_bytes)

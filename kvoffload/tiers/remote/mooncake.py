@@ -342,12 +342,7 @@ class MooncakeTier(RemoteTier):
             "master": master,
         }
         options = TierOptions.read(
-            threads,
-            name,
-            staging_bytes,
-            ack,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
+            threads, name, staging_bytes, ack, max_queued_bytes, enable_events=enable_events
         )
         store = MooncakeStore(namespace, settings, prefix)
         store.place = master

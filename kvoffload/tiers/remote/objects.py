@@ -343,12 +343,7 @@ class ObjectTier(RemoteTier):
         address = _public(url)
         settings = _settings(url, config or {}, client_options or {})
         options = TierOptions.read(
-            threads,
-            name,
-            staging_bytes,
-            ack,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
+            threads, name, staging_bytes, ack, max_queued_bytes, enable_events=enable_events
         )
         requests = threads * BLOCKS_PER_CALL
         block_bytes = check_namespace(namespace).block_bytes + SEAL_BYTES

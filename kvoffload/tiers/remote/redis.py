@@ -495,12 +495,7 @@ class RedisTier(RemoteTier):
         if not isinstance(prefix, str) or not prefix:  # type: ignore[redundant-expr]
             raise ValueError(f"prefix must be text, got {describe(prefix)}")
         options = TierOptions.read(
-            threads,
-            name,
-            staging_bytes,
-            ack,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
+            threads, name, staging_bytes, ack, max_queued_bytes, enable_events=enable_events
         )
         store = RedisStore(
             namespace, settings, prefix=prefix, cluster=bool(cluster), connections=threads

@@ -225,7 +225,7 @@ class SharedStore(Store):
                 block.views[0][content_bytes:] = seal.pack(epoch)
             medium.store(run, epoch)
 
-    def chore(self, offset: int, data: bytes, sync: bool) -> None:  # noqa: ARG002
+    def chore(self, offset: int, data: bytes, *, sync: bool) -> None:  # noqa: ARG002
         """Do a chore: `offset` says which, `data` has the keys; OSError if it could not be done."""
         self.begin(time.monotonic() + CHORE_S)
         try:

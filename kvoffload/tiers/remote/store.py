@@ -14,6 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvoffload.tiers.base import Status
 from kvoffload.tiers.engine.contract import Block
@@ -22,6 +23,9 @@ from kvoffload.tiers.metrics import write_line
 from kvoffload.tiers.namespace import Namespace, check_namespace
 from kvoffload.tiers.region import Region
 from kvoffload.tiers.seal import SEAL_BYTES, Seal
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["ForeignNamespaceError", "OtherEpochError", "RemoteStore"]
 
@@ -177,6 +181,14 @@ class RemoteStore(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Close connections."""
+
+    def __enter__(self) -> Self:
+        """Return the store."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close connections."""
+        self.close()
 
     def name_of(self, error: Exception) -> str:
         """Return what the log calls an error; its text is never logged, it may hold credentials."""

@@ -98,7 +98,11 @@ class _SharedMedium(Medium):
     def open_pool(self, region: Region) -> Pool:
         options = self._jobs.options
         pool = Threads(
-            region, self._shared, options.threads, options.staging_bytes, options.ack_copied
+            region,
+            self._shared,
+            options.threads,
+            options.staging_bytes,
+            ack_copied=options.ack_copied,
         )
         try:
             self._store.start()
@@ -155,7 +159,7 @@ class _SharedMedium(Medium):
             self._order(FORGET)
         self._store.stop()
 
-    def close(self, until: float, has_ended: bool) -> bool:  # noqa: ARG002
+    def close(self, until: float, *, has_ended: bool) -> bool:  # noqa: ARG002
         if not self._is_closed:
             self._is_closed = True
             if self._shared.owed:

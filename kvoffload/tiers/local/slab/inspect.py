@@ -113,19 +113,9 @@ def _may_be_slab(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False) and os.path.lexists(Path(entry.path) / TABLE)
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[OpenFolder]:
-    """Open a folder of anyone's, to look at it."""
-    folder = OpenFolder(path, private=False)
-    try:
-        yield folder
-    finally:
-        folder.close()
-
-
 def _look(path: Path) -> SlabFolder:
     num_blocks = num_stale = 0
-    with _opened(path) as folder:
+    with OpenFolder(path, private=False) as folder:
         header = _header_of(folder)
         if header is not None:
             is_forgotten = folder.has(FORGETTING)
@@ -191,7 +181,7 @@ def verify_slab(folder: str | Path, progress: Callable[[int], None] | None = Non
         If a file cannot be opened.
     """
     path = Path(folder)
-    with _opened(path) as opened:
+    with OpenFolder(path, private=False) as opened:
         lock_shared(opened)
         data_fd = opened.keep(BLOCKS)
         header = read_header(opened.keep(TABLE))
@@ -287,13 +277,10 @@ def remove_slab(folder: str | Path) -> int:
     OSError
         If a file cannot be deleted.
     """
-    opened = LockedFolder(Path(folder), private=False)
-    try:
+    with LockedFolder(Path(folder), private=False) as opened:
         freed = _disk_bytes(opened, FILES)
         for name in FILES:
             opened.unlink(name)
         with contextlib.suppress(OSError):  # someone keeps a file of their own there
             opened.path.rmdir()
-    finally:
-        opened.close()
     return freed

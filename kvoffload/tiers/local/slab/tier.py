@@ -150,12 +150,7 @@ class FileTier(ComposedTier):
         capacity_bytes = check_size("capacity_bytes", capacity_bytes, slot_bytes)
         num_slots = check_num_slots(capacity_bytes, slot_bytes)
         options = TierOptions.read(
-            threads,
-            name,
-            staging_bytes,
-            ack,
-            enable_events=enable_events,
-            max_queued_bytes=max_queued_bytes,
+            threads, name, staging_bytes, ack, max_queued_bytes, enable_events=enable_events
         )
         twin = chosen_or(twin)
         check_space(path, namespace, num_slots)
@@ -253,7 +248,11 @@ class _Slab(LocalMedium):
             written=self._written,
         )
         return self._twin.pool(
-            region, store, options.threads, options.staging_bytes, options.ack_copied
+            region,
+            store,
+            options.threads,
+            options.staging_bytes,
+            ack_copied=options.ack_copied,
         )
 
     def attached(self, wait: Wait) -> None:  # noqa: ARG002
@@ -365,7 +364,7 @@ class _Slab(LocalMedium):
         self._write_stamps(None)
         self._has_threads = False
 
-    def close(self, until: float, has_ended: bool) -> bool:
+    def close(self, until: float, *, has_ended: bool) -> bool:
         """Close the files.
 
         An epoch that is not on the disk is tried once more. Where that fails, what was forgotten
