@@ -461,6 +461,8 @@ time.sleep(600)
         def work() -> None:
             with pytest.raises(RuntimeError, match="belongs to process"):
                 tier.get(KEYS, range(8))
+            sockets = medium_of(tier)._client._process._sockets
+            assert all(each.fileno() < 0 for each in sockets), "they are the parent's"
             own = patient(ObjectTier)("s3://gated/kv", threads=2, **options_of(server.port))
             own_region = Region.allocate(16, BLOCK)
             own.attach(own_region)

@@ -268,6 +268,9 @@ class ObjectStore(RemoteStore):
     def close(self) -> None:
         self._client.close()
 
+    def abandon(self) -> None:
+        self._client.abandon()
+
 
 def _error(answer: Answer) -> Exception | None:
     """Return the error that an answer tells of, None for none."""
