@@ -41,19 +41,6 @@ class TierMetrics:
         of `LOSSES`.
     """
 
-    __slots__ = (
-        "_buckets",
-        "_seconds",
-        "blocks",
-        "dropped",
-        "evicted",
-        "hits",
-        "lost",
-        "misses",
-        "nbytes",
-        "unknown",
-    )
-
     def __init__(self) -> None:
         self.hits = 0
         self.misses = 0

@@ -41,17 +41,6 @@ class Breaker:
     Thread-safety: callers serialise. Complexity: O(1) per call.
     """
 
-    __slots__ = (
-        "_clock",
-        "_failures",
-        "_pause_s",
-        "_probing",
-        "_retry_at",
-        "_stopped",
-        "_window",
-        "closed",
-    )
-
     closed: bool
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

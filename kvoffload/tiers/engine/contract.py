@@ -31,6 +31,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -386,6 +387,7 @@ class _Job(Protocol):
     taken_back: bool
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """A block on its way between a region and a store.
 
@@ -411,28 +413,15 @@ class Block:
         What it is a block of.
     """
 
-    __slots__ = (
-        "block_id",
-        "buffer",
-        "job",
-        "key",
-        "position",
-        "slot",
-        "slot_views",
-        "status",
-        "views",
-    )
-
-    def __init__(self, key: bytes, slot: int, block_id: int, position: int) -> None:
-        self.key = key
-        self.slot = slot
-        self.block_id = block_id
-        self.position = position
-        self.status = MOVING
-        self.views: list[memoryview] = []
-        self.slot_views: list[memoryview] = []
-        self.buffer = -1
-        self.job: _Job | None = None
+    key: bytes
+    slot: int
+    block_id: int
+    position: int
+    status: int = field(default=MOVING, init=False)
+    views: list[memoryview] = field(default_factory=list, init=False)
+    slot_views: list[memoryview] = field(default_factory=list, init=False)
+    buffer: int = field(default=-1, init=False)
+    job: _Job | None = field(default=None, init=False)
 
     @property
     def taken_back(self) -> bool:

@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,7 @@ class MemoryStore(Store):
             block.status = Status.UNAVAILABLE if block.taken_back else Status.OK
 
 
+@dataclass(eq=False, repr=False)
 class FileStore(Store):
     """Blocks in the slots of a file, their seals in the table of another.
 
@@ -97,28 +99,16 @@ class FileStore(Store):
         ``(slots,)`` uint8: whether the table may have a seal of the slot; kept up to date.
     """
 
-    def __init__(
-        self,
-        data_fd: int,
-        table_fd: int,
-        *,
-        direct: bool,
-        block_bytes: int,
-        slot_bytes: int,
-        records_offset: int,
-        fingerprint: bytes,
-        sums: npt.NDArray[np.uint64],
-        written: npt.NDArray[np.uint8],
-    ) -> None:
-        self.data_fd = data_fd
-        self.table_fd = table_fd
-        self.direct = direct
-        self.block_bytes = block_bytes
-        self.slot_bytes = slot_bytes
-        self.records_offset = records_offset
-        self.fingerprint = fingerprint
-        self.sums = sums
-        self.written = written
+    data_fd: int
+    table_fd: int
+    _: KW_ONLY
+    direct: bool
+    block_bytes: int
+    slot_bytes: int
+    records_offset: int
+    fingerprint: bytes
+    sums: npt.NDArray[np.uint64]
+    written: npt.NDArray[np.uint8]
 
     def read(self, run: Sequence[Block]) -> None:
         """Read a run in one call; what does not match its sum loses its seal too."""

@@ -24,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 
 import numpy as np
@@ -63,53 +64,31 @@ LATE_GRACE_S = 0.1
 """The same, where one has not returned by its deadline."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Job:
     """A job on its way; `next`, `copied` and `count` are positions in `blocks`."""
 
-    __slots__ = (
-        "blocks",
-        "copied",
-        "copying",
-        "count",
-        "deadline",
-        "ended",
-        "epoch",
-        "found",
-        "in_flight",
-        "job_id",
-        "late",
-        "next",
-        "op",
-        "run_blocks",
-        "taken_back",
-    )
+    job_id: int
+    op: int
+    blocks: list[Block]
+    _: KW_ONLY
+    deadline: float
+    epoch: int
+    run_blocks: int  # that move in one call at most
+    next: int = 0  # the first block that no thread has taken
+    copied: int = 0  # staged puts: the first block that the keeper has not copied
+    count: int = field(init=False)  # blocks that are worked on; fewer after a deadline
+    in_flight: int = 0  # blocks that threads work on
+    copying: int = 0  # threads that copy to or from the region now
+    ended: bool = False
+    late: bool = False
+    taken_back: bool = False
+    found: npt.NDArray[np.int8] = field(init=False)  # statuses, in order of submission
 
-    def __init__(
-        self,
-        job_id: int,
-        op: int,
-        blocks: list[Block],
-        *,
-        deadline: float,
-        epoch: int,
-        run_blocks: int,
-    ) -> None:
-        self.job_id = job_id
-        self.op = op
-        self.blocks = blocks
-        self.deadline = deadline
-        self.epoch = epoch
-        self.next = 0  # the first block that no thread has taken
-        self.copied = 0  # staged puts: the first block that the keeper has not copied
-        self.count = len(blocks)  # blocks that are worked on; fewer after a deadline
-        self.in_flight = 0  # blocks that threads work on
-        self.copying = 0  # threads that copy to or from the region now
-        self.ended = False
-        self.late = False
-        self.taken_back = False
-        self.found = np.full(len(blocks), MOVING, np.int8)  # statuses, in order of submission
-        self.run_blocks = run_blocks  # that move in one call at most
-        for block in blocks:
+    def __post_init__(self) -> None:
+        self.count = len(self.blocks)
+        self.found = np.full(self.count, MOVING, np.int8)
+        for block in self.blocks:
             block.job = self
 
     @property

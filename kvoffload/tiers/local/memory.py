@@ -43,12 +43,8 @@ class MemoryTier(ComposedTier):
         What the bytes mean; its ``block_bytes`` is the size of a block.
     memory : Region, optional
         The second region, with blocks of that size; by default it is allocated.
-    name : str
-        Label in metrics, events and logs.
-    enable_events : bool
-        Whether `take_events` has something to give.
-    max_queued_bytes : int or str
-        Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
+    name, enable_events, max_queued_bytes
+        As of `TierOptions`, sizes as text too.
     twin : Twin, optional
         The implementation; by default that of this process.
 

@@ -30,29 +30,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = [
-    "ABSENT",
-    "ANSWER",
-    "CREATE",
-    "DELETE",
-    "DONE",
-    "EXISTS",
-    "FAILED",
-    "GET",
-    "GREETING",
-    "HEAD",
-    "ITEM",
-    "LATE",
-    "LENGTH",
-    "OTHER_SIZE",
-    "REPLACE",
-    "REQUEST",
-    "UNREACHED",
-    "decode_settings",
-    "encode_settings",
-    "receive",
-]
-
 GREETING = struct.Struct("<H")
 """Bytes of the text that follows: none, or why there is no client."""
 REQUEST = struct.Struct("<BdQQI")

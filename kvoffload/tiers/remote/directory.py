@@ -367,7 +367,7 @@ class DirectoryTier(RemoteTier):
         Seconds between two sweeps. A tier that has written a sixteenth of the capacity since it
         last looked sweeps earlier.
     staging_bytes, ack, name, enable_events, max_queued_bytes
-        As of `FileTier`; this tier is always staged.
+        As of `TierOptions`, sizes as text too; this tier is always staged.
 
     Raises
     ------

@@ -291,7 +291,7 @@ class MooncakeTier(RemoteTier):
     prefix : str
         What all names begin with.
     staging_bytes, ack, name, enable_events, max_queued_bytes
-        As of `FileTier`; this tier is always staged.
+        As of `TierOptions`, sizes as text too; this tier is always staged.
 
     Raises
     ------

@@ -305,7 +305,7 @@ class ObjectTier(RemoteTier):
     client_options : mapping, optional
         Settings of obstore's client, such as ``allow_http``.
     staging_bytes, ack, name, enable_events, max_queued_bytes
-        As of `FileTier`; this tier is always staged.
+        As of `TierOptions`, sizes as text too; this tier is always staged.
 
     Raises
     ------

@@ -455,7 +455,7 @@ class RedisTier(RemoteTier):
         More arguments of ``redis.Connection``, such as ``password``, ``credential_provider`` or
         ``ssl_ca_certs``.
     staging_bytes, ack, name, enable_events, max_queued_bytes
-        As of `FileTier`; this tier is always staged.
+        As of `TierOptions`, sizes as text too; this tier is always staged.
 
     Raises
     ------

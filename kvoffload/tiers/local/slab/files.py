@@ -247,15 +247,13 @@ class SlabFiles:
         header = Header(
             namespace.fingerprint, block_bytes, round_up(block_bytes), num_slots, new_epoch(known)
         )
-        fitting = found is not None and (
-            (found.fingerprint, found.block_bytes) == (header.fingerprint, header.block_bytes)
-        )
-        if found is None or not fitting or not same_namespace or is_forgotten:
+        if (found is None or not same_namespace or is_forgotten) or (
+            found.fingerprint,
+            found.block_bytes,
+        ) != (header.fingerprint, block_bytes):
             records, stamps = memoryview(b""), np.empty(0, np.int64)
         else:
-            header = Header(
-                header.fingerprint, block_bytes, header.slot_bytes, num_slots, found.epoch
-            )
+            header = replace(header, epoch=found.epoch)
         self._grow_blocks(folder, header)
         self.header = header
         self.records = records[: num_slots * SEAL_BYTES]

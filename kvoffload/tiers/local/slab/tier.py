@@ -94,16 +94,8 @@ class FileTier(ComposedTier):
         Move blocks through buffers of the tier: a disk that hangs then never holds the region's
         memory, at the price of a copy. The default moves them directly where the file system can do
         ``O_DIRECT`` and the region's blocks are multiples of 4096 bytes at multiples of 4096.
-    staging_bytes : int or str
-        Bytes of these buffers.
-    ack : str
-        When a staged put ends: ``"copied"`` (to a buffer) or ``"stored"``.
-    name : str
-        Label in metrics, events and logs.
-    enable_events : bool
-        Whether `take_events` has something to give.
-    max_queued_bytes : int or str
-        Bytes of blocks of jobs that have not ended; what is beyond it is FULL.
+    staging_bytes, ack, name, enable_events, max_queued_bytes
+        As of `TierOptions`, sizes as text too.
     twin : Twin, optional
         The implementation; by default that of this process.
 
