@@ -126,21 +126,11 @@ def _now_ms() -> int:
 
 
 class Decision(NamedTuple):
-    """The decision after a look at the medium.
+    """The decision after a look at the medium."""
 
-    Attributes
-    ----------
-    write : int
-        The epoch to write; 0 where the medium has the epoch that this process uses.
-    above : int
-        A higher epoch than this one is not to be overwritten.
-    loss : str
-        `MISSING` or `LOWER` where the answer makes this process forget everything, otherwise empty.
-    """
-
-    write: int = 0
-    above: int = 0
-    loss: str = ""
+    write: int = 0  # the epoch to write; 0 where the medium has the one that this process uses
+    above: int = 0  # a higher epoch than this one is not to be overwritten
+    loss: str = ""  # `MISSING` or `LOWER` where this process has to forget everything
 
 
 class Agreement:

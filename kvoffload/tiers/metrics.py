@@ -118,15 +118,7 @@ class TierMetrics:
 
 
 class Events:
-    """The events of a tier.
-
-    Parameters
-    ----------
-    metrics : TierMetrics
-        Where blocks that left are counted.
-    are_kept : bool
-        Whether `take` has something to give.
-    """
+    """The events of a tier, which are counted, and kept for `take` where `are_kept`."""
 
     def __init__(self, metrics: TierMetrics, *, are_kept: bool) -> None:
         self._metrics = metrics

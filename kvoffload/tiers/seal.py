@@ -98,21 +98,11 @@ def seed_of(fingerprint: bytes, stored: bytes) -> int:
 
 
 class Seal(NamedTuple):
-    """The fields of a seal.
+    """The fields of a seal."""
 
-    Attributes
-    ----------
-    key : bytes
-        The stored key; see `stored_key`.
-    nbytes : int
-        Length of the block.
-    sum : int
-        XXH3-64 of its bytes, seeded by `seed_of`.
-    """
-
-    key: bytes
-    nbytes: int
-    sum: int
+    key: bytes  # the stored key; see `stored_key`
+    nbytes: int  # length of the block
+    sum: int  # XXH3-64 of its bytes, seeded by `seed_of`
 
     @classmethod
     def of(cls, fingerprint: bytes, stored: bytes, block: Any) -> Seal:

@@ -280,21 +280,11 @@ class Medium(ABC):
 
 
 class Entry(NamedTuple):
-    """An event in the life of a job.
+    """An event in the life of a job."""
 
-    Attributes
-    ----------
-    job : int
-        The number that it was submitted under.
-    flags : int
-        `LATE`, `ENDED`, `SETTLED` or `CHORE`, added up.
-    statuses : numpy.ndarray
-        ``(n,)`` int8, a `Status` for each block, in the order of submission; empty with `LATE`.
-    """
-
-    job: int
-    flags: int
-    statuses: npt.NDArray[np.int8]
+    job: int  # the id that it was submitted under
+    flags: int  # `LATE`, `ENDED`, `SETTLED` or `CHORE`, added up
+    statuses: npt.NDArray[np.int8]  # (n,), in the order of submission; empty with `LATE`
 
 
 class Pool(Protocol):

@@ -41,45 +41,19 @@ _KINDS = {"get": READ, "put": WRITE, "query": QUERY}
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A job that the pool has.
+    """A job that the pool has, with `m` blocks that move, of `n` keys."""
 
-    Attributes
-    ----------
-    job : int
-        Its id.
-    op : str
-        ``"query"``, ``"put"`` or ``"get"``.
-    started : float
-        When it was submitted, seconds.
-    status : numpy.ndarray
-        ``(n,)`` int8: the statuses of all keys; those of blocks that move are filled in at the end.
-    positions : numpy.ndarray or None
-        ``(m,)`` positions in `status` of the blocks that move; None: all.
-    keys : list of bytes
-        ``m`` stored keys, of the blocks that move.
-    slots : numpy.ndarray
-        ``(m,)`` int64: where they are in the store.
-    generation : int
-        That of the catalog when it was submitted.
-    epoch : int
-        The epoch that it was submitted under.
-    has_ended : bool
-        Whether its blocks are the caller's again.
-    has_failed : bool
-        Whether the job has been counted as a failure.
-    """
-
-    job: int
+    job: int  # its id
     op: Operation
-    started: float
-    status: npt.NDArray[np.int8]
-    positions: npt.NDArray[np.int64] | None
-    keys: list[bytes]
-    slots: npt.NDArray[np.int64]
-    generation: int
-    epoch: int
-    has_ended: bool = False
-    has_failed: bool = False
+    started: float  # when it was submitted, seconds
+    status: npt.NDArray[np.int8]  # (n,); those of blocks that move are filled in at the end
+    positions: npt.NDArray[np.int64] | None  # (m,) in `status`, of the blocks that move; None: all
+    keys: list[bytes]  # m stored keys
+    slots: npt.NDArray[np.int64]  # (m,): where they are in the store
+    generation: int  # that of the catalog when it was submitted
+    epoch: int  # that it was submitted under
+    has_ended: bool = False  # its blocks are the caller's again
+    has_failed: bool = False  # it has been counted as a failure
 
 
 class Jobs:

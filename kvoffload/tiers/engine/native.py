@@ -19,23 +19,13 @@ __all__ = ["Twin", "chosen", "chosen_or"]
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """The parts of a tier that exist twice.
+    """The parts of a tier that exist twice: the index, and what ``contract`` describes."""
 
-    Attributes
-    ----------
-    manager : callable
-        ``CPUOffloadingManager``, which is the index.
-    pool, file_store, memory_store : callable
-        The threads and what they move blocks to; see ``kvoffload.tiers.engine.contract``.
-    valid_records : callable
-        The reader of seal tables.
-    """
-
-    manager: Callable[..., Any]
+    manager: Callable[..., Any]  # `CPUOffloadingManager`
     pool: Callable[..., Pool]
     file_store: Callable[..., Any]
     memory_store: Callable[..., Any]
-    valid_records: Callable[..., Any]
+    valid_records: Callable[..., Any]  # the reader of seal tables
 
     @classmethod
     def python(cls, manager: Callable[..., Any]) -> Twin:

@@ -184,6 +184,7 @@ class Pool:
         timeout_s: float,
         epoch: int,
     ) -> None:
+        """Take a job."""
         each = zip(range(len(keys)), keys, slots.tolist(), ids.tolist(), strict=True)
         blocks = [Block(key, slot, block_id, i) for i, key, slot, block_id in each]
         blocks.sort(key=attrgetter("slot"))
@@ -218,6 +219,7 @@ class Pool:
                 self._queues[op].append(made)
 
     def cancel(self, job: int) -> bool:
+        """Take a job back: what is not done is UNAVAILABLE."""
         with self._lock:
             taken_back = self._jobs.get(job)
             if taken_back is None:
@@ -235,26 +237,32 @@ class Pool:
             return True
 
     def chore(self, job: int, offset: int, data: bytes, *, sync: bool) -> None:
+        """Write bytes to the store's table, in a thread."""
         with self._lock:
             if self._closing:
                 self._tell(Entry(job, CHORE, np.array([Status.UNAVAILABLE], np.int8)))
                 return
-            self._queue_chore(job, offset, data, sync=sync)
+            self._queue_chore(job, offset, data, sync)
 
     def poll(self) -> deque[Entry]:
+        """Return what happened, oldest first; the caller removes what it has taken in."""
         self._signal.clear()  # first: what comes from now on sets it again
         return self._entries
 
     def wait(self, timeout_s: float) -> bool:
+        """Wait until `poll` has something to return, or someone called `notify`."""
         return self._signal.wait(timeout_s)
 
     def notify(self) -> None:
+        """Make the file descriptor readable, and end a `wait`."""
         self._signal.set()
 
     def fileno(self) -> int:
+        """Return a file descriptor that is readable when `wait` would not wait."""
         return self._signal.fd
 
     def stats(self) -> dict[str, int]:
+        """Return ``late_jobs`` and ``staging_bytes``."""
         with self._lock:
             now = time.monotonic()
             late = sum(job.in_flight > 0 and job.deadline < now for job in self._jobs.values())
@@ -262,6 +270,7 @@ class Pool:
         return {"late_jobs": late, "staging_bytes": held}
 
     def close(self, timeout_s: float) -> bool:
+        """End the threads."""
         until = time.monotonic() + timeout_s
         with self._lock:
             self._may_retry = False
@@ -287,6 +296,7 @@ class Pool:
         return True
 
     def abandon(self) -> None:
+        """Forget the threads, in a forked child, where there are none."""
         self._threads = []
         self._signal.abandon()
 
@@ -316,7 +326,7 @@ class Pool:
         threads = self._running[: self._writers] if op == WRITE else self._running
         return all(job is not None and job.deadline < now for job in threads)
 
-    def _queue_chore(self, job: int, offset: int, data: bytes, *, sync: bool) -> None:
+    def _queue_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
         """Add a chore to the queue; the last step, or an exception could leave threads asleep."""
         self._work.notify_all()
         self._chores.append((job, offset, data, sync))
@@ -395,8 +405,7 @@ class Pool:
             if run:
                 self._move(*run)
             elif chore:
-                job_id, offset, data, sync = chore
-                self._do_chore(job_id, offset, data, sync=sync)
+                self._do_chore(*chore)
 
     def _take_query(self) -> tuple[_Job, list[Block]] | None:
         """Take a run from the front of the queries, whose blocks need no memory; under the lock."""
@@ -507,7 +516,7 @@ class Pool:
             self._idle.notify_all()
         return True
 
-    def _do_chore(self, job: int, offset: int, data: bytes, *, sync: bool) -> None:
+    def _do_chore(self, job: int, offset: int, data: bytes, sync: bool) -> None:
         try:
             self._store.chore(offset, data, sync=sync)
             status = Status.OK
@@ -553,7 +562,7 @@ class Pool:
         now = time.monotonic()
         if self._retry_at <= now:
             self._retry_at = math.inf
-            self._queue_chore(NOBODY, MEET, b"", sync=False)
+            self._queue_chore(NOBODY, MEET, b"", False)
         self._wake_at = self._retry_at
         for job in list(self._jobs.values()):
             if job.ended or job.late:

@@ -80,15 +80,7 @@ _GONE = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
 
 
 class DirectoryStore(RemoteStore):
-    """Blocks in files below a directory.
-
-    Parameters
-    ----------
-    namespace : Namespace
-        What the bytes mean.
-    path : Path
-        The directory.
-    """
+    """Blocks in files below a directory."""
 
     blocks_per_call = 1
     keys_per_query = 64

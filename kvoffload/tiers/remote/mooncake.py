@@ -65,13 +65,7 @@ _STATUS_OF = {
 
 
 class StoreError(Exception):
-    """Say that the client returned a code.
-
-    Attributes
-    ----------
-    code : int
-        The code, < 0.
-    """
+    """Say that the client returned a code, < 0."""
 
     def __init__(self, code: int) -> None:
         super().__init__()
@@ -95,8 +89,6 @@ class MooncakeStore(RemoteStore):
 
     Parameters
     ----------
-    namespace : Namespace
-        What the bytes mean.
     settings : mapping
         Arguments of the client's ``setup``.
     prefix : str

@@ -76,15 +76,7 @@ REQUEST_BYTES = 2 * 2**20
 
 
 class RequestError(Exception):
-    """Say that a request failed.
-
-    Attributes
-    ----------
-    kind : str
-        The name of the client's error.
-    status : Status
-        What it means.
-    """
+    """Say that a request failed: the name of the client's error, and what it means."""
 
     def __init__(self, kind: str, status: Status) -> None:
         super().__init__(kind)
@@ -93,15 +85,7 @@ class RequestError(Exception):
 
 
 class ObjectStore(RemoteStore):
-    """Blocks as objects.
-
-    Parameters
-    ----------
-    namespace : Namespace
-        What the bytes mean.
-    client : ObjectsClient
-        What asks the object store; it is closed with this one.
-    """
+    """Blocks as objects, asked for by a client that is closed with the store."""
 
     blocks_per_call = BLOCKS_PER_CALL
     keys_per_query = PROBES * PROBES

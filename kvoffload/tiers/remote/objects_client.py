@@ -55,24 +55,12 @@ class ObjectsClientError(ConnectionError):
 
 
 class Answer(NamedTuple):
-    """The answer to a request for one object.
+    """The answer to a request for one object."""
 
-    Attributes
-    ----------
-    position : int
-        Which of the request's.
-    outcome : int
-        `DONE`, `ABSENT`, `EXISTS`, `OTHER_SIZE`, `LATE`, `UNREACHED` or `FAILED`.
-    text : str
-        The version that was read, or the name of an error's type.
-    data : bytes or memoryview
-        What was read.
-    """
-
-    position: int
-    outcome: int
-    text: str = ""
-    data: bytes | memoryview = b""
+    position: int  # of the object in the request
+    outcome: int  # `DONE`, `ABSENT`, `EXISTS`, `OTHER_SIZE`, `LATE`, `UNREACHED` or `FAILED`
+    text: str = ""  # the version that was read, or the name of an error's type
+    data: bytes | memoryview = b""  # what was read
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -148,8 +148,6 @@ class RedisStore(RemoteStore):
 
     Parameters
     ----------
-    namespace : Namespace
-        What the bytes mean.
     settings : dict
         What ``redis.connection.parse_url`` made of an address, and more of its kind.
     prefix : str

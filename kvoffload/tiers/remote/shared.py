@@ -51,11 +51,6 @@ LOSS_LINES = {
 class SharedStore(Store):
     """A `RemoteStore` as threads of the engine call it.
 
-    Parameters
-    ----------
-    medium : RemoteStore
-        Where blocks are kept.
-
     Attributes
     ----------
     medium : RemoteStore

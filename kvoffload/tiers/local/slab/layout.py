@@ -88,25 +88,13 @@ def record_offset(slot: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a table.
+    """The header of a table."""
 
-    Attributes
-    ----------
-    fingerprint : bytes
-        Of the namespace.
-    block_bytes, slot_bytes : int
-        Bytes of a block, and from slot to slot.
-    num_slots : int
-        Number of slots.
-    epoch : int
-        Seals of another one are not valid.
-    """
-
-    fingerprint: bytes
+    fingerprint: bytes  # of the namespace
     block_bytes: int
-    slot_bytes: int
+    slot_bytes: int  # from slot to slot
     num_slots: int
-    epoch: int
+    epoch: int  # seals of another one are not valid
 
     @property
     def stamps_offset(self) -> int:
