@@ -69,17 +69,9 @@ _DIGITS = frozenset(b"0123456789abcdef")
 
 
 def new_epoch(above: int = 0) -> int:
-    """Return an epoch above another that no other process draws; never 0.
+    """Return an epoch above another that no other process draws, ``1 ... 2**64 - 1``.
 
-    Parameters
-    ----------
-    above : int
-        The highest epoch that is known, 0 for none. What is no epoch is passed over (`is_epoch`).
-
-    Returns
-    -------
-    int
-        ``1 ... 2**64 - 1``.
+    `above` is the highest that is known, 0 for none. What is no epoch is passed over (`is_epoch`).
     """
     random = secrets.randbits(RANDOM_BITS)
     drawn = (_now_ms() << RANDOM_BITS) | random
@@ -136,17 +128,6 @@ class Decision(NamedTuple):
 class Agreement:
     """The epoch that a process and its medium agree on.
 
-    Attributes
-    ----------
-    epoch : int
-        The epoch that this process uses; 0 while it has learned none, or is in doubt.
-    owed : bool
-        Whether the medium has yet to take a new epoch: after a `forget`, or after a loss.
-    adopted : int
-        Number of epochs that this process has used.
-    forgets : int
-        Number of calls of `forget`.
-
     Notes
     -----
     Thread-safety: callers serialise; attributes may be read at any time. Complexity: O(1).
@@ -155,10 +136,10 @@ class Agreement:
     __slots__ = ("_drawn", "_forgetting", "_seen", "adopted", "epoch", "forgets", "owed")
 
     def __init__(self) -> None:
-        self.epoch = 0
-        self.owed = False
-        self.adopted = 0
-        self.forgets = 0
+        self.epoch = 0  # that this process uses; 0 while it has learned none, or is in doubt
+        self.owed = False  # the medium has yet to take a new epoch: after a `forget`, or a loss
+        self.adopted = 0  # number of epochs that this process has used
+        self.forgets = 0  # number of calls of `forget`
         self._seen = 0  # the highest epoch that the medium has had, as far as this process knows
         self._drawn = 0  # the last one that was drawn, which may be on the medium; 0: none
         self._forgetting = False  # the medium has not confirmed the last `forget`
@@ -170,13 +151,7 @@ class Agreement:
         self.owed = self._forgetting = True
 
     def answer(self, found: int | None) -> Decision:
-        """Adopt the medium's epoch, or draw another one.
-
-        Parameters
-        ----------
-        found : int or None
-            The epoch that the medium has; None where there is none, or nonsense.
-        """
+        """Adopt the medium's epoch, or draw another one; None: it has none, or nonsense."""
         if found is not None and self._is_sound(found):
             self.adopted += found != self.epoch
             self.epoch = self._seen = found
@@ -202,10 +177,7 @@ class Agreement:
     def deleted(self, forgets: int) -> None:
         """Take the absence of an epoch, which forgets for all, for what the medium was owed.
 
-        Parameters
-        ----------
-        forgets : int
-            The value of `forgets` before the epoch was deleted: a later call is still owed.
+        `forgets` is its value before the epoch was deleted: a later `forget` is still owed.
         """
         if forgets == self.forgets:
             self.owed = self._forgetting = False

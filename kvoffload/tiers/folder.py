@@ -75,11 +75,6 @@ def make_folders(path: Path, made: list[Path] | None = None) -> None:
 class Folder:
     """An open folder, which is closed with the last reference to it.
 
-    Parameters
-    ----------
-    fd : int
-        Descriptor of a folder; the object closes it.
-
     Notes
     -----
     Names are of single files, without a slash. Every call raises OSError where the system refuses

@@ -21,35 +21,18 @@ LOSSES = MISSING, LOWER = "missing", "lower"
 
 
 class TierMetrics:
-    """The counters of one tier.
-
-    Attributes
-    ----------
-    hits, misses, unknown : int
-        Keys that were looked up.
-    blocks : Counter of (str, int)
-        Blocks by operation and `Status`: ``"put"`` as callers were told, ``"store"`` as they were
-        written.
-    nbytes : Counter of str
-        Bytes moved, by operation.
-    evicted : Counter of str
-        Blocks that left, by reason.
-    dropped : int
-        Blocks of puts that were not stored, since everything was forgotten after they were put.
-    lost : Counter of str
-        Times that everything was forgotten because of the epoch of a shared medium, by cause: those
-        of `LOSSES`.
-    """
+    """The counters of one tier."""
 
     def __init__(self) -> None:
-        self.hits = 0
+        self.hits = 0  # keys that were looked up, and are there
         self.misses = 0
         self.unknown = 0
-        self.dropped = 0
-        self.lost: Counter[str] = Counter()
+        self.dropped = 0  # blocks of puts that were not stored: everything was forgotten since
+        self.lost: Counter[str] = Counter()  # everything was forgotten, by cause: see `LOSSES`
+        # By operation and `Status`: "put" as callers were told, "store" as they were written.
         self.blocks: Counter[tuple[str, int]] = Counter()
-        self.nbytes: Counter[str] = Counter()
-        self.evicted: Counter[str] = Counter()
+        self.nbytes: Counter[str] = Counter()  # that were moved, by operation
+        self.evicted: Counter[str] = Counter()  # blocks that left, by reason
         self._buckets = {op: [0] * (len(SECONDS_BOUNDS) + 1) for op in ("query", "put", "get")}
         self._seconds: Counter[str] = Counter()
 
@@ -144,19 +127,10 @@ class Events:
 
 
 def write_line(level: int, message: str, *arguments: object) -> None:
-    """Log a line, and drop what a handler of the application raises.
+    """Log a line as `logging.Logger.log` does, and drop what a handler of the application raises.
 
     Tiers log in threads that have jobs, and between two steps of a `forget`: the exception would
     end the thread or keep the second step from being taken.
-
-    Parameters
-    ----------
-    level : int
-        A level of `logging`.
-    message : str
-        The line, with places for the arguments, as `logging.Logger.log` takes it.
-    *arguments : object
-        What belongs in these places.
     """
     with contextlib.suppress(Exception):
         log.log(level, message, *arguments, stacklevel=2)

@@ -26,22 +26,12 @@ _WINDOW_MASK = (1 << CORRUPT_WINDOW) - 1
 class Breaker:
     """Lets calls through while the medium answers.
 
-    Parameters
-    ----------
-    clock : callable
-        Seconds that only grow.
-
-    Attributes
-    ----------
-    closed : bool
-        Whether all calls go through.
-
     Notes
     -----
     Thread-safety: callers serialise. Complexity: O(1) per call.
     """
 
-    closed: bool
+    closed: bool  # whether all calls go through
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

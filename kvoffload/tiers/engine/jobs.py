@@ -70,19 +70,6 @@ class Jobs:
         deadline then opens the breaker at once, since each further one would cost its deadline too,
         and what is put across a `Tier.forget` is counted as dropped.
 
-    Attributes
-    ----------
-    pool : Pool or None
-        The threads, once there is a region.
-    reads, writes : Breaker
-        Whether the medium is asked.
-    metrics : TierMetrics
-        The counters of the tier.
-    events : Events
-        What came and what left.
-    records : dict of int to Record
-        Jobs that have not settled, by id.
-
     Notes
     -----
     Thread-safety: callers serialise. Complexity: O(n) in the blocks of a job.
@@ -91,12 +78,12 @@ class Jobs:
     def __init__(self, options: TierOptions, block_bytes: int, *, is_shared: bool = False) -> None:
         self.options = options
         self.block_bytes = block_bytes
-        self.pool: Pool | None = None
-        self.reads = Breaker()
+        self.pool: Pool | None = None  # once there is a region
+        self.reads = Breaker()  # whether the medium is asked
         self.writes = Breaker()
         self.metrics = TierMetrics()
         self.events = Events(self.metrics, are_kept=options.enable_events)
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, Record] = {}  # of jobs that have not settled, by id
         self._is_shared = is_shared
         self._last_id = 0
         self._done: list[Done] = []  # those that `take_done` has not returned

@@ -109,21 +109,7 @@ class _Job:
 
 
 class Pool:
-    """Threads that move blocks between a region and any store; see ``contract``.
-
-    Parameters
-    ----------
-    region : Region
-        The caller's memory.
-    store : Store
-        Where blocks are kept.
-    threads : int
-        Number of threads, >= 1, besides the keeper.
-    staging_bytes : int
-        Bytes of buffers of a staged pool.
-    ack_copied : bool
-        Whether a staged put ends when it is copied.
-    """
+    """Threads that move blocks between a region and any store; see ``contract``."""
 
     def __init__(
         self,

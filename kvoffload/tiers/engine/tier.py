@@ -63,19 +63,7 @@ HIT, ABSENT, UNKNOWN = int(State.HIT), int(State.MISS), int(State.UNKNOWN)
 
 
 class ComposedTier(Tier):
-    """A tier out of its parts.
-
-    Parameters
-    ----------
-    jobs : Jobs
-        Its jobs; they know the options and the size of a block.
-    catalog : Catalog
-        What is where.
-    medium : Medium
-        Where the bytes are.
-    capacity_bytes : int or None
-        Bytes of blocks that are kept at most.
-    """
+    """A tier out of its parts; the jobs know its options and the size of a block."""
 
     def __init__(
         self, jobs: Jobs, catalog: Catalog, medium: Medium, capacity_bytes: int | None

@@ -108,13 +108,6 @@ class Staging:
 
     Puts may hold half of them at most, so that blocks which wait to be written leave room to read.
 
-    Parameters
-    ----------
-    staging_bytes : int
-        Bytes for buffers; two are made at least.
-    block_bytes : int
-        Bytes per block.
-
     Notes
     -----
     Thread-safety: callers serialise. Complexity: O(n) in buffers taken.

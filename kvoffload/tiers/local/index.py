@@ -67,15 +67,9 @@ def check_num_slots(capacity_bytes: int, slot_bytes: int) -> int:
 
 
 class LocalMedium(Medium):
-    """A medium with a slot for each block of an index.
+    """A medium with a slot for each block of an index."""
 
-    Attributes
-    ----------
-    epoch : int
-        Epoch of the seals that are written now.
-    """
-
-    epoch = 0
+    epoch = 0  # of the seals that are written now
 
     def used(self, slots: npt.NDArray[np.int64]) -> None:
         """Record that blocks were used; the last of `slots` is the most recent."""
@@ -88,19 +82,7 @@ class LocalMedium(Medium):
 
 
 class Index(Catalog):
-    """Slots for a fixed number of blocks, and a policy that decides which.
-
-    Parameters
-    ----------
-    jobs : Jobs
-        The tier's, for its counters, events and name.
-    medium : LocalMedium
-        Where the blocks are.
-    manager : CPUOffloadingManager
-        The index, of as many blocks as there are slots.
-    num_slots : int
-        Number of blocks.
-    """
+    """The slots of a medium, given to blocks by a manager, the index, and its policy."""
 
     def __init__(self, jobs: Jobs, medium: LocalMedium, manager: Any, num_slots: int) -> None:
         self._jobs = jobs

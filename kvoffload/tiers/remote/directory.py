@@ -117,18 +117,10 @@ class DirectoryStore(RemoteStore):
     # -- the namespace -----------------------------------------------------------------------
 
     def open_namespace(self, *, make: bool = False) -> Folder | None:
-        """Return the open folder of the namespace, whose JSON is the namespace's.
+        """Return the open folder of the namespace, whose JSON is the namespace's; None for none.
 
-        Parameters
-        ----------
-        make : bool
-            Whether to make what is missing. A JSON that is not whole is missing: its writer, or
-            the file server, came to an end.
-
-        Returns
-        -------
-        Folder or None
-            None where something is missing and not made.
+        With `make`, what is missing is made. A JSON that is not whole is missing: its writer, or
+        the file server, came to an end.
 
         Raises
         ------

@@ -35,16 +35,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT
 class Lease:
     """A lock that is held until it is released, given up or lost.
 
-    Parameters
-    ----------
-    folder : Folder
-        Where the file is.
-    name : str
-        Name of the file.
-    fd : int
-        Descriptor of the file, which is locked; the object closes it.
-    lease_s : float
-        Seconds without a renewal after which another process may take the lock.
+    `take` makes it, of the descriptor of the file, which is locked; the object closes it.
     """
 
     def __init__(self, folder: Folder, name: str, fd: int, lease_s: float) -> None:
@@ -137,13 +128,7 @@ class Lease:
         return os.fstat(self._fd).st_mtime
 
     def renew(self) -> bool:
-        """Renew the lock, if it is time to.
-
-        Returns
-        -------
-        bool
-            False where another process has it.
-        """
+        """Renew the lock, if it is time to; return False where another process has it."""
         if time.monotonic() - self._renewed_at < self._period_s:
             return True
         try:

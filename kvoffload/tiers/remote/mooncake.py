@@ -85,15 +85,7 @@ def _client_package() -> Any:
 
 
 class MooncakeStore(RemoteStore):
-    """Blocks as objects of Mooncake's store.
-
-    Parameters
-    ----------
-    settings : mapping
-        Arguments of the client's ``setup``.
-    prefix : str
-        What all names begin with.
-    """
+    """Blocks as objects of Mooncake's store; `settings` are those of its client's ``setup``."""
 
     epoch_s = EPOCH_S
 

@@ -146,16 +146,7 @@ def _bounded(connection_class: Any, store: RedisStore) -> Any:
 class RedisStore(RemoteStore):
     """Blocks as values of a server.
 
-    Parameters
-    ----------
-    settings : dict
-        What ``redis.connection.parse_url`` made of an address, and more of its kind.
-    prefix : str
-        What all names begin with.
-    cluster : bool
-        Whether the server is one of a cluster.
-    connections : int
-        Number of connections.
+    `settings` is what ``redis.connection.parse_url`` made of an address, and more of its kind.
     """
 
     epoch_s = math.inf  # every call looks at it

@@ -48,14 +48,7 @@ CORRUPT_LOG_S = 60.0
 
 
 class Verdicts:
-    """Beliefs about keys, each held for some time.
-
-    Parameters
-    ----------
-    limit : int
-        Keys that are remembered at most; the oldest verdict leaves first.
-    clock : callable
-        Seconds that only grow.
+    """Beliefs about keys, each held for some time; beyond `limit` keys the oldest leaves first.
 
     Notes
     -----
@@ -113,17 +106,7 @@ class Verdicts:
 
 
 class Beliefs(Catalog):
-    """A catalog of beliefs about a medium that others share.
-
-    Parameters
-    ----------
-    jobs : Jobs
-        The tier's, for chores, counters and events.
-    store : SharedStore
-        The medium's epochs.
-    medium : RemoteStore
-        The medium.
-    """
+    """A catalog of beliefs about a medium that others share."""
 
     asks = True
 

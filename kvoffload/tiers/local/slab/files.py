@@ -190,8 +190,6 @@ class SlabFiles:
         What the table's header says.
     held : LockedFolder
         The folder and the files, open.
-    data_fd, table_fd : int
-        The descriptors of the two; -1 once they are closed.
     has_direct : bool
         Whether `data_fd` goes past the page cache.
     records : memoryview

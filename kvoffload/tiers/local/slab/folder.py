@@ -51,30 +51,14 @@ class OpenFolder(Folder):
         The folder; a link in its place is not followed.
     private : bool
         Whether it and its files must belong to the user of this process, be writable by no other
-        user and have one name each.
-
-    Attributes
-    ----------
-    path : Path
-        The folder.
-    fd : int
-        Its descriptor; -1 once it is closed.
-    files : dict
-        Descriptors of the files that are open, by name; empty once it is closed.
-
-    Raises
-    ------
-    TierError
-        If it is not as it must be.
-    OSError
-        If it cannot be opened.
+        user and have one name each; TierError if they do not.
     """
 
     def __init__(self, path: Path, *, private: bool) -> None:
         self.path = path
         self.private = private
-        self.files: dict[str, int] = {}
-        super().__init__(-1)
+        self.files: dict[str, int] = {}  # open descriptors, by name
+        super().__init__(-1)  # the descriptor where it is closed
         if path.is_symlink():
             raise TierError(f"{path}: is a link, which is not followed")
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW

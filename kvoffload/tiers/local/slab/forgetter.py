@@ -45,12 +45,7 @@ class _Header(NamedTuple):
 class Forgetter:
     """The one writer of a slab's headers, in a thread of its own while there is something to write.
 
-    Parameters
-    ----------
-    folder : OpenFolder
-        The slab's folder, with its table; not closed here.
-    name : str
-        The tier's, for the log.
+    It uses the slab's folder, and the table that is open there, and closes neither.
     """
 
     def __init__(self, folder: OpenFolder, name: str) -> None:
