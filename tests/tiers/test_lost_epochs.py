@@ -156,7 +156,7 @@ class TestDoubts:
         late, other = place.tier(threads=8), place.tier()  # four of them are held up
         store(late, 4)
         goes_on = threading.Event()
-        write = late._store.write
+        write = late._shared.write
 
         def paused(*arguments) -> None:
             goes_on.wait(PATIENCE_S)
@@ -166,7 +166,7 @@ class TestDoubts:
             raise ConnectionRefusedError
 
         medium_of(late).raise_epoch = cut_off
-        late._store.write = paused
+        late._shared.write = paused
         with clock_ahead(HOUR_MS):
             assert late.forget() is False
             done = run(late, late.put(KEYS[:4], range(4), PATIENCE_S))
@@ -181,7 +181,7 @@ class TestDoubts:
             doubt(tier)
             assert found(tier, 4) == 0, "a block of before the forget"
         assert late.stats()["dropped"] == 4
-        late._store.write = write
+        late._shared.write = write
         check_quiet(late, other)
 
 

@@ -492,13 +492,13 @@ def block_ids(ids: BlockIDs) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def first_repeat(numbers: npt.NDArray[np.int64]) -> int | None:
+def first_repeat(ids: npt.NDArray[np.int64]) -> int | None:
     """Return the least number that occurs twice, None if there is none.
 
     Not by `numpy.unique`: since numpy 2.3 it waits for the interpreter's lock in a C++ destructor,
     which aborts the process where a daemon thread is in it when the interpreter ends.
     """
-    ordered = np.sort(numbers)
+    ordered = np.sort(ids)
     repeats = ordered[1:][ordered[1:] == ordered[:-1]]
     return int(repeats[0]) if len(repeats) else None
 
