@@ -22,14 +22,7 @@ from pathlib import Path
 
 from kvoffload.errors import describe
 
-__all__ = [
-    "MAX_DEPTH",
-    "Folder",
-    "above_streams",
-    "check_path",
-    "make_folders",
-    "temporary_name",
-]
+__all__ = ["MAX_DEPTH", "Folder", "above_streams", "check_path", "make_folders", "temporary_name"]
 
 MAX_DEPTH = 8
 """Levels of folders that are removed below the one that is named; the tier makes two."""

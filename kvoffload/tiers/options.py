@@ -98,12 +98,7 @@ class TierOptions:
         staging = check_size("staging_bytes", staging_bytes)
         queued = check_size("max_queued_bytes", max_queued_bytes)
         return cls(
-            threads,
-            name,
-            staging,
-            ack,
-            enable_events=enable_events,
-            max_queued_bytes=queued,
+            threads, name, staging, ack, enable_events=enable_events, max_queued_bytes=queued
         )
 
     @property

@@ -81,7 +81,7 @@ QUERY = 2
 DROP, TOUCH, FORGET, MEET = 0, 1, 2, 3
 """Kinds of chores: remove blocks, mark them as used, write the epoch, read it at the start."""
 NOBODY = -1
-"""Number of a chore of which no news is wanted."""
+"""Id of a chore that reports nothing."""
 
 LATE = 1
 """Flag of an entry: the job passed its deadline and the kernel still has its blocks."""

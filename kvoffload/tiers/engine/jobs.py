@@ -203,11 +203,7 @@ class Jobs:
             catalog.settle(record, statuses, counts)
 
     def _end(
-        self,
-        record: Record,
-        statuses: npt.NDArray[np.int8],
-        counts: list[int],
-        catalog: Catalog,
+        self, record: Record, statuses: npt.NDArray[np.int8], counts: list[int], catalog: Catalog
     ) -> None:
         """Make the `Done` of a job that moved blocks, or asked for them."""
         self._blame_silence(record, counts)
@@ -225,12 +221,7 @@ class Jobs:
         self._finish(record.job, record.op, record.started, record.status, nbytes)
 
     def _finish(
-        self,
-        job: int,
-        op: Operation,
-        started: float,
-        status: npt.NDArray[np.int8],
-        nbytes: int,
+        self, job: int, op: Operation, started: float, status: npt.NDArray[np.int8], nbytes: int
     ) -> None:
         """Make the `Done` of a job."""
         seconds = time.monotonic() - started

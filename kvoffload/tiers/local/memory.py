@@ -14,13 +14,7 @@ from kvoffload.tiers.engine.jobs import Jobs
 from kvoffload.tiers.engine.native import Twin, chosen_or
 from kvoffload.tiers.engine.tier import ComposedTier, check_region
 from kvoffload.tiers.namespace import Namespace, check_namespace
-from kvoffload.tiers.options import (
-    LOCAL,
-    MAX_QUEUED_BYTES,
-    Readers,
-    TierOptions,
-    read_options,
-)
+from kvoffload.tiers.options import LOCAL, MAX_QUEUED_BYTES, Readers, TierOptions, read_options
 from kvoffload.tiers.region import Region
 
 from .index import Index, LocalMedium, check_num_slots, make_manager
@@ -111,11 +105,7 @@ class SecondRegion(LocalMedium):
         return self._twin.pool(region, self._store, self._jobs.options.threads)
 
 
-_READERS: Readers = {
-    "capacity": ("capacity_bytes", parse_size),
-    "policy": ("policy", str),
-    **LOCAL,
-}
+_READERS: Readers = {"capacity": ("capacity_bytes", parse_size), "policy": ("policy", str), **LOCAL}
 
 
 def open_memory(place: str, namespace: Namespace, **options: str) -> MemoryTier:

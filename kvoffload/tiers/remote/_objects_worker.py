@@ -152,9 +152,7 @@ class _Worker:
         until = loop.time() + seconds
         while waiting:
             done, waiting = await asyncio.wait(
-                waiting,
-                timeout=max(0.0, until - loop.time()),
-                return_when=asyncio.FIRST_COMPLETED,
+                waiting, timeout=max(0.0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
                 break

@@ -156,12 +156,7 @@ class ObjectStore(RemoteStore):
     # -- blocks ------------------------------------------------------------------------------
 
     def _each(
-        self,
-        verb: int,
-        run: Sequence[Block],
-        epoch: int,
-        *,
-        size: tuple[int, int] = (0, 0),
+        self, verb: int, run: Sequence[Block], epoch: int, *, size: tuple[int, int] = (0, 0)
     ) -> list[Answer]:
         """Make a request for each block; one that fails gives its block what that means.
 
@@ -401,11 +396,7 @@ def _open(scheme: str, place: str, namespace: Namespace, **options: str) -> Obje
     }
     client = {name: arguments.pop(name) for name in ("allow_http",) if name in arguments}
     return ObjectTier(
-        f"{scheme}:{place}",
-        namespace=namespace,
-        config=config,
-        client_options=client,
-        **arguments,
+        f"{scheme}:{place}", namespace=namespace, config=config, client_options=client, **arguments
     )
 
 

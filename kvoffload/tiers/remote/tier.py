@@ -69,10 +69,7 @@ class RemoteTier(ComposedTier):
         jobs.metrics.lost = shared.lost
         self._shared = shared
         super().__init__(
-            jobs,
-            Beliefs(jobs, shared, store),
-            _SharedMedium(jobs, shared, store),
-            capacity_bytes,
+            jobs, Beliefs(jobs, shared, store), _SharedMedium(jobs, shared, store), capacity_bytes
         )
 
     @property

@@ -240,11 +240,7 @@ class _Slab(LocalMedium):
             written=self._written,
         )
         return self._twin.pool(
-            region,
-            store,
-            options.threads,
-            options.staging_bytes,
-            ack_copied=options.ack_copied,
+            region, store, options.threads, options.staging_bytes, ack_copied=options.ack_copied
         )
 
     def attached(self, wait: Wait) -> None:  # noqa: ARG002
