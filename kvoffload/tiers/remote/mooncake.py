@@ -337,14 +337,6 @@ _CLIENTS: weakref.WeakSet[Any] = weakref.WeakSet()
 _held: list[Any] = []  # while the process forks
 
 
-def _hold_clients() -> None:
-    _held.extend(_CLIENTS)
-
-
-def _release_clients() -> None:
-    _held.clear()
-
-
 def _keep_clients_for_good() -> None:
     """Keep clients from being destroyed in a forked child, where their threads are missing."""
     for client in _held:
@@ -354,8 +346,8 @@ def _keep_clients_for_good() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_hold_clients,
-        after_in_parent=_release_clients,
+        before=lambda: _held.extend(_CLIENTS),
+        after_in_parent=_held.clear,
         after_in_child=_keep_clients_for_good,
     )
 

@@ -204,7 +204,9 @@ class SlabFiles:
         self._made_files: list[str] = []
         self._locked: LockedFolder | None = None
         try:
-            self._make_folder()
+            make_folders(self.folder, self._made_folders)
+            if not (self.folder / LOCK).exists():
+                self._made_files.append(LOCK)
             self._locked = LockedFolder(self.folder, private=True)
             self._open(self._locked, namespace, num_slots)
         except BaseException as error:
@@ -228,11 +230,6 @@ class SlabFiles:
     def is_closed(self) -> bool:
         """Whether they are closed, as in a forked child."""
         return self.held.fd < 0
-
-    def _make_folder(self) -> None:
-        make_folders(self.folder, self._made_folders)
-        if not (self.folder / LOCK).exists():
-            self._made_files.append(LOCK)
 
     def _open(self, folder: LockedFolder, namespace: Namespace, num_slots: int) -> None:
         block_bytes = namespace.block_bytes
