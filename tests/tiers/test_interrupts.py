@@ -62,11 +62,18 @@ def unanswered(code: CodeType) -> set[int]:
 
     One is where the line of a `with` is met again, to leave its block: what a trace function raises
     there leaves a lock held. Another is a jump back: what is raised where an inlined comprehension
-    jumps back, CPython 3.13 hands to no handler of the function.
+    jumps back, CPython 3.13 hands to no handler of the function. A third is the return of a local
+    variable: nothing is called there, so that nothing comes between it and the line before.
     """
-    return {
+    steps = list(dis.get_instructions(code))
+    returned = {
         step.offset
-        for step in dis.get_instructions(code)
+        for step, following in itertools.pairwise(steps)
+        if step.opname.startswith("LOAD_FAST") and following.opname == "RETURN_VALUE"
+    }
+    return returned | {
+        step.offset
+        for step in steps
         if step.opname == "POP_BLOCK"
         or "JUMP_BACKWARD" in step.opname
         or (step.opname == "LOAD_CONST" and step.argval is None)
