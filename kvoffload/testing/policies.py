@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from kvoffload import (
+    Backend,
     BlockHash,
     BlockNotFoundError,
     BlockStatus,
@@ -27,10 +28,12 @@ from kvoffload import (
     CPULoadStoreSpec,
     CPUOffloadingManager,
     Hints,
+    OffloadingManager,
     Request,
 )
+from kvoffload.errors import describe
 
-__all__ = ["PolicyConformance", "policy_machine"]
+__all__ = ["PolicyConformance", "check_invariants", "policy_machine"]
 
 KEYS = tuple(
     BlockHash((b"%d." % index).ljust(length, b"#"))
@@ -295,6 +298,31 @@ def _count(policy: CachePolicy) -> int | None:
         return len(policy)
     except NotImplementedError:
         return None
+
+
+def check_invariants(subject: CachePolicy | OffloadingManager | Backend[Any]) -> None:
+    """Verify the invariants of what the library brings: a policy, a manager, the host backend.
+
+    Parameters
+    ----------
+    subject : CachePolicy or OffloadingManager or Backend
+        A manager is verified with its policy and its backend.
+
+    Raises
+    ------
+    AssertionError
+        With the invariant that is broken.
+    TypeError
+        `subject` is of a user's own class, which has none that are known.
+
+    Notes
+    -----
+    O(n) in the blocks that it knows.
+    """
+    check = getattr(subject, "_check", None)
+    if check is None:
+        raise TypeError(f"subject must be of a class of kvoffload, got {describe(subject)}")
+    check()
 
 
 class PolicyConformance(ABC):

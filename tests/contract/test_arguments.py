@@ -11,6 +11,7 @@ import pytest
 
 from kvoffload import CachePolicy, OffloadingManager
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, slots, store
 from tests.observation import observe
 from tests.parts import ListBackend, ListPolicy
@@ -358,7 +359,7 @@ def test_a_manager_can_be_initialised_again(twin: ModuleType) -> None:
     manager.__init__(32, 2, "arc", True)
     assert (manager.block_size, len(manager), manager.stats()["free"]) == (32, 0, 2)
     assert manager.events == []
-    manager._check()
+    check_invariants(manager)
 
 
 def test_an_empty_manager_policy_and_backend_are_true(twin: ModuleType) -> None:

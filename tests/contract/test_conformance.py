@@ -13,7 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kvoffload import BlockHash, BlockStatus, CachePolicy
 from kvoffload.policies import registry
-from kvoffload.testing.policies import PolicyConformance, policy_machine
+from kvoffload.testing.policies import PolicyConformance, check_invariants, policy_machine
+from tests import _python as python
 from tests.observation import observe
 from tests.parts import KeepingListPolicy, ListPolicy
 
@@ -37,7 +38,7 @@ class TestBuiltIn(PolicyConformance):
         return self.twin.CPUOffloadingManager(16, num_blocks, policy)
 
     def verify(self, policy: Any) -> None:
-        policy._check()
+        check_invariants(policy)
 
     def observe(self, policy: CachePolicy) -> object:
         return observe(policy)
@@ -420,3 +421,21 @@ def test_a_random_order_needs_a_word() -> None:
             return super().evict(n, protected)
 
     assert failures(suite_of(Shuffled, is_deterministic=False)) == []
+
+
+def test_the_invariants_of_the_library_s_own_classes_are_verified(twin: ModuleType) -> None:
+    manager = twin.CPUOffloadingManager(16, 4)
+    manager.begin([BlockHash(b"a")]).prepare_store()
+    check_invariants(manager)
+    check_invariants(manager.policy)
+    with pytest.raises(TypeError, match="subject must be of a class of kvoffload, got "):
+        check_invariants(ListPolicy(4))
+
+
+def test_a_broken_invariant_is_said() -> None:
+    manager = python.CPUOffloadingManager(16, 4)
+    manager.begin([BlockHash(b"a"), BlockHash(b"b")]).prepare_store()
+    first, second = (manager.policy.get(BlockHash(key)) for key in (b"a", b"b"))
+    first.block_id = second.block_id
+    with pytest.raises(AssertionError, match="every resident block owns a slot of its own"):
+        check_invariants(manager)

@@ -17,6 +17,7 @@ from kvoffload import (
     PolicyError,
     RefCountOverflowError,
 )
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, block_hash, store
 from tests.contract.conftest import Build
 
@@ -117,4 +118,4 @@ def test_an_error_leaves_the_manager_usable(build: Build) -> None:
             manager.prepare_load([A, B])
     manager.prepare_load([A])
     manager.complete_load([A])
-    manager._check()
+    check_invariants(manager)

@@ -12,6 +12,7 @@ import pytest
 
 from kvoffload import BlockStatus, OffloadingManager
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, H, block_hash, names, slots, store
 from tests.contract.conftest import Build, builder
 from tests.parts import ListBackend, ListPolicy
@@ -309,17 +310,17 @@ def test_a_policy_alone_has_a_block_table(twin: ModuleType) -> None:
 def test_the_check_finds_what_is_broken(twin: ModuleType, kind: str) -> None:
     manager = builder(twin, kind)(2)
     store(manager, [A, B])
-    manager._check()
+    check_invariants(manager)
     first, second = manager.policy.get(A), manager.policy.get(B)
     first.ref_cnt = -7
     with pytest.raises(AssertionError, match="ref_cnt"):
-        manager._check()
+        check_invariants(manager)
     first.ref_cnt = 0
     first.block_id = second.block_id
     with pytest.raises(AssertionError, match="slot"):
-        manager._check()
+        check_invariants(manager)
     first.block_id = 0
-    manager._check()
+    check_invariants(manager)
 
 
 def test_views_see_the_ids_of_the_outputs(build_pooled: Build) -> None:

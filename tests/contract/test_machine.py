@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from kvoffload import BlockHash
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import once
 from tests.contract.conftest import ARC_KINDS, RECENCY_KINDS, build_manager
 from tests.contract.model import (
@@ -104,7 +105,7 @@ class ManagerMachine(ManagerRules):
 
     @invariant()
     def every_invariant_holds(self) -> None:
-        self.manager._check()
+        check_invariants(self.manager)
 
     @invariant()
     def all_that_can_be_seen_agrees(self) -> None:

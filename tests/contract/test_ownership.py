@@ -11,6 +11,7 @@ import pytest
 
 from kvoffload import PolicyError
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, once, slots, store
 from tests.observation import observe
 from tests.parts import ListBackend, ListPolicy
@@ -59,7 +60,7 @@ def test_only_its_manager_changes_a_policy(twin: ModuleType, call: str) -> None:
         text = f"{call}: the policy belongs to a manager, which alone changes it"
         assert str(caught.value) == text, how
         assert observe(manager) == before, how
-        manager._check()
+        check_invariants(manager)
         manager.complete_store([D])
         manager.complete_load([B])
         assert manager.lookup([A, B, C, D]) == 4
@@ -88,7 +89,7 @@ def test_what_reads_a_policy_stays_open(twin: ModuleType) -> None:
         assert len(policy) == 4
         assert policy.cache_capacity in (5, 9)
         assert len(observe(policy)["block_table"]) == 4
-        policy._check()
+        check_invariants(policy)
 
 
 def parts_of_a_user(twin: ModuleType) -> list[Any]:
@@ -123,7 +124,7 @@ def test_a_second_manager_over_a_policy_is_refused(twin: ModuleType) -> None:
             assert type(policy).__name__ in str(caught.value)
             store(first, [A, B])
         assert slots(first.prepare_load([A, B])) == [0, 1]
-        first._check()
+        check_invariants(first)
 
 
 def test_the_policy_of_a_manager_over_a_backend_is_its_own_too(twin: ModuleType) -> None:
@@ -172,8 +173,8 @@ def test_a_policy_is_free_again_when_its_manager_takes_another(twin: ModuleType)
         policy.clear()
         other = twin.CPUOffloadingManager(16, 4, policy)
         store(other, [A])
-        manager._check()
-        other._check()
+        check_invariants(manager)
+        check_invariants(other)
 
 
 def test_a_manager_may_be_built_anew_over_its_own_policy(twin: ModuleType) -> None:
@@ -186,7 +187,7 @@ def test_a_manager_may_be_built_anew_over_its_own_policy(twin: ModuleType) -> No
         with pytest.raises(ValueError, match="must not belong to another"):
             twin.CPUOffloadingManager(16, 4, policy)
         assert manager.lookup([A, B, C]) == 3
-        manager._check()
+        check_invariants(manager)
 
 
 def test_a_construction_that_fails_takes_no_policy(twin: ModuleType) -> None:
@@ -257,13 +258,13 @@ def test_a_policy_without_its_manager_reads_ref_cnt_at_the_call(
     manager.complete_load([C])
     policy = manager.policy
     del manager
-    policy._check()
+    check_invariants(policy)
     assert policy.evict(2, ()) is None
     policy.get(A).ref_cnt = 0
     policy.get(C).ref_cnt = 2
     assert policy.evict(2, ()) is None or policy.get(E) is not None
     policy.get(C).ref_cnt = 0
-    policy._check()
+    check_invariants(policy)
     assert {block for block, _ in policy.evict(2, [E, F])} == {A, C}
-    policy._check()
+    check_invariants(policy)
     assert policy.get(B).ref_cnt == policy.get(D).ref_cnt == 1

@@ -14,6 +14,7 @@ import pytest
 
 from kvoffload import BlockNotFoundError, CachePolicy
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, block_hashes, once, store
 from tests.observation import observe
 from tests.policies.steps import idle
@@ -65,7 +66,7 @@ def test_remove_of_an_absent_block(policy: Any) -> None:
     policy.remove(B)
     with pytest.raises(BlockNotFoundError, match=B.hex()):
         policy.remove(B)
-    policy._check()
+    check_invariants(policy)
 
 
 @pytest.mark.parametrize("n", [-1, -5, -(2**70)])
@@ -87,7 +88,7 @@ def test_protected_blocks_stay(policy: Any) -> None:
     for form in (list, set, tuple, once, frozenset, dict.fromkeys):
         assert policy.evict(2, form([A, B, F])) is None
     assert [block for block, _ in policy.evict(1, once([A, B, F]))] == [C]
-    policy._check()
+    check_invariants(policy)
 
 
 def test_the_object_passed_in_is_not_used_again(policy_class: Any) -> None:
@@ -104,7 +105,7 @@ def test_clear_empties(policy: Any) -> None:
     policy.touch([A, B, D])
     policy.evict(1, ())
     policy.clear()
-    policy._check()
+    check_invariants(policy)
     assert len(policy) == 0
     assert [policy.get(block) for block in (A, B, C)] == [None] * 3
     fresh = type(policy)(4)
@@ -192,7 +193,7 @@ def test_make_room_keeps_to_the_hashes_that_it_was_given(policy: Any, others: li
     assert 1 <= number <= 2
     assert len(victims) == number - 1
     assert A not in dict(victims)
-    policy._check()
+    check_invariants(policy)
 
 
 def test_make_room_checks_its_hashes_and_its_number(policy: Any) -> None:
@@ -224,14 +225,14 @@ def test_a_manager_by_name(twin: ModuleType, policy_name: str, policy_class: Any
             assert not set(output.block_hashes_evicted) & set(batch)
             manager.complete_store(output.block_hashes_to_store, generator.random() < 0.8)
         manager.complete_load(batch[:hits])
-        manager._check()
+        check_invariants(manager)
     stats = manager.stats()
     assert stats["resident"] + stats["free"] == 4
     assert stats["resident"] == (
         stats["stored_blocks"] - stats["failed_blocks"] - stats["evicted_blocks"]
     )
     manager.reset_cache()
-    manager._check()
+    check_invariants(manager)
     assert manager.stats()["ghosts"] == 0
 
 
@@ -242,4 +243,4 @@ def test_a_manager_by_class_and_by_instance(twin: ModuleType, policy_class: Any)
         assert manager.policy.cache_capacity == (2 if policy is policy_class else 9)
         store(manager, [A, B])
         assert len(manager) == 2
-        manager._check()
+        check_invariants(manager)

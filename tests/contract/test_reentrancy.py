@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockNotFoundError, OffloadError
+from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Watch
 from tests.blocks import A, B, C, D, E, names, slots, store
 from tests.contract.conftest import Build
@@ -38,7 +39,7 @@ def test_a_load_fails_where_its_iterator_evicted(build: Build) -> None:
     with pytest.raises(BlockNotFoundError):
         manager.prepare_load(with_call(lambda: store(manager, [C]), A, B))
     assert manager.stats()["pinned"] == 0
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_store_drops_what_its_iterator_stored(build: Build) -> None:
@@ -46,7 +47,7 @@ def test_a_store_drops_what_its_iterator_stored(build: Build) -> None:
     output = manager.prepare_store(with_call(lambda: store(manager, [B, C]), A, B, D))
     assert names(output.block_hashes_to_store) == "AD"
     assert slots(output.store_spec) == [2, 3]
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_store_within_a_store_of_the_same_blocks(build: Build) -> None:
@@ -57,7 +58,7 @@ def test_a_store_within_a_store_of_the_same_blocks(build: Build) -> None:
     )
     assert names(inner[0].block_hashes_to_store) == "AB"
     assert outer.block_hashes_to_store == []
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_store_whose_iterator_resets_the_cache(build: Build) -> None:
@@ -67,7 +68,7 @@ def test_a_store_whose_iterator_resets_the_cache(build: Build) -> None:
     assert names(output.block_hashes_to_store) == "DA"
     assert output.block_hashes_evicted == []
     assert len(manager) == 2
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_touch_whose_iterator_evicts(build: Build) -> None:
@@ -75,7 +76,7 @@ def test_a_touch_whose_iterator_evicts(build: Build) -> None:
     store(manager, [A, B])
     manager.touch(with_call(lambda: store(manager, [C]), A, C, B))
     assert len(manager) == 2
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_completion_whose_iterator_completes(build: Build) -> None:
@@ -87,7 +88,7 @@ def test_a_completion_whose_iterator_completes(build: Build) -> None:
     with pytest.raises(Exception, match="not pinned"):
         manager.complete_load(with_call(lambda: manager.complete_load([A]), A, B))
     assert manager.stats()["pinned"] == 1
-    manager._check()
+    check_invariants(manager)
 
 
 def test_iterators_within_iterators(build: Build) -> None:
@@ -101,7 +102,7 @@ def test_iterators_within_iterators(build: Build) -> None:
 
     assert manager.prepare_store(nested(5)) is not None
     assert len(manager) == 7
-    manager._check()
+    check_invariants(manager)
 
 
 def test_the_protected_of_an_eviction_may_call_the_policy(twin: ModuleType) -> None:
@@ -114,7 +115,7 @@ def test_the_protected_of_an_eviction_may_call_the_policy(twin: ModuleType) -> N
         evicted = policy.evict(2, with_call(partial(policy.remove, A), E, D))
         assert names(block for block, _ in evicted) == "BC"
         assert len(policy) == 1
-        policy._check()
+        check_invariants(policy)
 
 
 def test_a_batch_that_changes_under_its_own_iterator(build: Build) -> None:
@@ -143,11 +144,11 @@ def test_a_call_whose_iterator_initialises_the_manager_again(
     batch = with_call(lambda: manager.__init__(32, 8, anew), A, C)
     with suppress(OffloadError):  # the call sees the state before or after
         getattr(manager, call)(batch)
-    manager._check()
+    check_invariants(manager)
     assert manager.block_size == 32
     store(manager, [D, E])
     assert manager.lookup([D, E]) == 2
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -173,5 +174,5 @@ def test_a_clock_that_initialises_the_manager_again_finds_the_watch_alive(
     assert alive == [True]
     gc.collect()
     assert looking() is None
-    manager._check()
+    check_invariants(manager)
     assert manager.block_size == 32

@@ -20,6 +20,7 @@ from kvoffload import (
     Request,
     RequestFinishedError,
 )
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
 from tests.contract.conftest import Build
 from tests.observation import observe
@@ -46,7 +47,7 @@ def test_the_life_of_a_request(build: Build) -> None:
     assert manager.stats()["pending"] == 2
     request.complete_store()
     assert manager.lookup([A, B, C, D]) == 4
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_lookup_asks_for_what_the_accelerator_has_not(build: Build) -> None:
@@ -149,7 +150,7 @@ def test_the_same_blocks_may_be_in_several_requests(build: Build) -> None:
     first.complete_load(0, 1)
     with pytest.raises(BlockNotPinnedError):
         first.complete_load(0, 1)
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_request_sees_what_others_changed(build: Build) -> None:
@@ -164,7 +165,7 @@ def test_a_request_sees_what_others_changed(build: Build) -> None:
     store(manager, [B])
     assert request.lookup(1) == 1
     assert names(request.prepare_store(0, 1).block_hashes_to_store) == "A"
-    manager._check()
+    check_invariants(manager)
 
 
 def test_after_a_reset_a_request_goes_on_and_finds_nothing(build: Build) -> None:
@@ -180,7 +181,7 @@ def test_after_a_reset_a_request_goes_on_and_finds_nothing(build: Build) -> None
     request.complete_store()
     assert request.lookup() == 3
     request.finish()
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("success", [True, False])
@@ -198,7 +199,7 @@ def test_a_request_ends_no_store_that_began_after_a_reset(build: Build, success:
     request.complete_store()
     stores_again.complete_store()
     assert request.lookup() == 3
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +397,7 @@ def test_an_iterator_may_call_the_manager_and_the_request(build: Build) -> None:
     with pytest.raises(RequestFinishedError, match=r"^extend: "):
         request.extend(ends_it(request))
     assert request.hashes == (C, D, E)
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_bound_may_call_the_request(build: Build) -> None:
@@ -411,7 +412,7 @@ def test_a_bound_may_call_the_request(build: Build) -> None:
 
     assert request.lookup(Extends()) == 1
     assert len(request) == 302
-    manager._check()
+    check_invariants(manager)
 
 
 def test_another_thread_may_go_on(build: Build) -> None:
@@ -558,7 +559,7 @@ def test_a_hook_that_raises_leaves_nothing_behind(twin: ModuleType, hook: str) -
     request.finish()
     request.complete_store()
     assert manager.lookup([A, B]) == 2
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from kvoffload import BlockNotFoundError
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, block_hashes, names, slots, store
 from tests.contract.conftest import Build
 from tests.observation import observe
@@ -30,7 +31,7 @@ def test_reset_drops_blocks_of_every_kind(build: Build) -> None:
         manager.complete_load([B])
     manager.complete_store([C])
     assert len(manager) == 0
-    manager._check()
+    check_invariants(manager)
 
 
 def test_reset_emits_nothing(build: Build) -> None:
@@ -141,7 +142,7 @@ def test_a_reset_of_nothing_is_legal(build: Build) -> None:
     manager.reset_cache()
     manager.reset_cache()
     assert len(manager) == 0
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_status_held_over_a_reset_keeps_its_last_values(build: Build) -> None:

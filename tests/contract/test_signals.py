@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import block_hashes
 from tests.observation import attempt, observe
 
@@ -103,7 +104,7 @@ def test_an_alarm_leaves_the_state_before_or_after(
                 num_interrupted += 1
                 state = observe(manager)
                 assert state in (before, after), method
-                manager._check()
+                check_invariants(manager)
                 if before == after:
                     is_known = False  # whether the call was made cannot be seen
                 elif state == before:

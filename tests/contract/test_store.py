@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names, once, slots, store
 from tests.contract.conftest import Build
 from tests.observation import observe
@@ -188,7 +189,7 @@ def test_capacity_zero_refuses_every_store_that_needs_a_slot(build: Build) -> No
     assert manager.stats()["refused_stores"] == 2
     manager.reset_cache()
     assert (len(manager), manager.stats()["free"]) == (0, 0)
-    manager._check()
+    check_invariants(manager)
 
 
 def test_capacity_one(build: Build) -> None:
@@ -202,7 +203,7 @@ def test_capacity_one(build: Build) -> None:
     assert manager.prepare_store([A]) is None
     manager.complete_load([B])
     assert names(store(manager, [A]).block_hashes_evicted) == "B"
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_large_store_evicts_a_large_part(build: Build) -> None:
@@ -212,13 +213,13 @@ def test_a_large_store_evicts_a_large_part(build: Build) -> None:
         store(manager, [block])
     assert store(manager, new).block_hashes_evicted == old[:250]
     assert manager.lookup(old[250:] + new) == 300
-    manager._check()
+    check_invariants(manager)
 
 
 def test_many_small_stores_keep_the_capacity(build: Build) -> None:
     manager = build(4)
     for block in (A, B, C, D, E, F, G, H, A, C, E, G):
         store(manager, [block])
-        manager._check()
+        check_invariants(manager)
     assert len(manager) == 4
     assert manager.lookup([A, C, E, G]) == 4

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvoffload import BackendError, BlockHash, BlockStatus, GPULoadStoreSpec
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, names, slots, store
 from tests.parts import ListBackend
 
@@ -172,7 +173,7 @@ def test_a_backend_that_breaks_its_contract(
     assert after["stored_blocks"] == before["stored_blocks"]
     assert after["pending"] == 0
     backend.spoil = None
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_status_that_a_resident_block_has_is_refused(manager_class: Any) -> None:
@@ -194,7 +195,7 @@ def test_an_allocation_that_is_not_a_list_of_statuses(manager_class: Any, answer
     with pytest.raises(BackendError):
         manager.prepare_store([B, C])
     assert (len(manager), A in manager) == (1, True)
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("free", [-1, None, 1.5, "4"])
@@ -257,7 +258,7 @@ def test_an_allocation_that_raises(manager_class: Any) -> None:
     assert (A in manager, B in manager, C in manager) == (False, True, False)
     assert backend.get_num_free_blocks() == 1
     assert names(store(manager, [C]).block_hashes_to_store) == "C"
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_spec_that_raises_while_storing_gives_the_slots_back(manager_class: Any) -> None:
@@ -272,7 +273,7 @@ def test_a_spec_that_raises_while_storing_gives_the_slots_back(manager_class: An
     assert (len(manager), backend.get_num_free_blocks()) == (0, 2)
     assert manager.stats()["stored_blocks"] == 0
     assert list(manager.take_events()) == []
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_spec_that_raises_while_loading_pins_nothing(manager_class: Any) -> None:

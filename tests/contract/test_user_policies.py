@@ -11,6 +11,7 @@ import pytest
 
 from kvoffload import BlockHash, BlockStatus, CachePolicy, PolicyError
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Watch
 from tests.blocks import A, B, C, D, E, F, names, once, slots, store
 from tests.observation import observe
@@ -142,7 +143,7 @@ def test_a_built_in_policy_can_be_extended(twin: ModuleType) -> None:
     store(manager, [A, B, C])
     assert names(store(manager, [D]).block_hashes_evicted) == "C"
     assert names(store(manager, [E, F]).block_hashes_evicted) == "BD"
-    manager._check()
+    check_invariants(manager)
 
 
 def test_an_extended_policy_hears_every_call(twin: ModuleType) -> None:
@@ -295,7 +296,7 @@ def test_a_policy_that_evicts_wrongly(
     assert after["pending"] <= 1
     assert not any(block in manager for block in new)
     assert all(block in manager for block in (A, B, C))
-    manager._check()
+    check_invariants(manager)
     manager.complete_load([B])
     manager.complete_store([C])
     assert manager.lookup([A, B, C]) == 3
@@ -346,7 +347,7 @@ def test_a_policy_that_answers_nonsense_after_it_dropped_a_block(twin: ModuleTyp
     with pytest.raises(PolicyError, match="Dropping"):
         manager.prepare_store([B])
     assert manager.lookup([A]) == 1
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_policy_that_loses_what_was_inserted(twin: ModuleType) -> None:
@@ -426,7 +427,7 @@ def test_an_insert_that_fails_gives_the_slots_back(twin: ModuleType) -> None:
     assert manager.stats()["evicted_blocks"] == 1
     policy.fails = False
     assert len(store(manager, [C, D]).block_hashes_to_store) == 2
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_policy_that_raises_after_it_dropped_blocks_gets_them_back(twin: ModuleType) -> None:
@@ -473,7 +474,7 @@ def test_a_policy_that_raises_after_it_dropped_blocks_gets_them_back(twin: Modul
         with pytest.raises(UserFailedError):
             call(manager)
         policy.fails = False
-        manager._check()
+        check_invariants(manager)
         assert (manager.stats(), list(manager.take_events())) == (before, [])
         manager.complete_store([D])
         assert sorted(names(store(manager, [E, F, b"g", b"h"]).block_hashes_evicted)) == [*"ABCD"]
@@ -490,7 +491,7 @@ def test_an_interrupt_in_a_policy_that_dropped_blocks_gives_them_back(twin: Modu
     with pytest.raises(KeyboardInterrupt):
         manager.prepare_store([B])
     assert manager.lookup([A]) == 1
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_policy_that_takes_nothing_back_loses_no_slot(twin: ModuleType) -> None:
@@ -520,7 +521,7 @@ def test_a_policy_that_takes_nothing_back_loses_no_slot(twin: ModuleType) -> Non
     with pytest.raises(PolicyError):  # it lacks what the manager holds, and is given it now
         manager.prepare_store([C])
     assert names(store(manager, [C]).block_hashes_evicted) == "A"
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_policy_that_refuses_after_it_dropped_blocks_gets_them_back(twin: ModuleType) -> None:
@@ -535,7 +536,7 @@ def test_a_policy_that_refuses_after_it_dropped_blocks_gets_them_back(twin: Modu
         manager.prepare_store([C])
     assert manager.lookup([A, B]) == 2
     assert manager.stats()["refused_stores"] == 0
-    manager._check()
+    check_invariants(manager)
 
 
 def test_an_insert_that_fails_leaves_nothing_in_the_policy(twin: ModuleType) -> None:
@@ -575,4 +576,4 @@ def test_a_list_that_a_policys_own_code_changes_is_read_no_further(
     assert names(manager.prepare_store(batch).block_hashes_to_store) == "AB"
     manager.complete_store([A, B])
     assert manager.lookup([A, B]) == 2
-    manager._check()
+    check_invariants(manager)

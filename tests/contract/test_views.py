@@ -13,6 +13,7 @@ import pytest
 
 from kvoffload import BlockStatus
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, names
 from tests.observation import attributes
 from tests.policies.steps import idle, request
@@ -169,7 +170,7 @@ def test_a_store_while_a_view_is_gone_through(twin: ModuleType) -> None:
         for items in found:
             for _ in items:
                 request(manager, [D, E])
-        manager._check()
+        check_invariants(manager)
 
 
 def test_views_cannot_be_written(policy: Any) -> None:

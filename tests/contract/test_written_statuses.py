@@ -11,6 +11,7 @@ import pytest
 
 from kvoffload import BlockStatus
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, block_hashes, names, slots, store
 from tests.contract.conftest import Build
 
@@ -48,7 +49,7 @@ def test_an_evicted_block_leaves_its_own_slot(build_pooled: Build, wrong: int) -
     assert (names(output.block_hashes_evicted), slots(output.store_spec)) == ("A", [0])
     assert slots(manager.prepare_load([B, C, D, E])) == [1, 2, 3, 0]
     assert manager.stats()["free"] == 0
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_failed_store_frees_its_own_slot(build_pooled: Build, wrong: int) -> None:
@@ -60,7 +61,7 @@ def test_a_failed_store_frees_its_own_slot(build_pooled: Build, wrong: int) -> N
     assert manager.stats()["free"] == 1
     assert slots(store(manager, [E]).store_spec) == [0]
     assert slots(manager.prepare_load([B, C, D])) == [1, 2, 3]
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("name", ["LRUOffloadingManager", "ARCOffloadingManager"])
@@ -74,8 +75,8 @@ def test_a_reset_frees_its_own_slots(twin: ModuleType, name: str, wrong: int) ->
     assert backend.get_num_free_blocks() == 2
     assert slots(store(manager, [D, E]).store_spec) == [3, 0]
     assert slots(other.prepare_load([B, C])) == [1, 2]
-    manager._check()
-    other._check()
+    check_invariants(manager)
+    check_invariants(other)
 
 
 def test_a_written_ref_cnt_makes_no_count_negative(build_pooled: Build) -> None:
@@ -147,7 +148,7 @@ def test_a_managers_slot_is_not_freed_from_outside(twin: ModuleType, name: str) 
         backend.free(outside)
     output = store(manager, [E, F])
     assert (names(output.block_hashes_evicted), slots(output.store_spec)) == ("A", [0, 2])
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_backend_in_use_is_not_initialised_again(twin: ModuleType) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import once
 from tests.observation import attempt, observe
 
@@ -56,8 +57,8 @@ class Pair:
     def agree(self) -> None:
         """Compare everything that can be seen of the two, and check the invariants of both."""
         require_equal(observe(self.python), observe(self.compiled), what="what can be seen")
-        self.python._check()
-        self.compiled._check()
+        check_invariants(self.python)
+        check_invariants(self.compiled)
 
 
 class OpenPair:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.differential.pairs import OpenPair, Pair, Twins
 from tests.differential.workloads import GENERATED
 from tests.parts import ListBackend
@@ -148,4 +149,4 @@ def test_ten_thousand_open_requests_take_at_most_48_bytes_per_block(twins: Twins
         request.finish()
         request.complete_store()
     assert manager.lookup(prompts[0]) == 128
-    manager._check()
+    check_invariants(manager)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import METHODS, block_hash, once
 from tests.differential.pairs import Pair, Twins, require_equal, same_values
 from tests.differential.test_replays import options_at_their_bounds
@@ -141,7 +142,7 @@ class Driver:
     def check(self) -> None:
         """Check the invariants of both, and compare their counters and the statuses held."""
         for manager in (self.pair.python, self.pair.compiled):
-            manager._check()
+            check_invariants(manager)
         require_equal(self.pair.python.stats(), self.pair.compiled.stats(), what="stats")
         same_values(self.held)
 

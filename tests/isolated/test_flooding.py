@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import store
 from tests.isolated.scripts import run_script
 
@@ -149,4 +150,4 @@ def test_flood_of_keys_under_the_secret_of_this_process(twin: ModuleType) -> Non
     store(manager, keys[500:])
     assert manager.lookup(keys[500:]) == 500
     assert manager.lookup(keys[:1]) == 0
-    manager._check()
+    check_invariants(manager)

@@ -15,6 +15,7 @@ import pytest
 
 from kvoffload import BlockStatus, CPULoadStoreSpec, OffloadingEvent, PrepareStoreOutput
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, store
 from tests.isolated.scripts import run_script
 from tests.observation import as_value, observe
@@ -50,7 +51,7 @@ def test_pickling_is_refused_and_harmless(twin: ModuleType) -> None:
             with pytest.raises(TypeError, match=type(thing).__name__):
                 duplicate(thing)
         assert observe(thing) == before
-        thing._check()
+        check_invariants(thing)
 
 
 def test_what_managers_give_can_be_pickled(twin: ModuleType) -> None:
@@ -124,7 +125,7 @@ def test_a_policy_outlives_its_manager(twin: ModuleType) -> None:
         assert policy.get(A).block_id == 0
         assert len(policy.evict(1, [A])) == 1
         policy.remove(A)
-        policy._check()
+        check_invariants(policy)
 
 
 FORK = """

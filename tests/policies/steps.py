@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from kvoffload import BlockStatus
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import names
 
 
@@ -37,7 +38,7 @@ def policy_of(
 def evict(policy: Any, n: int, *protected: bytes) -> str | None:
     """Evict, verify the invariants, and return the victims as letters."""
     evicted = policy.evict(n, set(protected))
-    policy._check()
+    check_invariants(policy)
     return None if evicted is None else names(block for block, _ in evicted)
 
 

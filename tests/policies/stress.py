@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any
 
 from kvoffload import CPUOffloadingManager
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import block_hashes
 
 Request = list[int]
@@ -322,7 +323,7 @@ def hit_ratios(
             hits = serve_interleaved(manager, requests, in_flight)
         else:
             hits = serve_pending(manager, requests, pending)
-        manager._check()
+        check_invariants(manager)
         ratios[policy] = hits / sum(map(len, requests))
     return ratios
 

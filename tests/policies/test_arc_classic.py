@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockStatus
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, names
 from tests.policies.steps import evict, idle, pinned, policy_of
 
@@ -19,7 +20,7 @@ def arc(twin: ModuleType, capacity: int, blocks: list[bytes] | None = None) -> A
 
 
 def lists(policy: Any) -> tuple[str, str, str, str]:
-    policy._check()
+    check_invariants(policy)
     return names(policy.t1), names(policy.t2), names(policy.b1), names(policy.b2)
 
 
@@ -123,7 +124,7 @@ def test_all_lists_together_are_within_twice_the_capacity(twin: ModuleType) -> N
         assert evict(policy, 2) is not None
         policy.insert(one, idle())
         policy.insert(other, idle())
-        policy._check()
+        check_invariants(policy)
         assert len(policy) + policy.num_ghosts <= 4
     assert names(policy.b2) == "FE"
 

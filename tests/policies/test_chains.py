@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import block_hash, block_hashes
 from tests.policies.steps import request
 
@@ -46,7 +47,7 @@ class Watched:
         hashes = block_hashes(*numbers)
         self.number_of.update(zip(hashes, numbers, strict=True))
         output = request(self.manager, hashes)
-        self.manager._check()
+        check_invariants(self.manager)
         if output is None:
             return
         for victim in (self.number_of[block] for block in output.block_hashes_evicted):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import block_hashes
 from tests.differential.pairs import Pair, Twins
 from tests.differential.workloads import GENERATED
@@ -45,7 +46,7 @@ def test_leading_blocks_get_their_slots_while_others_may_leave(
     assert output.block_hashes_to_store == FRESH[4:CAPACITY]
     assert len(output.block_hashes_evicted) == CAPACITY - 4
     assert manager.stats()["not_admitted"] - declined == len(FRESH) - CAPACITY
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("rule", ENDS_WITH)
@@ -55,7 +56,7 @@ def test_by_the_rule_of_another_the_leading_blocks_are_stored(twin: ModuleType, 
     capacity = manager.policy.cache_capacity
     blocks = block_hashes(*range(10**7, 10**7 + capacity + 1))
     assert manager.prepare_store(blocks).block_hashes_to_store == blocks[:-1]
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_reset_does_not_change_it_and_without_a_tier_blocks_are_declined(

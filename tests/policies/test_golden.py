@@ -14,6 +14,7 @@ pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 from kvoffload.policies import registry
 from kvoffload.replay import DecodedTrace, device_hits, simulate
 from kvoffload.replay.offline import CEILINGS
+from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import Trace
 from tests.policies.steps import request
 
@@ -114,7 +115,7 @@ def test_counts(twin: ModuleType, name: str, policy: str, capacity: int) -> None
     stats = manager.stats()
     found = (stats["hit_blocks"], stats["stored_blocks"], stats["evicted_blocks"])
     assert (*found, stats["refused_stores"]) == GOLDEN[name, policy, capacity]
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("name", ["mooncake_conversation", "lmcache_agents_64c", "weka_cc_a"])

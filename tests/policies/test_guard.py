@@ -10,6 +10,7 @@ import pytest
 
 from kvoffload.policies._guard_py import is_sampled, sample_shift
 from kvoffload.replay import device_hits, simulate
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import KEY_LENGTHS, A, B, C, D, H, block_hash, block_hashes
 from tests.differential.pairs import Pair, Twins
 from tests.policies.steps import policy_of, request
@@ -91,14 +92,14 @@ def test_it_is_on_by_default_and_can_be_turned_off(twin: ModuleType) -> None:
     serve(manager, WORKLOADS["pairs"](1, 300))
     assert manager.policy.rule == "hit-density"
     assert manager.policy.trial_hits == {}
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_cache_of_no_blocks_needs_no_guard(twin: ModuleType) -> None:
     manager = manager_of(twin, 0)
     request(manager, [A, B])
     assert (manager.policy.guard, manager.policy.rule) == (0, "hit-density")
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("guard", [-1, 2, 0.5, float("nan"), "yes", None, True])
@@ -123,7 +124,7 @@ def test_counts(twin: ModuleType, case: tuple[str, int, int, int]) -> None:
         policy.rule,
         tuple(map(int, policy.trial_hits.values())),
     ) == COUNTS[case]
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.thorough
@@ -205,7 +206,7 @@ def test_a_store_of_a_trial_takes_as_long_as_the_cache_s(twin: ModuleType) -> No
         request(manager, [A, B])
         request(manager, [block_hash(100 + number)])
     assert min(manager.policy.trial_hits.values()) > 1.9
-    manager._check()
+    check_invariants(manager)
 
 
 def test_stores_that_overlap_do_not_mislead_it() -> None:
@@ -233,7 +234,7 @@ def test_a_request_right_after_itself_is_served_to_the_trials_and_no_use(twin: M
     request(manager, [A, B])
     assert manager.policy.num_requests == 4
     assert round(manager.policy.trial_hits["lru"]) == 9
-    manager._check()
+    check_invariants(manager)
 
 
 def test_the_twins_agree_on_what_arc_s_rule_has_in_t2(twins: Twins) -> None:
@@ -282,7 +283,7 @@ def test_by_lru_s_rule_the_least_recent_leave(twin: ModuleType) -> None:
     del manager  # which alone changes it while it is there
     victims = [last_use[block] for block, _ in policy.evict(100, ())]
     assert all(one <= other for one, other in pairwise(victims))
-    policy._check()
+    check_invariants(policy)
 
 
 def test_by_arc_s_rule_both_of_its_lists_leave_in_order(twin: ModuleType) -> None:
@@ -297,7 +298,7 @@ def test_by_arc_s_rule_both_of_its_lists_leave_in_order(twin: ModuleType) -> Non
         [last_use[block] for block in victims if block not in once],
     ):
         assert all(one <= other for one, other in pairwise(part))
-    policy._check()
+    check_invariants(policy)
 
 
 def test_by_arc_s_rule_what_is_repeated_at_once_is_in_t2_and_of_class_0(twin: ModuleType) -> None:
@@ -311,11 +312,11 @@ def test_by_arc_s_rule_what_is_repeated_at_once_is_in_t2_and_of_class_0(twin: Mo
     assert policy.num_requests == seen
     assert list(policy.rings[-1]) == batch[::-1]
     assert not set(batch) & set(policy.rings[0])
-    manager._check()
+    check_invariants(manager)
     request(manager, other)
     request(manager, batch[:2])
     assert list(policy.rings[-1]) == [batch[3], batch[2]]
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("rule", ENDS_WITH)
@@ -333,7 +334,7 @@ def test_by_the_rule_of_another_everything_is_stored_or_nothing(
     after = manager.stats()
     assert after["not_admitted"] - before["not_admitted"] == capacity + 1
     assert after["refused_stores"] == before["refused_stores"]
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("rule", ENDS_WITH)
@@ -345,7 +346,7 @@ def test_clear_forgets_the_rule(twin: ModuleType, rule: str) -> None:
     name, length, _ = ENDS_WITH[rule]
     serve(manager, WORKLOADS[name](1, length))
     assert manager.policy.rule == rule
-    manager._check()
+    check_invariants(manager)
 
 
 def test_it_finds_back_when_the_traffic_changes(twin: ModuleType) -> None:

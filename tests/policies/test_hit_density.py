@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, F, G, H, block_hashes, names
 from tests.policies.steps import evict, idle, pinned, policy_of, request
 
@@ -23,7 +24,7 @@ def manager_of(twin: ModuleType, capacity: int, options: str = "") -> Any:
 
 
 def ring_of(policy: Any, block: bytes) -> int:
-    policy._check()
+    check_invariants(policy)
     return next(number for number, ring in enumerate(policy.rings) if block in ring)
 
 
@@ -123,7 +124,7 @@ def test_what_an_answer_adds_belongs_to_the_request(twin: ModuleType) -> None:
     assert manager.policy.num_requests == 2
     assert ring_of(manager.policy, C) in ONCE_AGAIN
     assert ring_of(manager.policy, D) in NEVER_AGAIN
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_caller_that_touches_once_is_counted_each_time(twin: ModuleType) -> None:
@@ -199,7 +200,7 @@ def test_a_long_store_does_not_evict_what_is_protected(twin: ModuleType) -> None
     number, victims = policy.make_room(new, 0, old[:3])
     assert number == len(victims) == 200
     assert dict(victims).keys().isdisjoint(old[:3])
-    policy._check()
+    check_invariants(policy)
 
 
 def test_make_room_takes_what_is_a_hash_and_a_number(twin: ModuleType) -> None:
@@ -212,7 +213,7 @@ def test_make_room_takes_what_is_a_hash_and_a_number(twin: ModuleType) -> None:
         policy.make_room([5], 1, ())
     with pytest.raises(TypeError, match="protected"):
         policy.make_room([B], 1, [None])
-    policy._check()
+    check_invariants(policy)
 
 
 def test_pinned_pending_and_protected_blocks_stay(twin: ModuleType) -> None:
@@ -248,7 +249,7 @@ def test_ghosts_are_within_their_number(twin: ModuleType, ghosts: float, most: i
     policy = density(twin, 4, ghosts=ghosts)
     for number in range(200):
         policy.touch(block_hashes(number, number + 300, number // 2))
-        policy._check()
+        check_invariants(policy)
         assert policy.num_ghosts <= most
     assert (policy.num_ghosts > 0) == (most > 0)
 
@@ -257,7 +258,7 @@ def test_a_removed_block_is_not_remembered(twin: ModuleType) -> None:
     policy = density(twin, 4, [A])
     policy.touch([A])
     policy.remove(A)
-    policy._check()
+    check_invariants(policy)
     assert policy.num_ghosts == len(policy) == 0
 
 
@@ -267,11 +268,11 @@ def test_clear_forgets_what_was_learned(twin: ModuleType) -> None:
     train(manager)
     assert manager.policy.densities != fresh
     manager.reset_cache()
-    manager.policy._check()
+    check_invariants(manager.policy)
     assert manager.policy.densities == fresh
     assert manager.policy.num_requests == manager.policy.num_ghosts == 0
     train(manager)
-    manager._check()
+    check_invariants(manager)
 
 
 def test_densities_fall_with_age_and_rise_with_use(twin: ModuleType) -> None:
@@ -326,7 +327,7 @@ def test_capacity_zero_stores_nothing(twin: ModuleType) -> None:
     manager = manager_of(twin, 0)
     output = request(manager, [A, B, C])
     assert output.block_hashes_to_store == []
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_request_longer_than_the_capacity_is_stored_in_part(twin: ModuleType) -> None:
@@ -334,4 +335,4 @@ def test_a_request_longer_than_the_capacity_is_stored_in_part(twin: ModuleType) 
     output = request(manager, [A, B, C, D, E, F, G])
     assert names(output.block_hashes_to_store) == "ABC"
     assert manager.lookup([A, B, C]) == 3
-    manager._check()
+    check_invariants(manager)

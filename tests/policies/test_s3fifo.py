@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockStatus
+from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.blocks import A, B, C, D, E, block_hashes, names
 from tests.policies.steps import evict, idle, pinned, policy_of, request
@@ -20,7 +21,7 @@ def s3fifo(twin: ModuleType, blocks: list[bytes], capacity: int = 4, small: floa
 
 
 def queues(policy: Any) -> tuple[str, str, str]:
-    policy._check()
+    check_invariants(policy)
     return names(policy.small), names(policy.main), names(policy.ghosts)
 
 
@@ -153,7 +154,7 @@ def test_blocks_that_were_in_use_stand_before_what_the_scan_has_moved(twin: Modu
     use(manager, A, 1)
     assert manager.prepare_store([C, E]).block_hashes_evicted == [D]
     assert names(policy.main) == "BCA"
-    manager._check()
+    check_invariants(manager)
 
 
 def test_where_those_behind_are_in_use_the_deepest_leaves_first(twin: ModuleType) -> None:
@@ -214,7 +215,7 @@ def test_an_allocation_that_fails_changes_nothing(twins: tuple[ModuleType, Modul
             outcomes.append(False)
         finally:
             fail_after(None)
-        policy._check()
+        check_invariants(policy)
         if not outcomes[-1]:
             for queue in ("small", "main", "ghosts"):
                 assert list(getattr(policy, queue)) == list(getattr(same, queue))

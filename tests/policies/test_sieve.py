@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockStatus
+from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.blocks import A, B, C, D, E, F, block_hashes, names
 from tests.policies.steps import evict, idle, pinned, policy_of, request
@@ -20,7 +21,7 @@ def sieve(twin: ModuleType, blocks: list[bytes]) -> Any:
 
 
 def queue(policy: Any) -> str:
-    policy._check()
+    check_invariants(policy)
     return names(policy.blocks)
 
 
@@ -154,7 +155,7 @@ def test_a_block_in_use_comes_back_between_its_neighbours(twin: ModuleType) -> N
     assert names(request(manager, [F]).block_hashes_evicted) == "C"
     assert (names(manager.policy.blocks), manager.policy.hand) == ("BDEF", D)
     manager.complete_load([B])
-    manager._check()
+    check_invariants(manager)
     output = manager.prepare_store(block_hashes(101, 102, 103, 104))
     assert names(output.block_hashes_evicted) == "DEFB"
 
@@ -174,7 +175,7 @@ def test_links_never_form_a_circle(twin: ModuleType) -> None:
     policy = sieve(twin, [A, B, C])
     for batch in ([A, B], [B, A], [B, C], [C, A], [A, A], [C, B, A]):
         policy.touch(batch)
-        policy._check()
+        check_invariants(policy)
     assert sorted(evict(policy, 3) or "") == ["A", "B", "C"]
 
 
@@ -194,7 +195,7 @@ def test_a_failed_store_leaves_the_queue(twin: ModuleType) -> None:
     manager.prepare_store(block_hashes(0, 1, 2, 3))
     manager.touch(block_hashes(0, 1, 2, 3))
     manager.complete_store(block_hashes(2, 3), success=False)
-    manager._check()
+    check_invariants(manager)
     assert set(manager.policy.blocks) == set(block_hashes(0, 1))
 
 
@@ -227,7 +228,7 @@ def test_an_allocation_that_fails_changes_nothing(twins: tuple[ModuleType, Modul
             outcomes.append(False)
         finally:
             fail_after(None)
-        policy._check()
+        check_invariants(policy)
         if not outcomes[-1]:
             assert list(policy.blocks) == list(same.blocks)
             assert policy.hand == same.hand

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvoffload import BlockStatus
+from kvoffload.testing.policies import check_invariants
 from tests.blocks import A, B, C, D, E, names
 from tests.policies.steps import evict, idle, pinned, policy_of
 
@@ -19,7 +20,7 @@ def slru(twin: ModuleType, capacity: int, blocks: list[bytes], protected: float 
 
 
 def segments(policy: Any) -> tuple[str, str]:
-    policy._check()
+    check_invariants(policy)
     return names(policy.probation), names(policy.protected)
 
 

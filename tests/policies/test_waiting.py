@@ -10,6 +10,7 @@ import pytest
 
 from kvoffload.policies import registry
 from kvoffload.policies._queue_policy_py import QueueSearch
+from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.blocks import A, B, C, D, E, F, G, H, block_hash, block_hashes, names, store
 from tests.observation import observe
@@ -31,7 +32,7 @@ def full_of_chains(twin: ModuleType, name: str, num_chains: int, length: int = 2
 
 def resident(manager: Any) -> list[str]:
     """Return the blocks of each queue, oldest first, and verify the invariants."""
-    manager._check()
+    check_invariants(manager)
     queues = ("blocks",) if hasattr(manager.policy, "blocks") else ("small", "main")
     return [names(getattr(manager.policy, queue)) for queue in queues]
 
@@ -47,7 +48,7 @@ def test_the_deepest_leave_first_and_then_as_the_queues_stand(twin: ModuleType, 
     assert names(manager.prepare_store([F, *new[:2]]).block_hashes_evicted) == "DG"
     assert names(manager.prepare_store([A, new[2]]).block_hashes_evicted) == "C"
     assert manager.prepare_store([A, F, b"x"]) is None
-    manager._check()
+    check_invariants(manager)
     # Nothing is behind F any more, B behind A is in use.
     assert names(manager.prepare_store([b"x", b"y"]).block_hashes_evicted) == "FA"
     assert manager.prepare_store([b"z"]) is None
@@ -60,7 +61,7 @@ def test_a_block_that_waited_leaves_when_those_behind_it_have(twin: ModuleType, 
     manager.complete_load([F])
     assert names(store(manager, [b"y"]).block_hashes_evicted) in ("C", "F")
     manager.complete_load([B, D])
-    manager._check()
+    check_invariants(manager)
     left = [block for block in (B, C, D, E, F) if block in manager]
     output = store(manager, block_hashes(*range(100, 101 + len(left))))
     assert set(output.block_hashes_evicted) == {*left, b"y"}
@@ -71,11 +72,11 @@ def test_a_block_that_waits_is_no_victim_after_it_was_pinned(twin: ModuleType, n
     manager = full_of_chains(twin, name, 2)
     assert names(manager.prepare_store([b"x"]).block_hashes_evicted) == "A"
     manager.prepare_load([C])
-    manager._check()
+    check_invariants(manager)
     assert manager.prepare_store([b"y"]) is None
     manager.complete_load([C])
     assert names(manager.prepare_store([b"y"]).block_hashes_evicted) == "C"
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_block_that_waits_is_visited_and_unmarked_in_its_turn(twin: ModuleType) -> None:
@@ -103,7 +104,7 @@ def test_a_refused_store_changes_nothing_while_blocks_wait(twin: ModuleType, nam
         assert manager.prepare_store(new[5 : 5 + size]) is None
         after = observe(manager)
         assert {**after, "stats": None} == {**before, "stats": None}
-        manager._check()
+        check_invariants(manager)
     for _ in range(8):
         block = new.pop()
         one, other = manager.prepare_store([block]), same.prepare_store([block])
@@ -138,12 +139,12 @@ def test_an_allocation_that_fails_while_blocks_wait_changes_nothing(
             break
         finally:
             fail_after(None)
-        manager._check()
+        check_invariants(manager)
         assert observe(manager) == observe(same)
         for batch in (new[:1], new[1:20], new[20:]):
             outputs = [one.prepare_store(batch) for one in (manager, same)]
             assert outputs[0].block_hashes_evicted == outputs[1].block_hashes_evicted
-            manager._check()
+            check_invariants(manager)
         assert observe(manager) == observe(same)
     assert failures > 4
 
@@ -188,4 +189,4 @@ def test_statuses_written_from_outside_cost_no_memory_and_no_other_block(
         if output is not None:
             manager.complete_store(output.block_hashes_to_store, number % 2 == 0)
     manager.reset_cache()
-    manager._check()
+    check_invariants(manager)

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload.replay import replay
+from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import Survey, Trace
 
 pytestmark = pytest.mark.fast
@@ -59,7 +60,7 @@ def test_counts(twin, name, policy, capacity):
     result = replay(trace(name), manager)
     assert counts(result) == GOLDEN[name, policy, capacity]
     assert (result.requests, result.blocks) == CONTENTS[name][:2]
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc"])

@@ -11,6 +11,8 @@ from typing import Any
 from vllm.v1.kv_offload.base import PrepareStoreOutput, ReqContext
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
+from kvoffload.testing.policies import check_invariants
+
 
 class DifferenceError(Exception):
     """Say where two managers differ."""
@@ -150,4 +152,4 @@ class Pair:
             if one_lists != other_lists:
                 raise DifferenceError(f"lists: {one_lists} is not {other_lists}")
         if hasattr(second, "_check"):
-            second._check()
+            check_invariants(second)

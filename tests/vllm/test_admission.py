@@ -13,6 +13,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvoffload import CPUOffloadingManager
 from kvoffload.integrations.vllm import KVOffloadManager
+from kvoffload.testing.policies import check_invariants
 from tests.vllm.configuration import PACKAGE, configuration
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import SPECS, Engine, Talk
@@ -121,7 +122,7 @@ def test_it_decides_as_the_library_s_own_manager(policy, part):
         if part > len(keys):
             ours = {one for one in keys if drive.manager._policy.get(one) is not None}
             assert ours == {one for one in keys if one in reference}, f"request {number}"
-    drive.manager._check()
+    check_invariants(drive.manager)
     stats = reference.stats()
     if "guard=0" in policy:
         assert stats["not_admitted"] > 1000
@@ -141,7 +142,7 @@ def test_it_stores_less_and_hits_more_where_a_cache_thrashes(in_flight):
             drive.run([key(one) for one in ids])
     for drive in drives:
         drive.end()
-        drive.manager._check()
+        check_invariants(drive.manager)
         assert drive.manager._usage() == (0, 0)
     ours, other = drives
     assert ours.refused == 0  # a policy that declines does not refuse
@@ -193,7 +194,7 @@ def test_the_same_prompt_twice_at_a_time_is_no_second_use_and_served_to_the_tria
         assert round(policy.trial_hits["lru"]) == 8 * number
         assert policy.num_requests == 2
     drive.end()
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_chain_leaves_tail_first_though_it_was_stored_in_parts():
@@ -228,7 +229,7 @@ def test_what_is_declined_is_known_when_it_comes_again():
         if output.keys_to_store:
             break
     assert output.keys_to_store == other
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -265,11 +266,11 @@ def test_keys_without_positions_and_calls_out_of_order_keep_every_invariant(seed
             manager.reset_cache()
             pending.clear()
             contexts.clear()
-        manager._check()
+        check_invariants(manager)
     for made, stored in pending:
         manager.complete_store(stored, made)
     assert manager._usage() == (0, 0)
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])
@@ -289,7 +290,7 @@ def test_the_real_scheduler_takes_what_is_declined(tmp_path, host_platform, poli
         assert output is not None
         offered += len(absent)
         stored += len(output.keys_to_store)
-        manager._check()
+        check_invariants(manager)
         return output
 
     manager.prepare_store = counted
@@ -300,7 +301,7 @@ def test_the_real_scheduler_takes_what_is_declined(tmp_path, host_platform, poli
     talk.drain()
     assert 0 < stored < offered
     assert manager._usage() == (0, 0)  # nothing pinned, nothing pending
-    manager._check()
+    check_invariants(manager)
 
 
 def test_above_a_tier_nothing_is_declined(tmp_path):
@@ -311,7 +312,7 @@ def test_above_a_tier_nothing_is_declined(tmp_path):
         requests = popular_and_unique(random.Random(4), 60)
         for ids in requests:
             hits += engine.request([key(one) for one in ids])
-            engine.primary._check()
+            check_invariants(engine.primary)
         assert hits > 0
         assert any(job[0] == "submit_load" for job in engine.jobs)
         written = len(list(tmp_path.rglob("*.bin")))

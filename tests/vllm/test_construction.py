@@ -15,6 +15,7 @@ from kvoffload.integrations.vllm._manager_c import RequestManagerCore
 from kvoffload.integrations.vllm._ranked_lru_c import RankedLRU
 from kvoffload.integrations.vllm._rules_c import ARCRules, ChainRules, LRURules, UseRules
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 
 KEY = bytes(make_offload_key(b"k" * 32, 0))
@@ -164,4 +165,4 @@ def test_a_manager_is_constructed_once(of):
     assert manager.lookup(KEY, context) is LookupResult.HIT
     assert list(manager._policy.t1) == [KEY]
     assert [list(event.keys) for event in manager.take_events()] == [[KEY]]
-    manager._check()
+    check_invariants(manager)

@@ -12,6 +12,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from kvoffload import BlockNotFoundError, BlockNotPinnedError, BlockNotReadyError, OffloadError
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm._upstream import installed_release
+from kvoffload.testing.policies import check_invariants
 from tests.vllm.pair import statuses
 
 
@@ -65,7 +66,7 @@ def test_repeats_of_a_store_are_dropped(policy):
     assert output.store_spec.block_ids.tolist() == [0, 1]
     assert manager.allocation_sizes_in_current_batch == [2]
     manager.complete_store(output.keys_to_store, ReqContext("r"))
-    manager._check()
+    check_invariants(manager)
 
     leaky = CPUOffloadingManager(4, policy)
     assert len(leaky.prepare_store(keys[:3], context(keys[:2])).keys_to_store) == 3
@@ -109,7 +110,7 @@ def test_errors_come_before_any_change(policy, method, keys, error, text):
     with pytest.raises(error, match=text):
         getattr(manager, method)([key(n) for n in keys], context([key(n) for n in keys], "third"))
     assert observe(manager, universe) == before
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("method", ["prepare_load", "prepare_store"])
@@ -128,7 +129,7 @@ def test_new_keys_after_finish_are_an_error_before_any_change(policy, method, th
     # What the request has shown before is welcome.
     manager.prepare_load([key(1)], request)
     manager.complete_load([key(1)], request)
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("bad", ["text", 3, None, b"", bytearray(b"x")])
@@ -154,7 +155,7 @@ def test_a_position_must_fit(policy):
     with pytest.raises(ValueError, match="token position must be within"):
         manager.prepare_store([key(1)], request)
     assert manager.lookup(key(1), request) is LookupResult.MISS
-    manager._check()
+    check_invariants(manager)
 
 
 def test_arguments_are_checked():
@@ -186,7 +187,7 @@ def test_the_policy_view_evicts_and_shows(policy):
         assert view.target_t1_size == 2.5
         with pytest.raises(ValueError, match="target_t1_size must be in"):
             view.target_t1_size = 5
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_context_of_another_class_is_asked_by_its_methods():

@@ -22,6 +22,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Watch
 from tests.allocations import fail_after
 from tests.observation import observe
@@ -128,7 +129,7 @@ class Failing:
                 if not failed:
                     return result
                 self.failures[name] += 1
-                self.manager._check()
+                check_invariants(self.manager)
                 after = seen(self.manager, self.keys, context)
                 assert after == before, f"{name}: allocation {number} left a trace"
                 now = learned(self.manager, context)

@@ -15,6 +15,7 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED
 from tests.vllm.pair import Pair
 from tests.vllm.sequences import Sequence, Shape
@@ -77,7 +78,7 @@ def test_a_use_is_counted_once_a_request_and_an_insertion_is_none():
     assert requests.run([key(6)]) == [key(3)]
     assert requests.run([key(7)]) == [key(4)]
     assert requests.manager._policy.get(key(1)) is not None
-    requests.manager._check()
+    check_invariants(requests.manager)
 
 
 @pytest.mark.parametrize(

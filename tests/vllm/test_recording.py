@@ -25,6 +25,7 @@ from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.integrations.vllm.recording import Recording, RequestRecorder
 from kvoffload.replay import replay
+from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import MissingExtraError, Trace
 from tests.vllm.configuration import PACKAGE, configuration
 from tests.vllm.conftest import SEED, SEQUENCES
@@ -130,7 +131,7 @@ def test_through_the_real_scheduler(tmp_path, host_platform, num_groups):
         talk.turn()
     talk.drain()
     engines[1].connector.manager.shutdown()
-    engines[1].connector.manager._check()
+    check_invariants(engines[1].connector.manager)
     # A chunk's identity is all that comes before it; requests end in another order than they came.
     expected = [
         [tuple(prompt[:end]) for end in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS)]

@@ -10,6 +10,7 @@ from vllm.v1.kv_offload.base import ReqContext
 
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Watch
 from tests.vllm.watched import keys_of
 
@@ -34,7 +35,7 @@ def test_a_clock_that_calls_the_manager(cache_policy):
     assert manager.prepare_load(KEYS, context).block_ids.tolist() == list(range(8))
     manager.complete_load(KEYS, context)
     manager.on_request_finished(context)
-    manager._check()
+    check_invariants(manager)
 
 
 CALLS = {
@@ -82,9 +83,9 @@ def test_a_context_may_not_call_the_manager(cache_policy, outer, inner):
     context.call = lambda: CALLS[inner](manager, ReqContext("other"))
     with pytest.raises(RuntimeError, match="the manager is in the middle of another call"):
         CALLS[outer](manager, context)
-    manager._check()
+    check_invariants(manager)
     context.call = None
     assert manager.prepare_load(KEYS, context).block_ids.tolist() == list(range(8))
     manager.complete_load(KEYS, context)
     CALLS[outer](manager, context)
-    manager._check()
+    check_invariants(manager)

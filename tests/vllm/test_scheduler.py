@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM; see .ci/vllm-env")
 
 from kvoffload.integrations.vllm import KVOffloadManager
+from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import SPECS, Engine, Talk
 
@@ -35,4 +36,4 @@ def test_the_same_transfers(tmp_path, cache_policy, num_groups, threshold):
     assert ours._usage()[0] == (
         theirs._num_allocated_chunks - len(theirs._free_list) - theirs._num_evictable_cache_chunks
     )
-    ours._check()
+    check_invariants(ours)

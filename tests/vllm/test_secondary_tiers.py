@@ -36,6 +36,7 @@ from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from kvoffload._metrics import TIER_METRICS, TIER_PREFIX
 from kvoffload.integrations.vllm import KVOffloadFileTier, KVOffloadTier, secondary_tiers
 from kvoffload.integrations.vllm.secondary_tiers import SecondaryTier, namespace_of
+from kvoffload.testing.policies import check_invariants
 from kvoffload.testing.tiers import FaultyTier
 from kvoffload.tiers import Done, MemoryTier, State, Status, TierError
 from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
@@ -124,7 +125,7 @@ def assert_nothing_is_left(engine):
         raise AssertionError(one)
     if hasattr(engine.primary, "_check"):
         assert engine.primary._usage() == (0, 0)
-        engine.primary._check()
+        check_invariants(engine.primary)
 
 
 # -- bytes ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 
 from kvoffload.integrations.vllm import KVOffloadPrimaryTier
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED
 from tests.vllm.engine import BLOCK_TOKENS, Engine
 from tests.vllm.test_admission import Drive, context, popular_and_unique
@@ -87,7 +88,7 @@ def test_every_request_is_answered_and_nothing_stays_pinned(tmp_path, cache_poli
             engine.step(0)
         assert engine.primary._usage() == (0, 0)
         assert not engine.primary._promoted
-        engine.primary._check()
+        check_invariants(engine.primary)
     finally:
         engine.manager.shutdown()
 
@@ -189,7 +190,7 @@ def test_a_request_that_waits_no_longer_holds_nothing(end):
     assert primary._usage() == (0, 0)
     assert primary.lookup(key(2), request) is LookupResult.HIT
     assert not primary._promoted
-    primary._check()
+    check_invariants(primary)
 
 
 def test_a_promotion_that_fails_and_a_reset_hold_nothing():
@@ -201,7 +202,7 @@ def test_a_promotion_that_fails_and_a_reset_hold_nothing():
     primary.reset_cache()
     primary.on_request_finished(request)
     assert primary._usage() == (0, 0)
-    primary._check()
+    check_invariants(primary)
 
 
 def test_a_promotion_that_is_declined_is_none_and_one_that_is_there_is_not():
@@ -220,4 +221,4 @@ def test_a_promotion_that_is_declined_is_none_and_one_that_is_there_is_not():
     asked = {key(one) for ids in requests for one in ids}
     present = next(one for one in asked if primary._chunk(one) is not None)
     assert primary.prepare_write([present], ReqContext("r")).keys_to_store == []
-    primary._check()
+    check_invariants(primary)

@@ -20,6 +20,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
 from kvoffload.policies import registry
+from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.pair import Pair
 from tests.vllm.sequences import Sequence, Shape
@@ -38,7 +39,7 @@ class CheckedPair(Pair):
         super().compare()
         for manager in self.both:
             if isinstance(manager, KVOffloadManager):
-                manager._check()
+                check_invariants(manager)
 
 
 def run_tiny_sequence(seed: int, first, second, cache_policy: str) -> None:
@@ -110,7 +111,7 @@ def test_ghosts_that_are_offered_below_the_threshold_leave_memory_flat(cache_pol
             manager.on_request_finished(reader)
     grown = resident_bytes() - before
     assert grown < 400_000, f"grew by {grown:,} bytes"
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("cache_policy", ["arc", "s3fifo"])
@@ -124,5 +125,5 @@ def test_evicting_for_what_is_not_stored_keeps_no_key(cache_policy):
         manager.complete_store(keys, context)
         ghosts = [key(number) for number in range(start)]
         assert manager._policy.evict(4, ghosts) is not None
-        manager._check()
+        check_invariants(manager)
         manager.touch(ghosts, context)

@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.tiering.manager import (
 )
 
 from kvoffload.integrations.vllm import KVOffloadPrimaryTier
+from kvoffload.testing.policies import check_invariants
 from tests.vllm.configuration import CHUNK_BYTES, PACKAGE, configuration
 
 OURS = {"spec_name": "KVOffloadTieringSpec", "spec_module_path": PACKAGE}
@@ -148,7 +149,7 @@ def assert_nothing_is_left(engine):
     engine.settle()
     assert not engine.manager._jobs
     assert engine.primary._usage() == (0, 0)
-    engine.primary._check()
+    check_invariants(engine.primary)
 
 
 def test_the_spec_puts_our_primary_tier_into_vllm_s_manager(tmp_path, engines):

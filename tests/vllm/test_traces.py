@@ -14,6 +14,7 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvoffload.integrations.vllm import KVOffloadManager
+from kvoffload.testing.policies import check_invariants
 from tests.vllm.conftest import TRACES
 
 # The first blocks of each, so that a run stays short; capacities in shares of their unique blocks.
@@ -86,4 +87,4 @@ def test_a_trace_gives_the_same_decisions(name, cache_policy, share):
         assert one == other, f"decision {decisions}"
         decisions += 1
     assert decisions > len(requests)
-    ours._check()
+    check_invariants(ours)

@@ -17,6 +17,7 @@ from kvoffload.integrations.vllm._upstream import installed_release
 from kvoffload.integrations.vllm.groups import KVGroups
 from kvoffload.integrations.vllm.tiering import KVOffloadPrimaryTier
 from kvoffload.managers._watching import WatchRequest
+from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.vllm.conftest import SEED, SEQUENCES
 from tests.vllm.engine import BLOCK_TOKENS, SPECS, Engine, Talk
@@ -41,7 +42,7 @@ def test_the_same_decisions_with_a_watch(cache_policy):
         run_sequence(SEED + number, "manager", cache_policy, build)
         counters = managers[0].watch.counters()
         managers[0].watch.report()
-        managers[0]._check()
+        check_invariants(managers[0])
         assert counters["missed"] <= counters["asked"]
         assert sum(counters["causes"]) <= counters["missed"]
         for name in seen:
@@ -133,7 +134,7 @@ def test_what_is_generated_is_used_and_not_asked_for(groups, first):
     again.run()
     counters = manager.watch.counters()
     assert (counters["asked"], counters["missed"]) == (num_asked + 10 * len(groups), num_asked)
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_preempted_request_asks_for_what_it_had_generated():
@@ -327,7 +328,7 @@ def test_a_reset_leaves_requests_uncounted_that_were_under_way():
     assert sum(judged[:-1]) == 2
     (mini,) = manager.watch._subject.minis
     assert sum(each.stats()["hit_blocks"] for each in mini.managers) == 2
-    manager._check()
+    check_invariants(manager)
 
 
 def test_waste():
@@ -344,7 +345,7 @@ def test_what_the_policy_is_told_to_evict_is_counted():
     keys = keys_of("a", range(8))
     Request(manager, keys).run()
     assert len(manager._policy.evict(3, keys[:2])) == 3
-    manager._check()
+    check_invariants(manager)
     counters = manager.watch.counters()
     assert (counters["evicted"], counters["evicted_used"]) == (3, [3, 0])
     Request(manager, keys).run()
@@ -521,7 +522,7 @@ def test_what_a_window_keeps_from_being_loaded_is_counted(full, others):
     ask[1] = [*keys, *keys_of("d", range(3)), *keys_of("e", range(3))]
     GroupedRequest(*ask, local=0).run(stored=23)
     assert manager.watch.counters()["tail_missed_tokens"] == (12 + 8 + 1) * 16
-    manager._check()
+    check_invariants(manager)
 
 
 def test_of_lookups_that_are_repeated_the_furthest_before_the_first_access_counts():
@@ -643,7 +644,7 @@ def test_what_the_scheduler_could_not_load_for_want_of_a_window(tmp_path, host_p
     talk.drain()
     watch = connector.manager.watch
     assert watch.counters()["tail_missed_tokens"] == sum(found.values()) > 0
-    connector.manager._check()
+    check_invariants(connector.manager)
 
 
 def test_a_watch_belongs_to_one_manager():

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("msgspec", reason="reading traces needs the cli extra")
 
 from kvoffload.replay import DecodedTrace, replay, simulate
+from kvoffload.testing.policies import check_invariants
 from kvoffload.traces import Trace, TraceRecorder
 from kvoffload.watch import Watch
 from tests.blocks import block_hash
@@ -60,7 +61,7 @@ def test_curves_causes_and_waste(case):
     assert [sum(some) for some in zip(*counts["judged"], strict=True)] == segments
     assert {name: n for name, n in report.sampled_missed.items() if n} == causes
     assert counts["evicted_used"] == evicted_used
-    manager._check()
+    check_invariants(manager)
 
 
 def test_points_are_near_the_truth(case):

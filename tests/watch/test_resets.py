@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvoffload.managers._watch_py import DRAIN_KEYS
+from kvoffload.testing.policies import check_invariants
 from kvoffload.watch.metrics import samples
 from tests.blocks import A, B, C, D, block_hash, block_hashes, store
 
@@ -57,7 +58,7 @@ def test_the_curve_is_that_of_caches_that_were_reset_to_the_last_hit(twin, capac
         other = twin.CPUOffloadingManager(16, int(capacity * times))
         assert sum(judged[: size + 1]) == serve_all(other, asked), times
     assert core.counts()["resets"] == (len(asked) - 1) // EVERY
-    manager._check()
+    check_invariants(manager)
 
 
 @pytest.mark.parametrize("under_way", [0, 8])
@@ -135,7 +136,7 @@ def test_what_a_reset_dropped_is_the_cause_of_its_next_miss_while_there_is_room_
     for index in range(6):  # the first two are evicted
         serve(manager, [block_hash(index)])
     manager.reset_cache()
-    manager._check()
+    check_invariants(manager)
     for index in range(6):
         serve(manager, [block_hash(index)])
     assert causes() == {"never_or_long_ago": 6, "evicted": 2, "reset": 4}
@@ -146,7 +147,7 @@ def test_what_a_reset_dropped_is_the_cause_of_its_next_miss_while_there_is_room_
     # The list remembers 32 blocks, the newest.
     for index in range(100, 131):
         serve(manager, [block_hash(index)])
-        manager._check()
+        check_invariants(manager)
     manager.lookup([block_hash(4)])
     assert causes()["reset"] == 5
     counts = manager.watch._core.counts()
@@ -212,4 +213,4 @@ def test_resets_of_a_cache_that_nobody_asks_take_no_memory(twin):
     (stretches,) = manager.watch._core.take_requests()
     assert len(stretches) <= DRAIN_KEYS
     assert all(requests == [([C, D], 0, 2)] for requests in stretches)
-    manager._check()
+    check_invariants(manager)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvoffload.managers._watch_py import MOST_KEYS, age_bin, hash_key
 from kvoffload.managers._watching import WatchPlan
+from kvoffload.testing.policies import check_invariants
 from tests.allocations import fail_after
 from tests.blocks import KEY_LENGTHS, block_hash, store
 from tests.differential.pairs import require_equal
@@ -96,7 +97,7 @@ def test_the_twins_see_the_same_of_a_long_run(twins, policy, seed):
             require_equal(*(manager.watch.report() for manager in managers), what="the report")
     require_equal(*(manager.watch.counters() for manager in managers), what="the counters")
     for manager in managers:
-        manager._check()
+        check_invariants(manager)
 
 
 def test_the_twins_see_the_same_where_stores_overlap(twins, seed):
@@ -134,7 +135,7 @@ def test_what_no_lookup_takes_is_bounded(twins):
     assert MOST_KEYS <= sum(len(keys) + 1 for keys, _, _ in requests) <= MOST_KEYS + 1
     assert {(first, end) for _, first, end in requests} == {(0, 0)}
     for manager in managers:
-        manager._check()
+        check_invariants(manager)
 
 
 @pytest.mark.refused_allocations
@@ -152,7 +153,7 @@ def test_without_memory_a_request_is_not_collected(twins):
         ((requests,),) = manager.watch._core.take_requests()
         assert requests in ([], [(KEYS, 0, len(KEYS))])
         outcomes.append((served, bool(requests)))
-        manager._check()
+        check_invariants(manager)
     assert (True, False) in outcomes
     assert outcomes[-1] == (True, True)
 

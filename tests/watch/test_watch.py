@@ -14,6 +14,7 @@ import pytest
 from kvoffload import CPUOffloadingManager
 from kvoffload.managers import _watch_py
 from kvoffload.managers._watching import STORE
+from kvoffload.testing.policies import check_invariants
 from kvoffload.watch import Point, Watch, _watch
 from kvoffload.watch.estimate import make_point
 from kvoffload.watch.overdue import find_overdue
@@ -296,7 +297,7 @@ def test_where_stores_overlap_the_points_are_right_and_without_marks(twin, polic
     assert counters["shadows"][policy, 1.0][0] == pytest.approx(counters["missed"], rel=0.05)
     others = [p for p in manager.watch.report().points if p.policy == "hit-density"]
     assert all("in_flight" in point.marks for point in others)
-    manager._check()
+    check_invariants(manager)
 
 
 def meet(manager: Any, count: int) -> None:
@@ -541,7 +542,7 @@ def test_a_load_that_leaked_grows_old_beside_later_ones_of_the_same_blocks(twin)
         manager.complete_load([A, B])
     (leaked,) = manager.watch.overdue()
     assert (leaked.kind, leaked.seconds, leaked.num_blocks) == ("load", 100.0, 2)
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_reset_closes_what_is_open(twin):
@@ -598,7 +599,7 @@ def test_the_list_of_sizes_and_capacities_without_room(twin):
         manager = whole(twin, capacity)
         for hashes in ([A], [A], [B, C], []):
             serve(manager, hashes)
-        manager._check()
+        check_invariants(manager)
         assert manager.watch.report().asked == 4
 
 
@@ -637,7 +638,7 @@ def test_a_clock_that_fails_stands_still(twin):
     clock.seconds = "no number"
     assert serve(manager, [A, B, C]) == 2
     assert manager.watch._core.now() == 2000
-    manager._check()
+    check_invariants(manager)
 
 
 def test_a_clock_that_calls_the_manager_harms_nothing(twin):
@@ -664,7 +665,7 @@ def test_a_clock_that_calls_the_manager_harms_nothing(twin):
             stored = output.block_hashes_to_store
             assert all(manager.policy.get(key).ref_cnt == -1 for key in stored)
             manager.complete_store(stored)
-        manager._check()
+        check_invariants(manager)
     stats = manager.stats()
     assert stats["resident"] + stats["free"] == 64
     assert stats["pending"] == 0
@@ -748,7 +749,7 @@ def test_an_instance_with_ghosts_can_be_watched(twin):
     manager = twin.CPUOffloadingManager(16, 4, policy, watch=watch)
     for index in range(20):
         serve(manager, [block_hash(index)])
-    manager._check()
+    check_invariants(manager)
 
 
 def test_the_default_sample_cannot_be_foreseen():
