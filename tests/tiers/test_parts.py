@@ -679,3 +679,9 @@ class TestArguments:
             pytest.raises(ValueError, match=message),
         ):
             call(tier)
+
+
+def test_the_former_name_of_a_block_s_position_warns():
+    block = tiers.Block(b"key", 3, 5, 7)
+    with pytest.warns(DeprecationWarning, match="Block.place is called position"):
+        assert block.place == block.position == 7
