@@ -116,4 +116,4 @@ class Entry:
             if option.name == name:
                 return option
         known = ", ".join(option.name for option in self.options) or "none"
-        raise ValueError(f"policy {self.name!r} has no option {name!r} (known: {known})")
+        raise ValueError(f"{self.name} has no option {name!r} (known: {known})")

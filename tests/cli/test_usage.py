@@ -55,7 +55,7 @@ GOOD = b'{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n'
         (["--format", "hex"], "--format must go with TRACE, got it without"),
         (["--skip-bad"], "--skip-bad must go with TRACE, got it without"),
         (["--a\x1b[31m"], "No such option '--a\\x1b[31m'."),
-        (["--policy", "lru?x=1"], "policy 'lru' has no option 'x'"),
+        (["--policy", "lru?x=1"], "policy: lru has no option 'x'"),
         (["--policy", ""], "got ''"),
         (["--nothing"], "No such option '--nothing'."),
         (["-", "b"], "TRACE must be - alone, got 2 of them"),
