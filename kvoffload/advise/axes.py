@@ -9,15 +9,7 @@ __all__ = ["apart", "ratio_text", "ratio_ticks"]
 
 
 def ratio_ticks(highest: float, most: int = 5) -> list[float]:
-    """Return round ratios from 0 to the first that is not below `highest`.
-
-    Parameters
-    ----------
-    highest : float
-        Highest ratio that is drawn.
-    most : int
-        About how many ticks there are above 0.
-    """
+    """Return 0 and about `most` round ratios above it, the last of them not below `highest`."""
     steps = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
     step = next((step for step in steps if highest / step <= most), 0.2)
     count = max(1, math.ceil(highest / step - 1e-9))

@@ -46,27 +46,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A policy, or a ceiling.
+    """A policy, or a ceiling."""
 
-    Attributes
-    ----------
-    name : str
-        The label at its end.
-    kind : str
-        ``"chosen"``, ``"policy"`` or ``"ceiling"``.
-    color : int
-        Number of its colour.
-    points : list of Point
-        Its marks, least memory first.
-    label_y : float
-        Position of the label, such that no two overlap.
-    """
-
-    name: str
-    kind: str
-    color: int
-    points: list[Point]
-    label_y: float
+    name: str  # the label at its end
+    kind: str  # ``"chosen"``, ``"policy"`` or ``"ceiling"``
+    color: int  # number of its colour
+    points: list[Point]  # its marks, least memory first
+    label_y: float  # position of the label, such that no two overlap
 
     @property
     def path(self) -> str:
@@ -99,16 +85,9 @@ class Chart:
 
 
 def chart(advice: Advice, *, width: int, height: int, label_height: int) -> Chart:
-    """Lay out the chart.
+    """Lay out the chart, in user units; wider where a name takes more than the built-in policies'.
 
-    Parameters
-    ----------
-    advice : Advice
-        The advice to draw.
-    width, height : int
-        Size, user units; wider where a name takes more than the built-in policies' do.
-    label_height : int
-        Distance between two names at the lines' ends, user units.
+    `label_height` is the distance between two names at the lines' ends.
     """
     left, right, top, bottom = 48, width - NAME_MARGIN, 16, height - 44
     longest = max(map(len, advice.setup.replayed))

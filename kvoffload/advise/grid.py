@@ -19,18 +19,10 @@ PARTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One policy at one capacity.
+    """One policy at one capacity."""
 
-    Attributes
-    ----------
-    policy : str
-        Policy string.
-    parts : tuple of ReplayResult
-        Counts of each part of the trace; the cache is kept between parts.
-    """
-
-    policy: str
-    parts: tuple[ReplayResult, ...]
+    policy: str  # policy string
+    parts: tuple[ReplayResult, ...]  # of the trace; the cache is kept between them
 
     @property
     def asked_tokens(self) -> int:
@@ -55,27 +47,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """All outcomes, and the ceilings.
+    """All outcomes, and the ceilings."""
 
-    Attributes
-    ----------
-    outcomes : dict of (str, int) to Outcome
-        By policy and capacity.
-    belady : dict of int to int
-        By capacity, the most tokens that a policy can hit; empty where no group is full.
-    """
-
-    outcomes: dict[tuple[str, int], Outcome]
-    belady: dict[int, int]
+    outcomes: dict[tuple[str, int], Outcome]  # by policy and capacity
+    belady: dict[int, int]  # by capacity, the most tokens hit; empty where no group is full
 
 
 def part_seconds(times: Iterable[float]) -> list[float]:
     """Return how long each part lasts, from its first arrival to that of the next, seconds.
 
-    Parameters
-    ----------
-    times : iterable of float, milliseconds
-        Arrival of each request.
+    `times` are the arrivals of all requests, milliseconds.
     """
     marks = np.maximum.accumulate(np.fromiter(times, dtype=np.float64))
     if not len(marks):
@@ -94,29 +75,10 @@ def replay_grid(
     jobs: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> Grid:
-    """Replay a trace through every policy at every capacity, and find the ceilings.
+    """Replay a trace through every policy at every capacity, slots, and find the ceilings.
 
-    Parameters
-    ----------
-    trace : DecodedTrace
-        The requests.
-    policies : sequence of str
-        Policy strings.
-    capacities : sequence of int
-        Capacities, slots.
-    groups : GroupChunks
-        The groups of the model, and how prompts are offered.
-    device_blocks : int
-        Slots of the accelerator's own cache in front; 0 for none.
-    jobs : int
-        Number of processes; 1 computes in this one.
-    progress : callable, optional
-        Called with the number of replays done.
-
-    Raises
-    ------
-    ChildProcessError
-        If a process is killed.
+    `jobs` processes share the replays; ChildProcessError if one is killed. `progress` is called
+    with the number of replays done.
     """
     ceilings = (BELADY,) if groups.num_full else ()
     cells = [

@@ -126,13 +126,7 @@ def shape_of_config(path: str | os.PathLike[str]) -> ModelShape:
 
 
 def shape_of_fields(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """Return the shape of a model from the fields of its configuration.
-
-    Raises
-    ------
-    ValueError
-        If a field is wrong, or the model cannot be counted; the message says why.
-    """
+    """Return the shape of a model from the fields of its configuration; ValueError says why not."""
     return _Config(name, config).shape()
 
 

@@ -16,17 +16,7 @@ HIDDEN = ("hidden_size", "n_embd", "d_model")
 
 
 class Fields:
-    """The fields of a configuration.
-
-    Parameters
-    ----------
-    path : str
-        Where they are from, for errors; printable.
-    model_type : str
-        The kind of model that they say it is.
-    config : mapping
-        The fields.
-    """
+    """The fields of a configuration, from `path`, which is printable, of a kind of model."""
 
     def __init__(self, path: str, model_type: str, config: Mapping[str, Any]) -> None:
         self.path = path

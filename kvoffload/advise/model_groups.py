@@ -153,18 +153,7 @@ class _Pages:
 
 
 def group_layout(name: str, kinds: Sequence[Layers], dtype: str, workers: int) -> GroupLayout:
-    """Divide the layers of a model into groups.
-
-    Parameters
-    ----------
-    name : str
-        The model's name, for errors.
-    kinds : sequence of Layers
-        The model's layers by kind, in order of each kind's first layer.
-    dtype : str
-        Element type of keys and values, a key of `DTYPE_BYTES`.
-    workers : int
-        Workers that a layer is divided among.
+    """Divide the layers of a model, by kind in order of each kind's first layer, into groups.
 
     Raises
     ------

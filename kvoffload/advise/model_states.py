@@ -25,13 +25,7 @@ def has_states(fields: Fields) -> bool:
 
 
 def state_of(fields: Fields) -> State:
-    """Return the state of a configuration's recurrent layers.
-
-    Raises
-    ------
-    ValueError
-        If the fields tell no kind that is known, or one of them is wrong.
-    """
+    """Return the state of a configuration's recurrent layers; ValueError if no known kind fits."""
     found = fields.given(*STATE_FIELDS)
     if found is None:
         fields.refuse("its recurrent layers are of a kind that is not known")

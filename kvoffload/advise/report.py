@@ -35,26 +35,12 @@ _NARROW = {"width": 340, "height": 360, "label_height": 16}
 
 
 def require_report() -> None:
-    """Check that the requirements of a report are installed.
-
-    Raises
-    ------
-    MissingExtraError
-        If it is not.
-    """
+    """Raise MissingExtraError unless the requirements of a report are installed."""
     require("jinja2", "a report", "report")
 
 
 def write_report(subject: Subject, path: str | os.PathLike[str]) -> None:
-    """Write the page to a file; on failure the file is what it was.
-
-    Raises
-    ------
-    MissingExtraError
-        If jinja2 is not installed.
-    OSError
-        If the file cannot be written; it names the file.
-    """
+    """Write the page to a file; on failure the file is what it was, and an OSError names it."""
     page = report_html(subject)
     with open_output(path) as file:
         file.write(page.encode())
@@ -75,13 +61,7 @@ class _Column:
 
 
 def report_html(subject: Subject) -> str:
-    """Return the page.
-
-    Raises
-    ------
-    MissingExtraError
-        If jinja2 is not installed.
-    """
+    """Return the page; MissingExtraError if jinja2 is not installed."""
     require_report()
     import jinja2
     from markupsafe import Markup

@@ -25,24 +25,12 @@ LEAST_GAIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class RetentionCell:
-    """One retention interval under the policy that was chosen, in the memory asked for.
+    """One retention interval under the policy that was chosen, in the memory asked for."""
 
-    Attributes
-    ----------
-    interval : int or None
-        The interval, tokens: 0 for the last resume point alone, None for all.
-    hit_ratio : float
-        Share of the tokens asked for that are hits.
-    served : float
-        Share of all prompt tokens that host memory or the accelerator's own cache has.
-    stored : int
-        Slots stored.
-    """
-
-    interval: Retention
-    hit_ratio: float
-    served: float
-    stored: int
+    interval: Retention  # tokens: 0 for the last resume point alone, None for all
+    hit_ratio: float  # share of the tokens asked for that are hits
+    served: float  # share of all prompt tokens that host memory or the accelerator's own cache has
+    stored: int  # slots stored
 
 
 def or_none(interval: Retention) -> int | str:
@@ -75,16 +63,8 @@ def retentions(
 ) -> list[RetentionCell]:
     """Compare the intervals that `compared` returns under the policy chosen.
 
-    Parameters
-    ----------
-    recorded : RecordedTrace
-        The trace that the advice was made from.
-    advice : Advice
-        The advice; it has the results at the interval given.
-    jobs : int
-        Number of processes that share the replays.
-    progress : callable, optional
-        Called with the number of intervals done.
+    The advice, made from the same trace, has the results at the interval given. `jobs` processes
+    share the replays; `progress` is called with the number of intervals done.
     """
     setup, groups = advice.setup, advice.setup.chunks
     intervals = compared(groups)

@@ -21,53 +21,21 @@ __all__ = ["Subject"]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An advice and its context.
+    """An advice and its context."""
 
-    Attributes
-    ----------
-    trace : str
-        Name of the trace as given by the user.
-    advice : Advice
-        The advice.
-    model : ModelShape or None
-        The model; None where bytes per token were given.
-    dtype : str
-        Element type of the model's KV cache.
-    command : str
-        Command that gives the same advice.
-    block_tokens_from : str
-        Origin of the tokens per block: ``"trace"``, ``"lengths"`` of its requests, or ``"option"``
-        where those are not known.
-    alone : Advice or None
-        The same without a cache on the accelerator, where `advice` has a typical one in front.
-    details : Details or None
-        Details of the advice.
-    files : int or None
-        Files that the trace was read from, None if it is generated.
-    id_spaces : int
-        Sets of these that share their block ids.
-    ids_text : str or None
-        How the block ids of several files were treated, in words.
-    retentions : tuple of RetentionCell
-        Retention intervals compared; empty where the model has no windows or states.
-    shares : tuple of Advice
-        The same behind parts of a typical cache on the accelerator, in the memory that was asked
-        for only.
-    """
-
-    trace: str
+    trace: str  # its name as given by the user
     advice: Advice
-    model: ModelShape | None
-    dtype: str
-    command: str
-    block_tokens_from: str = "lengths"
-    alone: Advice | None = None
+    model: ModelShape | None  # None where bytes per token were given
+    dtype: str  # element type of the model's KV cache
+    command: str  # a command that gives the same advice
+    block_tokens_from: str = "lengths"  # or ``"trace"``, or ``"option"`` where neither tells
+    alone: Advice | None = None  # without the typical cache on the accelerator that `advice` has
     details: Details | None = None
-    files: int | None = None
-    id_spaces: int = 1
-    ids_text: str | None = None
-    retentions: tuple[RetentionCell, ...] = ()
-    shares: tuple[Advice, ...] = ()
+    files: int | None = None  # that the trace was read from; None if it is generated
+    id_spaces: int = 1  # sets of files that share their block ids
+    ids_text: str | None = None  # how the block ids of several files were treated
+    retentions: tuple[RetentionCell, ...] = ()  # empty where the model has no windows or states
+    shares: tuple[Advice, ...] = ()  # behind parts of that cache, in the memory asked for only
 
     def headline(self) -> str:
         """Return the advice in one sentence."""
