@@ -14,20 +14,11 @@ __all__ = ["Exchange"]
 
 
 class Exchange:
-    """A GET of a URL, redirects included, that another thread can end.
+    """A GET of an http or https URL, redirects included, that another thread can end.
 
     The timeout of a socket holds for each call of it: a server that sends one byte per second is
     never late. Therefore all sockets of the exchange are shut down once it is abandoned, whatever
-    they are at: a handshake, the headers, or the body.
-
-    Parameters
-    ----------
-    url : str
-        An address of http or https.
-    seconds : float
-        Seconds for all of it.
-    most_bytes : int
-        Longest body.
+    they are at: a handshake, the headers, or the body. `seconds` are for all of it.
     """
 
     def __init__(self, url: str, seconds: float, most_bytes: int) -> None:
@@ -40,15 +31,7 @@ class Exchange:
         self._ended = False
 
     def read(self) -> bytes:
-        """Return the body.
-
-        Raises
-        ------
-        OSError, http.client.HTTPException
-            If the exchange fails, is abandoned or takes too long.
-        ValueError
-            If the body is too long.
-        """
+        """Return the body; ValueError if it is too long, else an OSError or HTTPException."""
         opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.ProxyHandler(),
@@ -82,13 +65,7 @@ class Exchange:
             each.close()
 
     def seconds_left(self) -> float:
-        """Return the seconds until the deadline.
-
-        Raises
-        ------
-        TimeoutError
-            If there are none.
-        """
+        """Return the seconds until the deadline; TimeoutError if there are none."""
         left = self._deadline - time.monotonic()
         if left <= 0 or self._ended:
             raise TimeoutError(self._late)

@@ -21,15 +21,9 @@ from ._terminal import note
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A retention interval that was given; an option that was not is None.
+    """A retention interval that was given; an option that was not is None."""
 
-    Attributes
-    ----------
-    tokens : int or None
-        0 for the last resume point alone, None for all.
-    """
-
-    tokens: Retention
+    tokens: Retention  # 0 for the last resume point alone, None for all
 
     def __str__(self) -> str:
         return str(or_none(self.tokens))
@@ -89,27 +83,13 @@ def model_options(function: CommandFunction) -> CommandFunction:
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """The options of `model_options`, as given.
-
-    Attributes
-    ----------
-    model : ModelShape or None
-        The model.
-    given_dtype : str or None
-        Element type of its cache.
-    tensor_parallel : int or None
-        Workers that a layer is divided among.
-    retention : Interval or None
-        Where windows and states can be resumed.
-    step_tokens : int or None
-        Tokens of a scheduler step; has no effect where all layers are one full group.
-    """
+    """The options of `model_options`, as given."""
 
     model: ModelShape | None
     given_dtype: str | None
     tensor_parallel: int | None
-    retention: Interval | None
-    step_tokens: int | None = None
+    retention: Interval | None  # where windows and states can be resumed
+    step_tokens: int | None = None  # no effect where all layers are one full group
 
     @property
     def dtype(self) -> str:
@@ -117,18 +97,7 @@ class CacheOptions:
         return self.given_dtype or "bfloat16"
 
     def check(self, block_bytes: int | None = None) -> None:
-        """Refuse options that would have no effect, or a model that is not so divided.
-
-        Parameters
-        ----------
-        block_bytes : int, optional
-            What ``--block-bytes`` says.
-
-        Raises
-        ------
-        click.UsageError
-            If there is one.
-        """
+        """Refuse options that would have no effect, or a model that is not so divided."""
         if self.model is not None and block_bytes is not None:
             raise click.UsageError("at most one of --model and --block-bytes must be given")
         if self.model is None:
@@ -165,13 +134,7 @@ class CacheOptions:
         return replace(self, tensor_parallel=workers)
 
     def layout(self) -> GroupLayout | None:
-        """Return the groups of the model; None without one, or where all are one full group.
-
-        Raises
-        ------
-        click.UsageError
-            If the layers cannot be divided so.
-        """
+        """Return the groups of the model; None without one, or where all are one full group."""
         if self.model is None:
             return None
         try:
@@ -181,19 +144,9 @@ class CacheOptions:
         return None if [group.kind for group in layout.groups] == ["full"] else layout
 
     def groups(self, block_tokens: int | None, token_bytes: int | None = None) -> GroupChunks:
-        """Return the groups, of blocks of so many tokens.
+        """Return the groups, of blocks of so many tokens, if that is known.
 
-        Parameters
-        ----------
-        block_tokens : int or None
-            Tokens per block, where that is known.
-        token_bytes : int, optional
-            Bytes per token where `layout` is None; by default those of the model, if there is one.
-
-        Raises
-        ------
-        click.UsageError
-            If they cannot have that retention interval.
+        `token_bytes` counts where `layout` is None; by default those of the model, if there is one.
         """
         layout = self.layout()
         if layout is None or block_tokens is None:
@@ -211,13 +164,7 @@ class CacheOptions:
             raise click.UsageError(f"--{text}") from None
 
     def block_bytes(self, block_tokens: int | None) -> int | None:
-        """Return the bytes per block, or per slot of a model with groups; None without a model.
-
-        Raises
-        ------
-        click.UsageError
-            If the tokens per block are not known.
-        """
+        """Return the bytes per block, or per slot of a model with groups; None without a model."""
         if self.model is None:
             return None
         if block_tokens is None:
@@ -238,13 +185,7 @@ class CacheOptions:
         return f"{text} slot, groups: {parts}; retention {or_none(groups.retention)}"
 
     def token_bytes(self) -> int | None:
-        """Return the bytes per token of a model whose layers are one full group; None without one.
-
-        Raises
-        ------
-        click.UsageError
-            If its heads cannot be divided so.
-        """
+        """Return the bytes per token where all layers are one full group; None without a model."""
         if self.model is None:
             return None
         try:
@@ -280,13 +221,7 @@ def unique_chunks(groups: GroupChunks, unique_blocks: int | None) -> int | None:
 def without_unknown_ceilings(
     policies: tuple[str, ...], groups: GroupChunks, *, quiet: bool
 ) -> tuple[str, ...]:
-    """Leave out the ceiling that is not known without a full group; print a note.
-
-    Raises
-    ------
-    click.UsageError
-        If no other policy was given.
-    """
+    """Leave out the ceiling that is not known without a full group; print a note."""
     if groups.num_full or BELADY not in policies:
         return policies
     left = tuple(policy for policy in policies if policy != BELADY)

@@ -33,13 +33,7 @@ CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
 
 def check_number(text: str) -> None:
-    """Refuse a number that is too large, or whose unit is ambiguous.
-
-    Raises
-    ------
-    ValueError
-        If it is; the message asks for the missing part of the unit.
-    """
+    """Refuse a number that is too large; or whose unit is ambiguous, asking for what it lacks."""
     if _TOO_LARGE.fullmatch(text):
         raise ValueError(f"must have at most 18 digits, got {describe(text)}, which is too large")
     half = _HALF_A_UNIT.fullmatch(text)
@@ -50,24 +44,12 @@ def check_number(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A requested capacity; exactly one of `blocks`, `size` and `percent` is set.
+    """A requested capacity; exactly one of `blocks`, `size` and `percent` is set."""
 
-    Attributes
-    ----------
-    text : str
-        The text that was given.
-    blocks : int or None
-        Number of blocks.
-    size : int or None
-        Bytes.
-    percent : Fraction or None
-        Share of the unique blocks.
-    """
-
-    text: str
+    text: str  # as it was given
     blocks: int | None = None
-    size: int | None = None
-    percent: Fraction | None = None
+    size: int | None = None  # bytes
+    percent: Fraction | None = None  # of the unique blocks
 
     def resolve(
         self,
@@ -78,13 +60,7 @@ class Capacity:
         *,
         unit: str = "block",
     ) -> int:
-        """Return the number of blocks, at least `least`; messages name `option` and `unit`.
-
-        Raises
-        ------
-        click.UsageError
-            If it comes to fewer blocks, or to more than a manager can have.
-        """
+        """Return the number of blocks, at least `least`; messages name `option` and `unit`."""
         if self.size is not None:
             blocks = self.size // (block_bytes or 1)
             means = f"{self.size:,} bytes / {block_bytes:,} bytes per {unit}"
@@ -103,13 +79,7 @@ class Capacity:
 
 
 def read_capacity(text: str, least: int = 1) -> Capacity:
-    """Read a capacity: blocks, a size in bytes or a percentage.
-
-    Raises
-    ------
-    ValueError
-        If it is none of them.
-    """
+    """Read a capacity: blocks, a size in bytes or a percentage."""
     check_number(text)
     size = sizes.read_size(text, needs_unit=True)
     if size is not None:
@@ -141,11 +111,6 @@ def check_sizes(
     """Refuse sizes in bytes, by option, where the size of a block is not known.
 
     `needs` names the options that would tell it.
-
-    Raises
-    ------
-    click.UsageError
-        If there is one.
     """
     for option, capacities in options.items():
         for capacity in capacities:
@@ -157,13 +122,7 @@ def check_sizes(
 
 
 def check_steps(step_tokens: int | None, block_tokens: int | None) -> None:
-    """Refuse steps where the tokens per block are not known.
-
-    Raises
-    ------
-    click.UsageError
-        If they are not.
-    """
+    """Refuse steps where the tokens per block are not known."""
     if step_tokens is not None and block_tokens is None:
         raise click.UsageError(
             f"--step-tokens needs --block-tokens, got {step_tokens} without: no block size fits "
@@ -172,13 +131,7 @@ def check_steps(step_tokens: int | None, block_tokens: int | None) -> None:
 
 
 def read_size(text: str) -> int:
-    """Read a number of bytes, with or without a unit.
-
-    Raises
-    ------
-    ValueError
-        If it is not one, or below 1.
-    """
+    """Read a number of bytes, >= 1, with or without a unit."""
     check_number(text)
     is_number = re.fullmatch(r"[0-9]{1,18}", text)
     size = sizes.read_size(text, needs_unit=not is_number)
@@ -188,13 +141,7 @@ def read_size(text: str) -> int:
 
 
 def check_prefix(prefix: str) -> None:
-    """Refuse what cannot stand in front of a metric's name.
-
-    Raises
-    ------
-    click.UsageError
-        If it cannot.
-    """
+    """Refuse what cannot stand in front of a metric's name."""
     if not re.fullmatch(r"([A-Za-z_:][A-Za-z0-9_:]*)?", prefix):
         raise click.UsageError(f"--prefix must be the start of a metric's name, got {prefix!r}")
 
@@ -298,13 +245,7 @@ def read_policy(text: str) -> str:
 def manager_of(
     policy: str, num_slots: int, unit: str, block_tokens: int | None = None
 ) -> CPUOffloadingManager:
-    """Return an empty manager.
-
-    Raises
-    ------
-    click.UsageError
-        If the policy's options do not go with this capacity.
-    """
+    """Return an empty manager; refuse options of the policy that do not go with this capacity."""
     try:
         return new_manager(policy, num_slots, block_tokens or 1)
     except (TypeError, ValueError) as error:

@@ -36,25 +36,11 @@ def check_outputs(
     append: Collection[str] = (),
     prints: bool = True,
 ) -> None:
-    """Check that a command can write its outputs.
+    """Check that a command can write `files`, by option, and to standard output if it `prints`.
 
-    Parameters
-    ----------
-    traces : sequence of str
-        Inputs as given: files, folders and patterns, ``-`` for standard input.
-    files : mapping of str to str or None
-        The files that it writes, by option.
-    append : collection of str
-        Options whose file is appended to.
-    prints : bool
-        Whether it writes to standard output.
-
-    Raises
-    ------
-    click.UsageError
-        If two of all these are one file. Nothing has been opened then.
-    OSError
-        If one cannot be written; it names the file.
+    Options whose file is appended to are in `append`; `traces` are the inputs as given. A usage
+    error if two of all these are one file: nothing has been opened then. An OSError names a file
+    that cannot be written.
     """
     given = {option: name for option, name in (files or {}).items() if name is not None}
     _check_apart(traces, given, prints=prints)
@@ -73,13 +59,7 @@ def check_output_option(traces: Sequence[str], output: str) -> None:
 
 
 def write_output(requests: Iterable[Request], output: str) -> None:
-    """Write requests to a file, or to standard output for ``-``.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written; it names the file.
-    """
+    """Write requests to a file, or to standard output for ``-``; an OSError names the file."""
     if output == STDOUT:
         write_requests(requests, sys.stdout.buffer)
         sys.stdout.buffer.flush()

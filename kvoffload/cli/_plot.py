@@ -36,13 +36,7 @@ TITLE_CHARACTERS = 76  # of a line of the title
 
 
 def draw(grid: Grid, path: str) -> None:
-    """Draw a sweep into a file, in the format that its name ends in.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written; it names the file.
-    """
+    """Draw a sweep into a file, in the format that its name ends in; an OSError names the file."""
     form = path.rpartition(".")[2].lower()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a character of a name may be in no font

@@ -17,23 +17,11 @@ from ._terminal import Column, print_tables
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy at one capacity.
+    """One policy at one capacity."""
 
-    Attributes
-    ----------
-    policy : str
-        Policy string.
-    given : str
-        Capacity as it was given.
-    capacity : int
-        Capacity, slots.
-    result : ReplayResult
-        Its counts and times.
-    """
-
-    policy: str
-    given: str
-    capacity: int
+    policy: str  # policy string
+    given: str  # capacity as it was given
+    capacity: int  # slots
     result: ReplayResult
 
 

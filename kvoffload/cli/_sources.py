@@ -22,24 +22,12 @@ from ._terminal import note
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Requests that can be iterated over repeatedly, and their origin.
+    """Requests that can be iterated over repeatedly, and their origin."""
 
-    Attributes
-    ----------
-    name : str
-        The name given by the user.
-    requests : iterable of Request
-        The requests.
-    trace : MergedTrace or None
-        The files that they are read from; None if they are generated.
-    same_ids : bool
-        Whether the user said that equal ids mean equal blocks in all files.
-    """
-
-    name: str
+    name: str  # the name given by the user
     requests: Iterable[Request]
-    trace: MergedTrace | None = None
-    same_ids: bool = False
+    trace: MergedTrace | None = None  # that they are read from; None if they are generated
+    same_ids: bool = False  # the user said that equal ids mean equal blocks in all files
 
     @property
     def files(self) -> int | None:
@@ -86,15 +74,7 @@ class Source:
 
 
 def named_files(paths: Sequence[str]) -> list[str]:
-    """Return the files given as TRACE; standard input must be the only one.
-
-    Raises
-    ------
-    click.UsageError
-        If standard input is one of several.
-    TraceError
-        If a folder or a pattern stands for no file.
-    """
+    """Return the files given as TRACE; standard input must be the only one."""
     if STDIN in paths and len(paths) > 1:
         raise click.UsageError(f"TRACE must be - alone, got {len(paths)} of them")
     return trace_files(paths)
@@ -143,10 +123,7 @@ def open_or_generate(
 ) -> contextlib.AbstractContextManager[Source]:
     """Open a trace, or give a workload of that many requests where none is named.
 
-    Raises
-    ------
-    click.UsageError
-        If an option would have no effect.
+    Options that would have no effect are refused.
     """
     if paths:
         if seed is not None:
@@ -188,13 +165,7 @@ def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
 
 
 def check_order(survey: Survey, source: Source) -> None:
-    """Refuse a trace with so many ids that are not prefix-chained that advice on it is void.
-
-    Raises
-    ------
-    click.UsageError
-        If it is one.
-    """
+    """Refuse a trace with so many ids that are not prefix-chained that advice on it is void."""
     if survey.chaining.is_broken:
         raise click.UsageError(
             f"{_unchained_text(survey, source)}; --unchained-ids says that they are meant so"
@@ -228,27 +199,16 @@ def _unchained_text(survey: Survey, source: Source) -> str:
 class BlockTokens:
     """The number of tokens per block, and its origin.
 
-    Attributes
-    ----------
-    count : int or None
-        Tokens per block; None where no one size fits all requests.
-    origin : str or None
-        ``"trace"`` if the trace states it, ``"lengths"`` if it was inferred from the requests'
-        lengths, ``"option"`` if those are not known and it was given.
+    The origin is ``"trace"`` if the trace states it, ``"lengths"`` if it was inferred from the
+    requests' lengths, ``"option"`` if those are not known and it was given.
     """
 
-    count: int | None
+    count: int | None  # None where no one size fits all requests
     origin: str | None
 
     @classmethod
     def of(cls, source: Source, survey: Survey, given: int | None) -> BlockTokens:
-        """Determine the tokens per block of a trace that has been read, given the user's option.
-
-        Raises
-        ------
-        click.UsageError
-            If the trace contradicts what was given.
-        """
+        """Determine the tokens per block of a trace that has been read, given the user's option."""
         named = source.block_tokens
         if given is not None:
             contradiction = survey.contradiction(given)
@@ -266,13 +226,7 @@ class BlockTokens:
         return cls(count, "lengths" if survey.input_tokens else "option")
 
     def full_blocks(self, requests: Iterable[Request], *, quiet: bool) -> Iterable[Request]:
-        """Return requests without the blocks that prompts fill in part, for ``--full-blocks``.
-
-        Raises
-        ------
-        click.UsageError
-            If they are not known.
-        """
+        """Return requests without the blocks that prompts fill in part, for ``--full-blocks``."""
         if self.count is None:
             raise click.UsageError(
                 "--full-blocks needs --block-tokens: no block size fits all requests"

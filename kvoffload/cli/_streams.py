@@ -70,13 +70,7 @@ def standard_output() -> int | None:
 
 
 def check_standard_output() -> None:
-    """Check that standard output is open for writing.
-
-    Raises
-    ------
-    OSError
-        If it is not; the error names standard output.
-    """
+    """Check that standard output is open for writing; an OSError names it."""
     descriptor = standard_output()
     if descriptor is not None:
         try:

@@ -25,48 +25,20 @@ from ._terminal import Column, print_json, print_prose, print_tables
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A finished sweep.
-
-    Attributes
-    ----------
-    source : Source
-        The trace.
-    version : str
-        Version of the package.
-    unique_blocks : int
-        Distinct blocks of the trace.
-    block_bytes : int or None
-        Size of a block, where it is known.
-    block_tokens : BlockTokens
-        Tokens per block, and their origin.
-    sizes : dict of str to int
-        By capacity as given, its number of blocks.
-    cells : list of Cell
-        Every policy at every capacity, in the order given.
-    counts : dict of Cell to ReplayResult
-        The counts of each.
-    model : str or None
-        The model and the bytes of a block or slot, in words.
-    groups : GroupChunks
-        Its groups.
-    order : dict of str to object
-        ReplayResult of ids and timestamps that are out of order.
-    step_tokens : int or None
-        Tokens of a scheduler step; None where prompts are offered whole.
-    """
+    """A finished sweep."""
 
     source: Source
-    version: str
-    unique_blocks: int
-    block_bytes: int | None
+    version: str  # of the package
+    unique_blocks: int  # of the trace
+    block_bytes: int | None  # where they are known
     block_tokens: BlockTokens
-    sizes: dict[str, int]
-    cells: list[Cell]
+    sizes: dict[str, int]  # by capacity as given, its number of blocks
+    cells: list[Cell]  # every policy at every capacity, in the order given
     counts: dict[Cell, ReplayResult]
-    model: str | None = None
+    model: str | None = None  # the model and the bytes of a block or slot, in words
     groups: GroupChunks = field(default_factory=GroupChunks.of_blocks)
-    order: dict[str, object] = field(default_factory=dict)
-    step_tokens: int | None = None
+    order: dict[str, object] = field(default_factory=dict)  # counts of what is out of order
+    step_tokens: int | None = None  # of a scheduler step; None where prompts are offered whole
 
     @property
     def kept_in(self) -> str:

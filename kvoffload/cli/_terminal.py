@@ -86,16 +86,9 @@ def print_tables(title: Sequence[str], leading: list[Column], groups: list[list[
     """Print a title and a table, split into several, one below the other, if it is too wide.
 
     A terminal, or ``COLUMNS``, sets the width; a file or a pipe is as wide as the table. Control
-    characters, as in a file name, are escaped.
-
-    Parameters
-    ----------
-    title : sequence of str
-        Lines that are printed above, wrapped between words where a terminal is narrower.
-    leading : list of Column
-        The columns repeated at the start of every table.
-    groups : list of list of Column
-        The others; the table is cut between groups, within one only where it alone is too wide.
+    characters, as in a file name, are escaped. The lines of the title are wrapped between words
+    where a terminal is narrower. Every table starts with the columns of `leading`; the others are
+    cut between groups, within one only where it alone is too wide.
     """
     console = _console()
     unbounded = console.options.update(width=10_000)

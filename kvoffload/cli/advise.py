@@ -374,13 +374,7 @@ class _TokenSize:
         self.cache.check()
 
     def of(self, source: Source, block_tokens: int) -> int:
-        """Return the bytes per token; 0 for a model with groups, which has none.
-
-        Raises
-        ------
-        click.UsageError
-            If neither an option nor the trace gives them.
-        """
+        """Return the bytes per token; 0 for a model with groups, which has none."""
         if self.cache.layout() is not None:
             return 0
         known = self.cache.token_bytes()
@@ -499,13 +493,7 @@ def _setup(
     policies: tuple[str, ...],
     step_tokens: int,
 ) -> Setup:
-    """Return the setup, with all sizes in bytes.
-
-    Raises
-    ------
-    click.UsageError
-        If a size comes to no block, or to more than a manager can have, or if there is no policy.
-    """
+    """Return the setup, with all sizes in bytes."""
     if not policies:
         raise click.UsageError("--policy must name a policy, got ceilings only")
     groups = cache.groups(block_tokens, token_bytes)

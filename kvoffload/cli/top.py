@@ -195,23 +195,7 @@ def _cut(text: str) -> str:
 
 
 def screen(view: View, since: str, faults: Sequence[str], width: int) -> RenderableType:
-    """Draw one look.
-
-    Parameters
-    ----------
-    view : View
-        The sums to show.
-    since : str
-        Span of the counters.
-    faults : sequence of str
-        URLs that did not answer.
-    width : int
-        Columns.
-
-    Returns
-    -------
-    rich renderable
-    """
+    """Draw one look: sums, the span of the counters, and the URLs that did not answer."""
     parts: list[RenderableType] = [_headline(view, since), Text()]
     parts.append(_curve(view, width))
     parts.append(Text())
