@@ -23,41 +23,21 @@ __all__ = ["Cell", "GridWork", "run_grid"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One point of a grid.
+    """One point of a grid."""
 
-    Attributes
-    ----------
-    policy : str
-        A policy string, or ``"belady"`` or ``"infinite"``.
-    capacity : int
-        Number of slots.
-    device_blocks : int
-        Slots of the accelerator's own cache in front; 0 for none.
-    pending : int
-        Requests during which a store is in flight.
-    """
-
-    policy: str
-    capacity: int
-    device_blocks: int = 0
-    pending: int = 0
+    policy: str  # a policy string, or ``"belady"`` or ``"infinite"``
+    capacity: int  # slots
+    device_blocks: int = 0  # slots of the accelerator's own cache in front; 0 for none
+    pending: int = 0  # requests during which a store is in flight
 
 
 @dataclass(frozen=True, slots=True)
 class GridWork:
     """The work of a grid.
 
-    Attributes
-    ----------
-    trace : DecodedTrace
-        The requests.
-    cells : sequence of Cell
-        The points; each is computed once, and the longest start first, whatever their order.
-    parts : int
-        Number of parts, of equally many requests give or take one, that a policy's counts are
-        divided into. Those of a ceiling are never divided.
-    groups : GroupChunks
-        The KV groups of the model, and how prompts are offered, as in `simulate`.
+    Each cell is computed once, and the longest start first, whatever their order. The counts of a
+    policy are divided into `parts`, of equally many requests give or take one; those of a ceiling
+    are never divided.
     """
 
     trace: DecodedTrace
@@ -69,17 +49,7 @@ class GridWork:
 def run_grid(jobs: int, work: GridWork) -> Iterator[tuple[Cell, list[ReplayResult]]]:
     """Compute the cells of a grid; yield each with its counts, one per part, when it is done.
 
-    Parameters
-    ----------
-    jobs : int
-        Number of processes, >= 1; 1 computes in this one.
-    work : GridWork
-        The cells to compute.
-
-    Raises
-    ------
-    ChildProcessError
-        If a process is killed.
+    `jobs` processes share them; 1 computes in this one. ChildProcessError if one is killed.
     """
     # Belady takes longest; the cells that start last should be short.
     ordered = sorted(set(work.cells), key=lambda cell: (cell.policy != BELADY, cell))

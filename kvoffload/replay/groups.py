@@ -98,18 +98,10 @@ chunk.
 
 
 class ChunkIndex(NamedTuple):
-    """A chunk of a group in a prompt.
+    """A chunk of a group in a prompt."""
 
-    Attributes
-    ----------
-    group : int
-        Index of the group.
-    chunk : int
-        Index of the chunk; it ends after ``chunk + 1`` chunks' tokens.
-    """
-
-    group: int
-    chunk: int
+    group: int  # index of the group
+    chunk: int  # index of the chunk; it ends after ``chunk + 1`` chunks' tokens
 
 
 Chunks = list[tuple[int, Sequence[int]]]
@@ -128,26 +120,14 @@ class Runs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A group in tokens of the trace.
-
-    Attributes
-    ----------
-    kind, window
-        As in `Group`.
-    chunk, block : int
-        Tokens of a chunk and of a block.
-    span : int
-        Chunks in a row that a hit needs; 0 for all.
-    need : int
-        Blocks in a row that are stored before a resume point; 0 where everything is stored.
-    """
+    """A group in tokens of the trace, with kind and window as in `Group`."""
 
     kind: GroupKind
     window: int
-    chunk: int
-    block: int
-    span: int
-    need: int
+    chunk: int  # tokens
+    block: int  # tokens
+    span: int  # chunks in a row that a hit needs; 0 for all
+    need: int  # blocks in a row stored before a resume point; 0 where everything is stored
 
     @classmethod
     def of(cls, group: Group, chunk: int, block: int) -> _Rule:
@@ -514,13 +494,7 @@ class GroupChunks:
     def offers_by_step(
         self, length: int, local: int, hit: int, junction: int = 0
     ) -> Iterator[tuple[int, list[Chunks]]]:
-        """Return the number of each scheduler step that offers chunks, and its calls.
-
-        Parameters
-        ----------
-        length, local, hit, junction
-            As in `offers`.
-        """
+        """Return the number of each scheduler step with offers, and its calls; see `offers`."""
         if self.is_plain:
             return self._blocks_by_step(length, local + hit, local + hit if hit else 0)
         return self._chunks_by_step(length, local, hit, junction)
@@ -802,19 +776,8 @@ def check_step_tokens(step_tokens: int) -> None:
 def step_ends(length: int, start: int, step: int, unit: int) -> Iterator[tuple[int, int]]:
     """Yield the steps that end behind another multiple of `unit`, and the last one.
 
-    Parameters
-    ----------
-    length, start : int
-        Tokens of the prompt, and those that need no step.
-    step : int
-        Tokens that a step computes at most.
-    unit : int
-        Tokens of a block.
-
-    Yields
-    ------
-    (int, int)
-        Number of the step, and the tokens that are there after it.
+    A step computes at most `step` of the `length` tokens of a prompt, of which `start` need none.
+    Yields the number of the step, and the tokens that are there after it.
     """
     count, end = 0, start
     while end < length:

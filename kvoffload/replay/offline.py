@@ -42,19 +42,8 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: scatters close num
 def infinite_hits(trace: DecodedTrace, device_hits: npt.NDArray[np.int64]) -> int:
     """Return the hits of a cache that keeps everything.
 
-    Parameters
-    ----------
-    trace : DecodedTrace
-        The requests.
-    device_hits : (requests,) int64
-        Leading blocks of each request that the manager is not asked for.
-
-    Returns
-    -------
-    int
-        Over all requests, the leading blocks that an earlier request had, less `device_hits`.
-
-    Complexity: O(n log n) in numpy.
+    Over all requests, those are the leading blocks that an earlier request had, less `device_hits`,
+    which the manager is not asked for. Complexity: O(n log n) in numpy.
     """
     return int(infinite_hits_of_each(trace, device_hits).sum())
 
@@ -159,25 +148,8 @@ def belady_of_groups(
 
     Each full group stores every chunk, so that one has the slots divided by their number; all of
     the slots where the groups have chunks of several sizes, whose shares differ with the trace.
-
-    Parameters
-    ----------
-    trace, device_hits
-        As in `belady`.
-    capacity : int
-        Slots, >= 0.
-    groups : GroupChunks
-        The KV groups of the model.
-
-    Returns
-    -------
-    (int, int)
-        Tokens hit, and slots stored.
-
-    Raises
-    ------
-    ValueError
-        If no group is full: nothing bounds the hits then.
+    Returns tokens hit, and slots stored. ValueError if no group is full: nothing bounds the hits
+    then.
     """
     if not groups.num_full:
         raise ValueError("policy must not be 'belady' where no group is full")

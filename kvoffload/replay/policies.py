@@ -46,10 +46,7 @@ def implementation_of(policy: str) -> str:
 def read_policy(text: str) -> str:
     """Check that a string names a policy, and return it as it is shown.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If it does not; the message names the rule and the value.
+    If it does not, a TypeError or ValueError names the rule and the value.
     """
     if not is_own(text):
         try:
@@ -81,13 +78,7 @@ def summary(policy: str) -> str:
 def new_manager(
     policy: str, num_blocks: int, block_tokens: int = 1, watch: Watch | None = None
 ) -> CPUOffloadingManager:
-    """Return an empty manager with a policy, and with a watch if one is given.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the policy, its options or the capacity are wrong.
-    """
+    """Return an empty manager with a policy, and with a watch if one is given."""
     if not is_own(policy):
         return CPUOffloadingManager(block_tokens, num_blocks, policy, watch=watch)
     own, options = _own(policy)

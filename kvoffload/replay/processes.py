@@ -33,13 +33,7 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def shared_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[dict[str, str]]:
-    """Write arrays into temporary files for `mapped_arrays`; provide the path of each.
-
-    Raises
-    ------
-    OSError
-        If there is not enough space for them.
-    """
+    """Write arrays into temporary files for `mapped_arrays`; provide the path of each."""
     with contextlib.ExitStack() as opened:
         paths = {}
         for name, array in arrays.items():
@@ -63,27 +57,13 @@ def spread(
 ) -> Iterator[tuple[Job, Result]]:
     """Run jobs over a trace; yield each job with its result as soon as that is there.
 
-    Parameters
-    ----------
-    trace : DecodedTrace
-        The trace, which all processes map.
-    jobs : sequence
-        The jobs, started in this order.
-    make : callable
-        Called once per process, before its first job; it returns the function that runs one.
-        Picklable, at most a few kilobytes: if a process were killed before it had read more than
-        a pipe holds, this one would wait for ever.
-    processes : int
-        Most processes to start; with 1, or for a single job, none is started.
+    The processes map the trace and start the jobs in this order; with 1, or for a single job, none
+    is started. `make` is called once per process, before its first job, and returns the function
+    that runs one. It must be picklable, at most a few kilobytes: if a process were killed before it
+    had read more than a pipe holds, this one would wait for ever.
 
-    Raises
-    ------
-    ChildProcessError
-        If a process is killed.
-
-    Notes
-    -----
-    If the iteration ends early for any other reason, the processes end too.
+    ChildProcessError if a process is killed. If the iteration ends early for any other reason, the
+    processes end too.
     """
     if processes == 1 or len(jobs) < 2:
         do = make(trace)

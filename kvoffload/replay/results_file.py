@@ -33,24 +33,8 @@ class ResultsFile:
 
     Lines of other traces or other versions stay in the file and are not used. Lines that cannot be
     results of this trace, truncated by a crash or made up, are ignored. Anything but a regular file
-    is written to and never read. A file that is not empty and has no line of results is refused,
-    because results would be appended to it.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file; it is created if it does not exist.
-    trace : DecodedTrace
-        The trace.
-    groups : GroupChunks, optional
-        The KV groups of the model, and how prompts are offered, on which all results depend.
-
-    Raises
-    ------
-    ValueError
-        From the constructor, if the file is refused.
-    OSError
-        If the file can be neither read nor written; it names the file.
+    is written to and never read. A file that is not empty and has no line of results is refused
+    with a ValueError, because results would be appended to it; one that does not exist is created.
     """
 
     MAX_LINE_BYTES = 2**16  # a policy string with every option is far shorter
@@ -91,15 +75,7 @@ class ResultsFile:
 
     @classmethod
     def check(cls, path: str | os.PathLike[str]) -> None:
-        """Refuse a file that is not empty and has no line of results, without changing it.
-
-        Raises
-        ------
-        ValueError
-            If the file is such a one.
-        OSError
-            If it cannot be read; it names the file.
-        """
+        """Refuse a file that is not empty and has no line of results, without changing it."""
         if own_descriptor(os.fspath(path)) is not None or not Path(path).is_file():
             return
         is_empty = True

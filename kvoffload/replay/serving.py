@@ -42,21 +42,11 @@ def group_key(block_hash: bytes, group: int) -> BlockHash:
 
 @dataclass(slots=True)
 class Served:
-    """A manager's answers to a request.
+    """A manager's answers to a request."""
 
-    Attributes
-    ----------
-    hits : int
-        Blocks found by `Request.lookup`, and loaded.
-    output : PrepareStoreOutput or None
-        What `Request.prepare_store` returned.
-    request : Request
-        The request, which has finished; its store waits for `Request.complete_store`.
-    """
-
-    hits: int
-    output: PrepareStoreOutput | None
-    request: Request
+    hits: int  # blocks found by `Request.lookup`, and loaded
+    output: PrepareStoreOutput | None  # what `Request.prepare_store` returned
+    request: Request  # finished; its store waits for `Request.complete_store`
 
     @property
     def to_store(self) -> list[BlockHash]:
@@ -81,16 +71,7 @@ class Served:
 def serve(manager: OffloadingManager, hashes: list[BlockHash], on_device: int = 0) -> Served:
     """Pass a request through a manager, except for the completion of its store.
 
-    Parameters
-    ----------
-    manager : OffloadingManager
-        Any manager.
-    hashes : list of BlockHash
-        The request's blocks, first block first.
-    on_device : int
-        How many leading blocks the accelerator's own cache has: the manager is not asked for them.
-
-    Complexity: that of the manager's calls.
+    The manager is not asked for the `on_device` leading blocks that the accelerator's cache has.
     """
     request = manager.begin(hashes)
     hits = request.lookup(on_device)
@@ -104,32 +85,16 @@ def serve(manager: OffloadingManager, hashes: list[BlockHash], on_device: int = 
 
 @dataclass(slots=True)
 class GroupServed:
-    """The work that a request made for a manager.
-
-    Attributes
-    ----------
-    hit_tokens : int
-        Tokens that were loaded, after those that the accelerator had.
-    loaded : list of BlockHash
-        Keys of the chunks that were loaded.
-    offered : list of list of BlockHash
-        Keys of the chunks that were offered to store, one list per call.
-    to_store, evicted : list of BlockHash
-        Keys that got a slot, of which some may wait for `complete`; and keys that left for them.
-    refused : int
-        Calls that were refused.
-    not_admitted : int
-        Chunks that the policy did not admit.
-    """
+    """The work that a request made for a manager; keys are those of chunks."""
 
     _server: GroupServer = field(repr=False, compare=False)
-    hit_tokens: int = 0
+    hit_tokens: int = 0  # loaded, after those that the accelerator had
     loaded: list[BlockHash] = field(default_factory=list)
-    offered: list[list[BlockHash]] = field(default_factory=list)
-    to_store: list[BlockHash] = field(default_factory=list)
-    evicted: list[BlockHash] = field(default_factory=list)
-    refused: int = 0
-    not_admitted: int = 0
+    offered: list[list[BlockHash]] = field(default_factory=list)  # one list per call
+    to_store: list[BlockHash] = field(default_factory=list)  # some may wait for `complete`
+    evicted: list[BlockHash] = field(default_factory=list)  # to make room
+    refused: int = 0  # calls
+    not_admitted: int = 0  # chunks
 
     def complete(self) -> None:
         """End the stores."""
@@ -140,25 +105,8 @@ class GroupServed:
 class GroupServer:
     """A manager that holds the chunks of all groups, driven as vLLM drives its own.
 
-    Parameters
-    ----------
-    groups : GroupChunks
-        The rules. With `step_tokens`, offers are made step by step.
-    manager : CPUOffloadingManager
-        The manager, whose slots hold chunks of any group.
-    ends_stores : bool
-        Whether, step by step, stores end while their request goes on; else they end with
-        `GroupServed.complete`.
-
-    Attributes
-    ----------
-    in_flight : set of BlockHash
-        Keys whose stores have not ended.
-
-    Raises
-    ------
-    TypeError
-        If the manager is another.
+    With `step_tokens` of `groups`, offers are made step by step. Then `ends_stores` says whether
+    stores end while their request goes on; else they end with `GroupServed.complete`.
     """
 
     def __init__(
@@ -169,7 +117,7 @@ class GroupServer:
             raise TypeError(f"manager must be {needed}, got {describe(manager)}")
         self.groups = groups
         self.manager = manager
-        self.in_flight: set[BlockHash] = set()
+        self.in_flight: set[BlockHash] = set()  # keys whose stores have not ended
         self.learning = _Learning.of(manager)
         self._ends_stores = ends_stores and groups.step_tokens is not None
         self._suffixes = [group_key(b"", group) for group in range(len(groups.chunk_tokens))]
@@ -181,14 +129,7 @@ class GroupServer:
     ) -> GroupServed:
         """Pass a request through the manager, except for the completion of its last stores.
 
-        Parameters
-        ----------
-        hashes : sequence of BlockHash
-            The prompt's blocks in the trace, first block first.
-        length : int
-            Tokens of the prompt, as `GroupChunks.length_of` has it.
-        local, junction : int
-            Tokens, as in `GroupChunks.offers`.
+        `length` is as `GroupChunks.length_of` has it, `local` and `junction` as in its `offers`.
         """
         groups, served = self.groups, GroupServed(self)
         request = _SteppedRequest(self, self._keys(hashes, length), served)
@@ -213,22 +154,12 @@ class GroupServer:
 
 @dataclass(frozen=True, slots=True)
 class _Learning:
-    """The uses from which a manager's policy learns: they decide what it is told of a request.
+    """The uses from which a manager's policy learns: they decide what it is told of a request."""
 
-    Attributes
-    ----------
-    is_lru, is_arc : bool
-        Whether it decides as vLLM's policy of that name.
-    from_ghosts : bool
-        Whether it learns from a use of a block that has left.
-    by_chain : bool
-        Whether it learns from all keys of a request together.
-    """
-
-    is_lru: bool
-    is_arc: bool
-    from_ghosts: bool
-    by_chain: bool
+    is_lru: bool  # decides as vLLM's policy of that name
+    is_arc: bool  # likewise
+    from_ghosts: bool  # learns from a use of a block that has left
+    by_chain: bool  # learns from all keys of a request together
 
     @classmethod
     def of(cls, manager: CPUOffloadingManager) -> _Learning:
@@ -258,14 +189,7 @@ class _SteppedRequest:
     What a request loads or offers is used once, when it ends: by the position of the last token,
     the head the most recent. Until then it counts as newest.
 
-    Parameters
-    ----------
-    server : GroupServer
-        The manager, and the keys whose stores, of earlier requests, have not ended.
-    keys : list of sequence of BlockHash
-        Keys of the request's chunks by group.
-    served : GroupServed
-        The work that it makes for the manager; its offers and their outcome are added.
+    `keys` are those of its chunks by group; its offers and their outcome are added to `served`.
     """
 
     def __init__(
@@ -350,15 +274,10 @@ class _SteppedRequest:
         self._used.update(keys)
 
     def store(self, steps: Iterable[tuple[int, list[Chunks]]], ends_stores: bool) -> None:
-        """Make the offers of all steps, and those that were refused again.
+        """Make the offers of all steps, in order, and those that were refused again.
 
-        Parameters
-        ----------
-        steps : iterable of (int, list of Chunks)
-            The steps that compute the prompt: which step, and its offers in order. Those
-            that offer nothing may be left out. A state that is refused is not offered again.
-        ends_stores : bool
-            Whether stores end while the request goes on; else they all end after it.
+        Steps that offer nothing may be left out. A state that is refused is not offered again.
+        Stores that do not end while the request goes on all end after it.
         """
         waiting: list[BlockHash] = []  # refused
         stores: list[tuple[int, list[BlockHash]]] = []  # by step, those that have not ended

@@ -46,22 +46,12 @@ Hits = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The requests of a trace behind the accelerator's own cache.
-
-    Attributes
-    ----------
-    trace : DecodedTrace
-        The requests.
-    groups : GroupChunks
-        The KV groups of the model.
-    device_hits, junctions : (requests,) int64
-        What the accelerator's own cache has, as `device_hits_and_junctions` returns it.
-    """
+    """The requests of a trace behind the accelerator's own cache."""
 
     trace: DecodedTrace
     groups: GroupChunks
-    device_hits: Hits
-    junctions: Hits
+    device_hits: Hits  # (requests,) as `device_hits_and_junctions` returns them
+    junctions: Hits  # likewise
 
     @classmethod
     def of(cls, trace: DecodedTrace, groups: GroupChunks, device_slots: int) -> Demand:
@@ -273,17 +263,8 @@ def simulate_in_parts(
 ) -> list[ReplayResult]:
     """Replay a decoded trace and count each part separately; the cache is kept between parts.
 
-    Parameters
-    ----------
-    trace, keys, policy, capacity, device_hits, junctions, pending, groups
-        As in `simulate`.
-    parts : int
-        Number of parts, of equally many requests give or take one.
-
-    Returns
-    -------
-    list of ReplayResult
-        One per part; for a ceiling a single one, of the whole trace.
+    Arguments are those of `simulate`, and the number of parts, of equally many requests give or
+    take one. Returns one result per part; for a ceiling a single one, of the whole trace.
     """
     demand = _demand(trace, device_hits, junctions, groups)
     groups = demand.groups
@@ -324,14 +305,7 @@ def simulate_requests(
 ) -> Hits:
     """Replay a decoded trace and return the tokens hit of each request; stores complete at once.
 
-    Parameters
-    ----------
-    trace, keys, policy, capacity, device_hits, junctions, groups
-        As in `simulate`; `policy` is no ceiling.
-
-    Returns
-    -------
-    (requests,) int64
+    Arguments are those of `simulate`; `policy` is no ceiling.
     """
     demand = _demand(trace, device_hits, junctions, groups)
     return Serving(new_manager(policy, capacity), demand, keys).hits(slice(0, trace.num_requests))
@@ -348,16 +322,8 @@ def _demand(
 class Serving:
     """A manager that serves the requests of a trace, one part after the other.
 
-    Parameters
-    ----------
-    manager : CPUOffloadingManager
-        The manager.
-    demand : Demand
-        The requests, and what the accelerator's own cache has of each.
-    keys : list of BlockHash or None
-        ``trace.keys()``; None computes them.
-    pending : int
-        Number of further requests during which a store is in flight; 0: it completes at once.
+    `keys` are ``trace.keys()``; None computes them. A store is in flight during `pending` further
+    requests; with 0 it completes at once.
     """
 
     def __init__(
