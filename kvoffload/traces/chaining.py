@@ -78,14 +78,8 @@ class Chaining:
 class ChainingCounter:
     """Count the ids that cannot be prefix-chained, many requests at a time.
 
-    Memory: 26 bytes per id that is remembered, of at most `most_ids`, and one batch.
-
-    Parameters
-    ----------
-    most_ids : int
-        Most ids that are remembered.
-    batch : int
-        Blocks that are collected before they are examined.
+    Memory: 26 bytes per id that is remembered, of at most `most_ids`, and one batch, the blocks
+    that are collected before they are examined.
     """
 
     def __init__(self, most_ids: int = MOST_IDS, batch: int = BATCH) -> None:

@@ -63,41 +63,18 @@ def zstd_module() -> str:
 
 
 class Lines:
-    """An iterator over the non-blank lines of a file, without their line ends.
+    """An iterator over the non-blank lines of a file, ``-`` for standard input, without line ends.
 
-    A context manager; the constructor opens the file. After an overlong line is reported, iteration
-    continues with the next line; after an error of the stream it ends.
-
-    Parameters
-    ----------
-    path : str
-        The file; ``-`` is standard input.
-    max_line_bytes : int
-        Longest line that is accepted, bytes.
-
-    Raises
-    ------
-    BadLineError
-        From iteration if a line is too long.
-    TraceError
-        From the constructor if the file cannot be opened; from iteration if reading fails: the
-        lines from there on are lost.
-
-    Attributes
-    ----------
-    name : str
-        Name of the file in messages.
-    count : int
-        Lines read: the number of the line read last.
-    is_recording : bool
-        Whether the first bytes are those of a file of a `TraceRecorder`.
+    A context manager; the constructor opens the file: TraceError if it cannot. After an overlong
+    line is reported as BadLineError, iteration continues with the next line; after an error of the
+    stream, a TraceError, it ends: the lines from there on are lost.
     """
 
     def __init__(self, path: str, max_line_bytes: int = MAX_LINE_BYTES) -> None:
-        self.name = "<stdin>" if path == STDIN else path
-        self.count = 0
+        self.name = "<stdin>" if path == STDIN else path  # in messages
+        self.count = 0  # of lines read: the number of the line read last
         self._max_line_bytes = max_line_bytes
-        self.is_recording = False
+        self.is_recording = False  # the first bytes are those of a `TraceRecorder`
         self._is_within_line = False
         self._faults: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
         with contextlib.ExitStack() as opened:

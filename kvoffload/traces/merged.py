@@ -30,12 +30,8 @@ def trace_files(paths: Sequence[str]) -> list[str]:
     """Return the files that paths, folders and patterns stand for, in the order given.
 
     A folder stands for its files with the ending of a trace, a pattern such as ``"log/*.jsonl"``
-    for its matches, both sorted by name. A path that is a file stands for itself.
-
-    Raises
-    ------
-    TraceError
-        If a folder or a pattern stands for no file, or all for more than `MOST_FILES`.
+    for its matches, both sorted by name. A path that is a file stands for itself. TraceError if a
+    folder or a pattern stands for no file, or all for more than `MOST_FILES`.
     """
     found: list[str] = []
     for path in paths:

@@ -39,19 +39,10 @@ _THROUGH = os.O_WRONLY | getattr(os, "O_NOCTTY", 0) | _CLOSED_IN_CHILDREN
 
 
 class OutputFile(io.FileIO):
-    """An open file whose errors name it.
+    """A file, open for writing, whose errors name it as `shown`.
 
     After an error, or when `dropping` is set, further data is dropped, so that a buffer that still
     holds data can be closed without another error.
-
-    Parameters
-    ----------
-    descriptor : int
-        The file, open for writing.
-    shown : str
-        Its name in errors.
-    closefd : bool
-        Whether closing this closes the descriptor.
     """
 
     def __init__(self, descriptor: int, shown: str, *, closefd: bool = True) -> None:
@@ -75,19 +66,8 @@ class OutputFile(io.FileIO):
 def open_output(path: str | os.PathLike[str], *, append: bool = False) -> Iterator[BinaryIO]:
     """Provide a binary stream whose content becomes the file when the block ends.
 
-    If the block raises, a regular file stays as it was, and none is created.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file.
-    append : bool
-        Append to the file instead; this is not all or nothing.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written; it names the file.
+    If the block raises, a regular file stays as it was, and none is created. To append to a file
+    instead is not all or nothing. An OSError names the file that cannot be written.
     """
     name = os.fspath(path)
     with _naming(name):
@@ -110,13 +90,7 @@ def open_output(path: str | os.PathLike[str], *, append: bool = False) -> Iterat
 
 
 def check_output(path: str | os.PathLike[str], *, append: bool = False) -> None:
-    """Check that `open_output` can open a file, and change nothing.
-
-    Raises
-    ------
-    OSError
-        If it could not; it names the file.
-    """
+    """Check that `open_output` can open a file, and change nothing; an OSError names it."""
     name = os.fspath(path)
     with _naming(name):
         own = own_descriptor(name)

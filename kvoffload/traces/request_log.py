@@ -66,6 +66,9 @@ class RequestLog:
     recording stops and one message is logged; where requests come faster than they can be written,
     those that exceed the queue are dropped and counted.
 
+    `add` may be called from any thread. In a process forked from this one the log does not record.
+    Messages are logged by the log's own thread.
+
     Parameters
     ----------
     path : str or os.PathLike
@@ -78,15 +81,6 @@ class RequestLog:
         Most bytes on disk, both files together, >= 65,536. An existing larger file is counted
         only from when it is replaced.
 
-    Attributes
-    ----------
-    recording : bool
-        Whether requests are taken.
-    dropped_requests : int
-        Requests that are not in the trace: too many were waiting, or one was too long.
-    previous_path : pathlib.Path
-        The previous file, beside the current one.
-
     Raises
     ------
     TypeError, ValueError
@@ -96,11 +90,6 @@ class RequestLog:
         If the file cannot be created.
     MissingExtraError
         For ``.zst`` without the ``cli`` extra, before Python 3.14.
-
-    Notes
-    -----
-    `add` may be called from any thread. In a process forked from this one the log does not record.
-    Messages are logged by the log's own thread.
     """
 
     def __init__(
@@ -113,8 +102,8 @@ class RequestLog:
         self._target = _target(self.path)
         stem, *suffixes = self._target.name.split(".")
         self.previous_path = self._target.with_name(".".join([f"{stem}-previous", *suffixes]))
-        self.recording = True
-        self.dropped_requests = 0
+        self.recording = True  # requests are taken
+        self.dropped_requests = 0  # too many were waiting, or one was too long
         self._frame_bytes = min(FRAME_BYTES, self._max_file_bytes)
         self._salt = secrets.randbits(64), secrets.randbits(64)
         self._start = time.monotonic_ns()

@@ -24,11 +24,7 @@ def scratch_file() -> Iterator[tuple[BinaryIO, str]]:
 
     Processes that this one starts can read it too. It is gone when the block ends. On Linux it has
     no name in any folder and does not survive a killed process; elsewhere it is left behind then.
-
-    Raises
-    ------
-    OSError
-        If there is no folder for it, or if it cannot be written; the error names the folder.
+    An OSError, where there is no folder for it or it cannot be written, names the folder.
     """
     folder = tempfile.gettempdir()
     with contextlib.ExitStack() as opened:

@@ -20,12 +20,7 @@ def sorted_by_time(requests: Iterable[Request]) -> Iterator[Request]:
     """Yield requests in the order of their timestamps; equal ones keep their order.
 
     All are read first, into a temporary file; in memory they take some 50 bytes each, however many
-    blocks they have.
-
-    Raises
-    ------
-    OSError
-        If the temporary file cannot be written; it names the folder.
+    blocks they have. An OSError names the folder of that file.
     """
     times, offsets = array("d"), array("q")
     with scratch_file() as (stream, path):

@@ -156,26 +156,15 @@ class BlockLengths:
 class IdealCounter:
     """Count distinct blocks, and the hits of a cache without bounds, many requests at a time.
 
-    Memory: 8 bytes per distinct block, 16 while it is merged, and one batch.
-
-    Parameters
-    ----------
-    batch : int
-        Blocks collected before they are counted.
-
-    Attributes
-    ----------
-    unique_blocks : int
-        Distinct blocks counted so far.
-    ideal_hits : int
-        Leading blocks of the requests counted so far that were in an earlier request.
+    Memory: 8 bytes per distinct block, 16 while it is merged, and one batch, the blocks collected
+    before they are counted.
     """
 
     BATCH = 2**18  # 2 MiB of ids: large enough that merging is cheap
 
     def __init__(self, batch: int = BATCH) -> None:
-        self.unique_blocks = 0
-        self.ideal_hits = 0
+        self.unique_blocks = 0  # counted so far
+        self.ideal_hits = 0  # leading blocks of requests that were in an earlier request
         self._batch = batch
         self._seen = SeenIds()
         self._rows: list[tuple[int, ...]] = []

@@ -28,10 +28,7 @@ _HASHES = re.compile(rb"(?:(?:0x)?[0-9a-fA-F]{8,}(?:[\s,]+|$))+")
 def recognise(line: bytes) -> Format:
     """Return the format of a line; Mooncake's, whose parser reports the error, if it has none.
 
-    Raises
-    ------
-    BadLineError
-        If it looks like a format that is none of a trace's; the message says how to convert it.
+    BadLineError if it looks like a format that is none of a trace's: it says how to convert it.
     """
     if _HASHES.fullmatch(line):
         return HEXADECIMAL

@@ -16,34 +16,16 @@ MAX_SECONDS = 2**53  # larger floats have no milliseconds, and larger integers n
 
 
 class Parser:
-    """A parser of the lines of one pass over one trace.
+    """A parser of the lines of one pass over one trace."""
 
-    Attributes
-    ----------
-    block_tokens, block_bytes : int or None
-        Tokens and bytes per block, where the lines so far state them and agree.
-    start : float or None
-        Unix time of time 0, seconds, where the lines state it.
-    model_name : str or None
-        The model whose requests are wanted, None for all; set by the creator of the parser.
-    is_wanted : bool
-        Whether the line parsed last is one of them.
-    """
-
-    block_tokens: int | None = None
-    block_bytes: int | None = None
-    start: float | None = None
-    model_name: str | None = None
-    is_wanted = True
+    block_tokens: int | None = None  # where the lines so far state it and agree
+    block_bytes: int | None = None  # likewise
+    start: float | None = None  # Unix time of time 0, seconds, where the lines state it
+    model_name: str | None = None  # whose requests are wanted, None for all; set by the creator
+    is_wanted = True  # the line parsed last is of that model
 
     def __call__(self, line: bytes) -> Request:
-        """Parse a line, which is stripped and not blank.
-
-        Raises
-        ------
-        BadLineError
-            If it breaks a rule of the format.
-        """
+        """Parse a line, which is stripped and not blank; BadLineError if it breaks a rule."""
         raise NotImplementedError
 
     @property
@@ -56,33 +38,18 @@ class Parser:
 class Format:
     """A format of trace.
 
-    Attributes
-    ----------
-    name : str
-        Its name for ``--format``.
-    summary : str
-        A description of one line.
-    new_parser : callable
-        Returns a parser for one pass over one trace.
-    has_hashes : bool
-        Whether the ids are hashes of the blocks' content, so that equal ids mean equal blocks in
-        several files too. Ids that number the blocks of a file are valid in that file alone.
+    Ids of formats that `has_hashes` are hashes of the blocks' content, so that equal ids mean equal
+    blocks in several files too. Ids that number the blocks of a file are valid in that file alone.
     """
 
-    name: str
-    summary: str
-    new_parser: Callable[[], Parser]
+    name: str  # for ``--format``
+    summary: str  # one line
+    new_parser: Callable[[], Parser]  # for one pass over one trace
     has_hashes: bool = False
 
 
 def json_object(line: bytes) -> dict[str, Any]:
-    """Decode a line that must hold one JSON object.
-
-    Raises
-    ------
-    BadLineError
-        If it does not.
-    """
+    """Decode a line that must hold one JSON object, else BadLineError."""
     msgspec = require("msgspec", "reading a trace")
     try:
         row = msgspec.json.decode(line)
