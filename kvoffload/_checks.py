@@ -25,15 +25,7 @@ _BYTES_ONLY = frozenset({bytes})
 def check_int(
     name: str, value: Any, minimum: int | None = None, maximum: int | None = _INT64_MAX
 ) -> int:
-    """Return `value` as an int within bounds.
-
-    Raises
-    ------
-    TypeError
-        If `value` is a bool or has no ``__index__``.
-    ValueError
-        If `value` is out of bounds.
-    """
+    """Return `value` as an int within bounds; TypeError if it is a bool or has no ``__index__``."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value}")
     try:
@@ -65,11 +57,6 @@ def check_part(start: Any, stop: Any, size: int) -> tuple[int, int]:
     """Return the bounds of a part of `size` blocks as ints, ``0 <= start <= stop <= size``.
 
     A `stop` of None is the end.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a bound is no integer, or out of place.
     """
     start = check_int("start", start, 0, size)
     return start, size if stop is None else check_int("stop", stop, start, size)
@@ -91,13 +78,7 @@ def check_cache_capacity(cache_capacity: Any) -> int:
 
 
 def check_hash(block_hash: Any) -> BlockHash:
-    """Return `block_hash` if it is exactly ``bytes`` and not empty.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is not.
-    """
+    """Return `block_hash` if it is exactly ``bytes``, else TypeError; ValueError if it is empty."""
     if type(block_hash) is not bytes:
         raise TypeError(f"block_hash must be bytes, got {type(block_hash).__name__}")
     if not block_hash:
@@ -106,13 +87,7 @@ def check_hash(block_hash: Any) -> BlockHash:
 
 
 def check_status(status: Any, name: str = "status") -> BlockStatus:
-    """Return `status` if it is a ``BlockStatus``.
-
-    Raises
-    ------
-    TypeError
-        If it is not.
-    """
+    """Return `status` if it is a ``BlockStatus``, else TypeError."""
     if not isinstance(status, BlockStatus):
         raise TypeError(f"{name} must be a BlockStatus, got {type(status).__name__}")
     return status
@@ -134,15 +109,8 @@ def _iterate(name: str, hashes: Any) -> Iterable[Any]:
 def as_batch(hashes: Iterable[bytes], name: str = "hashes") -> list[BlockHash]:
     """Consume an iterable of block hashes whole and return it as a list of checked elements.
 
-    A list is returned as it is, not copied.
-
-    Raises
-    ------
-    TypeError
-        If an element is not exactly ``bytes``; the message gives its position. If `hashes` is a
-        hash itself, or no iterable.
-    ValueError
-        If an element is empty; likewise.
+    A list is returned as it is, not copied. TypeError if an element is not exactly ``bytes``, or
+    `hashes` is itself a hash; ValueError if an element is empty; both give its position.
     """
     batch = hashes if type(hashes) is list else list(_iterate(name, hashes))
     # Both tests run at C speed; the position is looked for only when one of them fails.

@@ -35,21 +35,9 @@ _LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
 class TableCollector(Collector):
     """A collector of the samples of several sources, which share one table of metrics.
 
-    Parameters
-    ----------
-    prefix : str
-        Start of every name.
-    metrics : sequence of Metric
-        The table.
-    labels : mapping of str to str or None
-        Labels of every series.
-    source_label : str or None
-        Label that tells the sources apart; None where there is one source alone.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `labels` is no mapping of text to text, or a name is no label's, or taken.
+    `labels` are those of every series; `source_label` tells the sources apart, None where there is
+    one source alone. TypeError or ValueError if `labels` is no mapping of text to text, or a name
+    is no label's, or taken.
     """
 
     def __init__(

@@ -16,19 +16,8 @@ class MissingExtraError(ImportError):
 def require(module: str, purpose: str, extra: str = "cli") -> ModuleType:
     """Import a module that belongs to an extra.
 
-    Parameters
-    ----------
-    module : str
-        Full name of the module.
-    purpose : str
-        The feature that needs it, as the subject of the sentence "... needs <module>".
-    extra : str
-        The extra that installs it.
-
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed; the message ends with the command that installs it.
+    `purpose` is the feature that needs it, as the subject of the sentence "... needs <module>".
+    MissingExtraError ends with the command that installs it.
     """
     try:
         return import_module(module)

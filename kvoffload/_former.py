@@ -12,12 +12,7 @@ __all__ = ["former_attribute", "former_names"]
 def former_names(module: str, names: Mapping[str, tuple[Any, str]]) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a module whose former names are these.
 
-    Parameters
-    ----------
-    module : str
-        The module's ``__name__``.
-    names : mapping
-        Former name -> what it stands for, and what to use instead.
+    Each has what it stands for, and what to use instead.
     """
 
     def find(name: str) -> Any:
@@ -32,15 +27,7 @@ def former_names(module: str, names: Mapping[str, tuple[Any, str]]) -> Callable[
 
 
 def former_attribute(owner: str, former: str, present: str) -> Any:
-    """Return a property that warns and gives the attribute's value under its present name.
-
-    Parameters
-    ----------
-    owner : str
-        Name of the class.
-    former, present : str
-        Names of the attribute.
-    """
+    """Return a property that warns and gives the attribute's value under its present name."""
 
     def value(self: object) -> Any:
         text = f"{owner}.{former} is called {present}; the name goes in 0.5"

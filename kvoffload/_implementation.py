@@ -20,13 +20,7 @@ VARIABLE = "KVOFFLOAD_PURE_PYTHON"
 
 
 def import_compiled() -> None:
-    """Import the compiled twin of each Python one: ``_x_c`` of each ``_x_py``.
-
-    Raises
-    ------
-    ImportError
-        If one of them cannot be imported.
-    """
+    """Import the compiled twin of each Python one: ``_x_c`` of each ``_x_py``."""
     for folder in ("policies", "backends", "managers"):
         for module in pkgutil.iter_modules([str(Path(__file__).parent / folder)]):
             stem, _, twin = module.name.rpartition("_")

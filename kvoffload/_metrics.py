@@ -25,27 +25,13 @@ WATCH_PREFIX = "kvoffload_"
 
 
 class Metric(NamedTuple):
-    """A row of a table.
+    """A row of a table."""
 
-    Attributes
-    ----------
-    name : str
-        Name without the prefix, and without the ``_total`` that Prometheus puts after a counter.
-    kind : str
-        ``"counter"``, ``"gauge"`` or ``"histogram"``.
-    labels : tuple of str
-        Labels.
-    help : str
-        What it counts, with its unit.
-    bounds : tuple of float
-        Upper bounds of a histogram's buckets; there is one more without a bound.
-    """
-
-    name: str
+    name: str  # without the prefix, and without the ``_total`` that Prometheus adds to a counter
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
-    help: str
-    bounds: tuple[float, ...] = ()
+    help: str  # what it counts, with its unit
+    bounds: tuple[float, ...] = ()  # of a histogram's buckets; there is one more without a bound
 
 
 class Histogram(NamedTuple):

@@ -18,14 +18,9 @@ _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
 
 
 def read_size(text: str, *, needs_unit: bool = False) -> int | None:
-    """Return a size in bytes, None if the text is not one.
+    """Return a size in bytes, rounded down, None if the text is not one.
 
-    Parameters
-    ----------
-    text : str
-        A number and a unit, ``B`` to ``TB`` or ``KiB`` to ``TiB``; fractions are rounded down.
-    needs_unit : bool
-        Whether a number without a unit is none.
+    The units are ``B`` to ``TB`` and ``KiB`` to ``TiB``; `needs_unit` refuses a number without one.
     """
     match = _SIZE.fullmatch(text)
     unit = _UNITS.get(match[2].upper()) if match else None
@@ -35,13 +30,7 @@ def read_size(text: str, *, needs_unit: bool = False) -> int | None:
 
 
 def parse_size(text: str) -> int:
-    """Return a number of bytes, with or without a unit.
-
-    Raises
-    ------
-    ValueError
-        If the text is not one.
-    """
+    """Return a number of bytes, with or without a unit; ValueError if the text is not one."""
     size = read_size(text.strip())
     if size is None:
         raise ValueError(f"must be bytes, as 4096, 2TB or 512GiB, got {describe(text)}")
@@ -49,15 +38,7 @@ def parse_size(text: str) -> int:
 
 
 def check_size(name: str, value: int | str, minimum: int = 0) -> int:
-    """Return a number of bytes that is given as one, or as text.
-
-    Raises
-    ------
-    TypeError
-        If `value` is neither.
-    ValueError
-        If the text is no size, or the size is below `minimum`.
-    """
+    """Return a number of bytes, >= `minimum`, that is given as one, or as text."""
     if isinstance(value, str):
         try:
             value = parse_size(value)
