@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own, new_manager
 from kvoffload.replay.policies import read_policy as parse_policy
 from kvoffload.traces.formats import FORMATS
+
+from ._sources import Reading
 
 MAX_BLOCKS = 2**31 - 1
 _PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*%", re.ASCII)
@@ -191,8 +194,14 @@ quiet_option = click.option(
 )
 
 
-def reading_options(function: CommandFunction) -> CommandFunction:
-    """Add the options of every command that reads a trace."""
+def reading_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of every command that reads a trace, which is called with `reading`."""
+
+    @functools.wraps(function)
+    def command(**options: Any) -> Any:
+        reading = Reading(**{field.name: options.pop(field.name) for field in fields(Reading)})
+        return function(reading=reading, **options)
+
     for option in (
         quiet_option,
         click.option("--skip-bad", is_flag=True, help="Skip bad lines and print their number."),
@@ -217,8 +226,8 @@ def reading_options(function: CommandFunction) -> CommandFunction:
             "split; otherwise ids that are not hashes are kept apart per file.",
         ),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
 def device_memory_blocks(

@@ -21,6 +21,27 @@ from ._terminal import note
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """The options of every command that reads a trace, as given."""
+
+    format: str | None
+    model_name: str | None
+    limit: int | None
+    skip_bad: bool
+    same_ids: bool
+
+    def trace(self, files: Sequence[str]) -> MergedTrace:
+        """Return the trace that files make, without the limit."""
+        return MergedTrace(
+            files,
+            format=self.format,
+            skip_bad=self.skip_bad,
+            model_name=self.model_name,
+            same_ids=self.same_ids,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Requests that can be iterated over repeatedly, and their origin."""
 
@@ -81,45 +102,27 @@ def named_files(paths: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def open_source(
-    paths: Sequence[str],
-    *,
-    format: str | None,
-    model_name: str | None,
-    skip_bad: bool,
-    limit: int | None,
-    same_ids: bool,
-) -> Iterator[Source]:
+def open_source(paths: Sequence[str], reading: Reading) -> Iterator[Source]:
     """Open a trace for any number of iterations over its first requests.
 
     Input that can be read only once, standard input or a named pipe, is copied to a temporary
     file.
     """
     files = named_files(paths)
-    trace = MergedTrace(
-        files, format=format, skip_bad=skip_bad, model_name=model_name, same_ids=same_ids
-    )
+    trace = reading.trace(files)
     name = paths[0] if len(paths) == 1 else trace.name
-    requests = Selection(trace, limit=limit)
+    requests = Selection(trace, limit=reading.limit)
     if not any(path == STDIN or _is_pipe(path) for path in files):
-        yield Source(name, requests, trace, same_ids)
+        yield Source(name, requests, trace, reading.same_ids)
         return
     with scratch_file() as (stream, copy):
         write_requests(requests, stream)
         stream.flush()
-        yield Source(name, Trace(copy), trace, same_ids)
+        yield Source(name, Trace(copy), trace, reading.same_ids)
 
 
 def open_or_generate(
-    paths: Sequence[str],
-    requests: int,
-    *,
-    seed: int | None,
-    format: str | None,
-    model_name: str | None,
-    skip_bad: bool,
-    limit: int | None,
-    same_ids: bool,
+    paths: Sequence[str], requests: int, seed: int | None, reading: Reading
 ) -> contextlib.AbstractContextManager[Source]:
     """Open a trace, or give a workload of that many requests where none is named.
 
@@ -128,24 +131,17 @@ def open_or_generate(
     if paths:
         if seed is not None:
             raise click.UsageError(f"--seed must go without TRACE, got {seed} with {paths[0]!r}")
-        return open_source(
-            paths,
-            format=format,
-            model_name=model_name,
-            skip_bad=skip_bad,
-            limit=limit,
-            same_ids=same_ids,
-        )
+        return open_source(paths, reading)
     options = {
-        "--format": format,
-        "--model-name": model_name,
-        "--skip-bad": skip_bad or None,
-        "--same-ids": same_ids or None,
+        "--format": reading.format,
+        "--model-name": reading.model_name,
+        "--skip-bad": reading.skip_bad or None,
+        "--same-ids": reading.same_ids or None,
     }
     for option, value in options.items():
         if value is not None:
             raise click.UsageError(f"{option} must go with TRACE, got it without")
-    workload = Workload(limit or requests, seed=seed or 0)
+    workload = Workload(reading.limit or requests, seed=seed or 0)
     return contextlib.nullcontext(Source(workload.name, workload))
 
 

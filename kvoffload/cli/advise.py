@@ -59,6 +59,7 @@ from ._options import (
 from ._output import check_outputs
 from ._sources import (
     BlockTokens,
+    Reading,
     Source,
     check_order,
     note_order,
@@ -182,11 +183,7 @@ def advise(
     report: str | None,
     unchained_ids: bool,
     jobs: int | None,
-    format: str | None,
-    model_name: str | None,
-    limit: int | None,
-    skip_bad: bool,
-    same_ids: bool,
+    reading: Reading,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -224,15 +221,8 @@ def advise(
     check_outputs(traces, {"--report": report})
     if report is not None:
         require_report()
-    with open_source(
-        traces,
-        format=format,
-        model_name=model_name,
-        skip_bad=skip_bad,
-        limit=limit,
-        same_ids=same_ids,
-    ) as source:
-        with progress_bar("reading", limit, quiet=quiet) as progress:
+    with open_source(traces, reading) as source:
+        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(
                 source.requests, unique=False, block_tokens=block_tokens, progress=progress
             )
@@ -278,11 +268,7 @@ def advise(
                 engine if accelerator or not model else replace(engine, accelerator=None),
                 behind,
                 report,
-                format,
-                model_name,
-                limit,
-                skip_bad,
-                same_ids,
+                reading,
                 unchained_ids,
             ).text(),
             known.origin or "lengths",
@@ -400,11 +386,7 @@ class _Command:
     engine: Engine
     disk: Disk | None
     report: str | None
-    format: str | None
-    model_name: str | None
-    limit: int | None
-    skip_bad: bool
-    same_ids: bool
+    reading: Reading
     unchained_ids: bool
 
     def text(self) -> str:
@@ -413,17 +395,18 @@ class _Command:
         words = ["kvoffload", "advise", *([] if are_like_options else self.traces)]
         words += self._sizes()
         words += self._engine()
+        reading = self.reading
         for option, value in (
             ("--disk", self.disk and _exact(self.disk.size)),
             ("--disk-policy", self.disk and ",".join(self.disk.policies)),
-            ("--format", self.format),
-            ("--model-name", self.model_name),
-            ("--limit", self.limit and str(self.limit)),
+            ("--format", reading.format),
+            ("--model-name", reading.model_name),
+            ("--limit", reading.limit and str(reading.limit)),
             ("--report", self.report),
         ):
             words += [option, value] if value else []
-        words += ["--skip-bad"] if self.skip_bad else []
-        words += ["--same-ids"] if self.same_ids else []
+        words += ["--skip-bad"] if reading.skip_bad else []
+        words += ["--same-ids"] if reading.same_ids else []
         words += ["--unchained-ids"] if self.unchained_ids else []
         words += ["--", *self.traces] if are_like_options else []
         return " ".join(map(_shell_word, words))

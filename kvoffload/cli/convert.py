@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from kvoffload.replay import Selection
-from kvoffload.traces import MergedTrace, Survey
+from kvoffload.traces import Survey
 from kvoffload.traces.sorting import sorted_by_time
 
 from ._options import examples, reading_options, traces_argument
 from ._output import check_output_option, output_option, write_output
-from ._sources import Source, named_files, note_order
+from ._sources import Reading, Source, named_files, note_order
 from ._terminal import note, note_bad_lines
 
 
@@ -34,11 +34,7 @@ def convert(
     *,
     output: str,
     sort: bool,
-    format: str | None,
-    model_name: str | None,
-    limit: int | None,
-    skip_bad: bool,
-    same_ids: bool,
+    reading: Reading,
     quiet: bool,
 ) -> None:
     """Write a trace in the Mooncake format.
@@ -48,17 +44,11 @@ def convert(
     or patterns are merged by time.
     """
     check_output_option(traces, output)
-    source = MergedTrace(
-        named_files(traces),
-        format=format,
-        skip_bad=skip_bad,
-        model_name=model_name,
-        same_ids=same_ids,
-    )
+    source = reading.trace(named_files(traces))
     survey = Survey()
-    requests = Selection(source, limit=limit)
+    requests = Selection(source, limit=reading.limit)
     write_output(survey.counting(sorted_by_time(requests) if sort else requests), output)
-    whole = Source("", source, source, same_ids)
+    whole = Source("", source, source, reading.same_ids)
     ids_text = whole.ids_text
     if ids_text is not None:
         note(ids_text, quiet=quiet)

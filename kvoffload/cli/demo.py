@@ -31,7 +31,7 @@ from ._options import (
     workload_seed_option,
 )
 from ._output import check_outputs
-from ._sources import Source, open_or_generate
+from ._sources import Reading, Source, open_or_generate
 from ._terminal import note, progress_bar
 
 if TYPE_CHECKING:
@@ -119,11 +119,7 @@ def demo(
     block_bytes: int | None,
     prefix: str,
     seed: int | None,
-    format: str | None,
-    model_name: str | None,
-    limit: int | None,
-    skip_bad: bool,
-    same_ids: bool,
+    reading: Reading,
     quiet: bool,
 ) -> None:
     """Serve the metrics of a manager at work, without an engine.
@@ -141,16 +137,7 @@ def demo(
     require("prometheus_client", "kvoffload demo", "watch")
     from kvoffload.watch import Watch
 
-    with open_or_generate(
-        traces,
-        ENDLESS,
-        seed=seed,
-        format=format,
-        model_name=model_name,
-        skip_bad=skip_bad,
-        limit=limit,
-        same_ids=same_ids,
-    ) as source:
+    with open_or_generate(traces, ENDLESS, seed, reading) as source:
         asked = capacity or (read_capacity(TRACE_CAPACITY) if traces else GENERATED_CAPACITY)
         blocks = _blocks(source, asked, block_bytes, quiet=quiet)
         # Of memories of up to 16,384 blocks, all that the shadows have room for is sampled.

@@ -9,7 +9,7 @@ from kvoffload.traces import Survey
 
 from ._options import examples, json_option, reading_options, traces_argument
 from ._output import check_outputs
-from ._sources import Source, note_order, open_source, order_object
+from ._sources import Reading, Source, note_order, open_source, order_object
 from ._terminal import Column, note_bad_lines, print_json, print_tables, progress_bar
 
 
@@ -25,11 +25,7 @@ from ._terminal import Column, note_bad_lines, print_json, print_tables, progres
 def info(
     traces: tuple[str, ...],
     *,
-    format: str | None,
-    model_name: str | None,
-    limit: int | None,
-    skip_bad: bool,
-    same_ids: bool,
+    reading: Reading,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -39,15 +35,8 @@ def info(
     them or a pattern; several are merged by time. - is standard input.
     """
     check_outputs(traces)
-    with open_source(
-        traces,
-        format=format,
-        model_name=model_name,
-        skip_bad=skip_bad,
-        limit=limit,
-        same_ids=same_ids,
-    ) as source:
-        with progress_bar("reading", limit, quiet=quiet) as progress:
+    with open_source(traces, reading) as source:
+        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(source.requests, progress=progress)
         note_order(survey, source, quiet=quiet)
         if as_json:

@@ -42,7 +42,7 @@ from ._options import (
 )
 from ._output import check_outputs
 from ._replay_result import Cell, as_object, print_cells
-from ._sources import BlockTokens, note_order, open_or_generate, order_object
+from ._sources import BlockTokens, Reading, note_order, open_or_generate, order_object
 from ._streams import standard_input_waits
 from ._terminal import note, note_bad_lines, print_json, progress_bar
 
@@ -83,11 +83,7 @@ def replay(
     full_blocks: bool,
     step_tokens: int | None,
     seed: int | None,
-    format: str | None,
-    model_name: str | None,
-    limit: int | None,
-    skip_bad: bool,
-    same_ids: bool,
+    reading: Reading,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -103,19 +99,10 @@ def replay(
     cache = CacheOptions(model, kv_cache_dtype, tensor_parallel, retention, step_tokens)
     cache.check(block_bytes)
     check_outputs(traces)
-    with open_or_generate(
-        traces,
-        GENERATED_REQUESTS,
-        seed=seed,
-        format=format,
-        model_name=model_name,
-        skip_bad=skip_bad,
-        limit=limit,
-        same_ids=same_ids,
-    ) as source:
+    with open_or_generate(traces, GENERATED_REQUESTS, seed, reading) as source:
         sizes_asked = [*capacities, *([device_memory] if device_memory else [])]
         needs_unique = any(asked.percent is not None for asked in sizes_asked)
-        with progress_bar("reading", limit, quiet=quiet) as progress:
+        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(
                 source.requests,
                 unique=needs_unique,

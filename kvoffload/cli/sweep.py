@@ -48,7 +48,7 @@ from ._options import (
     value_of,
 )
 from ._output import STDOUT, check_outputs
-from ._sources import BlockTokens, Source, note_order, open_source, order_object
+from ._sources import BlockTokens, Reading, Source, note_order, open_source, order_object
 from ._sweep_result import Grid, csv_text, print_grid, print_grid_json
 from ._terminal import note, note_bad_lines, progress_bar
 
@@ -147,11 +147,7 @@ def sweep(
     jobs: int | None,
     results: str | None,
     plot: str | None,
-    format: str | None,
-    model_name: str | None,
-    limit: int | None,
-    skip_bad: bool,
-    same_ids: bool,
+    reading: Reading,
     csv: str | None,
     as_json: bool,
     quiet: bool,
@@ -176,16 +172,9 @@ def sweep(
         if quiet:  # at its first run it says that it looks for fonts
             logging.getLogger("matplotlib").setLevel(logging.ERROR)
         require("matplotlib", "--plot", "plot")
-    with open_source(
-        traces,
-        format=format,
-        model_name=model_name,
-        skip_bad=skip_bad,
-        limit=limit,
-        same_ids=same_ids,
-    ) as source:
+    with open_source(traces, reading) as source:
         decoded, known, survey = _read(
-            source, block_tokens, limit, full_blocks=full_blocks, quiet=quiet
+            source, block_tokens, reading.limit, full_blocks=full_blocks, quiet=quiet
         )
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)

@@ -13,7 +13,7 @@ from kvoffload.advise.units import bytes_text, percent_text
 from kvoffload.errors import describe
 from kvoffload.traces import MissingExtraError
 
-from ._options import examples, json_option
+from ._options import examples, json_option, quiet_option
 from ._terminal import Column, note, print_json, print_tables, progress_bar
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 LONGEST_MODEL = 80
 """Most characters shown of a model's name, which is not trusted."""
-
-quiet_option = click.option(
-    "--quiet", is_flag=True, help="Print only the result: no progress, no notes."
-)
 
 
 @click.group(epilog=examples("kvoffload tier info /nvme/kv", "kvoffload tier verify /nvme/kv"))

@@ -12,7 +12,7 @@ from kvoffload.traces.outputs import open_output
 
 from ._options import examples, reading_options, traces_argument
 from ._output import STDOUT, check_output_option
-from ._sources import BlockTokens, note_order, open_source
+from ._sources import BlockTokens, Reading, note_order, open_source
 from ._terminal import note, note_bad_lines, progress_bar
 
 
@@ -45,11 +45,7 @@ def workload(
     output: str,
     block_tokens: int | None,
     full_blocks: bool,
-    format: str | None,
-    model_name: str | None,
-    limit: int | None,
-    skip_bad: bool,
-    same_ids: bool,
+    reading: Reading,
     quiet: bool,
 ) -> None:
     """Write a trace as prompts for vllm bench serve.
@@ -64,15 +60,8 @@ def workload(
     serve sends at --request-rate, in the order of the lines with --disable-shuffle.
     """
     check_output_option(traces, output)
-    with open_source(
-        traces,
-        format=format,
-        model_name=model_name,
-        skip_bad=skip_bad,
-        limit=limit,
-        same_ids=same_ids,
-    ) as source:
-        with progress_bar("reading", limit, quiet=quiet) as progress:
+    with open_source(traces, reading) as source:
+        with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(
                 source.requests, unique=False, block_tokens=block_tokens, progress=progress
             )
