@@ -22,10 +22,7 @@ def ratio_text(ratio: float) -> str:
 
 
 def apart(
-    positions: Sequence[float],
-    distance: float,
-    least: float = -math.inf,
-    most: float = math.inf,
+    positions: Sequence[float], distance: float, least: float = -math.inf, most: float = math.inf
 ) -> list[float]:
     """Move rising positions as little as it takes for all to be `distance` apart.
 

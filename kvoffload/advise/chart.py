@@ -11,17 +11,7 @@ from .axes import apart, ratio_text, ratio_ticks
 from .details import Details
 from .units import bytes_text, count_text, percent_text, rate_text
 
-__all__ = [
-    "Bars",
-    "Chart",
-    "Line",
-    "Point",
-    "Strip",
-    "Tick",
-    "bars",
-    "chart",
-    "strip",
-]
+__all__ = ["Bars", "Chart", "Line", "Point", "Strip", "Tick", "bars", "chart", "strip"]
 
 
 NAME_OFFSET = 17

@@ -13,13 +13,7 @@ from kvoffload.advise.configuration import python_text, vllm_arguments, vllm_tex
 from kvoffload.advise.economy import balance
 from kvoffload.advise.retention import or_none
 from kvoffload.advise.subject import Subject
-from kvoffload.advise.units import (
-    bytes_text,
-    count_text,
-    duration_text,
-    percent_text,
-    rate_text,
-)
+from kvoffload.advise.units import bytes_text, count_text, duration_text, percent_text, rate_text
 from kvoffload.advise.wording import noise_text
 
 from ._model_options import groups_object
@@ -244,9 +238,7 @@ def _table(subject: Subject) -> None:
         f"tokens saved, stores and rates: with {asked}",
     ]
     print_tables(
-        title,
-        [Column("policy", [*names, "belady", "infinite"], numeric=False)],
-        [hit_ratios, rest],
+        title, [Column("policy", [*names, "belady", "infinite"], numeric=False)], [hit_ratios, rest]
     )
     if subject.alone is not None:
         titles, *lines = subject.device_table()

@@ -44,10 +44,7 @@ COMPLETION = "_KVOFFLOAD_COMPLETE"  # set by a shell that asks click for complet
 
 @click.group(
     invoke_without_command=True,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "token_normalize_func": present_name,
-    },
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": present_name},
 )
 @click.version_option(__version__, message=f"%(prog)s %(version)s ({IMPLEMENTATION})")
 @click.pass_context

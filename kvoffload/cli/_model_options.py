@@ -152,9 +152,7 @@ class CacheOptions:
         if layout is None or block_tokens is None:
             size = token_bytes or self.token_bytes() or 0
             return GroupChunks.of_blocks(
-                block_tokens,
-                block_bytes=(block_tokens or 0) * size,
-                step_tokens=self.step_tokens,
+                block_tokens, block_bytes=(block_tokens or 0) * size, step_tokens=self.step_tokens
             )
         try:
             interval = 0 if self.retention is None else self.retention.tokens

@@ -18,12 +18,7 @@ from kvoffload.traces.outputs import OutputFile
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = [
-    "check_standard_output",
-    "standard_input_waits",
-    "standard_output",
-    "standard_streams",
-]
+__all__ = ["check_standard_output", "standard_input_waits", "standard_output", "standard_streams"]
 
 STDOUT = "<stdout>"
 """Name of standard output in messages."""

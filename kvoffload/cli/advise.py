@@ -149,9 +149,7 @@ def read_rate(text: str) -> float:
     "[default: lru,hit-density]",
 )
 @click.option(
-    "--report",
-    metavar="FILE",
-    help="Write the advice as one HTML page that needs no other file.",
+    "--report", metavar="FILE", help="Write the advice as one HTML page that needs no other file."
 )
 @click.option(
     "--unchained-ids",

@@ -30,12 +30,7 @@ from ._terminal import note, note_bad_lines
 )
 @reading_options
 def convert(
-    traces: tuple[str, ...],
-    *,
-    output: str,
-    sort: bool,
-    reading: Reading,
-    quiet: bool,
+    traces: tuple[str, ...], *, output: str, sort: bool, reading: Reading, quiet: bool
 ) -> None:
     """Write a trace in the Mooncake format.
 

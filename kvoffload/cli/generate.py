@@ -13,11 +13,7 @@ from ._output import check_output_option, output_option, write_output
 from ._terminal import progress_bar
 
 
-@click.command(
-    epilog=examples(
-        "kvoffload generate --requests 2000 --output chats.jsonl.gz",
-    )
-)
+@click.command(epilog=examples("kvoffload generate --requests 2000 --output chats.jsonl.gz"))
 @click.option(
     "--requests",
     type=click.IntRange(min=1),

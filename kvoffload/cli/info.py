@@ -22,13 +22,7 @@ from ._terminal import Column, note_bad_lines, print_json, print_tables, progres
 @traces_argument
 @reading_options
 @json_option
-def info(
-    traces: tuple[str, ...],
-    *,
-    reading: Reading,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def info(traces: tuple[str, ...], *, reading: Reading, as_json: bool, quiet: bool) -> None:
     """Describe a trace: requests, blocks and their reuse.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of

@@ -104,10 +104,7 @@ def replay(
         needs_unique = any(asked.percent is not None for asked in sizes_asked)
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
             survey = Survey.of(
-                source.requests,
-                unique=needs_unique,
-                block_tokens=block_tokens,
-                progress=progress,
+                source.requests, unique=needs_unique, block_tokens=block_tokens, progress=progress
             )
         note_bad_lines(source.bad_lines, quiet=quiet)
         note_order(survey, source, quiet=quiet)

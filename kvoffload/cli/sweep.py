@@ -254,12 +254,7 @@ def _write_csv(grid: Grid, name: str, faults: list[OSError]) -> None:
 
 
 def _read(
-    source: Source,
-    block_tokens: int | None,
-    limit: int | None,
-    *,
-    full_blocks: bool,
-    quiet: bool,
+    source: Source, block_tokens: int | None, limit: int | None, *, full_blocks: bool, quiet: bool
 ) -> tuple[DecodedTrace, BlockTokens, Survey]:
     """Decode the trace and determine its block size, which full blocks have to be known for.
 
@@ -281,12 +276,7 @@ def _read(
 
 
 def _counts(
-    work: GridWork,
-    file: ResultsFile | None,
-    jobs: int,
-    faults: list[OSError],
-    *,
-    quiet: bool,
+    work: GridWork, file: ResultsFile | None, jobs: int, faults: list[OSError], *, quiet: bool
 ) -> dict[Cell, ReplayResult]:
     """Return the result of every cell; compute and append those that the file lacks.
 

@@ -40,10 +40,7 @@ class ResultsFile:
     MAX_LINE_BYTES = 2**16  # a policy string with every option is far shorter
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        trace: DecodedTrace,
-        groups: GroupChunks | None = None,
+        self, path: str | os.PathLike[str], trace: DecodedTrace, groups: GroupChunks | None = None
     ) -> None:
         self.check(path)
         self._path = Path(path)

@@ -108,11 +108,7 @@ def simulate_tiers(
             host.complete_store(stored)
             disk.complete_store(_offer(disk, stored))
     return TierCounts(
-        asked,
-        host_hits,
-        disk_hits,
-        host.stats()["stored_blocks"],
-        disk.stats()["stored_blocks"],
+        asked, host_hits, disk_hits, host.stats()["stored_blocks"], disk.stats()["stored_blocks"]
     )
 
 

@@ -135,9 +135,7 @@ class _Driven:
         if key in self._model:
             status = _status(self._next_id, ref_cnt)
             _raises(
-                ValueError,
-                "insert of a resident block",
-                lambda: self._policy.insert(key, status),
+                ValueError, "insert of a resident block", lambda: self._policy.insert(key, status)
             )
             return
         for policy in self._both():

@@ -845,12 +845,7 @@ def tier_machine(open_tier: Callable[[], Tier], block_bytes: int, num_keys: int 
                 self.check(done, *self.jobs.pop(done.job))
 
         def check(
-            self,
-            done: Done,
-            op: str,
-            keys: list[bytes],
-            ids: list[int],
-            there: set[bytes],
+            self, done: Done, op: str, keys: list[bytes], ids: list[int], there: set[bytes]
         ) -> None:
             for key, block_id, status in zip(keys, ids, done.status.tolist(), strict=True):
                 if op in ("put", "crowded put"):

@@ -31,6 +31,5 @@ __all__ = [
 ]
 
 __getattr__ = former_names(
-    __name__,
-    {"trace_files": (_trace_files, "it is a part of the inside, kvoffload.traces.merged")},
+    __name__, {"trace_files": (_trace_files, "it is a part of the inside, kvoffload.traces.merged")}
 )

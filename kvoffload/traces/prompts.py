@@ -81,10 +81,7 @@ def write_prompts(requests: Iterable[Request], stream: BinaryIO, block_tokens: i
         prompt = prompt_of(request, block_tokens)
         if not prompt:
             continue
-        row = {
-            "prompt": prompt,
-            "output_tokens": max(1, request.output_length),
-        }
+        row = {"prompt": prompt, "output_tokens": max(1, request.output_length)}
         stream.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
         written += 1
     return written

@@ -7,13 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kvoffload import (
-    BlockHash,
-    Hints,
-    OffloadingEvent,
-    OffloadingManager,
-    PrepareStoreOutput,
-)
+from kvoffload import BlockHash, Hints, OffloadingEvent, OffloadingManager, PrepareStoreOutput
 from kvoffload.errors import describe, recorder_not_initialised
 from kvoffload.types import Spec_co
 
