@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kvoffload import BlockHash
 from kvoffload.replay import TierCounts, simulate_tiers, stack_distances
-from kvoffload.replay.simulate import Demand, simulate_requests
+from kvoffload.replay.simulate import Demand
 
 from .advice import LEAST_SECONDS, VLLM_DEFAULT, Advice, RecordedTrace
 
@@ -148,15 +148,7 @@ def details(recorded: RecordedTrace, advice: Advice, disk: Disk | None = None) -
     capacity = _capacity(advice, advice.memory_index)
     policies = []
     for policy in dict.fromkeys((chosen, VLLM_DEFAULT)):
-        hits = simulate_requests(
-            trace,
-            keys,
-            policy,
-            capacity,
-            device_hits=demand.device_hits,
-            junctions=demand.junctions,
-            groups=demand.groups,
-        )
+        hits = demand.hits(policy, capacity, keys)
         over_time, by_share = _over_time(hits, demand.asked), _by_share(hits, demand.asked)
         policies.append(PolicyDetails(policy, over_time, by_share))
     cells = []

@@ -10,13 +10,12 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .device import device_hits_and_junctions
 from .groups import GroupChunks
 from .offline import BELADY
 from .processes import spread
 from .requests import DecodedTrace
 from .results import ReplayResult
-from .simulate import simulate_in_parts
+from .simulate import Demand
 
 __all__ = ["Cell", "GridWork", "run_grid"]
 
@@ -62,20 +61,10 @@ def _computing(
 ) -> Callable[[Cell], list[ReplayResult]]:
     """Return a function that computes a cell of a trace."""
     keys = trace.keys()
-    front = functools.cache(lambda size: device_hits_and_junctions(trace, size, groups))
+    behind = functools.cache(lambda size: Demand.of(trace, groups, size))
 
     def compute(cell: Cell) -> list[ReplayResult]:
-        hits, junctions = front(cell.device_blocks)
-        return simulate_in_parts(
-            trace,
-            keys,
-            cell.policy,
-            cell.capacity,
-            device_hits=hits,
-            junctions=junctions,
-            pending=cell.pending,
-            parts=parts,
-            groups=groups,
-        )
+        demand: Demand = behind(cell.device_blocks)
+        return demand.in_parts(cell.policy, cell.capacity, keys, cell.pending, parts)
 
     return compute

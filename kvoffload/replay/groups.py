@@ -382,12 +382,7 @@ class GroupChunks:
         What hits more computes less, and a window or state is stored only of what is computed. So
         one that hits less may store what others hit later: the states where the steps of a longer
         computation end, which count at an interval other than 0, and what the accelerator's cache
-        makes a resume point, a junction, inside the hit.
-
-        Parameters
-        ----------
-        junctions : bool
-            Whether the accelerator's own cache makes any.
+        makes a resume point, a junction, inside the hit, if it makes any.
         """
         if not self.layout.is_sparse:
             return True

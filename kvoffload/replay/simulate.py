@@ -84,15 +84,46 @@ class Demand:
 
     def simulate(self, policy: str, capacity: int) -> ReplayResult:
         """Replay the trace by a policy at a capacity."""
-        return simulate(
-            self.trace,
-            None,
-            policy,
-            capacity,
-            device_hits=self.device_hits,
-            junctions=self.junctions,
-            groups=self.groups,
-        )
+        return self.in_parts(policy, capacity)[0]
+
+    def in_parts(
+        self,
+        policy: str,
+        capacity: int,
+        keys: list[BlockHash] | None = None,
+        pending: int = 0,
+        parts: int = 1,
+    ) -> list[ReplayResult]:
+        """Replay the trace as `simulate_in_parts` does."""
+        groups = self.groups
+        parts = 1 if policy in CEILINGS else parts
+        ends = [self.trace.num_requests * part // parts for part in range(parts + 1)]
+        slices = list(itertools.starmap(slice, itertools.pairwise(ends)))
+        if policy == BELADY:
+            hits, stored = belady_of_groups(self.trace, capacity, groups, self.device_hits)
+            counts = {"loaded_slots": None, "stored_slots": stored}
+            return [_result(self, slices[0], hits, **counts)]
+        if policy == INFINITE and groups.is_plain:
+            found = infinite_hits_of_each(self.trace, self.device_hits) * groups.block_tokens
+            return [_counted(self, slices[0], found, stored_slots=self.trace.unique_blocks)]
+        if policy == INFINITE:
+            policy = "lru"
+            capacity = min(self.trace.unique_blocks * len(groups.chunk_tokens), MAX_NUM_BLOCKS)
+        serving = Serving(new_manager(policy, capacity), self, keys, pending)
+        before = serving.manager.stats()
+        results = []
+        for part in slices:
+            found = serving.hits(part)
+            after = serving.manager.stats()
+            counts = {field: after[name] - before[name] for field, name in _COUNTED.items()}
+            results.append(_counted(self, part, found, **counts))
+            before = after
+        return results
+
+    def hits(self, policy: str, capacity: int, keys: list[BlockHash] | None = None) -> Hits:
+        """Replay the trace; return the tokens hit of each request. Stores complete at once."""
+        everything = slice(0, self.trace.num_requests)
+        return Serving(new_manager(policy, capacity), self, keys).hits(everything)
 
 
 def replay(
@@ -235,18 +266,8 @@ def simulate(
     ReplayResult
         Without times.
     """
-    (result,) = simulate_in_parts(
-        trace,
-        keys,
-        policy,
-        capacity,
-        device_hits=device_hits,
-        junctions=junctions,
-        pending=pending,
-        parts=1,
-        groups=groups,
-    )
-    return result
+    demand = _demand(trace, device_hits, junctions, groups)
+    return demand.in_parts(policy, capacity, keys, pending)[0]
 
 
 def simulate_in_parts(
@@ -267,30 +288,7 @@ def simulate_in_parts(
     take one. Returns one result per part; for a ceiling a single one, of the whole trace.
     """
     demand = _demand(trace, device_hits, junctions, groups)
-    groups = demand.groups
-    parts = 1 if policy in CEILINGS else parts
-    ends = [trace.num_requests * part // parts for part in range(parts + 1)]
-    slices = list(itertools.starmap(slice, itertools.pairwise(ends)))
-    if policy == BELADY:
-        hits, stored = belady_of_groups(trace, capacity, groups, device_hits)
-        counts = {"loaded_slots": None, "stored_slots": stored}
-        return [_result(demand, slices[0], hits, **counts)]
-    if policy == INFINITE and groups.is_plain:
-        found = infinite_hits_of_each(trace, device_hits) * groups.block_tokens
-        return [_counted(demand, slices[0], found, stored_slots=trace.unique_blocks)]
-    if policy == INFINITE:
-        policy = "lru"
-        capacity = min(trace.unique_blocks * len(groups.chunk_tokens), MAX_NUM_BLOCKS)
-    serving = Serving(new_manager(policy, capacity), demand, keys, pending)
-    before = serving.manager.stats()
-    results = []
-    for part in slices:
-        found = serving.hits(part)
-        after = serving.manager.stats()
-        counts = {field: after[name] - before[name] for field, name in _COUNTED.items()}
-        results.append(_counted(demand, part, found, **counts))
-        before = after
-    return results
+    return demand.in_parts(policy, capacity, keys, pending, parts)
 
 
 def simulate_requests(
@@ -307,8 +305,7 @@ def simulate_requests(
 
     Arguments are those of `simulate`; `policy` is no ceiling.
     """
-    demand = _demand(trace, device_hits, junctions, groups)
-    return Serving(new_manager(policy, capacity), demand, keys).hits(slice(0, trace.num_requests))
+    return _demand(trace, device_hits, junctions, groups).hits(policy, capacity, keys)
 
 
 def _demand(
