@@ -38,12 +38,6 @@ def or_none(interval: Retention) -> int | str:
     return "none" if interval is None else interval
 
 
-def _least_interval(groups: GroupChunks) -> int:
-    """Return the least interval that the groups allow, of at least `LEAST_INTERVAL` tokens."""
-    step = groups.retention_multiple
-    return step * math.ceil(LEAST_INTERVAL / step)
-
-
 def compared(groups: GroupChunks) -> tuple[Retention, ...]:
     """Return the intervals to compare: 0, the least one, all, and the one given.
 
@@ -51,7 +45,9 @@ def compared(groups: GroupChunks) -> tuple[Retention, ...]:
     """
     if not groups.layout.is_sparse:
         return ()
-    return tuple(dict.fromkeys((0, _least_interval(groups), None, groups.retention)))
+    step = groups.retention_multiple
+    least = step * math.ceil(LEAST_INTERVAL / step)
+    return tuple(dict.fromkeys((0, least, None, groups.retention)))
 
 
 def retentions(

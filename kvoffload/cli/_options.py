@@ -100,11 +100,6 @@ def read_capacity(text: str, least: int = 1) -> Capacity:
     )
 
 
-def read_device_memory(text: str) -> Capacity:
-    """Read the size of the accelerator's own cache, which may be 0."""
-    return read_capacity(text, least=0)
-
-
 def check_sizes(
     block_bytes: int | None,
     *,
@@ -301,7 +296,7 @@ def capacity_option(default: str) -> Callable[[CommandFunction], CommandFunction
 device_memory_option = click.option(
     "--device-memory",
     metavar="SIZE",
-    callback=value_of(read_device_memory),
+    callback=value_of(functools.partial(read_capacity, least=0)),
     help="The accelerator's own LRU prefix cache, which is asked first: blocks, a share of the "
     "unique blocks or a size; none by default, a typical one where advise knows the model.",
 )

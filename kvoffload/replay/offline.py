@@ -83,19 +83,7 @@ def belady(
     and with ids that each follow one predecessor, those rules cost nothing: the tail of a chain is
     used last, so the cache holds prefixes. Otherwise no manager may reach the bound.
 
-    Parameters
-    ----------
-    trace : DecodedTrace
-        The requests.
-    capacity : int
-        Number of blocks, >= 0.
-    device_hits : (requests,) int64
-        Leading blocks of each request that the manager is not asked for.
-
-    Returns
-    -------
-    (int, int)
-        Blocks hit, and blocks stored.
+    Returns blocks hit, and blocks stored. `device_hits` are as in `infinite_hits`.
 
     Complexity: O(n log capacity).
 

@@ -89,17 +89,8 @@ cdef inline uint64_t siphash(uint64_t message, uint64_t low, uint64_t high) noex
 def packed(list hashes not None, int64_t more_tokens=0):
     """Return when a request came and ``hash()`` of each block hash, 8 bytes each.
 
-    Parameters
-    ----------
-    hashes : list of bytes
-        Block hashes.
-    more_tokens : int
-        Tokens of the request beyond those of its blocks, 0 or 1.
-
-    Returns
-    -------
-    bytes
-        In the machine's order: the monotonic clock, ns, its last bit `more_tokens`; the hashes.
+    In the machine's order: the monotonic clock, ns, its last bit `more_tokens`, the tokens of the
+    request beyond those of its blocks, 0 or 1; the hashes.
     """
     cdef Py_ssize_t size = len(hashes)
     cdef bytes words = PyBytes_FromStringAndSize(NULL, (1 + size) * WORD_BYTES)
@@ -157,23 +148,11 @@ cdef char* put_ids(
 def request_lines(
     list requests not None, uint64_t low, uint64_t high, int64_t start, int64_t block_tokens
 ):
-    """Return requests as lines in the Mooncake format.
+    """Return requests, as `packed` gave them, as lines in the Mooncake format.
 
-    Parameters
-    ----------
-    requests : list of bytes
-        What `packed` gave.
-    low, high : int
-        The salt: two words of 64 bits.
-    start : int
-        What the monotonic clock showed when the recording began, ns.
-    block_tokens : int
-        Tokens per block, at most 2**31 - 1.
-
-    Returns
-    -------
-    bytes
-        A line each, of at most `LINE_BYTES` and `ID_BYTES` per block.
+    The salt is two words of 64 bits; `start`, ns, is when the recording began by the monotonic
+    clock; a block has at most 2**31 - 1 tokens. A line has at most `LINE_BYTES`, and `ID_BYTES` per
+    block.
     """
     cdef Py_ssize_t most = 0
     cdef Py_ssize_t blocks

@@ -43,17 +43,8 @@ Words = npt.NDArray[np.uint64]
 def packed(hashes: list[bytes], more_tokens: int = 0) -> bytes:
     """Return when a request came and ``hash()`` of each block hash, 8 bytes each.
 
-    Parameters
-    ----------
-    hashes : list of bytes
-        Block hashes.
-    more_tokens : int
-        Tokens of the request beyond those of its blocks, 0 or 1.
-
-    Returns
-    -------
-    bytes
-        In the machine's order: the monotonic clock, ns, its last bit `more_tokens`; the hashes.
+    In the machine's order: the monotonic clock, ns, its last bit `more_tokens`, the tokens of the
+    request beyond those of its blocks, 0 or 1; the hashes.
     """
     moment = time.monotonic_ns() + 1 & -2 | more_tokens  # never before the recording began
     return array("q", [moment, *map(hash, hashes)]).tobytes()
@@ -62,23 +53,11 @@ def packed(hashes: list[bytes], more_tokens: int = 0) -> bytes:
 def request_lines(
     requests: list[bytes], low: int, high: int, start: int, block_tokens: int
 ) -> bytes:
-    """Return requests as lines in the Mooncake format.
+    """Return requests, as `packed` gave them, as lines in the Mooncake format.
 
-    Parameters
-    ----------
-    requests : list of bytes
-        What `packed` gave.
-    low, high : int
-        The salt: two words of 64 bits.
-    start : int
-        What the monotonic clock showed when the recording began, ns.
-    block_tokens : int
-        Tokens per block, at most 2**31 - 1.
-
-    Returns
-    -------
-    bytes
-        A line each, of at most `LINE_BYTES` and `ID_BYTES` per block.
+    The salt is two words of 64 bits; `start`, ns, is when the recording began by the monotonic
+    clock; a block has at most 2**31 - 1 tokens. A line has at most `LINE_BYTES`, and `ID_BYTES` per
+    block.
     """
     ids = _salted_texts(b"".join([request[_WORD_BYTES:] for request in requests]), low, high)
     lines = []
