@@ -138,7 +138,6 @@ class Manager(OffloadingManager[Spec_co]):
     # -- the life of a block -----------------------------------------------------------------
 
     def lookup(self, hashes: Iterable[bytes]) -> int:
-        """Count the leading blocks that are ready."""
         watch = self._watch
         if watch is not None and watch.due:
             watch.watch._drain()
@@ -164,7 +163,6 @@ class Manager(OffloadingManager[Spec_co]):
         return num_hits
 
     def touch(self, hashes: Iterable[bytes]) -> None:
-        """Mark blocks as recently used, last hash first."""
         self._policy._touch(as_batch(hashes))
 
     def _begun(self, hashes: list[BlockHash], hints: Hints | None) -> None:
@@ -204,7 +202,6 @@ class Manager(OffloadingManager[Spec_co]):
                 status.ref_cnt = ref_cnt
 
     def prepare_load(self, hashes: Iterable[bytes]) -> Spec_co:
-        """Pin every block for reading and return where they lie."""
         find = self._find
         batch = as_batch(hashes)
         pinned: list[BlockStatus] = []
@@ -231,7 +228,6 @@ class Manager(OffloadingManager[Spec_co]):
         return spec
 
     def complete_load(self, hashes: Iterable[bytes]) -> None:
-        """Release one pin for each occurrence of each block."""
         find = self._find
         batch = as_batch(hashes)
         released: list[BlockStatus] = []
@@ -253,7 +249,6 @@ class Manager(OffloadingManager[Spec_co]):
             self._watch.loaded([status.block_id for status in released])
 
     def prepare_store(self, hashes: Iterable[bytes]) -> PrepareStoreOutput[Spec_co] | None:
-        """Make room for the blocks that are not resident, and make them pending."""
         resident = self._policy._resident
         batch = as_batch(hashes)
         distinct = dict.fromkeys(batch)
@@ -283,7 +278,6 @@ class Manager(OffloadingManager[Spec_co]):
         return PrepareStoreOutput(to_store, spec, evicted)
 
     def complete_store(self, hashes: Iterable[bytes], success: bool = True) -> None:
-        """Make pending blocks readable, or drop them."""
         find = self._find
         success = check_bool("success", success)
         batch = as_batch(hashes)
@@ -318,7 +312,6 @@ class Manager(OffloadingManager[Spec_co]):
             request.complete_store()
 
     def take_events(self) -> Iterator[OffloadingEvent]:
-        """Return the events since the last call, oldest first."""
         events = self._events
         if events is None:
             return iter(())

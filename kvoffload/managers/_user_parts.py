@@ -36,13 +36,7 @@ class EvictionFaultError(Exception):
 
 
 class UserPolicy:
-    """A user's ``CachePolicy`` behind the trusted protocol, and the ledger of what is resident.
-
-    Parameters
-    ----------
-    policy : CachePolicy
-        The user's policy, empty.
-    """
+    """A user's ``CachePolicy`` behind the trusted protocol, and the ledger of what is resident."""
 
     def __init__(self, policy: CachePolicy) -> None:
         self.policy = policy
@@ -224,13 +218,7 @@ def _unpack(name: str, room: Any) -> tuple[int, list[tuple[Any, Any]]]:
 
 
 class UserBackend(Generic[Spec_co]):
-    """A user's ``Backend`` behind the trusted protocol; what it hands out is checked.
-
-    Parameters
-    ----------
-    backend : Backend
-        The user's backend.
-    """
+    """A user's ``Backend`` behind the trusted protocol; what it hands out is checked."""
 
     def __init__(self, backend: Backend[Spec_co]) -> None:
         self.backend = backend

@@ -126,15 +126,7 @@ class Record:
 
 
 class WatchCore:
-    """The observer of one manager.
-
-    Parameters
-    ----------
-    plan : WatchPlan
-        The sample.
-    watch : Watching
-        The watch that asked for it.
-    """
+    """The observer of one manager."""
 
     waits_for_stores = False
     """Whether a lookup waits for a block that is being stored, as vLLM's do; here it misses."""

@@ -50,36 +50,17 @@ LOAD, STORE = range(2)
 
 @dataclass(frozen=True, slots=True)
 class WatchPlan:
-    """The sample that a watch asks of a manager, and its use.
+    """The sample that a watch asks of a manager, and its use."""
 
-    Attributes
-    ----------
-    sample_below, policy_below : int
-        Thresholds of the sample, and of the part of it that the policies see.
-    keeps_keys : bool
-        Whether the keys of that part are kept for the policies.
-    limits : sequence of int
-        Blocks of one quarter of the sample at each size, smallest size first. The last of them is
-        what the list remembers.
-    lengths : sequence of int
-        Blocks of the memory at each size.
-    quarters : int
-        Disjoint parts of the sample, each with a shadow of its own: 1, 2 or 4.
-    secret : bytes or None
-        64 bytes that key the hash; None leaves the choice to the manager.
-    clock : callable or None
-        Gives milliseconds; None is the system's monotonic clock.
-    """
-
-    sample_below: int
-    policy_below: int
+    sample_below: int  # threshold of the sample
+    policy_below: int  # and of the part of it that the policies see
     _: KW_ONLY
-    limits: Sequence[int]
-    lengths: Sequence[int]
-    quarters: int = 4
-    keeps_keys: bool = True
-    secret: bytes | None = None
-    clock: Callable[[], int] | None = None
+    limits: Sequence[int]  # by size, smallest first: blocks of one quarter; the last is remembered
+    lengths: Sequence[int]  # by size: blocks of the memory
+    quarters: int = 4  # disjoint parts of the sample, each with a shadow of its own: 1, 2 or 4
+    keeps_keys: bool = True  # those of the policies' part, for the policies
+    secret: bytes | None = None  # 64 bytes that key the hash; None leaves the choice to the manager
+    clock: Callable[[], int] | None = None  # gives milliseconds; None: the system's monotonic clock
 
 
 class Watching(Protocol):

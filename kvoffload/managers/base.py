@@ -375,10 +375,7 @@ class CallingRequest(Request[Spec_co]):
     __slots__ = ("_hashes", "_hints", "_is_finished", "_manager", "_resets", "_storing")
 
     def __init__(
-        self,
-        manager: OffloadingManager[Spec_co],
-        batch: list[BlockHash],
-        hints: Hints | None,
+        self, manager: OffloadingManager[Spec_co], batch: list[BlockHash], hints: Hints | None
     ) -> None:
         self._manager = manager
         self._hashes = list(batch)

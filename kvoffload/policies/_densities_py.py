@@ -72,13 +72,7 @@ def class_after(gap: int, reuse_class: int) -> int:
 
 
 class Densities:
-    """The density of hits of each class at each age, learned from the ages that have ended.
-
-    Parameters
-    ----------
-    cache_capacity : int
-        Number of blocks that compete for room.
-    """
+    """The density of hits of each class at each age, learned from the ages that have ended."""
 
     __slots__ = (
         "_ancient",

@@ -80,13 +80,7 @@ def is_sampled(block_hash: BlockHash, shift: int) -> bool:
 
 
 class Trial:
-    """A cache of keys, without slots, of which the stores take some requests.
-
-    Parameters
-    ----------
-    policy : PythonPolicy
-        Chooses the victims.
-    """
+    """A cache of keys, without slots, of which the stores take some requests."""
 
     __slots__ = ("_storing", "policy")
 
@@ -129,13 +123,8 @@ class Trial:
 class Guard:
     """The rule by which a cache evicts: that of the trial with the most hits.
 
-    Parameters
-    ----------
-    cache_capacity : int
-        Blocks of the cache that is guarded, >= 1.
-    density_trial : PythonPolicy
-        Hit density at ``cache_capacity >> sample_shift(cache_capacity)`` blocks, reading the
-        densities of the policy that is guarded.
+    `density_trial` is hit density at ``cache_capacity >> sample_shift(cache_capacity)`` blocks,
+    reading the densities of the policy that is guarded.
     """
 
     __slots__ = (
@@ -207,16 +196,8 @@ class Guard:
     ) -> None:
         """Serve a request to the trials, and follow the leader.
 
-        Parameters
-        ----------
-        batch : list of BlockHash
-            All blocks of the request.
-        num_stored : int
-            Leading blocks that are not being stored: no trial has a hit behind them.
-        resident : mapping of BlockHash to BlockStatus
-            Of the cache.
-        mean_length : float
-            Of the requests of late, in blocks.
+        Behind the `num_stored` leading blocks, which are not being stored, no trial has a hit.
+        `resident` is of the cache, `mean_length` in blocks of the requests of late.
         """
         self._request += 1
         self._measure_lag(resident)

@@ -21,17 +21,7 @@ from ._twin_py import evictable
 
 
 class QueueSearch:
-    """A choice of victims from queues whose blocks form chains.
-
-    Parameters
-    ----------
-    resident : mapping of BlockHash to BlockStatus
-        The blocks.
-    chains : Chains
-        The links between them.
-    protected : collection of BlockHash
-        Blocks that must stay.
-    """
+    """A choice of victims from queues whose blocks form chains; protected ones must stay."""
 
     def __init__(
         self,

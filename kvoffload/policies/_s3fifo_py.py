@@ -66,14 +66,7 @@ class S3FIFOCachePolicy(PythonPolicy):
     Yang, Zhang, Qiu, Yue & Rashmi, "FIFO Queues Are All You Need for Cache Eviction", SOSP 2023.
     """
 
-    __slots__ = (
-        "_chains",
-        "_counts",
-        "_ghosts",
-        "_main",
-        "_small",
-        "_small_size",
-    )
+    __slots__ = ("_chains", "_counts", "_ghosts", "_main", "_small", "_small_size")
 
     def __init__(self, cache_capacity: int, *, small: float = 0.1) -> None:
         capacity = check_cache_capacity(cache_capacity)
@@ -238,15 +231,7 @@ class S3FIFOCachePolicy(PythonPolicy):
 
 
 class _Search(QueueSearch):
-    """A search for victims in both queues of a policy.
-
-    Parameters
-    ----------
-    policy : S3FIFOCachePolicy
-        The policy, which stays as it is.
-    protected : collection of BlockHash
-        Blocks that must stay.
-    """
+    """A search for victims in both queues of a policy, which stays as it is."""
 
     def __init__(self, policy: S3FIFOCachePolicy, protected: Collection[BlockHash]) -> None:
         super().__init__(policy._resident, policy._chains, protected)
@@ -278,23 +263,13 @@ class _Search(QueueSearch):
 
 
 class _Scan:
-    """Repeated passes over a queue, as long as something has changed since the last one began.
-
-    Parameters
-    ----------
-    search : _Search
-        The search, which moves blocks to the newest end of main.
-    queue : OrderedDict
-        The queue as it was when the search began.
-    is_main : bool
-        Whether it is main.
-    """
+    """Repeated passes over a queue, as long as something has changed since the last one began."""
 
     def __init__(self, search: _Search, queue: _Queue, *, is_main: bool) -> None:
         self.is_main = is_main
         self.has_changed = True  # so that what was passed over may be a victim now
-        self._search = search
-        self._queue = queue
+        self._search = search  # which moves blocks to the newest end of main
+        self._queue = queue  # as it was when the search began
         self._rest: Iterator[BlockHash] = iter(())
 
     def blocks(self, queue: Iterable[BlockHash]) -> Iterator[BlockHash]:

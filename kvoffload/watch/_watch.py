@@ -222,6 +222,8 @@ class Watch:
 
     Notes
     -----
+    Every method raises RuntimeError if no manager was made with this watch.
+
     Thread-safety: that of the manager; the methods of a watch are safe in any thread.
 
     Memory: 40 bytes for each sampled slot of the largest size, or of 8 times the memory if that is
@@ -408,15 +410,6 @@ class Watch:
     def report(self) -> WatchReport:
         """Return the findings in the window.
 
-        Returns
-        -------
-        WatchReport
-
-        Raises
-        ------
-        RuntimeError
-            If no manager was made with this watch.
-
         Notes
         -----
         Complexity: O(sizes and policies), and O(transfers that are past their deadline).
@@ -452,21 +445,10 @@ class Watch:
     def explain(self, hashes: Iterable[bytes]) -> list[Explanation]:
         """Return the state of each block and, of a sampled one, its cause; nothing changes.
 
-        Parameters
-        ----------
-        hashes : iterable of bytes
-            Block hashes.
-
-        Returns
-        -------
-        list of Explanation
-
         Raises
         ------
         TypeError, ValueError
             If an element is no block hash.
-        RuntimeError
-            If no manager was made with this watch.
         """
         self._require_joined()
         now = self._core.now()
@@ -475,15 +457,7 @@ class Watch:
     def overdue(self) -> list[Overdue]:
         """Return the transfers that are past their deadline, oldest first; each is logged once.
 
-        Returns
-        -------
-        list of Overdue
-            Empty when the manager no longer exists.
-
-        Raises
-        ------
-        RuntimeError
-            If no manager was made with this watch.
+        There are none when the manager no longer exists.
         """
         self._require_joined()
         manager = None if self._manager is None else self._manager()
@@ -510,18 +484,7 @@ class Watch:
         return found
 
     def open_seconds(self) -> dict[str, float]:
-        """Return the age of the oldest open transfer of each kind, in seconds; 0 for none.
-
-        Returns
-        -------
-        dict of str to float
-            By kind: ``"load"``, ``"store"``.
-
-        Raises
-        ------
-        RuntimeError
-            If no manager was made with this watch.
-        """
+        """Return the seconds since the oldest open ``"load"`` and ``"store"`` began; 0 for none."""
         self._require_joined()
         now = self._core.now()
         ages = dict.fromkeys(KINDS, 0.0)
@@ -588,11 +551,7 @@ class Watch:
             self._snapshots.popleft()
 
     def _points(
-        self,
-        counts: dict[str, Any],
-        after: _Snapshot,
-        before: _Snapshot,
-        fullest: list[int],
+        self, counts: dict[str, Any], after: _Snapshot, before: _Snapshot, fullest: list[int]
     ) -> Iterable[Point]:
         """Yield the points of the LRU curve, then those of the miniature managers."""
         subject = self._subject

@@ -8,27 +8,12 @@ __all__ = ["grafana_json", "rules_yaml"]
 
 
 def grafana_json() -> str:
-    """Return the dashboard as Grafana imports it.
-
-    Returns
-    -------
-    str
-    """
+    """Return the dashboard as Grafana imports it."""
     return _shipped("grafana.json")
 
 
 def rules_yaml(prefix: str = "") -> str:
-    """Return the recording rules as a file that Prometheus reads.
-
-    Parameters
-    ----------
-    prefix : str
-        What an engine puts before the names of metrics.
-
-    Returns
-    -------
-    str
-    """
+    """Return the recording rules as Prometheus reads them; engines put `prefix` before names."""
     return _shipped("rules.yml").replace("${prefix}", prefix)
 
 

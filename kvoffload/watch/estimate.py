@@ -60,27 +60,14 @@ class Point:
 
 
 def estimate(
-    miss_ratio: float,
-    base: Sequence[float],
-    shadow: Sequence[float],
-    bias: float = 0.0,
+    miss_ratio: float, base: Sequence[float], shadow: Sequence[float], bias: float = 0.0
 ) -> tuple[float, float]:
-    """Return a hit ratio and its error.
+    """Return a hit ratio and its error, infinite where it is unknown, as with one quarter.
 
-    Parameters
-    ----------
-    miss_ratio : float
-        Missed of asked blocks of the manager, counted.
-    base, shadow : sequence of float
-        By quarter: misses of the shadow of the present configuration, and of the one asked about;
-        the same object where they are one, whose hit ratio is counted.
-    bias : float
-        Possible error of a shadow of another kind, which its quarters do not show.
-
-    Returns
-    -------
-    (float, float)
-        The error is infinite where it is unknown, as with one quarter.
+    `miss_ratio` is that of the manager, counted. `base` and `shadow` are misses by quarter: of the
+    shadow of the present configuration, and of the one asked about; the same object where they are
+    one, whose hit ratio is counted. `bias` is the possible error of a shadow of another kind, which
+    its quarters do not show.
     """
     total, found = sum(base), sum(shadow)
     if total <= 0:
@@ -117,29 +104,9 @@ def make_point(
 ) -> Point:
     """Return a point, withheld with a reason where there is not enough data.
 
-    Parameters
-    ----------
-    policy : str
-        The policy asked about.
-    memory : float
-        Multiple of the present memory.
-    slots : float
-        Its sampled slots.
-    asked, missed : int
-        Blocks of the manager, in the window.
-    base, shadow, stored : sequence of float
-        By quarter, in the window: misses of the present configuration; misses and stores of this
-        policy.
-    bias : float
-        As `estimate` has it.
-    marks : tuple of str
-        Marks of the point.
-    resets : int
-        Resets in the window.
-
-    Returns
-    -------
-    Point
+    `slots` are its sampled ones. All counts are of the window: `asked` and `missed` blocks of the
+    manager, and by quarter the misses of the present configuration, `base`, and misses and stores
+    of this policy. `bias` is as in `estimate`.
     """
     reason = None
     if slots < LEAST_SLOTS:

@@ -39,18 +39,7 @@ def marks_label(marks: Sequence[str]) -> str:
 
 
 def samples(watch: Watch) -> Iterator[Sample]:
-    """Yield all values of a watch, in the order of `METRICS`.
-
-    Parameters
-    ----------
-    watch : Watch
-        Watch of a manager.
-
-    Yields
-    ------
-    Sample
-        Gauges without enough data are left out.
-    """
+    """Yield all values of a watch, in the order of `METRICS`; gauges only with enough data."""
     counters, report = watch.counters(), watch.report()
     values: dict[str, list[tuple[tuple[str, ...], float | Histogram]]] = {
         name: [((), counters[key])] for name, key in _EXACT.items()

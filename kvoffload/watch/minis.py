@@ -48,16 +48,7 @@ class Totals(NamedTuple):
 class Miniature:
     """One policy at one size: a miniature manager for each quarter of the sample.
 
-    Parameters
-    ----------
-    policy : str
-        A policy string.
-    memory : float
-        Multiple of the present memory.
-    slots : float
-        Sampled slots of all quarters together.
-    quarters : int
-        Number of quarters.
+    `memory` is the multiple of the present memory, `slots` are the sampled ones of all quarters.
     """
 
     def __init__(self, policy: str, memory: float, slots: float, quarters: int) -> None:

@@ -46,21 +46,6 @@ class Overdue:
 def find_overdue(core: Any, manager: Any, deadline: float) -> list[Overdue]:
     """Return the overdue transfers, oldest first; close those that ended another way.
 
-    Parameters
-    ----------
-    core : WatchCore
-        The open transfers.
-    manager : OffloadingManager
-        The manager of their blocks.
-    deadline : float
-        Seconds after which a transfer is overdue.
-
-    Returns
-    -------
-    list of Overdue
-
-    Notes
-    -----
     O(open transfers), and O(resident blocks) where one is past its deadline.
     """
     now = core.now()

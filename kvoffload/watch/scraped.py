@@ -34,18 +34,10 @@ Values = dict[str, dict[tuple[str, ...], float]]
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One watch, as it was scraped.
+    """One watch, as it was scraped."""
 
-    Attributes
-    ----------
-    labels : tuple of (str, str)
-        Its URL, and labels that are not the metrics' own.
-    values : dict
-        By metric, by its own labels.
-    """
-
-    labels: tuple[tuple[str, str], ...]
-    values: Values = field(default_factory=lambda: defaultdict(dict))
+    labels: tuple[tuple[str, str], ...]  # its URL, and those that are not the metrics' own
+    values: Values = field(default_factory=lambda: defaultdict(dict))  # by metric, by its labels
 
     def value(self, name: str, *labels: str) -> float:
         """Return a value; 0 if it is not there."""
@@ -54,58 +46,22 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A point of a fleet.
-
-    Attributes
-    ----------
-    policy : str
-        The policy.
-    memory : float
-        Multiple of the present memory.
-    hit_ratio, error : float or None
-        None where an engine that was asked for blocks has none.
-    marks : tuple of str
-        Marks of any engine; no advice relies on a marked point.
-    reasons : tuple of str
-        Reasons of any engine for having no hit ratio.
-    """
+    """A point of a fleet."""
 
     policy: str
-    memory: float
-    hit_ratio: float | None
-    error: float | None
-    marks: tuple[str, ...] = ()
-    reasons: tuple[str, ...] = ()
+    memory: float  # multiple of the present memory
+    hit_ratio: float | None  # None where an engine that was asked for blocks has none
+    error: float | None  # likewise
+    marks: tuple[str, ...] = ()  # of any engine; no advice relies on a marked point
+    reasons: tuple[str, ...] = ()  # of any engine for having no hit ratio
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The sums of one look at a fleet.
+    """The sums of one look at a fleet; of counters since the last look, or since the start."""
 
-    Attributes
-    ----------
-    engines : int
-        Number of watches.
-    policy : str
-        The policies in use, separated by commas.
-    capacity, asked, missed, stored, evicted, declined, refused, failed, resets : float
-        Sums; those of counters since the last look, or since the start.
-    tail_missed_tokens : float
-        Sum of tokens that windows or states kept from being loaded, likewise.
-    shadows : tuple of Shadow
-        Points in the watches' own window, by policy and memory.
-    causes : dict of str to float
-        Shares of the misses, largest first.
-    waste : float or None
-        Share of the evicted blocks that were never hit.
-    overdue, oldest : dict of str to float
-        By kind: blocks of overdue transfers; age of the oldest open one in seconds.
-    advice : tuple of str
-        At most three sentences.
-    """
-
-    engines: int
-    policy: str
+    engines: int  # number of watches
+    policy: str  # those in use, separated by commas
     capacity: float
     asked: float
     missed: float
@@ -115,13 +71,13 @@ class View:
     refused: float
     failed: float
     resets: float
-    tail_missed_tokens: float
-    shadows: tuple[Shadow, ...]
-    causes: dict[str, float]
-    waste: float | None
-    overdue: dict[str, float]
-    oldest: dict[str, float]
-    advice: tuple[str, ...]
+    tail_missed_tokens: float  # that windows or states kept from being loaded
+    shadows: tuple[Shadow, ...]  # in the watches' own window, by policy and memory
+    causes: dict[str, float]  # shares of the misses, largest first
+    waste: float | None  # share of the evicted blocks that were never hit
+    overdue: dict[str, float]  # blocks, by kind of transfer
+    oldest: dict[str, float]  # open transfer, by kind: its age in seconds
+    advice: tuple[str, ...]  # three sentences at most
 
     @property
     def hit_ratio(self) -> float | None:
@@ -130,25 +86,10 @@ class View:
 
 
 def read_engines(url: str, text: str) -> list[Engine]:
-    """Read the answer of a URL.
+    """Read a URL's answer in Prometheus' text format; lines that are not of a watch are ignored.
 
-    Parameters
-    ----------
-    url : str
-        Its address.
-    text : str
-        The text format of Prometheus. Lines that are not of a watch are ignored.
-
-    Returns
-    -------
-    list of Engine
-        One per set of labels that are not the metrics' own.
-
-    Raises
-    ------
-    ValueError
-        If it is not that format, has more or longer lines than watches export, or values that no
-        watch has.
+    Each set of labels that are not the metrics' own is an engine. ValueError if it is not that
+    format, has more or longer lines than watches export, or values that no watch has.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -183,19 +124,7 @@ def read_engines(url: str, text: str) -> list[Engine]:
 
 
 def view(engines: Sequence[Engine], before: Sequence[Engine] = ()) -> View:
-    """Add up a fleet.
-
-    Parameters
-    ----------
-    engines : sequence of Engine
-        The engines of this look.
-    before : sequence of Engine
-        Those of the last look; counters are what was added since, of engines that did not restart.
-
-    Returns
-    -------
-    View
-    """
+    """Add up a fleet; counters since `before`, the last look, of engines that did not restart."""
     former = {engine.labels: engine for engine in before}
 
     def added(engine: Engine, name: str, *labels: str) -> float:
@@ -316,18 +245,8 @@ def _number(text: str) -> float:
 def advise(policies: Iterable[str], shadows: Sequence[Shadow]) -> list[str]:
     """Return at most three sentences, each about a change that gains a point or more.
 
-    Points with marks are ignored, but for the present one, which is counted exactly.
-
-    Parameters
-    ----------
-    policies : iterable of str
-        The policies in use; where there are several, there is no advice.
-    shadows : sequence of Shadow
-        The points.
-
-    Returns
-    -------
-    list of str
+    Points with marks are ignored, but for the present one, which is counted exactly. Where several
+    policies are in use, there is no advice.
     """
     live = list(policies)
     points = {
