@@ -13,19 +13,8 @@ from typing import Any
 from kvoffload.types import BlockHash, BlockStatus
 
 
-class BlocksView(Mapping[BlockHash, BlockStatus]):
-    """The blocks of one ring with their live statuses, least recent first.
-
-    Iteration goes over the blocks that were there when it began; `items` and `values` pass over
-    those that have left meanwhile. Two views are equal if they hold the same blocks.
-
-    Parameters
-    ----------
-    policy : CachePolicy
-        A built-in policy.
-    ring_index : int
-        Its ring, from 0.
-    """
+class _RingView:
+    """What both views share: the keys of a ring, by its index from 0, of a built-in policy."""
 
     __slots__ = ("__weakref__", "_policy", "_ring_index")
 
@@ -47,6 +36,16 @@ class BlocksView(Mapping[BlockHash, BlockStatus]):
     def __contains__(self, block_hash: object) -> bool:
         holds: bool = self._policy._ring_holds(self._ring_index, block_hash)
         return holds
+
+
+class BlocksView(_RingView, Mapping[BlockHash, BlockStatus]):
+    """The blocks of one ring with their live statuses, least recent first.
+
+    Iteration goes over the blocks that were there when it began; `items` and `values` pass over
+    those that have left meanwhile. Two views are equal if they hold the same blocks.
+    """
+
+    __slots__ = ()
 
     def __getitem__(self, block_hash: BlockHash) -> BlockStatus:
         status: BlockStatus | None = self._policy.get(block_hash) if block_hash in self else None
@@ -95,44 +94,18 @@ class _Values(ValuesView[BlockStatus]):
         return (status for _, status in _Items(self._view))
 
 
-class GhostsView(AbstractSet[BlockHash]):
+class GhostsView(_RingView, AbstractSet[BlockHash]):
     """The ghosts of one ring, least recent first.
 
     Iteration goes over the ghosts that were there when it began. Two views are equal if they hold
     the same ghosts.
-
-    Parameters
-    ----------
-    policy : CachePolicy
-        A built-in policy.
-    ring_index : int
-        Its ring, from 0.
     """
 
-    __slots__ = ("__weakref__", "_policy", "_ring_index")
-
-    def __init__(self, policy: Any, ring_index: int) -> None:
-        self._policy = policy
-        self._ring_index = ring_index
+    __slots__ = ()
 
     @classmethod
     def _from_iterable(cls, it: Any) -> Any:
         return set(it)
-
-    def __len__(self) -> int:
-        length: int = self._policy._ring_length(self._ring_index)
-        return length
-
-    def __iter__(self) -> Iterator[BlockHash]:
-        return iter(self._policy._ring_keys(self._ring_index))
-
-    def __reversed__(self) -> Iterator[BlockHash]:
-        keys: list[BlockHash] = self._policy._ring_keys(self._ring_index)
-        return reversed(keys)
-
-    def __contains__(self, block_hash: object) -> bool:
-        holds: bool = self._policy._ring_holds(self._ring_index, block_hash)
-        return holds
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)!r})"
