@@ -58,8 +58,6 @@ cdef void ring_close(Ring* ring) noexcept
 cdef void ring_clear(Ring* ring) noexcept
 # Give the heap room for twice the nodes that are parked; False if there is no memory.
 cdef bint ring_grow_heap(Ring* ring) noexcept
-# Make sure that so many nodes can be parked at a time; False if there is no memory.
-cdef bint ring_reserve_parking(Ring* ring, uint64_t num_nodes) noexcept
 # Park the nodes before the first idle one of the list, `most` at most; fewer without memory.
 cdef void ring_park_in_use(Table* table, Ring* ring, uint64_t most) noexcept
 # List a parked node that has become idle. Never allocates.

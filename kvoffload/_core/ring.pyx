@@ -25,10 +25,10 @@ cdef void ring_clear(Ring* ring) noexcept:
     ring_open(ring, ring.id)
 
 
-cdef bint grow_heap(Ring* ring, uint64_t num_parked) noexcept:
-    """Give the heap room for twice as many nodes as are to be parked, and for growth."""
+cdef bint ring_grow_heap(Ring* ring) noexcept:
     cdef Listed* heap
-    cdef uint64_t room = max(<uint64_t>SMALLEST_HEAP, 4 * num_parked)
+    # Twice the room that the nodes need, one more included, for growth.
+    cdef uint64_t room = max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1))
     # Not grown in place: that would copy, and so touch for the first time, what was never used.
     heap = <Listed*>resize(NULL, room * sizeof(Listed))
     if heap == NULL:
@@ -39,14 +39,6 @@ cdef bint grow_heap(Ring* ring, uint64_t num_parked) noexcept:
     ring.heap = heap
     ring.heap_room = room
     return True
-
-
-cdef bint ring_grow_heap(Ring* ring) noexcept:
-    return grow_heap(ring, ring.num_parked + 1)
-
-
-cdef bint ring_reserve_parking(Ring* ring, uint64_t num_nodes) noexcept:
-    return ring.heap_room >= 2 * num_nodes or grow_heap(ring, num_nodes)
 
 
 cdef void ring_park_in_use(Table* table, Ring* ring, uint64_t most) noexcept:
@@ -63,7 +55,7 @@ cdef void ring_park_in_use(Table* table, Ring* ring, uint64_t most) noexcept:
 cdef inline uint64_t most_entries(const Ring* ring) noexcept:
     """Return how many entries the heap may have before those that are dead are dropped.
 
-    Less than it has room for where that was made for nodes that are not parked.
+    Less than it has room for where more nodes were parked before.
     """
     return min(ring.heap_room, max(<uint64_t>SMALLEST_HEAP, 4 * (ring.num_parked + 1)))
 
