@@ -35,12 +35,7 @@ Result = TypeVar("Result")
 
 
 class BlockingTier:
-    """A tier whose jobs are waited for.
-
-    Parameters
-    ----------
-    tier : Tier
-        The tier, with a region. Nobody else may use it.
+    """A tier, with a region and no other user, whose jobs are waited for.
 
     Notes
     -----

@@ -137,12 +137,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Take note of HiCache's host memory, and open the tier.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If the memory's pages are not what a tier can move, or `url` has a wrong option.
-        TierError
-            If the tier cannot be opened.
+        TypeError or ValueError if the memory's pages are not what a tier can move, or `url` has a
+        wrong option; TierError if the tier cannot be opened.
         """
         if self.tier is not None:
             raise ValueError("mem_pool_host must be registered once, and the storage has one")
@@ -185,13 +181,9 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         return region
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Take note of a pool that SGLang keeps beside; there may be none but the KV cache.
+        """Take note of a pool that SGLang keeps beside; ValueError if it is not the KV cache.
 
-        Raises
-        ------
-        ValueError
-            If there is: the model has state besides its KV cache that would have to be stored with
-            it.
+        Other state of the model would have to be stored with it.
         """
         if host_pool_name != PoolName.KV:
             self.close()  # SGLang gives up on it
@@ -204,10 +196,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     def close(self) -> None:
         """Close the tier; a second call does nothing.
 
-        Raises
-        ------
-        TierError
-            If a call of the kernel's has not returned that may still write to HiCache's memory.
+        TierError if a call of the kernel's has not returned that may still write to HiCache's
+        memory.
         """
         calls, self._calls = self._calls, None
         if calls is None:
@@ -222,13 +212,8 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     def clear(self) -> bool:
         """Drop everything, as after an update of the weights.
 
-        SGLang calls it for ``/clear_hicache_storage_backend`` only, not when weights change.
-
-        Returns
-        -------
-        bool
-            Whether the tier's medium has confirmed it (`Tier.forget`). Where not, that is logged,
-            and nothing is stored or loaded until it has.
+        SGLang calls it for ``/clear_hicache_storage_backend`` only, not when weights change. False,
+        and logged, where the medium has not confirmed it: nothing is stored or loaded until it has.
         """
         calls = self._calls
         if calls is None:
@@ -287,15 +272,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Load pages into HiCache's memory; say of each whether it was loaded.
-
-        Raises
-        ------
-        ValueError
-            If `host_indices` are not as many as the pages' tokens.
-        TierError
-            If ``interface_v1`` is not set.
-        """
+        """Load pages into HiCache's memory; say of each whether it was loaded."""
         ids = self._page_ids(keys, host_indices)
         return self._get([stored_key(key) for key in keys], ids, extra_info)
 
@@ -309,18 +286,12 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
 
         A page that the policy declines is not wrong: SGLang gives up on a prompt at the first that
         is.
-
-        Raises
-        ------
-        ValueError
-            If `host_indices` are not as many as the pages' tokens.
-        TierError
-            If ``interface_v1`` is not set.
         """
         ids = self._page_ids(keys, host_indices)
         return self._put([stored_key(key) for key in keys], ids)
 
     def _page_ids(self, keys: list[str], host_indices: torch.Tensor) -> npt.NDArray[np.int64]:
+        """Return the blocks of pages; ValueError if the indices are not as many as their tokens."""
         if self._is_copying:
             raise TierError("interface_v1 must be 1 for pages of HiCache's memory, got 0")
         num_tokens = len(keys) * self._page_tokens
@@ -335,10 +306,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
     # -- pages that are copied ---------------------------------------------------------------
 
     def get(
-        self,
-        key: str,
-        target_location: Any = None,
-        target_sizes: Any = None,
+        self, key: str, target_location: Any = None, target_sizes: Any = None
     ) -> torch.Tensor | None:
         """Load one page into a tensor of its size; return it, or None."""
         return self.batch_get([key], [target_location], target_sizes)[0]
@@ -349,15 +317,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,
         target_sizes: Any = None,  # noqa: ARG002
     ) -> list[torch.Tensor | None]:
-        """Load pages into tensors of their size; return each, or None.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If a target is no such tensor.
-        TierError
-            If ``interface_v1`` is set.
-        """
+        """Load pages into tensors of their size; return each, or None."""
         targets = self._tensors("target_locations", keys, target_locations)
         stored = [stored_key(key) for key in keys]
         found: list[torch.Tensor | None] = []
@@ -374,11 +334,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         return found
 
     def set(
-        self,
-        key: str,
-        value: Any = None,
-        target_location: Any = None,
-        target_sizes: Any = None,
+        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
     ) -> bool:
         """Store one page, a tensor; say whether nothing is wrong."""
         return self.batch_set([key], [value], target_location, target_sizes)
@@ -390,15 +346,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,  # noqa: ARG002
         target_sizes: Any = None,  # noqa: ARG002
     ) -> bool:
-        """Store pages, tensors; say whether nothing is wrong.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If a value is no tensor of a page's size.
-        TierError
-            If ``interface_v1`` is set.
-        """
+        """Store pages, tensors; say whether nothing is wrong."""
         pages = self._tensors("values", keys, values)
         stored = [stored_key(key) for key in keys]
         done = 0
@@ -414,7 +362,11 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
         return is_right
 
     def _tensors(self, name: str, keys: list[str], tensors: Any) -> list[torch.Tensor]:
-        """Check tensors that are copied from or to."""
+        """Check tensors that are copied from or to.
+
+        TypeError or ValueError if one is no tensor of a page's size; TierError with
+        ``interface_v1``.
+        """
         if not self._is_copying:
             raise TierError(
                 "interface_v1 must be 0 for pages that are copied, got "
@@ -464,15 +416,7 @@ class KVOffloadStorage(HiCacheStorage):  # type: ignore[misc]
 
 
 class _Buffer:
-    """Pages of one's own, which a transfer is copied through.
-
-    Parameters
-    ----------
-    region : Region
-        The memory.
-    ids : range
-        Its blocks.
-    """
+    """Pages of one's own, blocks of a region, which a transfer is copied through."""
 
     def __init__(self, region: Region, ids: range) -> None:
         self.region = region
@@ -508,13 +452,7 @@ def stored_key(key: str) -> bytes:
 
 
 def _own_url(url: str, config: HiCacheStorageConfig) -> str:
-    """Return the tier's text for one rank.
-
-    Raises
-    ------
-    ValueError
-        If ranks would have to share what one process has to itself.
-    """
+    """Return the tier's text for one rank; ValueError if ranks would have to share a local one."""
     kind, colon, rest = url.partition(":")
     if kind not in _LOCAL:
         return url
@@ -532,10 +470,7 @@ def _own_url(url: str, config: HiCacheStorageConfig) -> str:
 def pages_of(mem_pool_host: Any) -> Region:
     """Return HiCache's host memory as a region whose blocks are its pages.
 
-    Raises
-    ------
-    ValueError
-        If its pages do not lie in one tensor at equal distances.
+    ValueError if its pages do not lie in one tensor at equal distances.
     """
     layout = mem_pool_host.layout
     if not str(layout).startswith("page_"):
@@ -579,28 +514,11 @@ def pages_of(mem_pool_host: Any) -> Region:
 
 
 def namespace_of(
-    config: HiCacheStorageConfig,
-    mem_pool_host: Any,
-    page: list[int],
-    options: dict[str, Any],
+    config: HiCacheStorageConfig, mem_pool_host: Any, page: list[int], options: dict[str, Any]
 ) -> Namespace:
-    """Return what the bytes of a page depend on.
+    """Return what the bytes of a page depend on; `page` has the bytes of each of its parts.
 
-    Parameters
-    ----------
-    config : HiCacheStorageConfig
-        From SGLang.
-    mem_pool_host : HostKVCache
-        HiCache's host memory.
-    page : list of int
-        Bytes of each part of a page.
-    options : dict
-        ``weights_id``, ``revision`` and ``salt``, where they are given.
-
-    Returns
-    -------
-    Namespace
-        Of the rank, too, unless the ranks of an MLA model have the same bytes.
+    That includes the rank, unless the ranks of an MLA model have the same bytes.
     """
     served = _served_model()
     path = served.get("model_path") or config.model_name or ""

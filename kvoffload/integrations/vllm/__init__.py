@@ -30,10 +30,7 @@ _VARIABLE = "KVOFFLOAD_PURE_PYTHON"
 def _require_compiled_layer() -> None:
     """Check that the compiled layer is there and wanted.
 
-    Raises
-    ------
-    ImportError
-        If not; the message names the variable or the cause.
+    ImportError if not; the message names the variable or the cause.
     """
     if os.environ.get(_VARIABLE, "") not in ("", "0"):
         raise ImportError(
@@ -84,10 +81,7 @@ _TIERING = {
 def __getattr__(name: str) -> Any:
     """Import what needs vLLM's tiers.
 
-    Raises
-    ------
-    ImportError
-        If their interface is not as expected; the message names each difference.
+    ImportError if their interface is not as expected; the message names each difference.
     """
     if name not in _TIERING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

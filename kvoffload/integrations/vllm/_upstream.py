@@ -213,10 +213,7 @@ _FOLDER = Path(__file__).with_name("interfaces")
 def _read(name: str) -> dict[str, Interface]:
     """Read a file of interfaces, by kind.
 
-    Raises
-    ------
-    ImportError
-        If it cannot be read or is malformed; the message names the file and the cause.
+    ImportError if it cannot be read or is malformed; the message names the file and the cause.
     """
     path = _FOLDER / f"{name}.json"
     try:
@@ -250,46 +247,24 @@ RELEASES = tuple(sorted((path.stem for path in _FOLDER.glob("[0-9]*.json")), key
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """The interface that an offloading manager meets in one minor release of vLLM.
+    """The interface that an offloading manager meets in one minor release of vLLM."""
 
-    Attributes
-    ----------
-    name : str
-        ``"0.33"``: every version that begins so.
-    plain : Interface
-        What `KVOffloadSpec` uses.
-    tiering : Interface
-        What `KVOffloadTieringSpec` and the secondary tiers use besides.
-    provisional_ranks : bool
-        Whether LRU ranks the chunks of a request by their token positions while it runs. Before, a
-        chunk is as recent as its store until the request finishes.
-    reports_failed_stores : bool
-        Whether a store that fails gives an event, with ``metadata_only``.
-    hit_sources : bool
-        Whether a manager is asked which tier a hit comes from.
-    config_info : bool
-        Whether a manager is given labels for an info metric.
-    group_kinds : bool
-        Whether the configuration tells which KV groups are windows or states.
-    """
-
-    name: str
-    plain: Interface
-    tiering: Interface
+    name: str  # "0.33": every version that begins so
+    plain: Interface  # what `KVOffloadSpec` uses
+    tiering: Interface  # what `KVOffloadTieringSpec` and the secondary tiers use besides
+    # LRU ranks the chunks of a request by their token positions while it runs. Before, a chunk is
+    # as recent as its store until the request finishes.
     provisional_ranks: bool
-    reports_failed_stores: bool
-    hit_sources: bool
-    config_info: bool
-    group_kinds: bool
+    reports_failed_stores: bool  # as an event, with ``metadata_only``
+    hit_sources: bool  # a manager is asked which tier a hit comes from
+    config_info: bool  # a manager is given labels for an info metric
+    group_kinds: bool  # the configuration tells which KV groups are windows or states
 
     @classmethod
     def read(cls, name: str) -> Release:
         """Read a release from its file; what it does is told by what it has.
 
-        Raises
-        ------
-        ImportError
-            If the file cannot be read or is malformed.
+        ImportError if the file cannot be read or is malformed.
         """
         interfaces = _read(name)
 
@@ -403,13 +378,7 @@ def installed_release() -> Release:
 
 @functools.cache
 def check_tiering() -> None:
-    """Check that the interface for tiers is as declared, too.
-
-    Raises
-    ------
-    ImportError
-        If not; the message names each difference.
-    """
+    """Check the interface for tiers, too; ImportError names each difference."""
     _check(installed_release(), "tiering")
 
 
@@ -436,12 +405,7 @@ def primary_tier_exchanged(replacement: type) -> Iterator[None]:
     """Let vLLM's tiering spec build a `replacement` of its primary tier, in one thread at a time.
 
     vLLM names that class inside ``get_manager``. During the ``with`` block, and only then, the
-    name stands for the replacement.
-
-    Raises
-    ------
-    RuntimeError
-        If vLLM's module does not have the class that is to be exchanged.
+    name stands for the replacement. RuntimeError if vLLM's module does not have the class.
     """
     spec = importlib.import_module(f"{_TIERING}.spec")
     manager = importlib.import_module(f"{_TIERING}.manager")

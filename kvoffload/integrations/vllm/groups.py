@@ -11,18 +11,10 @@ __all__ = ["KVGroups"]
 
 @dataclass(frozen=True)
 class KVGroups:
-    """The KV groups of a model: id -> tokens of a chunk, in the order of the ids.
+    """The KV groups of a model: id -> tokens of a chunk, in the order of the ids."""
 
-    Attributes
-    ----------
-    full : dict of int to int
-        Groups of which a hit needs every chunk. vLLM looks them up first, in this order.
-    others : dict of int to int
-        Windows and states, of which it needs those at its end.
-    """
-
-    full: dict[int, int]
-    others: dict[int, int]
+    full: dict[int, int]  # a hit needs every chunk of them; vLLM looks them up first, in this order
+    others: dict[int, int]  # windows and states, of which it needs those at its end
 
     @classmethod
     def from_config(cls, config: OffloadingConfig) -> KVGroups | None:

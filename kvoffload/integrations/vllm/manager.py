@@ -161,13 +161,6 @@ class PolicyView:
     """A view of the state of a manager's policy; the statuses are copies.
 
     ``chunks`` (LRU), ``t1``, ``t2``, ``b1``, ``b2`` (ARC) are ordered dicts, least to most recent.
-
-    Parameters
-    ----------
-    manager : KVOffloadManager
-        Whose policy.
-    rules : RequestRules
-        The compiled rules over that policy.
     """
 
     def __init__(self, manager: Any, rules: Any) -> None:

@@ -54,27 +54,17 @@ logger = logging.getLogger("vllm.kvoffload")
 
 @dataclass(frozen=True)
 class Recording:
-    """The path of a recording and its size limit.
+    """The path of a recording and its size limit."""
 
-    Attributes
-    ----------
-    path : Path
-        The trace, ``.zst`` or ``.gz``.
-    max_bytes : int
-        Bytes on disk at most.
-    """
-
-    path: Path
-    max_bytes: int
+    path: Path  # the trace, ``.zst`` or ``.gz``
+    max_bytes: int  # on disk at most
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Recording | None:
         """Read the two keys; None if recording is off.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If a value is not a path or a number of bytes, or the bound stands alone.
+        TypeError or ValueError if a value is not a path or a number of bytes, or the bound stands
+        alone.
         """
         path = options.get(RECORD)
         max_bytes = check_int(RECORD_MAX_BYTES, options.get(RECORD_MAX_BYTES, MAX_BYTES), MIN_BYTES)
@@ -99,14 +89,8 @@ class Recording:
 class RequestRecorder:
     """Record each request that a manager of vLLM's interface is told has finished.
 
-    Nothing reaches the engine: where recording fails it stops, and says so once in the log.
-
-    Parameters
-    ----------
-    recording : Recording
-        Where, and how much.
-    config : OffloadingConfig
-        From vLLM: the KV groups, and the replica.
+    `config` tells the KV groups, and the replica; `log` is what writes the trace. Nothing reaches
+    the engine: where recording fails it stops, and says so once in the log.
 
     Raises
     ------
@@ -114,11 +98,6 @@ class RequestRecorder:
         If the file cannot be written.
     MissingExtraError
         For ``.zst`` without the ``cli`` extra.
-
-    Attributes
-    ----------
-    log : RequestLog
-        What writes the trace.
 
     Notes
     -----
@@ -252,22 +231,10 @@ def _close_if_alive(recorder: weakref.ref[RequestRecorder]) -> None:
         alive.close()
 
 
+@dataclass(slots=True, eq=False)
 class _Progress:
-    """The progress of a request; state of its context, under this type.
+    """The progress of a request; state of its context, under this type."""
 
-    Attributes
-    ----------
-    tokens : int
-        End position of the last key that it loaded or offered.
-    tail : int
-        The same of the keys of windows and states.
-    recorded : bool
-        Whether it has been written to the log.
-    """
-
-    __slots__ = ("recorded", "tail", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.tail = 0
-        self.recorded = False
+    tokens: int = 0  # end position of the last key that it loaded or offered
+    tail: int = 0  # the same of the keys of windows and states
+    recorded: bool = False  # written to the log

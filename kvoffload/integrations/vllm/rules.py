@@ -16,10 +16,7 @@ def make_rules(
 ) -> RequestRules:
     """Build the policy named by `cache_policy` and the rules that drive it in a release of vLLM.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If the text names no policy of the library.
+    TypeError or ValueError if the text names no policy of the library.
     """
     if not isinstance(cache_policy, str):
         raise TypeError(

@@ -107,10 +107,8 @@ def namespace_of(
 
     Parameters
     ----------
-    config : OffloadingConfig
-        From vLLM.
-    block_bytes : int
-        Bytes per chunk, of all workers together.
+    config, block_bytes
+        From vLLM, and the bytes per chunk, of all workers together.
     weights_id : str, optional
         Identity of the weights; by default `weights_identity` of the model's name.
     revision : str, optional
@@ -118,16 +116,10 @@ def namespace_of(
     salt : str
         Anything else that keeps namespaces apart.
 
-    Returns
-    -------
-    Namespace
-        vLLM's release counts as far as the second number. The sizes of the parallel groups count
-        unless the bytes are the same for all of them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an option is wrong.
+    Notes
+    -----
+    vLLM's release counts as far as the second number. The sizes of the parallel groups count unless
+    the bytes are the same for all of them. TypeError or ValueError if an option is wrong.
     """
     for name, value in (("weights_id", weights_id), ("revision", revision), ("salt", salt)):
         if value is not None and not isinstance(value, str):
@@ -171,18 +163,10 @@ def namespace_of(
 
 @dataclass(slots=True)
 class _Request:
-    """The state of one request.
+    """The state of one request."""
 
-    Attributes
-    ----------
-    failed : set of bytes
-        Chunks that could not be loaded for it.
-    answers : dict of bytes to bool or None
-        Chunks that were asked for; None: no answer yet.
-    """
-
-    failed: set[bytes] = field(default_factory=set)
-    answers: dict[bytes, bool | None] = field(default_factory=dict)
+    failed: set[bytes] = field(default_factory=set)  # chunks that could not be loaded for it
+    answers: dict[bytes, bool | None] = field(default_factory=dict)  # by chunk; None: not yet
 
 
 class _Transfer(NamedTuple):
@@ -463,11 +447,8 @@ class SecondaryTier(SecondaryTierManager):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Close the tier; a second call does nothing.
 
-        Raises
-        ------
-        TierError
-            If a call of the kernel's has not returned that may still write to the primary tier's
-            memory, which vLLM then keeps.
+        TierError if a call of the kernel's has not returned that may still write to the primary
+        tier's memory, which vLLM then keeps.
         """
         tier: Tier | None = self.__dict__.pop("tier", None)  # it holds the primary tier's memory
         if tier is not None and not tier.close(CLOSE_S) and tier.direct:
@@ -581,9 +562,7 @@ class KVOffloadFileTier(SecondaryTier):
         Which chunks stay: a policy of the library, with its options.
     threads, staged, staging_bytes, ack, max_queued_bytes, name
         As for `FileTier`.
-    locality : str, optional
-        As for `SecondaryTier`.
-    **options
+    locality, **options
         As for `SecondaryTier`.
 
     Raises

@@ -62,10 +62,7 @@ def _check_options(extra_config: Mapping[str, Any]) -> None:
 def _check_whole(key: str, value: Any, least: int | None) -> None:
     """Check a number as vLLM reads it, by `int`: text of a number is one, too.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If it is none, or less than `least`.
+    TypeError or ValueError if it is none, or less than `least`.
     """
     try:
         parsed = None if isinstance(value, bool) else int(value)
@@ -82,12 +79,8 @@ def _check_whole(key: str, value: Any, least: int | None) -> None:
 def _policy_text(name: str, module_path: str | None) -> str | None:
     """Return the text of one of the library's policies, or None if it is someone else's.
 
-    Raises
-    ------
-    ValueError
-        If neither the library nor vLLM knows it, or the module does not have it.
-    Exception
-        What the module of a policy that is registered with vLLM raises when it is imported.
+    ValueError if neither the library nor vLLM knows it, or the module does not have it; and what
+    the module of a policy that is registered with vLLM raises when it is imported.
     """
     try:
         registry.parse(name, "eviction_policy")
@@ -142,11 +135,7 @@ class OwnPolicy(CPUOffloadingSpec):  # type: ignore[misc]
         """Return the manager, built at the first call; if so configured, recorded and watched.
 
         vLLM asks for it when it starts, in the scheduler's process alone: workers import no policy.
-
-        Raises
-        ------
-        ValueError
-            For an unknown policy, or a module that does not have it.
+        ValueError for an unknown policy, or a module that does not have it.
         """
         if self._manager is None:
             self._policy_text = _policy_text(self.eviction_policy, self.cache_policy_module_path)

@@ -210,10 +210,7 @@ class KVOffloadTieringSpec(OwnPolicy, TieringOffloadingSpec):  # type: ignore[mi
     def _new_manager(self) -> OffloadingManager:
         """Build vLLM's tiering manager over our primary tier.
 
-        Raises
-        ------
-        RuntimeError
-            If vLLM's module does not have the class that is to be exchanged.
+        RuntimeError if vLLM's module does not have the class that is to be exchanged.
         """
         if self._policy_text is None:
             return super()._new_manager()

@@ -55,27 +55,17 @@ MOST_AGES = 256
 
 @dataclass(frozen=True)
 class Watching:
-    """The configuration of a watch.
+    """The configuration of a watch."""
 
-    Attributes
-    ----------
-    options : dict
-        Arguments of `Watch`.
-    interval : float
-        Seconds from one export to the next.
-    """
-
-    options: dict[str, Any] = field(default_factory=dict)
-    interval: float = INTERVAL
+    options: dict[str, Any] = field(default_factory=dict)  # arguments of `Watch`
+    interval: float = INTERVAL  # seconds from one export to the next
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Watching | None:
         """Read the key; None if watching is off.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If the value is not true, false or a mapping of known options, each with a legal value.
+        TypeError or ValueError if the value is not true, false or a mapping of known options, each
+        with a legal value.
         """
         value = options.get(WATCH, False)
         if value is False:
@@ -103,13 +93,7 @@ class Watching:
         return watching
 
     def new_watch(self) -> Watch:
-        """Return a watch as configured.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If an option has a value that is not legal.
-        """
+        """Return a watch as configured; TypeError, ValueError if an option's value is not legal."""
         try:
             return Watch(**self.options)
         except (TypeError, ValueError) as cause:
@@ -117,17 +101,7 @@ class Watching:
 
 
 def metric_definitions(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what vLLM has to know of the metrics, by name; none where watching is off.
-
-    Parameters
-    ----------
-    options : mapping
-        ``kv_connector_extra_config``.
-
-    Returns
-    -------
-    dict of str to OffloadingMetricMetadata
-    """
+    """Return what vLLM has to know of the metrics, by name; none where watching is off."""
     if options.get(WATCH, False) is False:
         return {}
     return {exported_name(metric): _definition(metric) for metric in WATCH_METRICS}
@@ -180,22 +154,9 @@ class _Change:
 class WatchExport:
     """Send what is new of a watch with the statistics of a manager, in parts.
 
-    At each interval it is looked up what has changed since the last time: counters as differences,
-    gauges that have another value, and NaN for those that no longer have one. What does not fit
-    into one part is sent later, before the interval ends.
-
-    Parameters
-    ----------
-    watch : Watch
-        One that looks at a manager.
-    interval : float
-        Seconds from one look to the next.
-    clock : callable
-        Gives seconds.
-
-    Notes
-    -----
-    Complexity: O(1) while nothing is due.
+    At each `interval`, in seconds, it is looked up what has changed since the last time: counters
+    as differences, gauges that have another value, and NaN for those that no longer have one. What
+    does not fit into one part is sent later, before the interval ends. O(1) while nothing is due.
     """
 
     def __init__(
@@ -211,14 +172,9 @@ class WatchExport:
         self._ages: list[int] = []
 
     def add_to(self, stats: Any) -> None:
-        """Put what is due, if anything is, into the statistics that vLLM collects.
+        """Put what is due, if anything is, into the statistics that vLLM collects in one step.
 
         Raises nothing: where the watch fails it is no longer exported, and the log says so once.
-
-        Parameters
-        ----------
-        stats : OffloadingConnectorStats
-            Of one step.
         """
         now = self._clock()
         if now < self._due:
