@@ -19,13 +19,7 @@ cdef bint batch_ensure(Batch* batch, Py_ssize_t size) noexcept:
     if batch.room >= size:
         return True
     # The four arrays are one, so that they grow together or not at all.
-    if not grow(
-        <void**>&batch.hashes,
-        &room,
-        <uint64_t>size,
-        ENTRY_BYTES,
-        LEAST_ROOM,
-    ):
+    if not grow(<void**>&batch.hashes, &room, <uint64_t>size, ENTRY_BYTES, LEAST_ROOM):
         return False
     batch.num_chosen = 0
     batch.size = 0
@@ -59,9 +53,7 @@ cdef bint batch_fit(Batch* batch, Py_ssize_t size) noexcept:
 
 
 cdef void batch_extend(Batch* batch, PyObject** items, const Batch* more) noexcept:
-    memcpy(
-        batch.node_ids + batch.size, more.node_ids, <size_t>more.size * sizeof(uint32_t)
-    )
+    memcpy(batch.node_ids + batch.size, more.node_ids, <size_t>more.size * sizeof(uint32_t))
     batch.items = items
     batch.size += more.size
     batch.num_hints = batch.size

@@ -68,9 +68,7 @@ cdef extern from "io.h" nogil:
     bint kvo_pool_close(kvo_pool* pool, int64_t timeout_ns)
     void kvo_pool_free(kvo_pool* pool)
     void kvo_pool_stats(kvo_pool* pool, int64_t* late_jobs, int64_t* staging_bytes)
-    kvo_job* kvo_job_new(
-        int64_t job_id, int op, int64_t size, int64_t timeout_ns, uint64_t epoch
-    )
+    kvo_job* kvo_job_new(int64_t job_id, int op, int64_t size, int64_t timeout_ns, uint64_t epoch)
     void kvo_submit(kvo_pool* pool, kvo_job* job)
     int kvo_cancel(kvo_pool* pool, int64_t job_id, int64_t until)
     int kvo_submit_chore(

@@ -158,18 +158,8 @@ cdef class FileStore:
 cdef class Pool:
     """Threads that move blocks between a region and files or memory; see ``tiers.engine.contract``.
 
-    Parameters
-    ----------
-    region : Region
-        The caller's memory.
-    store : FileStore or MemoryStore
-        Where blocks are kept.
-    threads : int
-        Number of threads, >= 1, besides the keeper.
-    staging_bytes : int
-        Bytes of buffers of a staged pool.
-    ack_copied : bool
-        Whether a staged put ends when it is copied.
+    `threads` are >= 1, besides the keeper. Of a staged pool `staging_bytes` are its buffers, and
+    `ack_copied` says whether a put ends when it is copied.
     """
 
     cdef kvo_pool* pool

@@ -104,9 +104,7 @@ cdef void make_ready(Table* table, uint64_t num_ready) noexcept:
 
 
 cdef bint add_segment(Table* table) noexcept:
-    cdef Node** segments = <Node**>resize(
-        table.segments, (table.num_segments + 1) * sizeof(Node*)
-    )
+    cdef Node** segments = <Node**>resize(table.segments, (table.num_segments + 1) * sizeof(Node*))
     if segments == NULL:
         return False
     table.segments = segments

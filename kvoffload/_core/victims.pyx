@@ -37,9 +37,7 @@ cdef bint victims_ensure(Victims* victims, uint64_t n, uint64_t num_aside) noexc
 
 
 cdef inline bint ensure_items(Victims* victims) noexcept:
-    if victims.size < victims.room or grow_items(
-        &victims.items, &victims.room, victims.size + 1
-    ):
+    if victims.size < victims.room or grow_items(&victims.items, &victims.room, victims.size + 1):
         return True
     victims.no_memory = True
     return False

@@ -377,9 +377,7 @@ cdef class CompiledSteps(Steps):
         cdef list batch = self.open_batch(hashes)
         return self.store(&self.batch, batch, 0, None)
 
-    cdef object store(
-        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request
-    ):
+    cdef object store(self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request):
         """Store what is missing of the batch, whose keys are those of the list from `start` on.
 
         The request, if it is one's, notes what it stores.
@@ -391,9 +389,7 @@ cdef class CompiledSteps(Steps):
             if collecting:
                 PyGC_Enable()
 
-    cdef object store_now(
-        self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request
-    ):
+    cdef object store_now(self, Batch* batch, list keys, Py_ssize_t start, CompiledRequest request):
         cdef list storing = None
         cdef CompiledPolicy policy = self._policy
         cdef Py_ssize_t num_missing = self.choose_missing(batch, NULL)
@@ -428,9 +424,7 @@ cdef class CompiledSteps(Steps):
             raise
         if self._watch is not None:
             self._watch.c_stored(batch, num_admitted, num_missing)
-        self.place_blocks(
-            batch, num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids)
-        )
+        self.place_blocks(batch, num_admitted, num_missing, <int64_t*>cnp.PyArray_DATA(block_ids))
         if self._watch is not None:
             self._watch.c_opened(STORE, <int64_t*>cnp.PyArray_DATA(block_ids), num_admitted)
         if request is not None:
@@ -670,9 +664,7 @@ cdef class CompiledSteps(Steps):
                 for index in range(size):
                     items[index] = <PyObject*>PyList_GET_ITEM(keys, block[index])
                     self.batch.node_ids[index] = node_ids[block[index]]
-                (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.serve(
-                    <Py_ssize_t>before[row], size
-                )
+                (<int64_t*>cnp.PyArray_DATA(hits))[row] = self.serve(<Py_ssize_t>before[row], size)
                 for index in range(size):
                     node_ids[block[index]] = self.batch.node_ids[index]
         finally:
@@ -1181,24 +1173,12 @@ cdef class ManagerCore:
     def _serve_rows(self, keys, starts, blocks, first, nodes):
         """Serve the requests of a trace, as `kvoffload.replay.serving.serve` does one of them.
 
-        Parameters
-        ----------
-        keys : list of BlockHash
-            The trace's distinct blocks.
-        starts : (rows + 1,) int64
-            Where each row begins in `blocks`, and where the last ends.
-        blocks : (n,) uint32
-            Of each block of the rows its index in `keys`.
-        first : (rows,) int64
-            The first block of each row that the manager is asked for.
-        nodes : (len(keys),) uint32
-            Where the manager has found each key; any values at first.
-
-        Returns
-        -------
-        (rows,) int64 or None
-            The hits of each row; None where the calls must be made one by one: of a subclass that
-            has calls of its own, over parts of a user's, with events or with a watch.
+        `keys` are the trace's distinct blocks, and `blocks` ((n,) uint32) those of all rows by
+        their indexes in it. Row i has those of ``starts[i:i + 2]`` ((rows + 1,) int64), and is
+        asked for from its ``first[i]`` on ((rows,) int64). `nodes` ((len(keys),) uint32) notes
+        where each key was found; any values at first. Return the hits of each row, (rows,) int64;
+        None where the calls must be made one by one: of a subclass that has calls of its own, over
+        parts of a user's, with events or with a watch.
         """
         cdef CompiledSteps steps
         if self.calls_own or type(self.steps) is not CompiledSteps:

@@ -85,15 +85,7 @@ cdef list as_list(const uint64_t* values, int size):
 # Without tp_clear: a manager that is cleared with it may still be called. The watch is cleared.
 @cython.no_gc_clear
 cdef class WatchCore:
-    """The observer of one manager.
-
-    Parameters
-    ----------
-    plan : WatchPlan
-        The sample.
-    watch : Watching
-        The watch that asked for it.
-    """
+    """The observer of one manager."""
 
     def __cinit__(self, plan, watch):
         cdef uint32_t limits[MOST_SIZES]
@@ -139,7 +131,6 @@ cdef class WatchCore:
         raise TypeError("cannot pickle a watch: it looks at a manager")
 
     cdef int attach(self, CompiledPolicy policy) except -1:
-        """Begin to observe the blocks of a manager's policy."""
         cdef uint32_t node_id
         cdef Node* node
         cdef Table* table = policy.table
@@ -664,12 +655,7 @@ cdef class WatchCore:
         The lag is how many requests come while a store is under way, a mean of late; 0 before one
         has ended.
         """
-        return (
-            self.tally.requests,
-            self.tally.met_pending,
-            self.tally.refused,
-            max(self.lag, 0.0),
-        )
+        return self.tally.requests, self.tally.met_pending, self.tally.refused, max(self.lag, 0.0)
 
     def counts(self):
         """Return every counter since the start."""
@@ -720,9 +706,7 @@ cdef class WatchCore:
         memset(starts, 0, sizeof(starts))
         try:
             fresh = [[] for _ in range(self.num_quarters)]
-            taken = [
-                [[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)
-            ]
+            taken = [[[] for _ in range(self.stretch + 1)] for _ in range(self.num_quarters)]
             for index in range(self.num_requests):
                 request = self.requests + index
                 quarter = request.quarter
@@ -761,13 +745,7 @@ cdef class WatchCore:
         return (
             ref_cnt,
             True,
-            (
-                entry.segment,
-                entry.fate,
-                bool(entry.used),
-                entry.last_use,
-                entry.changed,
-            ),
+            (entry.segment, entry.fate, bool(entry.used), entry.last_use, entry.changed),
         )
 
     def order(self):

@@ -71,9 +71,7 @@ cdef class ARCLists(CompiledPolicy):
                 ring = first if attempt == 0 else 1 - first
                 if exhausted[ring]:
                     continue
-                found = victims_next(
-                    &self.victims, self.table, &self.rings[ring], &cursors[ring]
-                )
+                found = victims_next(&self.victims, self.table, &self.rings[ring], &cursors[ring])
                 if found:
                     t1_size += <uint64_t>(self.newcomers - (ring == T1))
                     break

@@ -10,7 +10,7 @@ Invariants
 from libc.stdint cimport uint32_t, uint64_t
 
 from kvoffload._core.batch cimport Batch
-from kvoffload._core.table cimport NIL, Node, Table
+from kvoffload._core.table cimport NIL, Table
 
 cdef struct Link:
     uint64_t link_id        # of the block on this node, from 1; 0: no block

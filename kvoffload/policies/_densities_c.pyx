@@ -159,9 +159,7 @@ cdef void compute(Densities* densities, uint32_t now) noexcept:
     order(densities.table)
 
 
-cdef void count_survivors(
-    Densities* densities, uint32_t now, double[NUM_BINS]* survivors
-) noexcept:
+cdef void count_survivors(Densities* densities, uint32_t now, double[NUM_BINS]* survivors) noexcept:
     """Count, by class and bin, how many ages reached the bin and were decided there."""
     cdef double living[NUM_CLASSES][NUM_BINS]
     cdef double total

@@ -46,9 +46,7 @@ cdef bint guard_open(
     memset(guard, 0, sizeof(Guard))
     guard.capacity = capacity
     guard.shift = sample_shift(capacity)
-    if not trials_open(
-        &guard.trials, <uint32_t>(capacity >> guard.shift), never_reused, reused
-    ):
+    if not trials_open(&guard.trials, <uint32_t>(capacity >> guard.shift), never_reused, reused):
         return False
     guard.on = True
     guard_clear(guard)

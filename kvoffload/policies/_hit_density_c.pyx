@@ -14,24 +14,10 @@ from libc.string cimport memset
 
 from kvoffload._core.batch cimport Batch, batch_ensure, batch_set, item_key, item_length
 from kvoffload._core.gc cimport PyGC_Disable, PyGC_Enable
-from kvoffload._core.ghosts cimport (
-    DECLINED,
-    PASSED_OVER,
-    Ghost,
-    ghosts_find,
-    ghosts_remove,
-)
+from kvoffload._core.ghosts cimport DECLINED, PASSED_OVER, Ghost, ghosts_find, ghosts_remove
 from kvoffload._core.items cimport check_items, list_items
 from kvoffload._core.ring cimport ring_append, ring_list, ring_remove, ring_renew
-from kvoffload._core.table cimport (
-    NIL,
-    Node,
-    Table,
-    drop_hashed_key,
-    hash_key,
-    hash_node,
-    node_at,
-)
+from kvoffload._core.table cimport NIL, Node, Table, drop_hashed_key, hash_key, hash_node, node_at
 from kvoffload._core.victims cimport Cursor, Victim, victims_cancel, victims_next
 from kvoffload.policies._densities_c cimport (
     NEARLY,
@@ -197,9 +183,7 @@ cdef class _HitDensity(Records):
             num_stored = self.use(batch, False)
             end_request(&self.learned, <uint64_t>batch.size, self.request)
         if self.protector.on:
-            guard_serve(
-                &self.protector, self.table, batch, num_stored, &self.learned, self.request
-            )
+            guard_serve(&self.protector, self.table, batch, num_stored, &self.learned, self.request)
 
     cdef void c_extended(self, Batch* batch) noexcept:
         self.use(batch, False)
@@ -303,10 +287,7 @@ cdef class _HitDensity(Records):
                     return False
                 continue
             ghost_position = ghosts_find(&self.memory, hash_item(self.table, batch, index))
-            if (
-                ghost_position == NIL
-                or self.memory.items[ghost_position].last != self.request
-            ):
+            if ghost_position == NIL or self.memory.items[ghost_position].last != self.request:
                 return False
             batch.indexes[index] = ghost_position
         return True

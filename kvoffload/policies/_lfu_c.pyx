@@ -44,9 +44,7 @@ cdef class _LFU(CompiledPolicy):
 
     cdef void c_insert(self, uint32_t node_id, Node* node) noexcept:
         node.note = 1
-        ring_append(
-            self.table, &self.rings[(self._age + 1) % NUM_RINGS], node_id, node
-        )
+        ring_append(self.table, &self.rings[(self._age + 1) % NUM_RINGS], node_id, node)
 
     cdef void c_touch(self, Batch* batch) noexcept:
         self.use(batch, True)
@@ -80,9 +78,7 @@ cdef class _LFU(CompiledPolicy):
         cdef Victim* victim
         cursor.started = False
         while self.victims.size < n:
-            if victims_next(
-                &self.victims, self.table, &self.rings[priority % NUM_RINGS], &cursor
-            ):
+            if victims_next(&self.victims, self.table, &self.rings[priority % NUM_RINGS], &cursor):
                 victim = &self.victims.items[self.victims.size - 1]
                 victim.hashed = hash_ahead(self.table, node_at(self.table, victim.node_id))
                 continue
@@ -101,10 +97,7 @@ cdef class _LFU(CompiledPolicy):
         drop_hashed_key(self.table, victim.node_id, node, victim.hashed)
 
     cdef void c_settled(self) noexcept:
-        while (
-            self._age < self.last_priority
-            and self.rings[self._age % NUM_RINGS].size == 0
-        ):
+        while self._age < self.last_priority and self.rings[self._age % NUM_RINGS].size == 0:
             self._age += 1
         self.last_priority = self._age
 

@@ -16,15 +16,7 @@ from kvoffload._core.ring cimport (
     ring_renew,
     ring_unlist_before,
 )
-from kvoffload._core.table cimport (
-    CHOSEN,
-    LISTED,
-    NIL,
-    PARKED,
-    SEGMENT_BITS,
-    hash_ahead,
-    node_at,
-)
+from kvoffload._core.table cimport CHOSEN, LISTED, NIL, PARKED, SEGMENT_BITS, hash_ahead, node_at
 from kvoffload._core.victims cimport Victim, victims_settle
 from kvoffload.policies._chains_c cimport (
     Link,
@@ -55,9 +47,7 @@ cdef inline void put(Waiting* heap, Link* links, uint64_t index, const Waiting* 
     links[entry.node_id].waiting = <uint32_t>(index + 1)
 
 
-cdef void sift(
-    Waiting* heap, Link* links, uint64_t size, uint64_t gap, Waiting entry
-) noexcept:
+cdef void sift(Waiting* heap, Link* links, uint64_t size, uint64_t gap, Waiting entry) noexcept:
     """Put an entry into the gap of a heap."""
     cdef uint64_t child
     while gap and leaves_before(&entry, &heap[(gap - 1) // 2]):

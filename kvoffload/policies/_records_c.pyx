@@ -53,7 +53,6 @@ cdef class Records(CompiledPolicy):
         self.request = 0
 
     cdef void remember(self, uint64_t hashed, int reuse_class, uint32_t last) noexcept:
-        """Make a ghost, in the place of the next one to be forgotten."""
         cdef Clock* clock = &self.memory.clocks[reuse_class > 0]
         cdef uint32_t position
         cdef Ghost* ghost
@@ -68,7 +67,6 @@ cdef class Records(CompiledPolicy):
         ghosts_set(&self.memory, position, hashed, <uint8_t>(reuse_class + 1), last)
 
     cdef void forget(self, int reuse_class, uint32_t last) noexcept:
-        """Count a record that is dropped: how its age would have ended stays unknown."""
         self.learned.dropped[reuse_class][age_bin(self.request - last)] += 1.0
         end_age(&self.learned, reuse_class, last, self.request)
 
@@ -79,9 +77,7 @@ cdef class Records(CompiledPolicy):
         """Reserve a time of last use for every node."""
         cdef Table* table = &self.storage.table
         cdef uint64_t wanted = table.num_reserved + (<uint64_t>table.num_segments << SEGMENT_BITS)
-        return extend(
-            <void**>&self.last, &self.num_last, wanted, sizeof(uint32_t), self.num_last
-        )
+        return extend(<void**>&self.last, &self.num_last, wanted, sizeof(uint32_t), self.num_last)
 
     cdef bint c_ensure(self, uint64_t more) noexcept:
         return CompiledPolicy.c_ensure(self, more) and self.ensure_last()

@@ -7,13 +7,7 @@ made, the blocks of the request at work are the most recent of their orders.
 from libc.string cimport memset
 
 from kvoffload._core.memory cimport release, reserve
-from kvoffload.policies._densities_c cimport (
-    NEARLY,
-    SPARSEST_FIRST,
-    STORED,
-    age_bin,
-    class_after,
-)
+from kvoffload.policies._densities_c cimport NEARLY, SPARSEST_FIRST, STORED, age_bin, class_after
 
 cdef enum:
     IN_BATCH = 1        # of the request at work
@@ -72,9 +66,7 @@ cdef bint trials_open(
     trials.victims = trials.missing + SAMPLE_CAPACITIES * capacity
     for trial in range(NUM_TRIALS):
         trials.storing[trial].entry_ids = trials.victims + (1 + trial) * <uint64_t>capacity
-        trials.storing[trial].requests = (
-            trials.storing[0].requests + trial * <uint64_t>capacity
-        )
+        trials.storing[trial].requests = trials.storing[0].requests + trial * <uint64_t>capacity
     return True
 
 
@@ -90,20 +82,14 @@ cdef uint64_t num_entry_ids(const Trials* trials) noexcept:
 cdef void trials_close(Trials* trials) noexcept:
     release(trials.entries, trials.num_reserved * sizeof(Entry))
     release(trials.buckets, num_entry_ids(trials) * sizeof(uint16_t))
-    release(
-        trials.storing[0].requests, NUM_TRIALS * <uint64_t>trials.capacity * sizeof(uint32_t)
-    )
+    release(trials.storing[0].requests, NUM_TRIALS * <uint64_t>trials.capacity * sizeof(uint32_t))
     memset(trials, 0, sizeof(Trials))
 
 
 cdef void trials_clear(Trials* trials) noexcept:
     cdef int index
     memset(trials.buckets, 0, trials.num_buckets * sizeof(uint16_t))
-    memset(
-        trials.ghosts,
-        0,
-        (trials.clocks[0].size + trials.clocks[1].size) * sizeof(uint16_t),
-    )
+    memset(trials.ghosts, 0, (trials.clocks[0].size + trials.clocks[1].size) * sizeof(uint16_t))
     trials.num_used = 0
     trials.unused = 0
     trials.batch_size = 0
@@ -404,9 +390,7 @@ cdef void trim_ghosts(Trials* trials) noexcept:
     cdef uint32_t resident = lists[T1].size + lists[T2].size
     while lists[B1].size and lists[T1].size + lists[B1].size > trials.capacity:
         drop_ghost(trials, B1)
-    while lists[B2].size and (
-        resident + lists[B1].size + lists[B2].size > 2 * trials.capacity
-    ):
+    while lists[B2].size and resident + lists[B1].size + lists[B2].size > 2 * trials.capacity:
         drop_ghost(trials, B2)
 
 
@@ -574,9 +558,7 @@ cdef uint32_t make_room(
         ring = least if densities[oldest] > NEARLY * densities[least] else oldest
         # What continues a prefix is no denser: the first to fail decides for the rest.
         kind = entries[trials.missing[admitted]].kind
-        if trials.declines and (
-            densities[ring] >= learned.table[kind - 1 if kind else 0][STORED]
-        ):
+        if trials.declines and densities[ring] >= learned.table[kind - 1 if kind else 0][STORED]:
             break
         trials.victims[num_victims] = candidates[ring]
         num_victims += 1

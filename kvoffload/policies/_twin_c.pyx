@@ -39,13 +39,7 @@ from kvoffload._core.victims cimport victims_cancel, victims_close, victims_open
 
 import numpy as np
 
-from kvoffload._checks import (
-    as_batch,
-    check_cache_capacity,
-    check_hash,
-    check_int,
-    check_status,
-)
+from kvoffload._checks import as_batch, check_cache_capacity, check_hash, check_int, check_status
 from kvoffload.errors import (
     block_already_resident,
     block_not_found,

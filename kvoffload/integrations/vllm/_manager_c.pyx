@@ -303,9 +303,7 @@ cdef class RequestManagerCore:
                 entry.flags & NEW or not access.seen[entry.seen_index].uses & MISSED
             ):
                 entry.flags |= FIRST_MISS
-            if self.rules.ranked and (
-                entry.flags & NEW or not entry.flags & READY
-            ):
+            if self.rules.ranked and (entry.flags & NEW or not entry.flags & READY):
                 self.read_position(req_context, positions, index, &access.cursor)
         if self.rules.by_chain and not access.started and self.steps.batch.size:
             self.chain = self.chain_of(positions)
@@ -424,9 +422,7 @@ cdef class RequestManagerCore:
         """Pin chunks for a request that waits for others; nothing is transferred."""
         return self.load(keys, req_context, False, False)
 
-    cdef object load(
-        self, object keys, object req_context, bint is_access, bint is_transfer
-    ):
+    cdef object load(self, object keys, object req_context, bint is_access, bint is_transfer):
         cdef list batch = self.open_batch(keys)
         cdef RequestAccess access = None, new_access = None
         cdef RequestRank rank = None, new_rank = None
@@ -570,9 +566,7 @@ cdef class RequestManagerCore:
             if self.rules.ranked:
                 rank = self.contexts.rank_of(req_context)
             num_new = self.observe("prepare_store", req_context, access, positions)
-            if self.rules.ranked and rank is None and (
-                num_new or self.any_positioned(num_missing)
-            ):
+            if self.rules.ranked and rank is None and (num_new or self.any_positioned(num_missing)):
                 rank = new_rank = RequestRank(self.policy)
             skipped = self.stores_skipped_in_current_batch + num_left_out
             if self.counts is not None:

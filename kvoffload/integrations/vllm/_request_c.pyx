@@ -122,11 +122,8 @@ cdef class Contexts:
         return rank
 
     cdef int attach(self, object req_context, object access, object rank) except -1:
-        """Attach new state to a request's context.
-
-        A context has one place for each class: where two managers serve one context, each replaces
-        the other's state, as vLLM's do.
-        """
+        # A context has one place for each class: where two managers serve one context, each
+        # replaces the other's state, as vLLM's do.
         cdef object before = None
         if access is not None:
             if rank is not None:
@@ -247,7 +244,6 @@ cdef void sort_by_group(
 cdef KeyOrder order_keys(
     RequestAccess access, object req_context, object positions, WatchCore watching
 ):
-    """Return the keys that a request has shown, head to tail."""
     cdef KeyOrder order = KeyOrder()
     cdef uint64_t size = access.size, at
     cdef uint32_t sample_below = 0

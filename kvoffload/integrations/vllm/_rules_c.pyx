@@ -145,7 +145,6 @@ cdef class UseRules(RequestRules):
     cdef void choose(
         self, Batch* batch, const Access* accesses, uint8_t flags, uint8_t absent_flags
     ) noexcept:
-        """Take the keys that have one of the flags; for those that are absent, of the others."""
         cdef Py_ssize_t index
         cdef uint32_t node_id
         cdef Batch* part = &self.part
@@ -166,9 +165,7 @@ cdef class UseRules(RequestRules):
             self.policy.c_touch(&self.part)
 
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:
-        self.choose(
-            batch, accesses, USED_AGAIN | ONLY_INSERTED, USED_AGAIN | ONLY_INSERTED
-        )
+        self.choose(batch, accesses, USED_AGAIN | ONLY_INSERTED, USED_AGAIN | ONLY_INSERTED)
         if self.part.size:
             touch_inserted(self.policy, &self.part, self.inserted, self.ref_cnts)
 
@@ -228,9 +225,7 @@ cdef class ARCRules(UseRules):
     def target_t1_size(self, value):
         target = float(value)
         if not 0.0 <= target <= self.arc.capacity:
-            raise ValueError(
-                f"target_t1_size must be in 0 ... {self.arc.capacity}, got {value!r}"
-            )
+            raise ValueError(f"target_t1_size must be in 0 ... {self.arc.capacity}, got {value!r}")
         self.arc.target = target
 
     cdef void finished(self, Batch* batch, const Access* accesses) noexcept:

@@ -104,17 +104,13 @@ cdef class RequestWatch(WatchCore):
     ) noexcept
     # A transfer begins; `c_closed` ends it by the range of its ids.
     cdef void c_begun(self, uint32_t kind, const int32_t* chunk_ids, Py_ssize_t size) noexcept
-    # The store of a chunk failed.
     cdef void c_failed(self, Node* node) noexcept
     # A request finishes; its keys, head to tail.
     cdef void c_finishing(self, RequestAccess access, KeyOrder order) noexcept
     # It has finished.
     cdef void c_finished(self, RequestAccess access, KeyOrder order) noexcept
-    # What the full groups had and the others kept from being loaded, tokens.
     cdef uint64_t tail_of(self, RequestAccess access, const SortKey* sort_keys) noexcept
-    cdef void take_passed(
-        self, Batch* batch, const Access* accesses, RequestAccess access
-    ) noexcept
+    cdef void take_passed(self, Batch* batch, const Access* accesses, RequestAccess access) noexcept
     cdef void not_recorded(
         self, Batch* batch, Py_ssize_t index, uint64_t hashed, RequestAccess access
     ) noexcept

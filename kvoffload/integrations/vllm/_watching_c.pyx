@@ -124,15 +124,7 @@ cdef Asked count_asked(RequestAccess access, KeyOrder order, int64_t judged) noe
 
 
 cdef class RequestWatch(WatchCore):
-    """The observer of a manager of vLLM's interface.
-
-    Parameters
-    ----------
-    plan : WatchPlan
-        The sample.
-    watch : Watching
-        The watch that asked for it.
-    """
+    """The observer of a manager of vLLM's interface."""
 
     @property
     def waits_for_stores(self):
@@ -148,14 +140,7 @@ cdef class RequestWatch(WatchCore):
         self.judged = ALL_GROUPS
 
     def tell_apart(self, dict full not None, dict others not None):
-        """Judge the first full group; the others take room.
-
-        Parameters
-        ----------
-        full, others : dict of int to int
-            Groups of which a hit needs every chunk, in the order in which they are looked up, and
-            windows and states: id -> tokens of a chunk.
-        """
+        """Judge the first full group; the others take room. See `KVGroups`."""
         if len(full) + len(others) == 1 and full:
             return
         self.judged = NO_GROUP
@@ -574,7 +559,6 @@ cdef class RequestWatch(WatchCore):
 
 
 cdef RequestAccess all_keys(RequestAccess access):
-    """Return all keys that a request has offered or loaded, recorded or not."""
     cdef RequestAccess passed = access.passed, every
     cdef uint64_t index
     cdef uint32_t seen_index
