@@ -25,6 +25,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import accumulate
 from time import monotonic_ns
 from typing import Any
@@ -112,17 +113,14 @@ def age_bin(age: int) -> int:
     return (exponent - 2) * 8 + (age >> (exponent - 3) & 7)
 
 
+@dataclass(slots=True, eq=False)
 class Record:
-    """The history of a sampled block that is on the list."""
+    """The history of a sampled block that is on the list; times in ms, modulo 2**32."""
 
-    __slots__ = ("changed", "fate", "last_use", "used")
-
-    def __init__(self) -> None:
-        # Times are in ms, modulo 2**32.
-        self.last_use = 0
-        self.changed = 0  # when it was stored or evicted, whichever is its fate
-        self.fate = UNKNOWN
-        self.used = False  # since it was stored
+    last_use: int = 0
+    changed: int = 0  # when it was stored or evicted, whichever is its fate
+    fate: int = UNKNOWN
+    used: bool = False  # since it was stored
 
 
 class WatchCore:

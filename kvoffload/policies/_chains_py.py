@@ -19,6 +19,7 @@ Cost
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 from kvoffload.types import BlockHash
@@ -26,17 +27,15 @@ from kvoffload.types import BlockHash
 from ._twin_py import require
 
 
+@dataclass(slots=True, eq=False)
 class _Link:
     """The place of a block in its chain."""
 
-    __slots__ = ("before", "before_id", "behind", "depth", "link_id")
-
-    def __init__(self, link_id: int) -> None:
-        self.link_id = link_id  # of the block, from 1
-        self.before: BlockHash | None = None
-        self.before_id = 0  # of that block, when it was linked
-        self.depth = 0  # blocks before this one when it was linked
-        self.behind: set[BlockHash] = set()  # blocks linked to this one
+    link_id: int  # of the block, from 1
+    before: BlockHash | None = None
+    before_id: int = 0  # of that block, when it was linked
+    depth: int = 0  # blocks before this one when it was linked
+    behind: set[BlockHash] = field(default_factory=set)  # blocks linked to this one
 
 
 class Chains:

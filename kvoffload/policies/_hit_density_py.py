@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from kvoffload._checks import as_batch, check_cache_capacity, check_int
@@ -56,18 +57,16 @@ _Ring = OrderedDict[BlockHash, BlockStatus]
 _Candidate = tuple[BlockHash, int, float]
 
 
+@dataclass(slots=True, eq=False)
 class _Record:
     """The last use of a block, and its class by the uses before that."""
 
-    __slots__ = ("declined", "is_again", "last", "passed_over", "position", "reuse_class")
-
-    def __init__(self, reuse_class: int, last: int) -> None:
-        self.reuse_class = reuse_class
-        self.last = last  # number of the request
-        self.position = _NOT_A_GHOST  # in the clock
-        self.passed_over = False  # a ghost that is to be passed over once
-        self.declined = False  # a ghost that was not stored since its last touch
-        self.is_again = False  # on the ring _AGAIN; its class is 0
+    reuse_class: int
+    last: int  # number of the request
+    position: int = _NOT_A_GHOST  # in the clock
+    passed_over: bool = False  # a ghost that is to be passed over once
+    declined: bool = False  # a ghost that was not stored since its last touch
+    is_again: bool = False  # on the ring _AGAIN; its class is 0
 
     @property
     def ring(self) -> int:
@@ -75,15 +74,13 @@ class _Record:
         return _AGAIN if self.is_again else self.reuse_class
 
 
+@dataclass(slots=True, eq=False)
 class _Clock:
     """The hashes of a fixed number of ghosts, and a hand at the next to be forgotten."""
 
-    __slots__ = ("ghosts", "hand", "num_positions")
-
-    def __init__(self, num_positions: int) -> None:
-        self.num_positions = num_positions
-        self.ghosts: list[BlockHash | None] = []  # up to num_places, as they are first filled
-        self.hand = 0
+    num_positions: int
+    ghosts: list[BlockHash | None] = field(default_factory=list)  # by position, filled in order
+    hand: int = 0
 
 
 class HitDensityCachePolicy(PythonPolicy):
