@@ -71,16 +71,9 @@ cdef int fill_fingerprint(kvo_store* store, bytes fingerprint) except -1:
 
 
 cdef class MemoryStore:
-    """Blocks in a second region.
+    """Blocks in a second region: slot i is its block i.
 
-    Parameters
-    ----------
-    region : Region
-        The memory; slot i is its block i.
-    fingerprint : bytes
-        The namespace.
-    sums : numpy.ndarray
-        ``(slots,)`` uint64: the sum of the bytes in each slot; kept up to date.
+    `sums` ((slots,) uint64) are those of the bytes in each slot, and kept up to date.
     """
 
     cdef kvo_store store
@@ -104,24 +97,12 @@ cdef class MemoryStore:
 
 
 cdef class FileStore:
-    """Blocks in the slots of a file, their seals in the table of another.
+    """Blocks in the slots of a file, their seals in the table of another; neither is closed here.
 
-    Parameters
-    ----------
-    data_fd, table_fd : int
-        The files; not closed here.
-    direct : bool
-        Whether the region's memory is handed to the kernel.
-    block_bytes, slot_bytes : int
-        Bytes of a block, and from slot to slot.
-    records_offset : int
-        Where the seal of slot 0 lies in the table.
-    fingerprint : bytes
-        The namespace.
-    sums : numpy.ndarray
-        ``(slots,)`` uint64: the sum of the bytes in each slot; kept up to date.
-    written : numpy.ndarray
-        ``(slots,)`` uint8: whether the table may have a seal of the slot; kept up to date.
+    `direct` hands the region's memory to the kernel. `slot_bytes` are from slot to slot, and
+    `records_offset` is where the seal of slot 0 lies in the table. Kept up to date are `sums`
+    ((slots,) uint64), those of the bytes in each slot, and `written` ((slots,) uint8), whether the
+    table may have a seal of the slot.
     """
 
     cdef kvo_store store
@@ -323,27 +304,10 @@ cdef int64_t earlier(int64_t one, int64_t other) noexcept nogil:
 
 
 def valid_records(table, block_bytes, epoch):
-    """Read the seals of a table.
+    """Read the seals of a table, 64 bytes per slot, for blocks of a length and of an epoch.
 
-    Parameters
-    ----------
-    table : bytes or memoryview
-        64 bytes per slot.
-    block_bytes : int
-        The length of block that they must be for.
-    epoch : int
-        The epoch that they must be of.
-
-    Returns
-    -------
-    slots : numpy.ndarray
-        ``(n,)`` int64: the slots with a valid seal.
-    keys : list of bytes
-        Their stored keys.
-    sums : numpy.ndarray
-        ``(n,)`` uint64: the sums of their bytes.
-    others : int
-        Slots with something else than such a seal or zeros.
+    Return the slots with such a seal ((n,) int64), their stored keys, the sums of their bytes
+    ((n,) uint64), and how many slots have something else than such a seal or zeros.
     """
     cdef const uint8_t[::1] records = table
     cdef Py_ssize_t num_slots = records.shape[0] // KVO_SEAL_BYTES
