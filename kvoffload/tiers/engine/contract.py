@@ -108,8 +108,8 @@ RUN_BLOCKS = 1024
 """Blocks that one call moves at most."""
 READ_ONLY_THREADS = 2
 
-Wait: TypeAlias = Callable[[Callable[[], bool], float], None]
-"""Collects jobs until a condition holds, or so many seconds have passed."""
+Wait: TypeAlias = Callable[[Callable[[], bool], float], bool]
+"""Collects jobs until a condition holds, or for so many seconds; returns whether it holds."""
 
 
 # -- what is where, and where the bytes are -------------------------------------------------------

@@ -156,16 +156,16 @@ class ComposedTier(Tier):
         self._medium.tend()
         self._is_ready = True
 
-    def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> None:
-        """Collect jobs until a condition holds, or the time is over."""
+    def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        """Collect jobs until a condition holds, or the time is over; return whether it holds."""
         pool = self._enter()
         until = time.monotonic() + timeout_s
         try:
             while True:
                 self._collect()
                 left = until - time.monotonic()
-                if is_done() or left <= 0:
-                    break
+                if (holds := is_done()) or left <= 0:
+                    return holds
                 pool.wait(left)
         finally:
             if self._jobs.has_done():
@@ -340,8 +340,7 @@ class ComposedTier(Tier):
         timeout_s = check_timeout(timeout_s)
         if not isinstance(jobs, Iterable):
             raise TypeError(f"jobs must be a collection of jobs, got {describe(jobs)}")
-        self._wait_until(lambda: self._jobs.have_ended(jobs), timeout_s)
-        return self._jobs.have_ended(jobs)
+        return self._wait_until(lambda: self._jobs.have_ended(jobs), timeout_s)
 
     # -- keys --------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ class LocalMedium(Medium):
     """A medium with a slot for each block of an index."""
 
     epoch = 0  # of the seals that are written now
+    notes_uses = False  # whether `used` does anything
 
     def used(self, slots: npt.NDArray[np.int64]) -> None:
         """Record that blocks were used; the last of `slots` is the most recent."""
@@ -131,7 +132,7 @@ class Index(Catalog):
 
     def states(self, keys: list[bytes]) -> npt.NDArray[np.int8]:
         """Return what is known about keys, a `State` each."""
-        return np.where(self.readable(keys), np.int8(HIT), np.int8(ABSENT))
+        return np.array(self.readable(keys), np.int8) ^ 1  # HIT is 0, MISS 1
 
     # -- put ---------------------------------------------------------------------------------
 
@@ -333,6 +334,8 @@ class Index(Catalog):
 
     def touch(self, keys: list[bytes]) -> None:
         self._index.touch(keys)
+        if not self._medium.notes_uses:
+            return
         there = [key for key, is_there in zip(keys, self.readable(keys), strict=True) if is_there]
         if there:
             self._medium.used(np.array(self.slots_of(there[::-1]), np.int64))

@@ -163,6 +163,8 @@ class FileTier(ComposedTier):
 class _Slab(LocalMedium):
     """The files of a slab, their stamps of use, and their epoch."""
 
+    notes_uses = True
+
     def __init__(
         self,
         path: Path,
