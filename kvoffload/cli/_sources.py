@@ -12,7 +12,15 @@ import click
 
 from kvoffload.advise.units import duration_text
 from kvoffload.replay import Selection
-from kvoffload.traces import MergedTrace, Request, Survey, Trace, Workload, write_requests
+from kvoffload.traces import (
+    MergedTrace,
+    Request,
+    SessionOptions,
+    Survey,
+    Trace,
+    Workload,
+    write_requests,
+)
 from kvoffload.traces.lines import STDIN
 from kvoffload.traces.merged import trace_files
 from kvoffload.traces.scratch import scratch_file
@@ -30,7 +38,7 @@ class Reading:
     skip_bad: bool
     same_ids: bool
 
-    def trace(self, files: Sequence[str]) -> MergedTrace:
+    def trace(self, files: Sequence[str], sessions: SessionOptions | None = None) -> MergedTrace:
         """Return the trace that files make, without the limit."""
         return MergedTrace(
             files,
@@ -38,6 +46,7 @@ class Reading:
             skip_bad=self.skip_bad,
             model_name=self.model_name,
             same_ids=self.same_ids,
+            sessions=sessions,
         )
 
 

@@ -12,6 +12,7 @@ from .prompts import write_prompts
 from .reader import Trace
 from .recorder import TraceRecorder
 from .request import Request
+from .sessions import SessionOptions
 from .survey import Survey
 from .workload import Workload
 from .writer import write_requests, write_trace
@@ -20,6 +21,7 @@ __all__ = [
     "MergedTrace",
     "MissingExtraError",
     "Request",
+    "SessionOptions",
     "Survey",
     "Trace",
     "TraceError",

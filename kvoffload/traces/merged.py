@@ -10,10 +10,13 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from .errors import TraceError
-from .lines import MAX_LINE_BYTES, STDIN
+from .errors import BadLineError, TraceError
+from .formats import recognise
+from .formats.weka import WEKA
+from .lines import MAX_LINE_BYTES, STDIN, Lines
 from .reader import Trace
 from .request import MAX_HASH_ID, Request
+from .sessions import SessionOptions
 
 __all__ = ["MergedTrace", "trace_files"]
 
@@ -31,7 +34,7 @@ def trace_files(paths: Sequence[str]) -> list[str]:
 
     A folder stands for its files with the ending of a trace, a pattern such as ``"log/*.jsonl"``
     for its matches, both sorted by name. A path that is a file stands for itself. TraceError if a
-    folder or a pattern stands for no file, or all for more than `MOST_FILES`.
+    folder or a pattern stands for no file.
     """
     found: list[str] = []
     for path in paths:
@@ -52,8 +55,6 @@ def trace_files(paths: Sequence[str]) -> list[str]:
             found += matching
         else:
             found.append(path)
-    if len(found) > MOST_FILES:
-        raise TraceError(paths[0], None, f"must be at most {MOST_FILES} files, got {len(found)}")
     return found
 
 
@@ -78,6 +79,8 @@ class MergedTrace:
         One file or more, as returned by `trace_files`.
     format, skip_bad, model_name, max_line_bytes
         As in `Trace`.
+    sessions : SessionOptions, optional
+        As in `Trace`: files of sessions are one input, in the order of the files.
     same_ids : bool
         Whether equal ids mean equal blocks in all files, whatever their format: the parts of one
         trace that was divided.
@@ -101,7 +104,8 @@ class MergedTrace:
     ValueError
         If there is no file.
     TraceError
-        From iteration, as from that of a `Trace`.
+        If there are more than 500 files, unless they hold sessions; from iteration, as from that
+        of a `Trace`.
 
     Notes
     -----
@@ -117,9 +121,14 @@ class MergedTrace:
         model_name: str | None = None,
         max_line_bytes: int = MAX_LINE_BYTES,
         same_ids: bool = False,
+        sessions: SessionOptions | None = None,
     ) -> None:
         if not paths:
             raise ValueError("paths must name a file, got none")
+        holds_sessions = len(paths) > 1 and _holds_sessions(paths[0], format)
+        if len(paths) > MOST_FILES and not holds_sessions:
+            rule = f"must be at most {MOST_FILES} files, got {len(paths)}"
+            raise TraceError(paths[0], None, rule)
         self._same_ids = same_ids
         self.id_spaces = 1
         self.paths = tuple(paths)
@@ -130,9 +139,12 @@ class MergedTrace:
                 skip_bad=skip_bad,
                 model_name=model_name,
                 max_line_bytes=max_line_bytes,
+                sessions=sessions,
             )
-            for path in paths
+            for path in (paths[:1] if holds_sessions else paths)
         ]
+        if holds_sessions:
+            self._traces[0].more_paths = paths[1:]
         more = len(paths) - 1
         self.name = self._traces[0].name + (f" and {more} more" if more else "")
 
@@ -208,3 +220,14 @@ def _apart(requests: Iterator[Request], index: int, files: int) -> Iterator[Requ
         ]
         session = None if request.session is None else f"{index}:{request.session}"
         yield replace(request, hash_ids=tuple(ids), session=session)
+
+
+def _holds_sessions(path: str, format: str | None) -> bool:
+    """Return whether a file holds sessions, by its first line; False if it cannot be read."""
+    if format is not None or path == STDIN:
+        return format == WEKA.name
+    try:
+        with Lines(path) as lines:
+            return recognise(next(lines)) is WEKA
+    except (TraceError, BadLineError, StopIteration):
+        return False

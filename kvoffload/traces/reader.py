@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from .errors import BadLineError, TraceError
 from .formats import FORMATS, MODEL_FORMATS, Parser, recognise
+from .formats.weka import WEKA, WekaParser
 from .lines import MAX_LINE_BYTES, STDIN, Lines
 from .request import Request
+from .sessions import SessionOptions, SessionRows
 
 
 class Trace:
@@ -24,8 +27,8 @@ class Trace:
     path : str or os.PathLike
         The file; ``-`` is standard input.
     format : str, optional
-        ``"mooncake"``, ``"lmcache"``, ``"bailian"`` or ``"hex"``; by default the one of its
-        first good line.
+        ``"mooncake"``, ``"lmcache"``, ``"bailian"``, ``"weka"`` or ``"hex"``; by default the one of
+        its first good line. Requests of ``"weka"`` come in the order of time.
     skip_bad : bool
         Skip lines that break the format's rules, and count them in `bad_lines`. A file that cannot
         be read to its end, such as a truncated or damaged compressed one, is an error all the same.
@@ -33,6 +36,8 @@ class Trace:
         Only the requests to this model, of a format that names it: LMCache's log.
     max_line_bytes : int
         Longest line that is accepted, bytes.
+    sessions : SessionOptions, optional
+        What to make of sessions that were published without their starts: of ``"weka"``.
 
     Attributes
     ----------
@@ -74,8 +79,11 @@ class Trace:
         skip_bad: bool = False,
         model_name: str | None = None,
         max_line_bytes: int = MAX_LINE_BYTES,
+        sessions: SessionOptions | None = None,
     ) -> None:
         self.path = os.fspath(path)
+        self.more_paths: Sequence[str] = ()  # of files whose sessions go on where these end
+        self._sessions = sessions or SessionOptions()
         self.name = "<stdin>" if self.path == STDIN else self.path
         self.skip_bad = skip_bad
         self.bad_lines = 0
@@ -109,6 +117,9 @@ class Trace:
                     if not is_settled and self._model_name is not None:
                         self._check_that_models_are_named()
                         parse.model_name = self._model_name
+                    if found_format is WEKA:
+                        yield from self._session_requests(line, lines)
+                        return
                     request = parse(line)
                 except StopIteration:
                     break
@@ -135,6 +146,39 @@ class Trace:
                     found = parse.models_text or found
                 rule = f"a trace must hold at least one request{wanted}, got {found}"
                 raise TraceError(self.name, max(1, lines.count), rule)
+
+    def _session_requests(self, first: bytes, lines: Lines) -> Iterator[Request]:
+        """Yield the requests of sessions, of which `first` is the first one's line."""
+        parser = WekaParser(
+            self._sessions.block_tokens, shared_prompts=self._sessions.shared_prompts
+        )
+        with SessionRows(self._sessions) as rows:
+            self._add_sessions(chain((first,), lines), lines, parser, rows)
+            for path in self.more_paths:
+                with Lines(path, self._max_line_bytes) as more:
+                    self._add_sessions(more, more, parser, rows)
+            self.block_tokens, self.has_hashes = parser.block_tokens, WEKA.has_hashes
+            is_empty = True
+            for request in rows.requests():
+                is_empty = False
+                yield request
+        if is_empty:
+            rule = "a trace must hold at least one request, got sessions without"
+            raise TraceError(self.name, None, rule)
+
+    def _add_sessions(
+        self, found: Iterator[bytes], lines: Lines, parser: WekaParser, rows: SessionRows
+    ) -> None:
+        while True:
+            try:
+                line = next(found, None)
+                if line is None:
+                    return
+                rows.add(parser.session(line))
+            except BadLineError as error:  # noqa: PERF203
+                if not self.skip_bad:
+                    raise TraceError(lines.name, lines.count, str(error)) from None
+                self.bad_lines += 1
 
     def _check_that_models_are_named(self) -> None:
         if self.format not in MODEL_FORMATS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 MAX_TOKENS = 2**63 - 1
 MAX_MILLISECONDS = 2**63 - 1
@@ -28,6 +28,18 @@ class Request:
         only partly filled.
     session : str or None
         The conversation that the request belongs to, where the trace knows.
+    parent : str or None
+        The session that spawned this one.
+    think : int or float or None
+        Wait before the request since the one before it in the session ended, milliseconds.
+    service : int or float or None
+        How long it took, milliseconds.
+    stop : str or None
+        Why its answer ended.
+    ends : bool
+        Whether it is the session's last, which no window cut off.
+    expect : int or float or None
+        Time until the session's next request, milliseconds, as a client would say it.
     """
 
     timestamp: int | float
@@ -35,3 +47,10 @@ class Request:
     output_length: int
     hash_ids: tuple[int, ...]
     session: str | None = None
+    _: KW_ONLY
+    parent: str | None = None
+    think: int | float | None = None
+    service: int | float | None = None
+    stop: str | None = None
+    ends: bool = False
+    expect: int | float | None = None

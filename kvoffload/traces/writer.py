@@ -27,8 +27,12 @@ def trace_line(request: Request) -> bytes:
         "output_length": request.output_length,
         "hash_ids": request.hash_ids,
     }
-    if request.session is not None:
-        row["session"] = request.session
+    for name in ("session", "parent", "think", "service", "stop", "expect"):
+        value = getattr(request, name)
+        if value is not None:
+            row[name] = value
+    if request.ends:
+        row["ends"] = True
     return _encode(row).encode() + b"\n"
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvoffload.traces import Request, Trace, Workload, write_trace
+from kvoffload.traces import Request, SessionOptions, Trace, Workload, write_trace
 
 pytestmark = pytest.mark.fast
 
@@ -136,3 +136,32 @@ def test_timestamps_that_run_backwards_are_named_and_sorted(kvoffload, tmp_path)
     assert [request.timestamp for request in Trace(out)] == sorted(times)
     assert [request.hash_ids[0] for request in Trace(out)] == [0, 2, 3, 5, 1, 4]
     assert kvoffload("info", out).err == ""
+
+
+def test_sessions_are_written_whole_and_read_again(tmp_path, kvoffload):
+    def request(seconds, ids, **more):
+        lengths = {"in": 4 * len(ids), "out": 5}
+        return {"t": seconds, "model": "m", "hash_ids": ids, **lengths, **more}
+
+    agent = {"type": "subagent", "t": 1, "agent_id": "a", "requests": [request(2, [3, 4])]}
+    first = request(0, [1, 2], api_time=0.25, stop="tool_use")
+    requests = [first, agent, request(5, [1, 2, 5])]
+    path = tmp_path / "session.json"
+    path.write_text(json.dumps({"id": "s", "block_size": 4, "requests": requests}))
+    out = tmp_path / "rows.jsonl"
+    done = kvoffload("convert", path, "--output", out, "--starts", "100", "--seed", "3")
+    assert done.code == 0, done.err
+    assert "blocks of 4 tokens, full ones only" in done.err
+    assert list(Trace(out)) == list(Trace(path, sessions=SessionOptions(starts_s=100.0, seed=3)))
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows[1]["parent"] == "s"
+    assert [row.get("ends") for row in rows] == [None, True, True]
+
+
+def test_options_of_sessions_need_sessions(tmp_path, kvoffload):
+    path = tmp_path / "trace.jsonl"
+    write_trace([Request(0, 1, 1, (1,))], path)
+    done = kvoffload("convert", path, "--output", tmp_path / "rows.jsonl", "--starts", "3")
+    assert done.code == 2
+    assert "--starts must go with sessions (weka), got mooncake" in done.err
+    assert not (tmp_path / "rows.jsonl").exists()

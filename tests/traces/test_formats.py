@@ -1,5 +1,6 @@
 """Other formats of traces: recognised, read by their rules, refused with the same messages."""
 
+import contextlib
 import gzip
 import json
 import subprocess
@@ -17,6 +18,7 @@ from kvoffload.traces.errors import BadLineError
 from kvoffload.traces.formats import FORMATS, recognise
 from kvoffload.traces.formats.bailian import BailianParser
 from kvoffload.traces.formats.base import hexadecimal_id
+from kvoffload.traces.formats.weka import WekaParser
 
 MOONCAKE = {"timestamp": 1, "input_length": 20, "output_length": 3, "hash_ids": [1, 2]}
 BAILIAN = {
@@ -40,10 +42,13 @@ LMCACHE = {
     "chunk_hashes": ["0xab12", "0xCD34"],
 }
 HEX = "0xdeadbeef00 AABBCCDD,11223344"
+WEKA_REQUEST = {"t": 0.5, "model": "m", "in": 128, "out": 3, "hash_ids": [1, 2], "api_time": 1.5}
+WEKA = {"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": [WEKA_REQUEST]}
 LINES = {
     "mooncake": json.dumps(MOONCAKE),
     "bailian": json.dumps(BAILIAN),
     "lmcache": json.dumps(LMCACHE),
+    "weka": json.dumps(WEKA),
     "hex": HEX,
 }
 
@@ -244,7 +249,7 @@ def test_refuses_bad_hexadecimal_text(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("format", FORMATS)
 @given(data=st.binary() | st.text().map(str.encode), row=st.dictionaries(
-    st.sampled_from(sorted({*MOONCAKE, *BAILIAN, *LMCACHE})),
+    st.sampled_from(sorted({*MOONCAKE, *BAILIAN, *LMCACHE, *WEKA})),
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists),
 ))  # fmt: skip
 @example(data=b"", row={"timestamp": [[["\U000848f4" * 40] * 9] * 9] * 9})
@@ -253,9 +258,27 @@ def test_a_parser_yields_a_request_or_raises_bad_line_error(format, data, row):
     for line in (data.strip(), json.dumps(row).encode(), b"0x" + data.hex().encode()):
         for form in (lambda _: FORMATS[format], recognise):
             try:
-                request = form(line).new_parser()(line)
+                parser = form(line).new_parser()
+                if isinstance(parser, WekaParser):
+                    requests = [row.request for row in parser.session(line).rows]
+                else:
+                    requests = [parser(line)]
             except BadLineError as error:
                 assert len(str(error)) < 300  # noqa: PT017
                 continue
-            assert all(0 <= hash_id < 2**64 for hash_id in request.hash_ids)
-            assert 0 <= request.timestamp < float("inf")
+            for request in requests:
+                assert all(0 <= hash_id < 2**64 for hash_id in request.hash_ids)
+                assert 0 <= request.timestamp < float("inf")
+
+
+@pytest.mark.thorough
+@given(row=st.dictionaries(
+    st.sampled_from(sorted(WEKA_REQUEST)) | st.sampled_from(["type", "agent_id", "requests"]),
+    st.none() | st.integers(-1, 200) | st.floats() | st.text(max_size=3)
+    | st.lists(st.integers(-1, 2**64), max_size=3) | st.just("subagent"),
+))  # fmt: skip
+def test_a_session_is_read_or_a_rule_is_named(row):
+    line = json.dumps(WEKA | {"requests": [WEKA_REQUEST | row, row, WEKA_REQUEST]})
+    with contextlib.suppress(BadLineError):
+        session = WekaParser().session(line.encode())
+        assert all(0 <= one.seconds < float("inf") for one in session.rows)

@@ -142,7 +142,7 @@ def test_what_stands_for_files(tmp_path):
     with pytest.raises(TraceError, match="a folder must hold a file that ends in"):
         trace_files([str(tmp_path / "empty")])
     with pytest.raises(TraceError, match="must be at most 500 files, got 501"):
-        trace_files(["x"] * 501)
+        MergedTrace(["x"] * 501)
     with pytest.raises(ValueError, match="paths must name a file"):
         MergedTrace([])
 

@@ -11,11 +11,12 @@ from .base import Format, Parser, json_object
 from .hexadecimal import HEXADECIMAL
 from .lmcache import LMCACHE
 from .mooncake import MOONCAKE
+from .weka import WEKA
 
 __all__ = ["FORMATS", "MODEL_FORMATS", "Format", "Parser", "recognise"]
 
 FORMATS: dict[str, Format] = {
-    found.name: found for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL)
+    found.name: found for found in (MOONCAKE, LMCACHE, BAILIAN, WEKA, HEXADECIMAL)
 }
 
 MODEL_FORMATS = (LMCACHE.name,)
@@ -41,6 +42,8 @@ def recognise(line: bytes) -> Format:
         return MOONCAKE
     if "chunk_hashes" in row:
         return LMCACHE
+    if "requests" in row and "block_size" in row:
+        return WEKA
     return BAILIAN if "chat_id" in row else MOONCAKE
 
 

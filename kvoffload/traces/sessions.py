@@ -1,0 +1,137 @@
+"""Sessions as requests in the order of time.
+
+What is published of a session is when its requests came, counted from its own start. When sessions
+start is not, so it is drawn; and whether the times of subagents count from their own start or from
+that of the session shows only once all sessions are read. So they are read into a temporary file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvoffload._checks import check_int
+from kvoffload.errors import describe
+
+from .formats.mooncake import MOONCAKE
+from .formats.weka import Session
+from .request import Request
+from .scratch import scratch_file
+from .writer import trace_line
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["SessionOptions", "SessionRows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """What is made of sessions that were published without their starts.
+
+    Attributes
+    ----------
+    starts_s : float
+        Seconds over which the starts of sessions are drawn, >= 0; 0: all start together.
+    seed : int
+        Of that draw: ``random.Random(seed).uniform(0, starts_s)`` for each session, in their order.
+    until_s : float or None
+        Requests that come later than so many seconds are left out.
+    block_tokens : int or None
+        Tokens of the blocks to make, a multiple of the sessions' own; None: as they are. Tokens
+        that fill no block are dropped, and requests without a block are left out.
+    shared_prompts : bool
+        Whether tools and system prompt are the same in all sessions that have as many tokens of
+        both; the ids do not say what sessions share.
+    """
+
+    starts_s: float = 0.0
+    seed: int = 0
+    until_s: float | None = None
+    block_tokens: int | None = None
+    shared_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("starts_s", self.starts_s), ("until_s", self.until_s)):
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and >= 0, got {describe(value)}")
+        check_int("seed", self.seed, 0, 2**63 - 1)
+        if self.block_tokens is not None:
+            check_int("block_tokens", self.block_tokens, 1, 2**31 - 1)
+
+
+class SessionRows:
+    """The rows of sessions, kept in a temporary file until all are known; a context manager.
+
+    In memory they take some 40 bytes each.
+    """
+
+    def __init__(self, options: SessionOptions) -> None:
+        self._options = options
+        self._random = random.Random(options.seed)  # noqa: S311
+        self._from_markers = False
+        self._times, self._markers = array("d"), array("d")  # seconds
+        self._offsets, self._nexts = array("q"), array("q")  # the stream's next row, -1: none
+        self._end = 0
+        with contextlib.ExitStack() as opened:
+            self._stream, self._path = opened.enter_context(scratch_file())
+            self._closing = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._closing.__exit__(kind, error, traceback)
+
+    def add(self, session: Session) -> None:
+        """Add a session."""
+        start = self._random.uniform(0, self._options.starts_s)
+        self._from_markers |= session.counts_from_markers
+        last: dict[str | None, int] = {}
+        for row in session.rows:
+            stream = row.request.session
+            if stream in last:
+                self._nexts[last[stream]] = len(self._times)
+            last[stream] = len(self._times)
+            self._times.append(start + row.seconds)
+            self._markers.append(row.marker)
+            self._nexts.append(-1)
+            self._offsets.append(self._end)
+            self._end += self._stream.write(trace_line(row.request))
+
+    def requests(self) -> Iterator[Request]:
+        """Yield the requests in the order of time; equal times keep the order of the sessions."""
+        self._stream.flush()
+        times = np.array(self._times)
+        if self._from_markers:
+            times += np.array(self._markers)
+        until = math.inf if self._options.until_s is None else self._options.until_s
+        parse = MOONCAKE.new_parser()
+        with Path(self._path).open("rb") as file:
+            for index in np.argsort(times, kind="stable").tolist():
+                seconds = float(times[index])
+                if seconds > until:
+                    return
+                file.seek(self._offsets[index])
+                request = parse(file.readline())
+                if self._options.block_tokens is not None and not request.hash_ids:
+                    continue
+                following = self._nexts[index]
+                expect = None if following < 0 else round(1000 * float(times[following] - seconds))
+                yield replace(
+                    request, timestamp=round(1000 * seconds), ends=following < 0, expect=expect
+                )
