@@ -24,7 +24,7 @@ FULL_BLOCKS = ("lmcache", WEKA.name)  # formats whose requests have full blocks 
     epilog=examples(
         "kvoffload convert lookup_hashes/ --output trace.jsonl.zst",
         "kvoffload convert log.jsonl --sort --output trace.jsonl.zst",
-        "kvoffload convert sessions/ --starts 28800 --block-tokens 512 --output trace.jsonl.zst",
+        "kvoffload convert sessions/ --starts 28800 --output trace.jsonl.zst",
     )
 )
 @traces_argument

@@ -16,7 +16,7 @@ from .weka import WEKA
 __all__ = ["FORMATS", "MODEL_FORMATS", "Format", "Parser", "recognise"]
 
 FORMATS: dict[str, Format] = {
-    found.name: found for found in (MOONCAKE, LMCACHE, BAILIAN, WEKA, HEXADECIMAL)
+    found.name: found for found in (MOONCAKE, LMCACHE, BAILIAN, HEXADECIMAL, WEKA)
 }
 
 MODEL_FORMATS = (LMCACHE.name,)
