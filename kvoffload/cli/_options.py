@@ -26,6 +26,7 @@ from kvoffload.traces.formats import FORMATS
 from ._sources import Reading
 
 MAX_BLOCKS = 2**31 - 1
+PICTURES = (".png", ".svg", ".pdf")
 _PERCENT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*%", re.ASCII)
 _TOO_LARGE = re.compile(r"0*[1-9]\d{18,}(?:\.\d*)?\s*(?:[A-Za-z]*|%)", re.ASCII)
 _HALF_A_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT])i?", re.ASCII | re.IGNORECASE)
@@ -182,6 +183,13 @@ def values_of(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
 
 
 traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
+
+
+def read_picture(text: str) -> str:
+    """Read the name of a picture file."""
+    if not text.lower().endswith(PICTURES):
+        raise ValueError(f"must end in {', '.join(PICTURES)}, got {text!r}")
+    return text
 
 
 quiet_option = click.option(

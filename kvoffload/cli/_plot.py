@@ -17,6 +17,7 @@ from kvoffload.advise.axes import apart, ratio_text, ratio_ticks
 from kvoffload.advise.units import bytes_text
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.traces.outputs import open_output
+from kvoffload.traces.returns import KeptCounter
 
 from ._sweep_result import Grid
 
@@ -47,7 +48,7 @@ def draw(grid: Grid, path: str) -> None:
 
 def _picture(grid: Grid, form: str) -> bytes:
     """Return the picture; it grows around axes of fixed size, so that no label is cut off."""
-    with mpl.rc_context({"font.size": FONT_POINTS, "svg.hashsalt": "kvoffload"}):
+    with mpl.rc_context(_SETTINGS):
         figure = Figure(figsize=FIGURE_INCHES)
         axes = figure.add_axes(AXES)
         ends = []
@@ -80,17 +81,45 @@ def _picture(grid: Grid, form: str) -> bytes:
             parse_math=False,
         )
         picture = io.BytesIO()
-        figure.savefig(
-            picture,
-            format=form,
-            dpi=160,
-            bbox_inches="tight",
-            pad_inches=MARGIN_INCHES,
-            metadata={_DATE[form]: None} if form in _DATE else None,
-        )
+        _save(figure, picture, form)
         return picture.getvalue()
 
 
+def _save(figure: Figure, picture: io.BytesIO, form: str) -> None:
+    figure.savefig(
+        picture,
+        format=form,
+        dpi=160,
+        bbox_inches="tight",
+        pad_inches=MARGIN_INCHES,
+        metadata={_DATE[form]: None} if form in _DATE else None,
+    )
+
+
+def draw_kept(name: str, kept: KeptCounter, path: str) -> None:
+    """Draw the hit ratio over the time for which blocks are kept; an OSError names the file."""
+    form = path.rpartition(".")[2].lower()
+    picture = io.BytesIO()
+    with warnings.catch_warnings(), mpl.rc_context(_SETTINGS):
+        warnings.simplefilter("ignore")
+        figure = Figure(figsize=FIGURE_INCHES)
+        axes = figure.add_axes(AXES)
+        minutes = [seconds / 60 for seconds in kept.seconds]
+        style: dict[str, Any] = {**look(0), "linewidth": 1.4, "markersize": 4.5}
+        axes.plot(minutes, kept.ratios, **style)
+        axes.set_xscale("log")
+        axes.set_xticks(minutes, [f"{value:g}" for value in minutes])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("minutes for which a block is kept after its last use")
+        _set_ratios(axes, max(kept.ratios))
+        title = "\n".join(textwrap.wrap(printable(Path(name).name), TITLE_CHARACTERS))
+        axes.set_title(title, loc="left", fontsize=FONT_POINTS, parse_math=False)
+        _save(figure, picture, form)
+    with open_output(path) as file:
+        file.write(picture.getvalue())
+
+
+_SETTINGS: Any = {"font.size": FONT_POINTS, "svg.hashsalt": "kvoffload"}
 _DATE = {"svg": "Date", "pdf": "CreationDate"}
 """Fields of a file that would make two pictures of one sweep differ."""
 
@@ -119,15 +148,8 @@ def _set_axes(axes: Any, grid: Grid) -> None:
     sizes = sorted(set(grid.sizes.values()))
     axes.set_xscale("log")
     axes.set_xlim(*_ends(sizes))
-    ratios = ratio_ticks(max(counts.hit_ratio for counts in grid.counts.values()), most=8)
-    axes.set_ylim(0, ratios[-1] * 1.02)
     axes.set_xlabel(f"capacity, {grid.kept_in}")
-    axes.set_ylabel("hit ratio")
-    axes.set_yticks(ratios, [ratio_text(ratio) for ratio in ratios])
-    axes.grid(True, color="#E4E4E4", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    _set_ratios(axes, max(counts.hit_ratio for counts in grid.counts.values()))
     _set_ticks(axes.xaxis, sizes, lambda value: f"{value:,.0f}")
     if grid.block_bytes is not None:
         size = grid.block_bytes
@@ -136,6 +158,18 @@ def _set_axes(axes: Any, grid: Grid) -> None:
         )
         above.set_xlabel("capacity, bytes")
         _set_ticks(above.xaxis, [blocks * size for blocks in sizes], bytes_text, powers_of_two=True)
+
+
+def _set_ratios(axes: Any, greatest: float) -> None:
+    """Let the height be hit ratios from 0 to the greatest."""
+    ratios = ratio_ticks(greatest, most=8)
+    axes.set_ylim(0, ratios[-1] * 1.02)
+    axes.set_ylabel("hit ratio")
+    axes.set_yticks(ratios, [ratio_text(ratio) for ratio in ratios])
+    axes.grid(True, color="#E4E4E4", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
 
 
 def _set_ticks(axis: Any, sizes: list[int], text: Any, *, powers_of_two: bool = False) -> None:

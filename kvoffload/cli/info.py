@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-import click
+from typing import Any
 
+import click
+import numpy as np
+
+from kvoffload._extras import require
 from kvoffload.advise.units import percent_text
 from kvoffload.traces import Survey
+from kvoffload.traces.returns import Returns
 
-from ._options import examples, json_option, reading_options, traces_argument
+from ._options import (
+    examples,
+    json_option,
+    read_picture,
+    reading_options,
+    traces_argument,
+    value_of,
+)
 from ._output import check_outputs
 from ._sources import Reading, Source, note_order, open_source, order_object
 from ._terminal import Column, note_bad_lines, print_json, print_tables, progress_bar
@@ -20,26 +32,57 @@ from ._terminal import Column, note_bad_lines, print_json, print_tables, progres
     )
 )
 @traces_argument
+@click.option(
+    "--plot",
+    metavar="FILE",
+    callback=value_of(read_picture),
+    help="Draw the hit ratio over the time for which blocks are kept: .png, .svg or .pdf.",
+)
 @reading_options
 @json_option
-def info(traces: tuple[str, ...], *, reading: Reading, as_json: bool, quiet: bool) -> None:
-    """Describe a trace: requests, blocks and their reuse.
+def info(
+    traces: tuple[str, ...], *, plot: str | None, reading: Reading, as_json: bool, quiet: bool
+) -> None:
+    """Describe a trace: requests, blocks and their reuse, and when sessions return.
 
     TRACE is a file in any of the formats, plain or compressed with gzip or zstandard, a folder of
     them or a pattern; several are merged by time. - is standard input.
     """
-    check_outputs(traces)
+    check_outputs(traces, {"--plot": plot})
+    if plot is not None:
+        require("matplotlib", "--plot", "plot")
+    fault: OSError | None = None
+    returns = Returns()
     with open_source(traces, reading) as source:
         with progress_bar("reading", reading.limit, quiet=quiet) as progress:
-            survey = Survey.of(source.requests, progress=progress)
+            survey = Survey.of(returns.counting(source.requests), progress=progress)
         note_order(survey, source, quiet=quiet)
+        if plot is not None:
+            fault = _draw(source.name, returns, plot)
         if as_json:
-            print_json(as_object(source, survey))
-            return
-        names, values = zip(*as_rows(source, survey), strict=True)
-        title = [source.name] if source.ids_text is None else [source.name, source.ids_text]
-        print_tables(title, [Column("", [*names], numeric=False)], [[Column("", [*values])]])
-        note_bad_lines(source.bad_lines, quiet=quiet)
+            print_json(as_object(source, survey) | returns_object(returns))
+        else:
+            _print(source, survey, returns)
+            note_bad_lines(source.bad_lines, quiet=quiet)
+    if fault is not None:
+        raise fault
+
+
+def _draw(name: str, returns: Returns, plot: str) -> OSError | None:
+    from ._plot import draw_kept
+
+    try:
+        draw_kept(name, returns.blocks, plot)
+    except OSError as error:
+        return error
+    return None
+
+
+def _print(source: Source, survey: Survey, returns: Returns) -> None:
+    rows = as_rows(source, survey) + returns_rows(returns, survey.seconds)
+    names, values = zip(*rows, strict=True)
+    title = [source.name] if source.ids_text is None else [source.name, source.ids_text]
+    print_tables(title, [Column("", [*names], numeric=False)], [[Column("", [*values])]])
 
 
 def as_object(source: Source, survey: Survey) -> dict[str, object]:
@@ -93,3 +136,58 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return " ".join([*[f"{hours:,} h"] * bool(hours), f"{minutes} min {rest} s"])
+
+
+def returns_object(returns: Returns) -> dict[str, object]:
+    """Return when sessions and blocks return as fields of ``--json``."""
+    counter = returns.sessions
+    sessions = {
+        "number": counter.sessions,
+        "turns": _quantiles(counter.turns),
+        "gap_seconds": _quantiles(counter.gaps),
+        "added_blocks": _quantiles(counter.added),
+        "kept_share": counter.kept,
+    }
+    kept = zip(returns.blocks.seconds, returns.blocks.ratios, strict=True)
+    return {
+        "sessions": sessions if counter.sessions else None,
+        "kept": [{"seconds": seconds, "hit_ratio": ratio} for seconds, ratio in kept]
+        if returns.has_times
+        else None,
+    }
+
+
+def returns_rows(returns: Returns, span: float) -> list[tuple[str, str]]:
+    """Return when sessions and blocks return as rows of a table; the trace spans `span` s."""
+    rows = []
+    counter = returns.sessions
+    if counter.sessions:
+        rows.append(("sessions", f"{counter.sessions:,}"))
+        turns = _quantiles(counter.turns)
+        rows.append(("turns of a session: median, 90 %, most", _joined(turns, "{:,.0f}".format)))
+    if counter.kept is not None:
+        gaps, added = _quantiles(counter.gaps), _quantiles(counter.added)
+        rows += [
+            ("gap between two turns: median, 90 %, most", _joined(gaps, duration)),
+            ("blocks that a next turn adds: median, 90 %, most", _joined(added, "{:,.0f}".format)),
+            ("share of a turn that the next repeats", percent_text(counter.kept)),
+        ]
+    if returns.has_times:
+        counted = zip(returns.blocks.seconds, returns.blocks.ratios, strict=True)
+        rows += [
+            (f"hit ratio where blocks are kept {seconds // 60} min", percent_text(ratio))
+            for seconds, ratio in counted
+            if seconds < span  # as long as the trace they are kept for good
+        ]
+    return rows
+
+
+def _quantiles(values: Any) -> list[float] | None:
+    """Return the median, what 90 % do not exceed, and the greatest; None if there is no value."""
+    if not len(values):
+        return None
+    return [float(value) for value in np.quantile(values, (0.5, 0.9, 1.0), method="inverted_cdf")]
+
+
+def _joined(values: list[float] | None, text: Any) -> str:
+    return ", ".join(map(text, values or ()))

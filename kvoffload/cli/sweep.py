@@ -41,6 +41,7 @@ from ._options import (
     json_option,
     manager_of,
     policy_option,
+    read_picture,
     reading_options,
     step_tokens_option,
     traces_argument,
@@ -53,14 +54,6 @@ from ._sweep_result import Grid, csv_text, print_grid, print_grid_json
 from ._terminal import note, note_bad_lines, progress_bar
 
 ALL_POLICIES = ",".join((*registry.names(), *CEILINGS))
-PICTURES = (".png", ".svg", ".pdf")
-
-
-def read_picture(text: str) -> str:
-    """Read the name of a picture file."""
-    if not text.lower().endswith(PICTURES):
-        raise ValueError(f"must end in {', '.join(PICTURES)}, got {text!r}")
-    return text
 
 
 class _Sweep(click.Command):

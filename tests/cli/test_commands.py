@@ -11,7 +11,7 @@ import time
 import pytest
 
 import kvoffload as library
-from kvoffload.traces import Survey, Trace, Workload
+from kvoffload.traces import Request, Survey, Trace, Workload, write_trace
 from kvoffload.traces.writer import trace_line
 
 from .conftest import COMMAND, open_for
@@ -76,6 +76,10 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
     kvoffload("generate", "--requests", 200, "-o", path)
     survey = Survey.of(Workload(200))
     whole = json.loads(kvoffload("info", path, "--json").out)
+    kept, sessions = whole.pop("kept"), whole.pop("sessions")
+    assert sessions["number"] == len({request.session for request in Workload(200)})
+    assert [one["seconds"] for one in kept] == [60, 120, 300, 600, 1200, 1800, 3600]
+    assert kept[0]["hit_ratio"] < kept[-1]["hit_ratio"] == survey.ideal_hit_ratio
     assert whole == {
         "trace": str(path),
         "files": 1,
@@ -103,7 +107,36 @@ def test_info_as_table_and_json(kvoffload, tmp_path):
     assert shown["unique blocks"] == f"{survey.unique_blocks:,}"
     assert shown["block size, tokens"] == "512"
     assert shown["ideal hit ratio, cache without bounds"] == f"{survey.ideal_hit_ratio * 100:.1f} %"
+    assert shown["hit ratio where blocks are kept 1 min"] == f"{kept[0]['hit_ratio'] * 100:.1f} %"
+    assert "hit ratio where blocks are kept 60 min" not in shown, "the trace is shorter"
     assert json.loads(kvoffload("info", path, "--json", "--limit", 7).out)["requests"] == 7
+    write_trace([Request(0, 16, 1, (1,))], path)
+    whole = json.loads(kvoffload("info", path, "--json").out)
+    assert (whole["sessions"], whole["kept"]) == (None, None)
+
+
+def test_info_shows_what_sessions_do_and_draws_how_long_blocks_are_kept(kvoffload, tmp_path):
+    path = tmp_path / "t.jsonl"
+    turns = [(0, "a", (1,)), (1, "b", (2,)), (9, "a", (1, 3)), (3_609, "a", (1, 3, 4))]
+    write_trace([Request(1000 * seconds, 0, 0, ids, name) for seconds, name, ids in turns], path)
+    whole = json.loads(kvoffload("info", path, "--json").out)
+    assert whole["sessions"] == {
+        "number": 2,
+        "turns": [1, 3, 3],
+        "gap_seconds": [9, 3600, 3600],
+        "added_blocks": [1, 1, 1],
+        "kept_share": 1.0,
+    }
+    picture = tmp_path / "kept.svg"
+    done = kvoffload("info", path, "--plot", picture)
+    assert done.code == 0, done.err
+    rows = dict(re.split(r"\s{2,}", row) for row in done.out.splitlines()[2:])
+    assert rows["sessions"] == "2"
+    assert rows["gap between two turns: median, 90 %, most"] == "9 s, 1 h 0 min 0 s, 1 h 0 min 0 s"
+    assert rows["share of a turn that the next repeats"] == "100.0 %"
+    assert rows["hit ratio where blocks are kept 1 min"] == "14.3 %"
+    assert "minutes for which a block is kept" in picture.read_text()
+    assert kvoffload("info", path, "--plot", tmp_path / "kept.txt").code == 2
 
 
 def test_info_of_a_trace_without_blocks(kvoffload):

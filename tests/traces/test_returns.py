@@ -1,0 +1,81 @@
+"""When sessions and blocks return, against the same counted naively."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvoffload.traces import Request, Survey
+from kvoffload.traces.returns import KeptCounter, Returns, SessionCounter
+
+PROMPTS = st.lists(st.integers(0, 6), max_size=5, unique=True).map(tuple)
+ROWS = st.lists(st.tuples(st.integers(0, 40), PROMPTS), max_size=30)
+
+
+def kept_hits(rows, seconds):
+    """Return the hits of a cache that keeps blocks so long, counted by its definition."""
+    used, hits = {}, 0
+    for now, ids in rows:
+        for hash_id in ids:
+            if now - used.get(hash_id, -math.inf) > seconds:
+                break
+            hits += 1
+        used.update(dict.fromkeys(ids, now))
+    return hits
+
+
+@given(rows=ROWS, batch=st.sampled_from([1, 7, 1000]))
+def test_kept_blocks_hit_as_counted_naively(rows, batch):
+    rows = sorted(rows, key=lambda row: row[0])
+    counter = KeptCounter((1, 5, 20), batch)
+    for now, ids in rows:
+        counter.add(Request(1000 * now, 0, 0, ids))
+    counter.finish()
+    assert counter.hits == [kept_hits(rows, seconds) for seconds in counter.seconds]
+    assert counter.blocks == sum(len(ids) for _, ids in rows)
+
+
+@given(rows=ROWS)
+def test_blocks_that_are_kept_very_long_hit_as_in_a_cache_without_bounds(rows):
+    requests = [Request(1000 * now, 0, 0, ids) for now, ids in rows]
+    counter = KeptCounter((1e12,))
+    for request in requests:
+        counter.add(request)
+    counter.finish()
+    assert counter.hits == [Survey.of(requests).ideal_hits]
+
+
+def test_a_trace_without_requests_has_no_hits():
+    counter = KeptCounter()
+    counter.finish()
+    assert counter.ratios == [0.0] * 7
+
+
+def test_what_sessions_do():
+    counter = SessionCounter()
+    for session, seconds, ids in (
+        ("a", 0, (1, 2)),
+        ("b", 1, (1,)),
+        (None, 2, (9,)),
+        ("a", 4, (1, 2, 3, 4)),
+        ("a", 10, (1, 5)),
+    ):
+        counter.add(Request(1000 * seconds, 0, 0, ids, session))
+    assert counter.sessions == 2
+    assert counter.turns.tolist() == [3, 1]
+    assert counter.gaps.tolist() == [4, 6]
+    assert counter.added.tolist() == [2, 1]
+    assert counter.kept == pytest.approx(3 / 6)
+
+
+def test_both_are_counted_in_one_pass():
+    returns = Returns()
+    rows = [Request(0, 0, 0, (1,), "a"), Request(70_000, 0, 0, (1,), "a")]
+    assert list(returns.counting(rows)) == rows
+    assert returns.has_times
+    assert returns.blocks.hits == [0, 1, 1, 1, 1, 1, 1]
+    assert returns.sessions.gaps.tolist() == [70]
+    assert not Returns().has_times
