@@ -155,7 +155,9 @@ def open_or_generate(
 
 
 def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
-    """Name ids that are not prefix-chained, and timestamps that run backwards, if there are any."""
+    """Name what cannot be followed, ids that are not chained, timestamps that run backwards."""
+    for remark in () if source.trace is None else source.trace.remarks:
+        note(remark, quiet=quiet)
     if survey.chaining.is_suspect:
         note(_unchained_text(survey, source), quiet=quiet)
     if survey.backwards:

@@ -154,6 +154,13 @@ class MergedTrace:
         return sum(trace.bad_lines for trace in self._traces)
 
     @property
+    def remarks(self) -> list[str]:
+        """What requests of the latest iteration have and could not be followed, by file."""
+        if len(self._traces) == 1:
+            return self._traces[0].remarks
+        return [f"{trace.name}: {text}" for trace in self._traces for text in trace.remarks]
+
+    @property
     def format(self) -> str | None:
         """The formats of the files that were read, each once, separated by commas."""
         found = dict.fromkeys(trace.format for trace in self._traces)

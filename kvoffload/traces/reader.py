@@ -45,6 +45,9 @@ class Trace:
         Name of the trace in messages.
     bad_lines : int
         Bad lines skipped by the latest iteration.
+    remarks : list of str
+        What requests of the latest iteration have and could not be followed as it is, such as a
+        field that is not read, each with the number of requests.
     format : str or None
         The format that was given, or that the latest iteration recognised.
     block_tokens : int or None
@@ -87,6 +90,7 @@ class Trace:
         self.name = "<stdin>" if self.path == STDIN else self.path
         self.skip_bad = skip_bad
         self.bad_lines = 0
+        self.remarks: list[str] = []
         self.format = format
         self.block_tokens: int | None = None
         self.block_bytes: int | None = None
@@ -100,6 +104,7 @@ class Trace:
 
     def __iter__(self) -> Iterator[Request]:
         self.bad_lines = 0
+        self.remarks = []
         self.block_tokens = self.block_bytes = self.start = None
         self.has_hashes = False
         self.format = self._given_format
@@ -122,6 +127,7 @@ class Trace:
                         return
                     request = parse(line)
                 except StopIteration:
+                    self.remarks = parse.remarks
                     break
                 except BadLineError as error:
                     if not self.skip_bad:

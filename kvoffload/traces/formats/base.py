@@ -29,6 +29,11 @@ class Parser:
         raise NotImplementedError
 
     @property
+    def remarks(self) -> list[str]:
+        """What the lines so far have and cannot be followed, in words, with how many have it."""
+        return []
+
+    @property
     def models_text(self) -> str:
         """The models named so far in words, empty if there are none."""
         return ""

@@ -2,12 +2,18 @@
 
 Source: Qin et al., "Mooncake: Trading More Storage for Less Computation" (FAST'25), and the traces
 published with it. Timestamps are in milliseconds. What sessions have beside (`session`, `parent`,
-`think`, `service`, `stop`, `ends`, `expect`) is an addition that some traces make; any other field
-is ignored, and of a field given twice the last counts.
+`think`, `service`, `stop`, `ends`, `expect`) is an addition that some traces make. Of the fields
+that AIPerf 0.13 and Dynamo 1.4 write, `session_id` is the session, and the wait before a request is
+`delay` or `delay_ms`, and `tool_wait_ms` on top. A request without a timestamp comes so long after
+the end of those that `wait_for` names by their `request_id`, else of the one before in the session.
+What cannot be followed is counted; any other field is ignored, and of a field given twice the last
+counts.
 """
 
 from __future__ import annotations
 
+import secrets
+from hashlib import blake2b
 from typing import Annotated, Any
 
 from kvoffload._extras import require
@@ -17,11 +23,25 @@ from kvoffload.traces.request import MAX_HASH_ID, MAX_MILLISECONDS, Request
 
 from .base import Format, Parser, field, integer, integer_ids, json_object, number
 
+ANSWER_MS = 20  # of a token, where it is not recorded when a request ended
+UNHEEDED = ("branches", "prefix_reset", "tool_events")
+MAX_WAIT_MS = 2**53  # of a wait or an end: two of them together are a time that can be had
+REMEMBERED = 2**18  # ends of sessions and of requests, each
+
 
 class MooncakeParser(Parser):
-    """A parser of lines in this format: a typed decoder, and a slow check that finds the error."""
+    """A parser of lines in this format: a typed decoder, and a slow check that finds the error.
+
+    For each session and request that others may wait for a 16-byte digest and its end are
+    remembered. The digest is keyed per parser, so that collisions cannot be constructed.
+    """
 
     def __init__(self) -> None:
+        self._key = secrets.token_bytes(16)
+        self._session_ends: dict[bytes, tuple[float, bool]] = {}  # ms; whether it is estimated
+        self._request_ends: dict[bytes, tuple[float, bool]] = {}
+        self._unheeded = dict.fromkeys(UNHEEDED, 0)
+        self._without_time = self._estimated = self._waiting_in_vain = 0
         msgspec = require("msgspec", "reading a trace")
         self._decode = msgspec.json.Decoder(_row_type(msgspec)).decode
         self._faults = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -32,25 +52,89 @@ class MooncakeParser(Parser):
             row = self._decode(line)
         except self._faults:
             return _checked(line)
-        if row.timestamp > MAX_MILLISECONDS:
-            return _checked(line)
         if row.hash_ids and max(row.hash_ids) > MAX_HASH_ID:
             return _checked(line)
-        if max(row.think or 0, row.service or 0, row.expect or 0) > MAX_MILLISECONDS:
+        delay = row.delay if row.delay_ms is None else row.delay_ms
+        waits = (row.think, row.service, row.expect, delay, row.tool_wait_ms)
+        if max(wait or 0 for wait in waits) > MAX_WAIT_MS:
             return _checked(line)
+        if row.timestamp is not None and row.timestamp > MAX_MILLISECONDS:
+            return _checked(line)
+        session = row.session_id if row.session is None else row.session
+        session = None if session is None else str(session)
+        think, timestamp = row.think, row.timestamp
+        if think is None and (delay is not None or row.tool_wait_ms is not None):
+            think = (delay or 0) + (row.tool_wait_ms or 0)
+        if timestamp is None:
+            if think is None and row.wait_for is None:
+                return _checked(line)
+            timestamp = self._begin(row, session) + (think or 0)
+        if row.session_id is not None or row.request_id is not None:
+            self._remember(row, session, timestamp)
+        for name in UNHEEDED:
+            if getattr(row, name) is not None:
+                self._unheeded[name] += 1
         return Request(
-            row.timestamp,
+            timestamp,
             row.input_length,
             row.output_length,
             row.hash_ids,
-            None if row.session is None else str(row.session),
+            session,
             parent=None if row.parent is None else str(row.parent),
-            think=row.think,
+            think=think,
             service=row.service,
             stop=row.stop,
             ends=bool(row.ends),
             expect=row.expect,
         )
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the lines so far have and could not be followed, in words."""
+        found = []
+        if self._without_time:
+            estimated = f", of {self._estimated:,} after an end estimated at {ANSWER_MS} ms a token"
+            found.append(
+                f"{self._without_time:,} requests have no timestamp: it is counted from the end of "
+                f"those before{estimated if self._estimated else ''}"
+            )
+        if self._waiting_in_vain:
+            count = f"{self._waiting_in_vain:,} requests"
+            found.append(f"{count} wait for some that did not come before")
+        found += [
+            f"{name} of {count:,} requests is not read"
+            for name, count in self._unheeded.items()
+            if count
+        ]
+        return found
+
+    def _begin(self, row: Any, session: str | None) -> float:
+        """Return when a request without a timestamp may begin, milliseconds."""
+        self._without_time += 1
+        if row.wait_for is None:
+            ends = [self._session_ends.get(self._digest(session), (0.0, False))]
+        else:
+            names = row.wait_for if isinstance(row.wait_for, tuple) else (row.wait_for,)
+            known = [self._request_ends.get(self._digest(name)) for name in names]
+            self._waiting_in_vain += None in known
+            ends = [end for end in known if end is not None]
+        last, is_estimated = max(ends, default=(0.0, False))
+        self._estimated += is_estimated
+        return last
+
+    def _remember(self, row: Any, session: str | None, timestamp: float) -> None:
+        """Note when a request ends."""
+        is_estimated = row.service is None
+        service = ANSWER_MS * row.output_length if is_estimated else row.service
+        end = min(timestamp + service, MAX_WAIT_MS), is_estimated
+        for ends, name in ((self._session_ends, session), (self._request_ends, row.request_id)):
+            if name is not None:
+                if len(ends) >= REMEMBERED:
+                    del ends[next(iter(ends))]
+                ends[self._digest(name)] = end
+
+    def _digest(self, name: object) -> bytes:
+        return blake2b(str(name).encode(), digest_size=16, key=self._key).digest()
 
 
 def _row_type(msgspec: Any) -> Any:
@@ -61,10 +145,10 @@ def _row_type(msgspec: Any) -> Any:
     return msgspec.defstruct(
         "Row",
         [
-            ("timestamp", milliseconds),
             ("input_length", tokens),
             ("output_length", tokens),
             ("hash_ids", tuple[natural, ...]),
+            ("timestamp", milliseconds | None, None),
             ("session", int | str | None, None),
             ("parent", int | str | None, None),
             ("think", milliseconds | None, None),
@@ -72,6 +156,13 @@ def _row_type(msgspec: Any) -> Any:
             ("stop", str | None, None),
             ("ends", bool | None, None),
             ("expect", milliseconds | None, None),
+            ("session_id", int | str | None, None),
+            ("delay", milliseconds | None, None),
+            ("delay_ms", milliseconds | None, None),
+            ("tool_wait_ms", milliseconds | None, None),
+            ("request_id", int | str | None, None),
+            ("wait_for", int | str | tuple[int | str, ...] | None, None),
+            *((name, Any, None) for name in UNHEEDED),
         ],
         gc=False,
     )
@@ -84,30 +175,24 @@ def _checked(line: bytes) -> Request:
     input_length = integer(field(row, "input_length"), "input_length")
     output_length = integer(field(row, "output_length"), "output_length")
     hash_ids = integer_ids(row)
-    names: dict[str, str | None] = {}
-    for name in ("session", "parent"):
-        value = row.get(name)
-        if value is not None and type(value) not in (int, str):
+    for name in ("session", "parent", "session_id", "request_id"):
+        if (value := row.get(name)) is not None and type(value) not in (int, str):
             raise BadLineError(f"{name} must be a string or an integer, got {describe(value)}")
-        names[name] = None if value is None else str(value)
-    times: dict[str, int | float | None] = {}
-    for name in ("think", "service", "expect"):
-        value = row.get(name)
-        times[name] = None if value is None else number(value, name, MAX_MILLISECONDS)
-    stop, ends = row.get("stop"), row.get("ends")
-    if stop is not None and type(stop) is not str:
+    for name in ("think", "service", "expect", "delay", "delay_ms", "tool_wait_ms"):
+        if (value := row.get(name)) is not None:
+            number(value, name, MAX_WAIT_MS)
+    if (stop := row.get("stop")) is not None and type(stop) is not str:
         raise BadLineError(f"stop must be a string, got {describe(stop)}")
-    if ends is not None and type(ends) is not bool:
+    if (ends := row.get("ends")) is not None and type(ends) is not bool:
         raise BadLineError(f"ends must be true or false, got {describe(ends)}")
-    return Request(
-        *(timestamp, input_length, output_length, hash_ids, names["session"]),
-        parent=names["parent"],
-        think=times["think"],
-        service=times["service"],
-        stop=stop,
-        ends=bool(ends),
-        expect=times["expect"],
-    )
+    if (waits := row.get("wait_for")) is not None:
+        names = waits if isinstance(waits, list) else [waits]
+        if not all(type(name) in (int, str) for name in names):
+            rule = "wait_for must be a string, an integer or a list of them"
+            raise BadLineError(f"{rule}, got {describe(waits)}")
+    session = row.get("session", row.get("session_id"))
+    session = None if session is None else str(session)
+    return Request(timestamp, input_length, output_length, hash_ids, session)
 
 
 MOONCAKE = Format(
