@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import struct
 import sys
 import tempfile
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from kvoffload.replay.groups import GroupChunks  # noqa: E402 - beside this fold
 from kvoffload.replay.policies import new_manager  # noqa: E402
 from kvoffload.replay.requests import DecodedTrace  # noqa: E402
 from kvoffload.replay.simulate import Demand, Serving  # noqa: E402
-from kvoffload.traces import Trace  # noqa: E402
+from kvoffload.traces import Trace, write_oracle_general  # noqa: E402
 
 POLICIES = {
     "lru": libcachesim.LRU,
@@ -36,13 +35,6 @@ POLICIES = {
     "sieve": libcachesim.Sieve,
     "s3fifo": libcachesim.S3FIFO,
 }
-
-
-def write_objects(trace: DecodedTrace, path: Path) -> None:
-    """Write the blocks as libCacheSim's ``oracleGeneral``: time, object, size, next access."""
-    with path.open("wb") as file:
-        for time, block in enumerate(trace.blocks.tolist()):
-            file.write(struct.pack("<IQIq", time // 1000, block + 1, 1, -1))
 
 
 def cpu_seconds(run: Callable[[], object]) -> float:
@@ -74,7 +66,8 @@ def main() -> None:
     print(f"{'policy':8} {'kvoffload':>14} {'libCacheSim':>14} {'times':>6}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "blocks.oracleGeneral.bin"
-        write_objects(trace, path)
+        with path.open("wb") as file:
+            write_oracle_general(Trace(options.trace), file)
         for policy, of in POLICIES.items():
             sides: dict[str, list[float]] = {"kvoffload": [], "libcachesim": []}
             for _ in range(options.rounds):

@@ -21,7 +21,7 @@ from kvoffload.replay.groups import MAX_CHUNK_TOKENS, MAX_STEP_TOKENS
 from kvoffload.replay.offline import CEILINGS
 from kvoffload.replay.policies import is_own, new_manager
 from kvoffload.replay.policies import read_policy as parse_policy
-from kvoffload.traces.formats import FORMATS
+from kvoffload.traces.reader import FORMAT_NAMES
 
 from ._sources import Reading
 
@@ -214,8 +214,9 @@ def reading_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--format",
             "format",
-            type=click.Choice(list(FORMATS)),
-            help="Format of the trace; recognised if not given.",
+            type=click.Choice(list(FORMAT_NAMES)),
+            help="Format of the trace; recognised if not given: oracle-general by the file's name, "
+            "the others by their first line.",
         ),
         click.option(
             "--model-name",

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
-from kvoffload.traces import Request, write_requests, write_trace
+from kvoffload.traces import Request, write_requests
+from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.lines import STDIN
+from kvoffload.traces.oracle_general import ORACLE_GENERAL, is_named_oracle_general
 from kvoffload.traces.outputs import check_output, own_descriptor
+from kvoffload.traces.writer import packed_output
 
 from ._sources import named_files
 from ._streams import check_standard_output, standard_output
@@ -50,21 +54,31 @@ def check_outputs(
         check_output(name, append=option in append)
 
 
-def check_output_option(traces: Sequence[str], output: str) -> None:
-    """Check the output of a command that writes to `output_option` alone."""
+def check_output_option(traces: Sequence[str], output: str, to: str = MOONCAKE.name) -> None:
+    """Check the output of a command that writes a trace to `output_option` alone, in a format."""
+    if is_named_oracle_general(output) and to != ORACLE_GENERAL:
+        raise click.UsageError(
+            f"--output must not have a name of {ORACLE_GENERAL} traces for a {to} one, got "
+            f"{output!r}: kvoffload convert --to {ORACLE_GENERAL} writes one"
+        )
     if output == STDOUT:
         check_outputs(traces)
     else:
         check_outputs(traces, {"--output": output}, prints=False)
 
 
-def write_output(requests: Iterable[Request], output: str) -> None:
+def write_output(
+    requests: Iterable[Request],
+    output: str,
+    write: Callable[[Iterable[Request], BinaryIO], object] = write_requests,
+) -> None:
     """Write requests to a file, or to standard output for ``-``; an OSError names the file."""
     if output == STDOUT:
-        write_requests(requests, sys.stdout.buffer)
+        write(requests, sys.stdout.buffer)
         sys.stdout.buffer.flush()
-    else:
-        write_trace(requests, output)
+        return
+    with packed_output(output) as stream:
+        write(requests, stream)
 
 
 def _check_apart(traces: Sequence[str], files: Mapping[str, str], *, prints: bool) -> None:

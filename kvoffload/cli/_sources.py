@@ -23,6 +23,7 @@ from kvoffload.traces import (
 )
 from kvoffload.traces.lines import STDIN
 from kvoffload.traces.merged import trace_files
+from kvoffload.traces.oracle_general import ORACLE_GENERAL
 from kvoffload.traces.scratch import scratch_file
 
 from ._terminal import note
@@ -158,6 +159,8 @@ def note_order(survey: Survey, source: Source, *, quiet: bool) -> None:
     """Name what cannot be followed, ids that are not chained, timestamps that run backwards."""
     for remark in () if source.trace is None else source.trace.remarks:
         note(remark, quiet=quiet)
+    if ORACLE_GENERAL in (source.format or ""):
+        note(f"{ORACLE_GENERAL}: each object is one block, whatever its size", quiet=quiet)
     if survey.chaining.is_suspect:
         note(_unchained_text(survey, source), quiet=quiet)
     if survey.backwards:

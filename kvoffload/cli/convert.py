@@ -1,4 +1,4 @@
-"""``kvoffload convert``: a trace in another format, in the Mooncake format."""
+"""``kvoffload convert``: a trace in another format, in the Mooncake format or libCacheSim's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import click
 
 from kvoffload.replay import Selection
 from kvoffload.traces import MergedTrace, Request, SessionOptions, Survey
+from kvoffload.traces.formats.mooncake import MOONCAKE
 from kvoffload.traces.formats.weka import WEKA
+from kvoffload.traces.oracle_general import ORACLE_GENERAL, write_oracle_general
 from kvoffload.traces.sorting import sorted_by_time
+from kvoffload.traces.writer import write_requests
 
 from ._options import examples, reading_options, traces_argument
 from ._output import check_output_option, output_option, write_output
@@ -17,6 +20,7 @@ from ._sources import Reading, Source, named_files, note_order
 from ._terminal import note, note_bad_lines
 
 MOST_SECONDS = 10**9
+WRITERS = {MOONCAKE.name: write_requests, ORACLE_GENERAL: write_oracle_general}
 FULL_BLOCKS = ("lmcache", WEKA.name)  # formats whose requests have full blocks only
 
 
@@ -25,10 +29,18 @@ FULL_BLOCKS = ("lmcache", WEKA.name)  # formats whose requests have full blocks 
         "kvoffload convert lookup_hashes/ --output trace.jsonl.zst",
         "kvoffload convert log.jsonl --sort --output trace.jsonl.zst",
         "kvoffload convert sessions/ --starts 28800 --output trace.jsonl.zst",
+        "kvoffload convert trace.jsonl --to oracle-general -o trace.oracleGeneral",
     )
 )
 @traces_argument
 @output_option
+@click.option(
+    "--to",
+    type=click.Choice(list(WRITERS)),
+    default=MOONCAKE.name,
+    show_default=True,
+    help="Format to write: oracle-general is libCacheSim's, a record of size 1 for each block.",
+)
 @click.option(
     "--sort",
     is_flag=True,
@@ -67,6 +79,7 @@ def convert(
     traces: tuple[str, ...],
     *,
     output: str,
+    to: str,
     sort: bool,
     starts_s: int | None,
     seed: int | None,
@@ -76,14 +89,14 @@ def convert(
     reading: Reading,
     quiet: bool,
 ) -> None:
-    """Write a trace in the Mooncake format.
+    """Write a trace in the Mooncake format, or for libCacheSim.
 
     TRACE is in the Mooncake format itself, LMCache's lookup-hash log, the format of the Bailian
-    traces, sessions of coding agents as kv-cache-tester publishes them or plain text with a
-    request's hexadecimal hashes on each line; several files, folders or patterns are merged by
-    time.
+    traces, sessions of coding agents as kv-cache-tester publishes them, libCacheSim's oracleGeneral
+    or plain text with a request's hexadecimal hashes on each line; several files, folders or
+    patterns are merged by time.
     """
-    check_output_option(traces, output)
+    check_output_option(traces, output, to)
     sessions = SessionOptions(
         starts_s=starts_s or 0.0,
         seed=seed or 0,
@@ -104,14 +117,18 @@ def convert(
     requests: Iterable[Request] = Selection(source, limit=reading.limit)
     if option is not None:
         requests = _of_sessions(requests, source, option)
-    write_output(survey.counting(sorted_by_time(requests) if sort else requests), output)
+    counted = survey.counting(sorted_by_time(requests) if sort else requests)
+    try:
+        write_output(counted, output, WRITERS[to])
+    except OverflowError as error:
+        raise click.UsageError(f"{error}, for --to {to}") from None
     whole = Source("", source, source, reading.same_ids)
     ids_text = whole.ids_text
     if ids_text is not None:
         note(ids_text, quiet=quiet)
     note_bad_lines(source.bad_lines, quiet=quiet)
     note_order(survey, whole, quiet=quiet)
-    if source.format in FULL_BLOCKS and source.block_tokens is not None:
+    if to == MOONCAKE.name and source.format in FULL_BLOCKS and source.block_tokens is not None:
         note(
             f"blocks of {source.block_tokens:,} tokens, full ones only: "
             f"replay it with --block-tokens {source.block_tokens}",

@@ -8,6 +8,7 @@ from kvoffload._former import former_names
 from .errors import TraceError
 from .merged import MergedTrace
 from .merged import trace_files as _trace_files
+from .oracle_general import write_oracle_general
 from .prompts import write_prompts
 from .reader import Trace
 from .recorder import TraceRecorder
@@ -27,6 +28,7 @@ __all__ = [
     "TraceError",
     "TraceRecorder",
     "Workload",
+    "write_oracle_general",
     "write_prompts",
     "write_requests",
     "write_trace",

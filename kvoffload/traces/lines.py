@@ -1,4 +1,4 @@
-"""The lines of a trace file, decompressed in bounded memory.
+"""The lines or the bytes of a trace file, decompressed in bounded memory.
 
 Compression is recognised by the first bytes, not by the name, so that it works on standard input.
 For an untrusted file this module holds at most one line of `MAX_LINE_BYTES` and the state of the
@@ -31,6 +31,7 @@ MAX_LINE_BYTES = 16 * 2**20
 
 STDIN = "-"
 _GZIP = b"\x1f\x8b"
+_DEFLATE = _GZIP + b"\x08"  # the one method of compression that gzip has
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 # How a recording starts: an empty gzip member with a name, a zstandard frame that is skipped. A
@@ -62,20 +63,17 @@ def zstd_module() -> str:
     return "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
-class Lines:
-    """An iterator over the non-blank lines of a file, ``-`` for standard input, without line ends.
+class Bytes:
+    """The bytes of a file, ``-`` for standard input, decompressed.
 
-    A context manager; the constructor opens the file: TraceError if it cannot. After an overlong
-    line is reported as BadLineError, iteration continues with the next line; after an error of the
-    stream, a TraceError, it ends: the lines from there on are lost.
+    A context manager; the constructor opens the file: TraceError if it cannot.
     """
 
-    def __init__(self, path: str, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+    _is_text = False
+
+    def __init__(self, path: str) -> None:
         self.name = "<stdin>" if path == STDIN else path  # in messages
-        self.count = 0  # of lines read: the number of the line read last
-        self._max_line_bytes = max_line_bytes
         self.is_recording = False  # the first bytes are those of a `TraceRecorder`
-        self._is_within_line = False
         self._faults: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
         with contextlib.ExitStack() as opened:
             try:
@@ -95,14 +93,15 @@ class Lines:
         start = _start(file)
         raw = opened.enter_context(io.BufferedReader(_Resumed(start, file), _READ_BYTES))
         self.is_recording = start.startswith(tuple(RECORDING.values()))
-        if start.startswith(_GZIP):
+        # Two bytes may well be those of binary data; no text starts with them.
+        if start.startswith(_GZIP if self._is_text else _DEFLATE):
             return cast("BinaryIO", opened.enter_context(gzip.GzipFile(fileobj=raw)))
         if start.startswith((_ZSTD, RECORDING[".zst"])):
             zstd = require(zstd_module(), "a zstandard trace")
             self._faults = (*self._faults, zstd.ZstdError)
             return cast("BinaryIO", opened.enter_context(zstd.ZstdFile(raw)))
         for other, (name, advice) in _OTHERS.items():
-            if start.startswith(other):
+            if self._is_text and start.startswith(other):
                 rule = f"must be text, plain or in gzip or zstandard, got {name}: {advice}"
                 raise TraceError(self.name, None, rule)
         for suffix, form in ((".gz", "gzip"), (".zst", "zstandard")):
@@ -126,6 +125,40 @@ class Lines:
         """Close the file, unless it is standard input."""
         self._stream = None
         self._closing.close()
+
+    def read_bytes(self, size: int) -> bytes:
+        """Return the next bytes, fewer than asked for only at the end of the file.
+
+        Raises
+        ------
+        TraceError
+            If the file cannot be read, or the compressed data is cut off or damaged.
+        """
+        if self._stream is None:
+            return b""
+        try:
+            return self._stream.read(size)
+        except self._faults as error:
+            self._stream = None
+            rule = f"must be readable to its end: {_why(error)}"
+            raise TraceError(self.name, None, rule) from None
+
+
+class Lines(Bytes):
+    """An iterator over the non-blank lines of a file, ``-`` for standard input, without line ends.
+
+    A context manager; the constructor opens the file: TraceError if it cannot. After an overlong
+    line is reported as BadLineError, iteration continues with the next line; after an error of the
+    stream, a TraceError, it ends: the lines from there on are lost.
+    """
+
+    _is_text = True
+
+    def __init__(self, path: str, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        super().__init__(path)
+        self.count = 0  # of lines read: the number of the line read last
+        self._max_line_bytes = max_line_bytes
+        self._is_within_line = False
 
     def __iter__(self) -> Lines:
         return self

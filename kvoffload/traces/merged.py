@@ -14,13 +14,17 @@ from .errors import BadLineError, TraceError
 from .formats import recognise
 from .formats.weka import WEKA
 from .lines import MAX_LINE_BYTES, STDIN, Lines
+from .oracle_general import is_named_oracle_general
 from .reader import Trace
 from .request import MAX_HASH_ID, Request
 from .sessions import SessionOptions
 
 __all__ = ["MergedTrace", "trace_files"]
 
-SUFFIXES = (".jsonl", ".json", ".log", ".txt", ".gz", ".zst")
+SUFFIXES = (
+    *(".jsonl", ".json", ".log", ".txt", ".gz", ".zst"),
+    *(".oracleGeneral", ".oracleGeneral.bin"),
+)
 """Endings of the files read from a folder."""
 
 _STRIDE = 0x9E3779B97F4A7C15  # odd, as far from a simple share of 2**64 as can be
@@ -233,6 +237,8 @@ def _holds_sessions(path: str, format: str | None) -> bool:
     """Return whether a file holds sessions, by its first line; False if it cannot be read."""
     if format is not None or path == STDIN:
         return format == WEKA.name
+    if is_named_oracle_general(path):
+        return False
     try:
         with Lines(path) as lines:
             return recognise(next(lines)) is WEKA

@@ -10,8 +10,12 @@ from .errors import BadLineError, TraceError
 from .formats import FORMATS, MODEL_FORMATS, Parser, recognise
 from .formats.weka import WEKA, WekaParser
 from .lines import MAX_LINE_BYTES, STDIN, Lines
+from .oracle_general import ORACLE_GENERAL, is_named_oracle_general, read_objects
 from .request import Request
 from .sessions import SessionOptions, SessionRows
+
+FORMAT_NAMES = (*FORMATS, ORACLE_GENERAL)
+"""The formats that a trace may be in: those of lines, and the one of records."""
 
 
 class Trace:
@@ -27,8 +31,10 @@ class Trace:
     path : str or os.PathLike
         The file; ``-`` is standard input.
     format : str, optional
-        ``"mooncake"``, ``"lmcache"``, ``"bailian"``, ``"weka"`` or ``"hex"``; by default the one of
-        its first good line. Requests of ``"weka"`` come in the order of time.
+        ``"mooncake"``, ``"lmcache"``, ``"bailian"``, ``"weka"``, ``"hex"`` or ``"oracle-general"``;
+        by default the last for a file with the name of libCacheSim's traces, such as
+        ``w.oracleGeneral.zst``, else the one of its first good line. Requests of ``"weka"`` come in
+        the order of time.
     skip_bad : bool
         Skip lines that break the format's rules, and count them in `bad_lines`. A file that cannot
         be read to its end, such as a truncated or damaged compressed one, is an error all the same.
@@ -58,8 +64,8 @@ class Trace:
         Unix time of time 0, seconds, where the trace states it, likewise.
     has_hashes : bool
         Whether equal ids mean equal blocks in other files too, likewise: ids are hashes of the
-        blocks' content in LMCache's log, in hexadecimal text and in files of a `TraceRecorder`;
-        elsewhere they number the blocks of this file.
+        blocks' content in LMCache's log, in hexadecimal text and in files of a `TraceRecorder`,
+        and those of the objects in libCacheSim's; elsewhere they number the blocks of this file.
 
     Raises
     ------
@@ -99,8 +105,8 @@ class Trace:
         self._model_name = model_name
         self._given_format = format
         self._max_line_bytes = max_line_bytes
-        if format is not None and format not in FORMATS:
-            raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
+        if format is not None and format not in FORMAT_NAMES:
+            raise ValueError(f"format must be one of {', '.join(FORMAT_NAMES)}, got {format!r}")
 
     def __iter__(self) -> Iterator[Request]:
         self.bad_lines = 0
@@ -108,6 +114,11 @@ class Trace:
         self.block_tokens = self.block_bytes = self.start = None
         self.has_hashes = False
         self.format = self._given_format
+        if self.format is None and is_named_oracle_general(self.path):
+            self.format = ORACLE_GENERAL
+        if self.format == ORACLE_GENERAL:
+            yield from self._object_requests()
+            return
         found_format = FORMATS[self.format or next(iter(FORMATS))]
         parse: Parser = found_format.new_parser()
         requests = 0
@@ -152,6 +163,22 @@ class Trace:
                     found = parse.models_text or found
                 rule = f"a trace must hold at least one request{wanted}, got {found}"
                 raise TraceError(self.name, max(1, lines.count), rule)
+
+    def _object_requests(self) -> Iterator[Request]:
+        """Yield the requests of a trace of objects."""
+        if self._model_name is not None:
+            try:
+                self._check_that_models_are_named()
+            except BadLineError as error:
+                raise TraceError(self.name, None, str(error)) from None
+        self.has_hashes = True
+        is_empty = True
+        for request in read_objects(self.path):
+            is_empty = False
+            yield request
+        if is_empty:
+            rule = "a trace must hold at least one request, got an empty file"
+            raise TraceError(self.name, None, rule)
 
     def _session_requests(self, first: bytes, lines: Lines) -> Iterator[Request]:
         """Yield the requests of sessions, of which `first` is the first one's line."""

@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -76,6 +76,13 @@ def write_trace(requests: Iterable[Request], path: str | os.PathLike[str]) -> in
     MissingExtraError
         For ``.zst`` without the ``cli`` extra.
     """
+    with packed_output(path) as stream:
+        return write_requests(requests, stream)
+
+
+@contextlib.contextmanager
+def packed_output(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Provide a stream to a file as `open_output` does, compressed as the file's name says."""
     suffix = Path(path).suffix
     zstd = require(zstd_module(), "a zstandard trace") if suffix == ".zst" else None
     with contextlib.ExitStack() as opened:
@@ -85,4 +92,4 @@ def write_trace(requests: Iterable[Request], path: str | os.PathLike[str]) -> in
             stream = cast("BinaryIO", opened.enter_context(packed))
         elif zstd is not None:
             stream = cast("BinaryIO", opened.enter_context(zstd.ZstdFile(stream, "wb")))
-        return write_requests(requests, stream)
+        yield stream

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from kvoffload.traces import Request, SessionOptions, Trace, Workload, write_trace
+from kvoffload.traces import MergedTrace, Request, SessionOptions, Trace, Workload, write_trace
+
+from .conftest import run_shell
 
 pytestmark = pytest.mark.fast
 
@@ -165,3 +167,66 @@ def test_options_of_sessions_need_sessions(tmp_path, kvoffload):
     assert done.code == 2
     assert "--starts must go with sessions (weka), got mooncake" in done.err
     assert not (tmp_path / "rows.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["out.oracleGeneral", "out.oracleGeneral.bin", "out.records"])
+def test_blocks_become_objects_and_are_read_again(kvoffload, tmp_path, name):
+    write_trace(Workload(40), tmp_path / "trace.jsonl")
+    out = tmp_path / name
+    done = kvoffload("convert", tmp_path / "trace.jsonl", "--to", "oracle-general", "-o", out)
+    assert (done.code, done.out, done.err) == (0, "", "")
+    ids = [hash_id for request in Workload(40) for hash_id in request.hash_ids]
+    assert out.stat().st_size == 24 * len(ids)
+    named = [] if "oracleGeneral" in name else ["--format", "oracle-general"]
+    info = kvoffload("info", out, *named, "--json")
+    assert info.err == "note: oracle-general: each object is one block, whatever its size\n"
+    counts = json.loads(info.out)
+    assert (counts["format"], counts["requests"]) == ("oracle-general", len(ids))
+    assert counts["unique_blocks"] == len(set(ids))
+    back = tmp_path / "back.jsonl"
+    assert kvoffload("convert", out, *named, "-o", back, "--quiet").err == ""
+    assert [request.hash_ids for request in Trace(back)] == [(hash_id,) for hash_id in ids]
+
+
+def test_objects_go_through_pipes(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    write_trace([Request(0, 9, 9, (2**64 - 1, 0)), Request(5000, 9, 9, (0,))], trace)
+    done = run_shell(
+        'kvoffload convert - --to oracle-general < "$TRACE" '
+        "| kvoffload replay - --format oracle-general --capacity 1 --policy lru --json --quiet",
+        TRACE=trace,
+    )
+    assert done.err == ""
+    (row,) = json.loads(done.out)["results"]
+    assert (row["blocks"], row["hits"]) == (3, 1)
+
+
+def test_sorted_and_limited_requests_are_written_as_objects(kvoffload, tmp_path):
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "out.oracleGeneral"
+    write_trace(
+        [Request(2000, 1, 1, (1,)), Request(1000, 1, 1, (2,)), Request(0, 1, 1, (3,))], trace
+    )
+    options = ("--sort", "--limit", 2, "--to", "oracle-general", "-o", out)
+    assert kvoffload("convert", trace, *options).code == 0
+    assert [request.hash_ids for request in MergedTrace([str(out)])] == [(2,), (1,)]
+
+
+def test_times_that_no_record_holds_are_wrong_usage(kvoffload, tmp_path):
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "out.oracleGeneral"
+    write_trace([Request(2**42, 1, 1, (1,))], trace)
+    done = kvoffload("convert", trace, "--to", "oracle-general", "-o", out)
+    assert done.code == 2
+    assert done.error == (
+        "timestamp must be >= 0 and below 2**32 seconds, got 4398046511104 ms, "
+        "for --to oracle-general"
+    )
+    assert not out.exists()
+
+
+def test_lines_do_not_go_into_a_file_with_a_name_of_objects(kvoffload, lmcache, tmp_path):
+    out = tmp_path / "out.oracleGeneral.zst"
+    for command in (["convert", lmcache], ["generate"]):
+        done = kvoffload(*command, "-o", out)
+        assert done.code == 2
+        assert done.error.startswith("--output must not have a name of oracle-general traces for ")
+        assert not out.exists()

@@ -19,11 +19,11 @@ from kvoffload._extras import require
 from kvoffload.advise.grid import part_seconds
 from kvoffload.replay import DecodedTrace
 from kvoffload.traces import MergedTrace, Request, Survey, Trace, TraceError, write_trace
-from kvoffload.traces.formats import FORMATS
 from kvoffload.traces.lines import zstd_module
+from kvoffload.traces.reader import FORMAT_NAMES
 
 MAX_LINE_BYTES = 400
-CHOICES: list[str | None] = [None, *FORMATS]
+CHOICES: list[str | None] = [None, *FORMAT_NAMES]
 
 
 def zstd(data: bytes) -> bytes:
