@@ -316,7 +316,7 @@ def types(session: nox.Session) -> None:
     report(f"{checked.splitlines()[-1]}; {blocks.splitlines()[-1]} of the documents")
 
 
-@check("lint")
+@check("lint", "beside")
 def docs(session: nox.Session) -> None:
     """The documentation as Read the Docs builds it, without extensions; warnings are errors."""
     session.chdir(fresh_clone("docs"))
@@ -484,7 +484,7 @@ def try_wheel(session: nox.Session, wheel: Path, expected: str) -> None:
     assert len(lines) == (expected == "python"), lines  # it says so where it runs in Python
 
 
-@check("packages")
+@check("packages", "beside")
 def packages(session: nox.Session) -> None:
     """An sdist, and wheels from it with a compiler, without one, and with one that fails."""
     tree, dist = fresh_clone("packages"), fresh_folder("dist")
