@@ -138,3 +138,18 @@ def test_a_policy_checks_its_capacity(capacity: Any) -> None:
 def test_a_backend_may_leave_its_spec_alone() -> None:
     with pytest.raises(NotImplementedError):
         SmallestBackend(16, "SHELF").get_load_store_spec([A], [BlockStatus(0)])
+
+
+def test_a_request_of_a_manager_of_ones_own_touches_when_it_begins_grows_and_ends() -> None:
+    touched: list[list[bytes]] = []
+
+    class Touched(SmallestManager):
+        def touch(self, block_hashes: Iterable[bytes]) -> None:
+            touched.append([*block_hashes])
+
+    request = Touched().begin([A, B])
+    assert touched == [[A, B]]
+    request.extend([C])
+    assert touched[1:] == [[C]]
+    request.finish()
+    assert touched[2:] == [[A, B, C]]

@@ -685,3 +685,16 @@ def test_the_former_name_of_a_block_s_position_warns():
     block = tiers.Block(b"key", 3, 5, 7)
     with pytest.warns(DeprecationWarning, match="Block.place is called position"):
         assert block.place == block.position == 7
+
+
+def test_what_describes_a_namespace_is_bounded_exactly():
+    def nested(depth):
+        return 0 if depth == 0 else [nested(depth - 1)]
+
+    for fits, beyond, rule in (
+        (2**4096 - 1, 2**4096, "whole numbers of at most 4096 bits"),
+        (nested(8), nested(9), "not be nested more than 8 deep"),
+    ):
+        assert Namespace("model", 4096, layout=fits).block_bytes == 4096
+        with pytest.raises(ValueError, match=rule):
+            Namespace("model", 4096, layout=beyond)
